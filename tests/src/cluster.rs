@@ -1,0 +1,431 @@
+//! One throw-away cluster: data directory, server, connections and log.
+
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+
+use anyhow::{Context, Result, bail, ensure};
+use postgres::{Client, NoTls, SimpleQueryMessage};
+use tempfile::TempDir;
+
+use crate::installation::run;
+use crate::{DataFile, Installation, KeyFile, SqlError, log, process};
+
+/// How a cluster is made.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    checksums: bool,
+    preload: bool,
+    conf: Vec<String>,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings { checksums: true, preload: true, conf: Vec::new() }
+    }
+}
+
+impl Settings {
+    /// A cluster without page checksums.
+    #[must_use]
+    pub fn without_checksums(mut self) -> Self {
+        self.checksums = false;
+        self
+    }
+
+    /// A cluster whose `shared_preload_libraries` is empty.
+    #[must_use]
+    pub fn without_preload(mut self) -> Self {
+        self.preload = false;
+        self
+    }
+
+    /// One more line for `postgresql.conf`.
+    #[must_use]
+    pub fn conf(mut self, line: &str) -> Self {
+        self.conf.push(line.to_owned());
+        self
+    }
+}
+
+/// The ways to stop a server that keep its files in order, or not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StopMode {
+    /// Disconnects clients, writes a checkpoint.
+    Fast,
+    /// Ends all processes without a checkpoint; recovery follows.
+    Immediate,
+}
+
+/// A data directory with its server. Dropping it kills the server and removes the directory
+/// (`PAGEVAULT_KEEP=1` keeps it).
+#[derive(Debug)]
+pub struct Cluster {
+    installation: &'static Installation,
+    directory: TempDir,
+    allowed: Vec<String>,
+    finished: bool,
+}
+
+impl Cluster {
+    /// Makes a cluster and starts its server.
+    ///
+    /// # Errors
+    /// When `initdb` or the start fails; the server log is in the message.
+    pub fn start(settings: &Settings) -> Result<Cluster> {
+        let cluster = Cluster::create(settings)?;
+        cluster.start_server()?;
+        Ok(cluster)
+    }
+
+    /// Makes a cluster whose server runs with pagevault, a key file with the key `main`, the
+    /// provider `local` for it, and the cluster's master key set.
+    ///
+    /// # Errors
+    /// When any of these steps fails.
+    pub fn with_keys(settings: &Settings) -> Result<(Cluster, KeyFile)> {
+        let cluster = Cluster::start(settings)?;
+        let keys = cluster.key_file("keys", "main")?;
+        cluster.sql("CREATE EXTENSION pagevault")?;
+        cluster.sql(&keys.add_provider("local"))?;
+        cluster.sql("SELECT pagevault.set_cluster_master_key('local', 'main')")?;
+        Ok((cluster, keys))
+    }
+
+    /// Makes a cluster, its server not yet started.
+    ///
+    /// # Errors
+    /// When `initdb` fails.
+    pub fn create(settings: &Settings) -> Result<Cluster> {
+        let installation = Installation::get()?;
+        let directory = tempfile::Builder::new().prefix("pagevault-").tempdir()?;
+        installation.give(directory.path())?;
+        let cluster = Cluster { installation, directory, allowed: Vec::new(), finished: false };
+        let mut initdb = installation.command("initdb");
+        initdb.args(["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]);
+        match (settings.checksums, installation.major) {
+            (true, _) => initdb.arg("--data-checksums"),
+            (false, 18..) => initdb.arg("--no-data-checksums"),
+            (false, _) => &mut initdb,
+        };
+        run(initdb.arg("-D").arg(cluster.data_directory()))?;
+        cluster.append_conf(&format!(
+            "listen_addresses = ''\n\
+             unix_socket_directories = '{}'\n\
+             fsync = off\n\
+             max_wal_size = '4GB'\n\
+             autovacuum = off\n\
+             log_line_prefix = '%m [%p] %b '\n\
+             shared_preload_libraries = '{}'",
+            cluster.directory.path().display(),
+            if settings.preload { "pagevault" } else { "" }
+        ))?;
+        for line in &settings.conf {
+            cluster.append_conf(line)?;
+        }
+        Ok(cluster)
+    }
+
+    /// A second cluster over a copy of a data directory, e.g. a restored backup: `fill` gets the
+    /// path of the data directory, which does not exist yet. The server is not started.
+    ///
+    /// # Errors
+    /// When `fill` fails.
+    pub fn from_files(fill: impl FnOnce(&Path) -> Result<()>) -> Result<Cluster> {
+        let installation = Installation::get()?;
+        let directory = tempfile::Builder::new().prefix("pagevault-").tempdir()?;
+        installation.give(directory.path())?;
+        let cluster = Cluster { installation, directory, allowed: Vec::new(), finished: false };
+        fill(&cluster.data_directory())?;
+        cluster.append_conf(&format!(
+            "unix_socket_directories = '{}'",
+            cluster.directory.path().display()
+        ))?;
+        Ok(cluster)
+    }
+
+    /// The PostgreSQL this cluster runs on.
+    #[must_use]
+    pub fn installation(&self) -> &'static Installation {
+        self.installation
+    }
+
+    /// The directory that holds the data directory, the socket and the log; the server user's own.
+    #[must_use]
+    pub fn directory(&self) -> &Path {
+        self.directory.path()
+    }
+
+    /// `PGDATA`.
+    #[must_use]
+    pub fn data_directory(&self) -> PathBuf {
+        self.directory.path().join("data")
+    }
+
+    /// Makes a key file beside the data directory, with one key in it.
+    ///
+    /// # Errors
+    /// When `pagevault-keyring` refuses.
+    pub fn key_file(&self, file: &str, key: &str) -> Result<KeyFile> {
+        KeyFile::create(self.installation, &self.directory.path().join(file), key)
+    }
+
+    /// Adds lines to `postgresql.conf`; the last line for a setting wins.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn append_conf(&self, lines: &str) -> Result<()> {
+        let path = self.data_directory().join("postgresql.conf");
+        let mut text = std::fs::read_to_string(&path)?;
+        text.push_str(lines);
+        text.push('\n');
+        std::fs::write(&path, text).context("write postgresql.conf")
+    }
+
+    /// Announces a warning or error that the server log may hold: any line that contains `text`.
+    pub fn allow_log(&mut self, text: &str) {
+        self.allowed.push(text.to_owned());
+    }
+
+    /// What the server has logged so far.
+    #[must_use]
+    pub fn log(&self) -> String {
+        std::fs::read_to_string(self.log_path()).unwrap_or_default()
+    }
+
+    fn log_path(&self) -> PathBuf {
+        self.directory.path().join("log")
+    }
+
+    /// Starts the server and waits until it accepts connections.
+    ///
+    /// # Errors
+    /// When it does not within 120 s; the new part of its log is in the message.
+    pub fn start_server(&self) -> Result<()> {
+        let before = self.log().len();
+        let status = self
+            .installation
+            .command("pg_ctl")
+            .args(["start", "--wait", "--silent", "--timeout=120"])
+            .arg("--log")
+            .arg(self.log_path())
+            .arg("-D")
+            .arg(self.data_directory())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status()?;
+        if !status.success() {
+            let log = self.log();
+            bail!("the server does not start: {}", log.get(before..).unwrap_or(&log));
+        }
+        Ok(())
+    }
+
+    /// Stops the server.
+    ///
+    /// # Errors
+    /// When it has not stopped within 60 s.
+    pub fn stop(&self, mode: StopMode) -> Result<()> {
+        let mode = match mode {
+            StopMode::Fast => "fast",
+            StopMode::Immediate => "immediate",
+        };
+        run(self
+            .installation
+            .command("pg_ctl")
+            .args(["stop", "--wait", "--silent", "--timeout=60", "--mode", mode])
+            .arg("-D")
+            .arg(self.data_directory()))
+        .map(drop)
+    }
+
+    /// Stops fast and starts again.
+    ///
+    /// # Errors
+    /// As [`Cluster::stop`] and [`Cluster::start_server`].
+    pub fn restart(&self) -> Result<()> {
+        self.stop(StopMode::Fast)?;
+        self.start_server()
+    }
+
+    /// SIGKILL to every process of the cluster.
+    ///
+    /// # Errors
+    /// When a process survives.
+    pub fn kill(&self) -> Result<()> {
+        process::kill_all(&self.data_directory())
+    }
+
+    /// [`Cluster::kill`] and a start, which recovers.
+    ///
+    /// # Errors
+    /// When the server does not come back.
+    pub fn crash(&self) -> Result<()> {
+        self.kill()?;
+        self.start_server()
+    }
+
+    /// A connection to the database `postgres`.
+    ///
+    /// # Errors
+    /// When the server refuses it.
+    pub fn client(&self) -> Result<Client> {
+        self.client_to("postgres")
+    }
+
+    /// A connection to the database `name`.
+    ///
+    /// # Errors
+    /// When the server refuses it.
+    pub fn client_to(&self, name: &str) -> Result<Client> {
+        postgres::Config::new()
+            .host_path(self.directory.path())
+            .user("postgres")
+            .dbname(name)
+            .connect(NoTls)
+            .with_context(|| format!("connect to {name}"))
+    }
+
+    /// Runs statements in a new connection.
+    ///
+    /// # Errors
+    /// When one of them fails; what the server said is in the message.
+    pub fn sql(&self, statements: &str) -> Result<()> {
+        run_sql(&mut self.client()?, statements)
+    }
+
+    /// First column of the first row of `query`, as text; empty for NULL.
+    ///
+    /// # Errors
+    /// When the query fails or has no row.
+    pub fn text(&self, query: &str) -> Result<String> {
+        text(&mut self.client()?, query)
+    }
+
+    /// The error that `statements` must end with.
+    ///
+    /// # Errors
+    /// When they succeed, or fail for a reason outside the server.
+    pub fn error(&self, statements: &str) -> Result<SqlError> {
+        expect_error(&mut self.client()?, statements)
+    }
+
+    /// The files of one relation on disk, all forks and segments, ordered by name. Says nothing of
+    /// what is still in the server's buffers: run CHECKPOINT first.
+    ///
+    /// # Errors
+    /// When there is no such relation or it has no storage.
+    pub fn files(&self, relation: &str) -> Result<Vec<DataFile>> {
+        let path = self.text(&format!("SELECT pg_relation_filepath('{relation}')"))?;
+        ensure!(!path.is_empty(), "{relation} has no storage");
+        DataFile::find(&self.data_directory().join(path))
+    }
+
+    /// The files of a table, its indexes, its TOAST table and that one's index.
+    ///
+    /// # Errors
+    /// As [`Cluster::files`].
+    pub fn family_files(&self, table: &str) -> Result<Vec<DataFile>> {
+        let mut client = self.client()?;
+        let members = column(
+            &mut client,
+            &format!(
+                "WITH tables AS (
+                     SELECT oid FROM pg_class WHERE oid = '{table}'::regclass
+                     UNION ALL
+                     SELECT reltoastrelid FROM pg_class
+                     WHERE oid = '{table}'::regclass AND reltoastrelid <> 0)
+                 SELECT oid::regclass FROM tables
+                 UNION ALL
+                 SELECT indexrelid::regclass FROM pg_index JOIN tables ON indrelid = oid"
+            ),
+        )?;
+        let mut files = Vec::new();
+        for member in members {
+            files.extend(self.files(&member)?);
+        }
+        Ok(files)
+    }
+
+    /// Ends the test: stops the server in good order and checks its log.
+    ///
+    /// # Errors
+    /// When the server does not stop, or logged a warning that was not announced.
+    pub fn finish(mut self) -> Result<()> {
+        if process::postmaster(&self.data_directory()).is_some() {
+            self.stop(StopMode::Fast)?;
+        }
+        let log = self.log();
+        let alarms = log::alarms(&log, &self.allowed);
+        ensure!(alarms.is_empty(), "unexpected in the server log:\n{}", alarms.join("\n"));
+        self.finished = true;
+        Ok(())
+    }
+}
+
+impl Drop for Cluster {
+    fn drop(&mut self) {
+        let _ = process::kill_all(&self.data_directory());
+        if !self.finished {
+            let log = self.log();
+            let lines: Vec<_> = log.lines().collect();
+            eprintln!("--- end of the server log");
+            for line in lines.iter().skip(lines.len().saturating_sub(60)) {
+                eprintln!("{line}");
+            }
+        }
+        if std::env::var_os("PAGEVAULT_KEEP").is_some() {
+            self.directory.disable_cleanup(true);
+            eprintln!("kept {}", self.directory.path().display());
+        }
+    }
+}
+
+/// Runs statements; what the server said goes into the error.
+///
+/// # Errors
+/// When one of them fails.
+pub fn run_sql(client: &mut Client, statements: &str) -> Result<()> {
+    client.batch_execute(statements).map_err(|error| described(&error, statements))
+}
+
+/// First column of the first row, as text; empty for NULL.
+///
+/// # Errors
+/// When the query fails or has no row.
+pub fn text(client: &mut Client, query: &str) -> Result<String> {
+    column(client, query)?.into_iter().next().with_context(|| format!("no row: {query}"))
+}
+
+/// First column of every row, as text; empty for NULL.
+///
+/// # Errors
+/// When the query fails.
+pub fn column(client: &mut Client, query: &str) -> Result<Vec<String>> {
+    let messages = client.simple_query(query).map_err(|error| described(&error, query))?;
+    Ok(messages
+        .iter()
+        .filter_map(|message| match message {
+            SimpleQueryMessage::Row(row) => Some(row.get(0).unwrap_or_default().to_owned()),
+            _ => None,
+        })
+        .collect())
+}
+
+/// The error that `statements` must end with.
+///
+/// # Errors
+/// When they succeed, or fail for a reason outside the server.
+pub fn expect_error(client: &mut Client, statements: &str) -> Result<SqlError> {
+    match client.batch_execute(statements) {
+        Ok(()) => bail!("this succeeded but must not: {statements}"),
+        Err(error) => SqlError::of(&error).with_context(|| format!("{statements}: {error}")),
+    }
+}
+
+fn described(error: &postgres::Error, statements: &str) -> anyhow::Error {
+    let statements: String = statements.chars().take(300).collect();
+    match SqlError::of(error) {
+        Some(said) => anyhow::anyhow!("{said}\n  in: {statements}"),
+        None => anyhow::anyhow!("{error}\n  in: {statements}"),
+    }
+}

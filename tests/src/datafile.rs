@@ -1,0 +1,173 @@
+//! Relation files as they lie on disk, read with nothing of pagevault or PostgreSQL.
+//!
+//! What is asserted about pages on disk must not come from the code that writes them; this is the
+//! page format of ARCHITECTURE.md once more, by hand.
+
+use std::fs::File;
+use std::io::{Read, Seek, SeekFrom, Write};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, ensure};
+
+/// Bytes of a page.
+pub const PAGE_SIZE: usize = 8192;
+
+/// What a page on disk is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum PageState {
+    /// All bytes zero: a page that PostgreSQL allocated and has not yet used.
+    Zero,
+    /// A page as PostgreSQL writes it.
+    Plain,
+    /// A sealed page and its epoch.
+    Sealed(u16),
+}
+
+impl PageState {
+    /// Reads it off a page: the epoch is in the 13 bits of `pd_flags` (bytes 10-11, little endian)
+    /// that PostgreSQL never sets.
+    #[must_use]
+    pub fn of(page: &[u8]) -> PageState {
+        match u16::from_le_bytes([page[10], page[11]]) >> 3 {
+            0 if page.iter().all(|byte| *byte == 0) => PageState::Zero,
+            0 => PageState::Plain,
+            epoch => PageState::Sealed(epoch),
+        }
+    }
+}
+
+/// One file of a relation: one fork, one segment.
+#[derive(Clone, Debug)]
+pub struct DataFile {
+    /// Where it is.
+    pub path: PathBuf,
+}
+
+impl DataFile {
+    /// All files of the relation whose first file is `main` (as `pg_relation_filepath` says).
+    ///
+    /// # Errors
+    /// When the directory cannot be read or there is not even the first file.
+    pub fn find(main: &Path) -> Result<Vec<DataFile>> {
+        let directory = main.parent().context("a path with a directory")?;
+        let stem = main.file_name().and_then(|name| name.to_str()).context("a file name")?;
+        let mut files = Vec::new();
+        for entry in std::fs::read_dir(directory)? {
+            let path = entry?.path();
+            let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+            let ours = name
+                .strip_prefix(stem)
+                .is_some_and(|rest| rest.is_empty() || rest.starts_with(['.', '_']));
+            if ours {
+                files.push(DataFile { path });
+            }
+        }
+        ensure!(files.iter().any(|file| file.path == main), "{} is missing", main.display());
+        files.sort_by(|a, b| a.path.cmp(&b.path));
+        Ok(files)
+    }
+
+    /// The whole file.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn bytes(&self) -> Result<Vec<u8>> {
+        std::fs::read(&self.path).with_context(|| format!("read {}", self.path.display()))
+    }
+
+    /// The state of every page.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn states(&self) -> Result<Vec<PageState>> {
+        Ok(self.bytes()?.chunks_exact(PAGE_SIZE).map(PageState::of).collect())
+    }
+
+    /// Whether the file holds `text`, in UTF-8 or UTF-16 of either byte order.
+    ///
+    /// # Errors
+    /// When the file cannot be read.
+    pub fn contains_text(&self, text: &str) -> Result<bool> {
+        let bytes = self.bytes()?;
+        let wide = |to_bytes: fn(u16) -> [u8; 2]| -> Vec<u8> {
+            text.encode_utf16().flat_map(to_bytes).collect()
+        };
+        let spellings =
+            [text.as_bytes().to_vec(), wide(u16::to_le_bytes), wide(u16::to_be_bytes)];
+        Ok(spellings.iter().any(|spelling| holds(&bytes, spelling)))
+    }
+
+    /// Reads one page.
+    ///
+    /// # Errors
+    /// When the file has no such page.
+    pub fn read_page(&self, block: u32) -> Result<Vec<u8>> {
+        let mut file = File::open(&self.path)?;
+        file.seek(SeekFrom::Start(u64::from(block) * PAGE_SIZE as u64))?;
+        let mut page = vec![0; PAGE_SIZE];
+        file.read_exact(&mut page)?;
+        Ok(page)
+    }
+
+    /// Writes one page behind the server's back; the server must be down.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn write_page(&self, block: u32, page: &[u8]) -> Result<()> {
+        ensure!(page.len() == PAGE_SIZE, "a page has {PAGE_SIZE} bytes");
+        let mut file = File::options().write(true).open(&self.path)?;
+        file.seek(SeekFrom::Start(u64::from(block) * PAGE_SIZE as u64))?;
+        file.write_all(page).with_context(|| format!("write {}", self.path.display()))
+    }
+
+    /// Flips one bit of one byte of a page; the server must be down.
+    ///
+    /// # Errors
+    /// When the file has no such page.
+    pub fn flip_bit(&self, block: u32, offset: usize, bit: u8) -> Result<()> {
+        let mut page = self.read_page(block)?;
+        page[offset] ^= 1 << bit;
+        self.write_page(block, &page)
+    }
+}
+
+/// Whether `bytes` holds `wanted` anywhere.
+#[must_use]
+pub fn holds(bytes: &[u8], wanted: &[u8]) -> bool {
+    // Files of hundreds of megabytes: look only where the first byte matches.
+    let Some(&first) = wanted.first() else { return true };
+    let mut rest = bytes;
+    while let Some(at) = rest.iter().position(|byte| *byte == first) {
+        rest = &rest[at..];
+        if rest.starts_with(wanted) {
+            return true;
+        }
+        rest = &rest[1..];
+    }
+    false
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{PAGE_SIZE, PageState, holds};
+
+    #[test]
+    fn finds_bytes_anywhere() {
+        assert!(holds(b"aab", b"ab"));
+        assert!(holds(b"ab", b"ab"));
+        assert!(!holds(b"aa", b"ab"));
+        assert!(!holds(b"", b"a"));
+    }
+
+    #[test]
+    fn tells_pages_apart() {
+        let mut page = vec![0; PAGE_SIZE];
+        assert_eq!(PageState::of(&page), PageState::Zero);
+        page[10] = 0b111;
+        assert_eq!(PageState::of(&page), PageState::Plain);
+        page[10] = 0b1101;
+        assert_eq!(PageState::of(&page), PageState::Sealed(1));
+        page[11] = 0xff;
+        assert_eq!(PageState::of(&page), PageState::Sealed(8161));
+    }
+}

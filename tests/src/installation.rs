@@ -1,0 +1,113 @@
+//! The PostgreSQL under test and the user that its servers run as.
+
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::OnceLock;
+
+use anyhow::{Context, Result, bail, ensure};
+
+/// A PostgreSQL installation with pagevault installed in it.
+#[derive(Debug)]
+pub struct Installation {
+    /// Major version: 15 to 18.
+    pub major: u32,
+    bindir: PathBuf,
+    server_user: Option<(u32, u32)>,
+}
+
+impl Installation {
+    /// The installation that `PAGEVAULT_PG_CONFIG` names.
+    ///
+    /// # Errors
+    /// When the variable is missing, the program does not answer, or we are root and the server user
+    /// does not exist.
+    pub fn get() -> Result<&'static Installation> {
+        static FOUND: OnceLock<Result<Installation, String>> = OnceLock::new();
+        FOUND
+            .get_or_init(|| Installation::find().map_err(|error| format!("{error:#}")))
+            .as_ref()
+            .map_err(|error| anyhow::anyhow!("{error}"))
+    }
+
+    fn find() -> Result<Installation> {
+        let pg_config = std::env::var_os("PAGEVAULT_PG_CONFIG")
+            .context("PAGEVAULT_PG_CONFIG is not set; run the cluster tests with `make test`")?;
+        let ask = |option: &str| -> Result<String> {
+            let output = Command::new(&pg_config).arg(option).output().context("run pg_config")?;
+            Ok(String::from_utf8(output.stdout)?.trim().to_owned())
+        };
+        let version = ask("--version")?;
+        let major = version
+            .strip_prefix("PostgreSQL ")
+            .and_then(|rest| rest.split(|c: char| !c.is_ascii_digit()).next())
+            .and_then(|digits| digits.parse().ok())
+            .with_context(|| format!("understand version {version:?}"))?;
+        let server_user =
+            if rustix::process::geteuid().is_root() { Some(server_user()?) } else { None };
+        Ok(Installation { major, bindir: PathBuf::from(ask("--bindir")?), server_user })
+    }
+
+    /// Path of a program of this installation.
+    #[must_use]
+    pub fn program(&self, name: &str) -> PathBuf {
+        self.bindir.join(name)
+    }
+
+    /// A command that runs a program of this installation as the server user, with no input and a
+    /// neutral locale and time zone. `name` may also be an absolute path.
+    #[must_use]
+    pub fn command(&self, name: &str) -> Command {
+        let mut command = Command::new(self.program(name));
+        if let Some((uid, gid)) = self.server_user {
+            // std also drops the supplementary groups when root sets a user.
+            command.uid(uid).gid(gid);
+        }
+        for (name, _) in std::env::vars_os() {
+            if name.to_string_lossy().starts_with("PG") {
+                command.env_remove(name);
+            }
+        }
+        command.env("LC_ALL", "C").env("PGTZ", "UTC").stdin(Stdio::null()).current_dir("/");
+        command
+    }
+
+    /// Gives `path` to the server user (only meaningful when we are root).
+    ///
+    /// # Errors
+    /// When the file system refuses.
+    pub fn give(&self, path: &Path) -> Result<()> {
+        if let Some((uid, gid)) = self.server_user {
+            std::os::unix::fs::chown(path, Some(uid), Some(gid))
+                .with_context(|| format!("give {} to the server user", path.display()))?;
+        }
+        Ok(())
+    }
+}
+
+fn server_user() -> Result<(u32, u32)> {
+    let name = std::env::var("PAGEVAULT_SERVER_USER").unwrap_or_else(|_| "pagevault".into());
+    let id = |flag: &str| -> Result<u32> {
+        let output = Command::new("id").args([flag, &name]).output().context("run id")?;
+        ensure!(output.status.success(), "there is no user {name:?}; run tools/setup");
+        Ok(String::from_utf8(output.stdout)?.trim().parse()?)
+    };
+    Ok((id("-u")?, id("-g")?))
+}
+
+/// Runs `command` to its end and returns what it printed on standard output.
+///
+/// # Errors
+/// When it cannot be started or ends with anything but 0; both outputs are in the message.
+pub fn run(command: &mut Command) -> Result<String> {
+    let output = command.output().with_context(|| format!("run {command:?}"))?;
+    if !output.status.success() {
+        bail!(
+            "{command:?}: {}\n{}{}",
+            output.status,
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+    }
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}

@@ -1,0 +1,37 @@
+//! The server log is part of a test's result: a warning nobody announced fails it.
+
+/// Severities that a healthy server does not write.
+const ALARMING: [&str; 3] = ["WARNING:  ", "FATAL:  ", "PANIC:  "];
+
+/// What servers say about their clients and their own stop and start; harmless anywhere.
+const ORDINARY: [&str; 6] = [
+    "the database system is starting up",
+    "the database system is shutting down",
+    "the database system is in recovery mode",
+    "the database system is not yet accepting connections",
+    "terminating connection due to administrator command",
+    "terminating background worker",
+];
+
+/// The lines of `log` that are warnings or worse and contain none of `allowed`.
+#[must_use]
+pub fn alarms<'log>(log: &'log str, allowed: &[String]) -> Vec<&'log str> {
+    log.lines()
+        .filter(|line| ALARMING.iter().any(|severity| line.contains(severity)))
+        .filter(|line| !ORDINARY.iter().any(|text| line.contains(text)))
+        .filter(|line| !allowed.iter().any(|text| line.contains(text.as_str())))
+        .collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::alarms;
+
+    #[test]
+    fn unannounced_warnings_are_alarms() {
+        let log = "12:00 [1] LOG:  ready\n12:00 [2] WARNING:  odd\n12:00 [3] FATAL:  the database \
+                   system is starting up\n12:00 [4] PANIC:  bad";
+        assert_eq!(alarms(log, &[]), ["12:00 [2] WARNING:  odd", "12:00 [4] PANIC:  bad"]);
+        assert_eq!(alarms(log, &["odd".into(), "bad".into()]), [""; 0]);
+    }
+}

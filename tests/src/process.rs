@@ -1,0 +1,55 @@
+//! Ending all processes of a cluster the hard way.
+
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// Process ids whose working directory is `data_directory`: every PostgreSQL process changes there,
+/// so this also finds those that lost their postmaster.
+#[must_use]
+pub fn processes_in(data_directory: &Path) -> Vec<Pid> {
+    // The kernel tells the working directory with all symbolic links resolved.
+    let data_directory = data_directory.canonicalize().unwrap_or_else(|_| data_directory.into());
+    let Ok(entries) = std::fs::read_dir("/proc") else { return Vec::new() };
+    entries
+        .filter_map(Result::ok)
+        .filter_map(|entry| {
+            let pid = entry.file_name().to_str()?.parse().ok()?;
+            let cwd = std::fs::read_link(entry.path().join("cwd")).ok()?;
+            (cwd == data_directory).then(|| Pid::from_raw(pid)).flatten()
+        })
+        .collect()
+}
+
+/// The postmaster of `data_directory`, from its `postmaster.pid`.
+#[must_use]
+pub fn postmaster(data_directory: &Path) -> Option<Pid> {
+    let text = std::fs::read_to_string(data_directory.join("postmaster.pid")).ok()?;
+    Pid::from_raw(text.lines().next()?.trim().parse().ok()?)
+}
+
+/// SIGKILL to the postmaster and every process of the cluster, as a power cut would; returns when
+/// all of them are gone.
+///
+/// # Errors
+/// When processes are still there after 10 s.
+pub fn kill_all(data_directory: &Path) -> Result<()> {
+    // The postmaster first, so that it starts no recovery of its own.
+    if let Some(pid) = postmaster(data_directory) {
+        let _ = kill_process(pid, Signal::KILL);
+    }
+    let deadline = Instant::now() + Duration::from_secs(10);
+    loop {
+        let alive = processes_in(data_directory);
+        if alive.is_empty() {
+            return Ok(());
+        }
+        ensure!(Instant::now() < deadline, "processes {alive:?} survive SIGKILL");
+        for pid in alive {
+            let _ = kill_process(pid, Signal::KILL);
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}

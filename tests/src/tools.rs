@@ -1,0 +1,61 @@
+//! PostgreSQL's own programs, run against a cluster.
+
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+
+use anyhow::Result;
+
+use crate::Cluster;
+use crate::installation::run;
+
+impl Cluster {
+    /// A client program of this installation, pointed at this cluster's database `postgres`.
+    #[must_use]
+    pub fn program(&self, name: &str) -> Command {
+        let mut command = self.installation().command(name);
+        command
+            .env("PGHOST", self.directory())
+            .env("PGUSER", "postgres")
+            .env("PGDATABASE", "postgres");
+        command
+    }
+
+    /// Runs `pgbench` to its end and returns its report.
+    ///
+    /// # Errors
+    /// When it fails.
+    pub fn pgbench(&self, arguments: &[&str]) -> Result<String> {
+        run(self.program("pgbench").args(arguments))
+    }
+
+    /// Starts `pgbench` in the background, its output thrown away; it ends when its server does.
+    ///
+    /// # Errors
+    /// When it cannot be started.
+    pub fn pgbench_in_background(&self, arguments: &[&str]) -> Result<Child> {
+        Ok(self
+            .program("pgbench")
+            .args(arguments)
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()?)
+    }
+
+    /// Stock `pg_checksums --check` over the data directory; the server must be down.
+    ///
+    /// # Errors
+    /// When it finds a bad page; its report is in the message.
+    pub fn pg_checksums(&self) -> Result<String> {
+        run(self.program("pg_checksums").arg("--check").arg("-D").arg(self.data_directory()))
+    }
+
+    /// Stock `pg_basebackup` into `target`, which verifies page checksums on the way and fails on a
+    /// bad one, then `pg_verifybackup`.
+    ///
+    /// # Errors
+    /// When either finds anything wrong.
+    pub fn base_backup(&self, target: &Path) -> Result<()> {
+        run(self.program("pg_basebackup").args(["--checkpoint=fast", "-D"]).arg(target))?;
+        run(self.program("pg_verifybackup").arg(target)).map(drop)
+    }
+}

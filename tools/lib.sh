@@ -1,0 +1,81 @@
+# shellcheck shell=bash
+# What every script in tools/ shares: where things live, how they talk, how they become root.
+
+set -euo pipefail
+
+# Everything that is built or fetched lives outside the checkout, so that a fresh checkout is quick
+# and so that the unprivileged user that runs test servers can reach it.
+root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
+if [ "$(id -u)" = 0 ]; then
+    cache=${PAGEVAULT_CACHE:-/var/cache/pagevault}
+else
+    cache=${PAGEVAULT_CACHE:-$HOME/.cache/pagevault}
+fi
+mkdir -p "$cache"
+chmod a+rx "$cache"
+
+# cargo-pgrx keeps its list of servers here, not in the developer's own ~/.pgrx.
+export PGRX_HOME=${PGRX_HOME:-$cache/pgrx}
+export PATH=$cache/bin:${CARGO_HOME:-$HOME/.cargo}/bin:$PATH
+
+# PostgreSQL refuses to run as root; this user runs the servers then.
+server_user=pagevault
+
+# Majors that pagevault supports, oldest first.
+all_versions="15 16 17 18"
+
+say() { printf '%s\n' "pagevault: $*" >&2; }
+die() { say "$*"; exit 1; }
+
+# as_root CMD...: runs CMD as root, through sudo when we are not.
+as_root() {
+    if [ "$(id -u)" = 0 ]; then
+        "$@"
+    elif command -v sudo >/dev/null; then
+        sudo "$@"
+    else
+        die "this step needs root and there is no sudo: $*"
+    fi
+}
+
+# installed PACKAGE: is this Debian package there?
+installed() {
+    [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
+}
+
+# apt_install REASON PACKAGE...: installs what is missing and says why.
+apt_install() {
+    local reason=$1 missing=() package
+    shift
+    for package; do
+        installed "$package" || missing+=("$package")
+    done
+    [ ${#missing[@]} -eq 0 ] && return
+    say "installing ${missing[*]} ($reason)"
+    if [ -z "$(find /var/lib/apt/lists -maxdepth 1 -name '*_Packages*' -mtime -1 2>/dev/null)" ]; then
+        as_root apt-get -qq update
+    fi
+    as_root env DEBIAN_FRONTEND=noninteractive \
+        apt-get -qq -y --no-install-recommends install "${missing[@]}" >&2
+}
+
+# progress TEXT LOG CMD...: runs CMD with its output in LOG; a line every 15 s says it is alive,
+# and when it fails the end of LOG is shown.
+progress() {
+    local text=$1 log=$2 start=$SECONDS pid
+    shift 2
+    say "$text ..."
+    "$@" >"$log" 2>&1 </dev/null &
+    pid=$!
+    while kill -0 "$pid" 2>/dev/null; do
+        sleep 1
+        if [ $(((SECONDS - start) % 15)) -eq 14 ]; then
+            say "  $text: $((SECONDS - start)) s, $(wc -l <"$log") lines of output"
+        fi
+    done
+    if ! wait "$pid"; then
+        tail -n 30 "$log" >&2
+        die "$text failed; the whole output is in $log"
+    fi
+    say "$text: done in $((SECONDS - start)) s"
+}
