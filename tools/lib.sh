@@ -79,3 +79,21 @@ progress() {
     fi
     say "$text: done in $((SECONDS - start)) s"
 }
+
+# as_server CMD...: runs CMD as the user that owns test servers: us, or server_user when we are root.
+as_server() {
+    if [ "$(id -u)" = 0 ]; then
+        (cd / && setpriv --reuid "$server_user" --regid "$server_user" --clear-groups -- \
+            env -u XDG_RUNTIME_DIR HOME=/nonexistent "$@")
+    else
+        "$@"
+    fi
+}
+
+# server_dir DIR: makes an empty directory that only the server user can enter.
+server_dir() {
+    rm -rf "$1"
+    mkdir -p "$1"
+    chmod 700 "$1"
+    if [ "$(id -u)" = 0 ]; then chown "$server_user:" "$1"; fi
+}

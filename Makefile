@@ -1,0 +1,34 @@
+# PG selects PostgreSQL majors, e.g. `make test PG=17` or `make test-regress PG="17 18"`.
+# Each is made available by tools/postgres; nothing that is installed on the machine is changed,
+# except by `make install`.
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-unit test-regress install bench lint
+
+help: ## this list
+	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo '  PG="15 18"          selects PostgreSQL majors (15, 16, 17, 18)'
+
+setup: ## install what building and testing needs (says what and why)
+	@tools/setup $(PG)
+
+demo: ## a throw-away cluster that shows what pagevault does
+	@tools/demo $(or $(PG),15)
+
+test: ## all tests; PG defaults to "15 18"
+	@tools/test $(or $(PG),15 18)
+
+test-unit: ## only the tests that need no server
+	@tools/test
+
+test-regress: ## PostgreSQL's own regression suite with everything encrypted; PG defaults to "17 18"
+	@tools/test-regress $(or $(PG),17 18)
+
+install: ## build and install into PostgreSQL PG, or into the server of PG_CONFIG=/path/to/pg_config
+	@tools/install $(or $(PG),15) $(PG_CONFIG)
+
+bench: ## cipher speed beside memcpy and OpenSSL, from one run
+	@tools/setup && cargo bench --package pagevault-benches
+
+lint: ## formatting, clippy, dependency policy
+	@tools/lint $(or $(PG),15)
