@@ -1,1 +1,28 @@
-//! To be written.
+//! Master keys, outside the server process.
+//!
+//! `pagevault-keyring serve` reads one request, has each of its operations done by the provider it
+//! names, and writes one reply ([`pagevault_keystore::protocol`]). The server starts it as it starts
+//! `archive_command`: no network code, no thread and no credential lives in a backend.
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`provider`] | what every provider can do, and how it says that it cannot |
+//! | [`providers`] | one file per provider, and the registry that maps a kind to its constructor |
+//! | [`options`] | reading a provider's options; unknown names are refused |
+//! | [`retry`] | trying again under a deadline, written once for all providers |
+//! | [`serve`] | one request, one reply, a deadline that holds even if a provider hangs |
+//! | [`keyfile`] | the key file of the `file` provider |
+//! | [`harden`] | no core dumps, no readable files, no secrets in panic messages |
+//! | [`cli`] | the command line |
+
+#![forbid(unsafe_code)]
+
+pub mod cli;
+pub mod harden;
+pub mod keyfile;
+pub mod options;
+pub mod provider;
+pub mod providers;
+pub mod retry;
+pub mod serve;
+mod wire;

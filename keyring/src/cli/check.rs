@@ -1,0 +1,150 @@
+//! `pagevault-keyring check`: what works and what does not, in plain words.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use pagevault_cipher::Secret32;
+use pagevault_keystore::protocol::ErrorClass;
+use serde_json::{Map, Value};
+
+use super::unprintable;
+use crate::provider::{Environment, Finding, Provider, ProviderError};
+use crate::providers;
+
+#[derive(Args)]
+pub(super) struct Check {
+    /// Kind of the provider, such as "file"
+    #[arg(long, value_name = "KIND")]
+    provider_kind: String,
+    /// Options of the provider as in SQL, such as '{"path": "/etc/pagevault/keys"}'
+    #[arg(long, value_name = "JSON")]
+    options: String,
+    /// Name of the master key
+    #[arg(long, value_name = "NAME")]
+    key: String,
+    /// The server's data directory, in which no key may lie
+    #[arg(long, value_name = "DIR")]
+    data_directory: Option<PathBuf>,
+    /// Seconds to keep trying
+    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
+    timeout: u16,
+}
+
+impl Check {
+    /// Prints one line per thing looked at; success if all of them are well.
+    pub(super) fn run(&self, out: &mut impl Write) -> Result<ExitCode, ProviderError> {
+        let findings = self.findings();
+        for finding in &findings {
+            print(out, finding).map_err(unprintable)?;
+        }
+        let well = findings.iter().all(|finding| finding.result.is_ok());
+        let verdict = if well {
+            "Everything works."
+        } else {
+            "Something does not work; what follows it was not tried."
+        };
+        writeln!(out, "\n{verdict}").map_err(unprintable)?;
+        Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    }
+
+    fn findings(&self) -> Vec<Finding> {
+        let provider = self.provider();
+        let told = provider.as_ref().map(|_| format!("kind {}", self.provider_kind));
+        let mut findings = vec![finding("the options are understood", told.map_err(Clone::clone))];
+        let Ok(provider) = provider else { return findings };
+        findings.extend(provider.examine());
+        if findings.iter().all(|finding| finding.result.is_ok()) {
+            self.try_key(provider.as_ref(), &mut findings);
+        }
+        findings
+    }
+
+    fn provider(&self) -> Result<Box<dyn Provider>, ProviderError> {
+        let options: Map<String, Value> = serde_json::from_str(&self.options).map_err(|error| {
+            // The text is not repeated: somebody may have put a credential there by mistake.
+            ProviderError::new(ErrorClass::BadOptions, "options are not a JSON object")
+                .with_detail(format!("Reading stopped at column {}.", error.column()))
+                .with_hint(
+                    "Give them as in SQL, for example '{\"path\": \"/etc/pagevault/keys\"}'.",
+                )
+        })?;
+        let deadline = Instant::now() + Duration::from_secs(self.timeout.into());
+        let environment =
+            Environment { data_directory: self.data_directory.clone(), deadline: Some(deadline) };
+        providers::build(&self.provider_kind, &options, &environment)
+    }
+
+    /// Uses the key as the server does, with a secret made for the purpose.
+    fn try_key(&self, provider: &dyn Provider, findings: &mut Vec<Finding>) {
+        const CONTEXT: &str = "pagevault-keyring check";
+        let described = provider.describe(&self.key);
+        let there = described.is_ok();
+        findings.push(finding(
+            "the key is there",
+            described.map(|info| {
+                format!(
+                    "version {} wraps, versions from {} on unwrap; {}",
+                    info.key_version, info.oldest_version, info.summary
+                )
+            }),
+        ));
+        if !there {
+            return;
+        }
+        let tried = round_trip(provider, &self.key, CONTEXT);
+        let (told, wrapped) = match tried {
+            Ok(wrapped) => (Ok("a test key came back unharmed".to_owned()), Some(wrapped)),
+            Err(error) => (Err(error), None),
+        };
+        findings.push(finding("the key wraps and unwraps", told));
+        let Some(wrapped) = wrapped else { return };
+        let refused = match provider.unwrap(&self.key, "another context", &wrapped) {
+            Err(error) if error.class == ErrorClass::WrongCiphertext => {
+                Ok("a test key does not open for another database".to_owned())
+            }
+            Err(error) => Err(error),
+            Ok(_) => Err(ProviderError::new(
+                ErrorClass::Insecure,
+                "a key wrapped for one database opens for another",
+            )),
+        };
+        findings.push(finding("wrapped keys are bound to their database", refused));
+    }
+}
+
+/// Wraps a random key, unwraps it, and returns it wrapped.
+fn round_trip(provider: &dyn Provider, key: &str, context: &str) -> Result<Vec<u8>, ProviderError> {
+    let secret = Secret32::random()
+        .map_err(|error| ProviderError::new(ErrorClass::Internal, error.to_string()))?;
+    let wrapped = provider.wrap(key, context, secret.expose())?.wrapped;
+    let unwrapped = provider.unwrap(key, context, &wrapped)?;
+    if unwrapped.plaintext.as_slice() != secret.expose() {
+        return Err(ProviderError::new(
+            ErrorClass::Internal,
+            "the key that came back is not the one that was wrapped",
+        ));
+    }
+    Ok(wrapped)
+}
+
+fn finding(what: &str, result: Result<String, ProviderError>) -> Finding {
+    Finding { what: what.to_owned(), result }
+}
+
+fn print(out: &mut impl Write, finding: &Finding) -> std::io::Result<()> {
+    match &finding.result {
+        Ok(seen) => writeln!(out, "ok      {}: {seen}", finding.what),
+        Err(error) => {
+            writeln!(out, "not ok  {}: {}", finding.what, error.message)?;
+            for text in [&error.detail, &error.hint] {
+                if !text.is_empty() {
+                    writeln!(out, "        {text}")?;
+                }
+            }
+            Ok(())
+        }
+    }
+}

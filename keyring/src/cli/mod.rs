@@ -1,0 +1,87 @@
+//! The command line.
+
+mod check;
+mod file;
+
+use std::io;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+
+use crate::provider::ProviderError;
+use crate::{harden, serve};
+
+/// Wraps and unwraps pagevault's keys with master keys, outside the server process.
+#[derive(Parser)]
+#[command(name = "pagevault-keyring", version)]
+struct Arguments {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Subcommand)]
+enum Command {
+    /// Answer one request of the server: JSON on standard input, JSON on standard output
+    Serve,
+    /// Try out a provider and a key, and tell in plain words what works
+    Check(check::Check),
+    /// Make and list key files for providers of kind "file"
+    #[command(subcommand)]
+    File(FileCommand),
+}
+
+#[derive(Subcommand)]
+enum FileCommand {
+    /// Make a key, and the key file if there is none
+    Create {
+        /// Absolute path of the key file
+        path: String,
+        /// Name of the new key
+        #[arg(long, value_name = "NAME")]
+        key: String,
+        /// The server's data directory, in which no key may lie
+        #[arg(long, value_name = "DIR")]
+        data_directory: Option<PathBuf>,
+    },
+    /// List the keys of a key file with their versions, never the keys themselves
+    List {
+        /// Absolute path of the key file
+        path: String,
+    },
+}
+
+/// Runs the program.
+pub fn main() -> ExitCode {
+    if let Err(error) = harden::harden() {
+        eprintln!("pagevault-keyring: could not protect this process: {error}");
+        return ExitCode::FAILURE;
+    }
+    let done = match Arguments::parse().command {
+        Command::Serve => return serve::serve(),
+        Command::Check(check) => check.run(&mut io::stdout().lock()),
+        Command::File(FileCommand::Create { path, key, data_directory }) => {
+            file::create(&mut io::stdout().lock(), &path, &key, data_directory.as_deref())
+        }
+        Command::File(FileCommand::List { path }) => file::list(&mut io::stdout().lock(), &path),
+    };
+    match done {
+        Ok(code) => code,
+        Err(error) => {
+            eprintln!("pagevault-keyring: {}", error.message);
+            for (label, text) in [("Detail", &error.detail), ("Hint", &error.hint)] {
+                if !text.is_empty() {
+                    eprintln!("{label}: {text}");
+                }
+            }
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// A failure to print.
+fn unprintable(error: io::Error) -> ProviderError {
+    use pagevault_keystore::protocol::ErrorClass;
+    ProviderError::new(ErrorClass::Internal, "could not write to standard output")
+        .with_detail(format!("{error}."))
+}

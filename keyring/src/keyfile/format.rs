@@ -1,0 +1,280 @@
+//! The text of a key file, format version 1.
+//!
+//! ```json
+//! {
+//!   "pagevault_key_file": 1,
+//!   "keys": {
+//!     "main": {
+//!       "versions": [
+//!         { "version": 1, "created": 1767225600, "key": "<base64 of 32 bytes>" }
+//!       ]
+//!     }
+//!   },
+//!   "crc32c": "8a2be1f0"
+//! }
+//! ```
+//!
+//! `created` counts seconds since 1970. Versions count up from 1 and are never removed. `crc32c` is
+//! the CRC-32C (RFC 3720, appendix B.4) of the compact JSON of the value of `keys`, so that a damaged
+//! file is told from a wrong one. It is no protection against an attacker, who may write as well.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use pagevault_cipher::Secret32;
+use serde::de::{self, Visitor};
+use serde::{Deserialize, Deserializer, Serialize, Serializer};
+use zeroize::Zeroizing;
+
+/// The format version this program writes and the newest it reads.
+pub const FORMAT_VERSION: u32 = 1;
+
+/// Largest key file in bytes (1 MiB, some ten thousand versions).
+pub const SIZE_LIMIT: usize = 1 << 20;
+
+/// Longest key name in bytes.
+pub const NAME_LIMIT: usize = 255;
+
+/// Why the text is no key file. Positions only; content is never repeated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum FormatError {
+    /// No bytes at all: making the file was cut short.
+    Empty,
+    /// Not JSON, or not of the expected form.
+    Malformed {
+        /// Line, from 1.
+        line: usize,
+        /// Column, from 1; 0 where unknown.
+        column: usize,
+    },
+    /// Written by a newer program.
+    Version(u32),
+    /// The checksum does not match.
+    Checksum,
+    /// Versions that do not count up from at least 1, a key without versions, or a bad name.
+    Inconsistent,
+    /// More than [`SIZE_LIMIT`] bytes.
+    TooLarge,
+}
+
+/// Master keys by name.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(transparent)]
+pub struct KeyFile {
+    keys: BTreeMap<String, Key>,
+}
+
+/// One master key: its versions, oldest first, never empty.
+#[derive(Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Key {
+    versions: Vec<KeyVersion>,
+}
+
+/// One version of a master key.
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct KeyVersion {
+    /// Counts up from 1.
+    pub version: u64,
+    /// Seconds since 1970.
+    pub created: i64,
+    /// The key itself.
+    #[serde(rename = "key", serialize_with = "encode_key", deserialize_with = "decode_key")]
+    pub secret: Secret32,
+}
+
+impl Key {
+    /// All versions, oldest first.
+    pub fn versions(&self) -> &[KeyVersion] {
+        &self.versions
+    }
+
+    /// The version that wraps.
+    pub fn newest(&self) -> Option<&KeyVersion> {
+        self.versions.last()
+    }
+
+    /// The version of that number.
+    pub fn version(&self, number: u64) -> Option<&KeyVersion> {
+        self.versions.iter().find(|version| version.version == number)
+    }
+}
+
+impl KeyFile {
+    /// The key of that name.
+    pub fn key(&self, name: &str) -> Option<&Key> {
+        self.keys.get(name)
+    }
+
+    /// All keys in the order of their names.
+    pub fn keys(&self) -> impl Iterator<Item = (&str, &Key)> {
+        self.keys.iter().map(|(name, key)| (name.as_str(), key))
+    }
+
+    /// Adds a version with a new random key to the key of that name, which is made if it is not
+    /// there, and returns the version's number. `None` if there is no further number.
+    ///
+    /// # Errors
+    /// The operating system gives no random bytes.
+    pub fn add_version(
+        &mut self,
+        name: &str,
+    ) -> Result<Option<u64>, pagevault_cipher::secret::RandomError> {
+        let secret = Secret32::random()?;
+        let last = self.key(name).and_then(Key::newest).map_or(0, |newest| newest.version);
+        let Some(version) = last.checked_add(1) else { return Ok(None) };
+        let key = self.keys.entry(name.to_owned()).or_default();
+        key.versions.push(KeyVersion { version, created: now(), secret });
+        Ok(Some(version))
+    }
+
+    /// Reads a key file's text.
+    pub fn decode(text: &[u8]) -> Result<KeyFile, FormatError> {
+        // Other fields are skipped here: what a later version adds must not hide the version.
+        #[derive(Deserialize)]
+        struct Versioned {
+            pagevault_key_file: u32,
+        }
+        #[derive(Deserialize)]
+        #[serde(deny_unknown_fields)]
+        struct File {
+            #[serde(rename = "pagevault_key_file")]
+            _version: u32,
+            keys: KeyFile,
+            crc32c: String,
+        }
+        if text.is_empty() {
+            return Err(FormatError::Empty);
+        }
+        if text.len() > SIZE_LIMIT {
+            return Err(FormatError::TooLarge);
+        }
+        let versioned: Versioned = serde_json::from_slice(text).map_err(malformed)?;
+        if versioned.pagevault_key_file != FORMAT_VERSION {
+            return Err(FormatError::Version(versioned.pagevault_key_file));
+        }
+        let file: File = serde_json::from_slice(text).map_err(malformed)?;
+        if file.keys.checksum()? != file.crc32c {
+            return Err(FormatError::Checksum);
+        }
+        if !file.keys.consistent() {
+            return Err(FormatError::Inconsistent);
+        }
+        Ok(file.keys)
+    }
+
+    /// The file's text, in memory that is wiped.
+    pub fn encode(&self) -> Result<Zeroizing<Vec<u8>>, FormatError> {
+        #[derive(Serialize)]
+        struct File<'a> {
+            pagevault_key_file: u32,
+            keys: &'a KeyFile,
+            crc32c: String,
+        }
+        let file =
+            File { pagevault_key_file: FORMAT_VERSION, keys: self, crc32c: self.checksum()? };
+        // The limit is the capacity, so the vector never moves and leaves no copy behind.
+        let mut text = Limited(Zeroizing::new(Vec::with_capacity(SIZE_LIMIT)));
+        serde_json::to_writer_pretty(&mut text, &file).map_err(|_| FormatError::TooLarge)?;
+        io::Write::write_all(&mut text, b"\n").map_err(|_| FormatError::TooLarge)?;
+        Ok(text.0)
+    }
+
+    fn checksum(&self) -> Result<String, FormatError> {
+        let mut crc = Crc(0);
+        serde_json::to_writer(&mut crc, self).map_err(malformed)?;
+        Ok(format!("{:08x}", crc.0))
+    }
+
+    fn consistent(&self) -> bool {
+        self.keys.iter().all(|(name, key)| {
+            valid_name(name)
+                && key.versions.first().is_some_and(|first| first.version >= 1)
+                && key.versions.is_sorted_by(|a, b| a.version < b.version)
+        })
+    }
+}
+
+/// Whether `name` may name a key: 1 to [`NAME_LIMIT`] bytes, no control character.
+pub fn valid_name(name: &str) -> bool {
+    (1..=NAME_LIMIT).contains(&name.len()) && !name.chars().any(char::is_control)
+}
+
+/// Keeps the place and drops the text: serde_json quotes the offending value, which may be a key.
+fn malformed(error: serde_json::Error) -> FormatError {
+    FormatError::Malformed { line: error.line(), column: error.column() }
+}
+
+/// Seconds since 1970; 0 if the clock stands before.
+fn now() -> i64 {
+    let elapsed = SystemTime::now().duration_since(UNIX_EPOCH);
+    elapsed.ok().and_then(|elapsed| elapsed.as_secs().try_into().ok()).unwrap_or(0)
+}
+
+/// Length of the base64 of 32 bytes.
+const KEY_TEXT: usize = 44;
+
+fn encode_key<S: Serializer>(key: &Secret32, serializer: S) -> Result<S::Ok, S::Error> {
+    let mut text = Zeroizing::new(String::with_capacity(KEY_TEXT));
+    STANDARD.encode_string(key.expose(), &mut text);
+    serializer.serialize_str(&text)
+}
+
+fn decode_key<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Secret32, D::Error> {
+    struct KeyText;
+
+    impl Visitor<'_> for KeyText {
+        type Value = Secret32;
+
+        fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("base64 of 32 bytes")
+        }
+
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<Secret32, E> {
+            // One byte more than a key, so that a longer one does not fit by chance.
+            let mut bytes = Zeroizing::new([0; 33]);
+            let wrong = || E::custom("not a key");
+            let length = STANDARD.decode_slice(text, bytes.as_mut()).map_err(|_| wrong())?;
+            match bytes.first_chunk() {
+                Some(key) if length == 32 => Ok(Secret32::from_bytes(key)),
+                _ => Err(wrong()),
+            }
+        }
+    }
+
+    deserializer.deserialize_str(KeyText)
+}
+
+/// Refuses to grow beyond its capacity.
+struct Limited(Zeroizing<Vec<u8>>);
+
+impl io::Write for Limited {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        if bytes.len() > self.0.capacity() - self.0.len() {
+            return Err(io::ErrorKind::FileTooLarge.into());
+        }
+        self.0.extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+struct Crc(u32);
+
+impl io::Write for Crc {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0 = crc32c::crc32c_append(self.0, bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}

@@ -1,0 +1,222 @@
+//! Where a key file may lie and who may reach it.
+//!
+//! Once the directories above the file are known to be changeable by root and ourselves only, no
+//! other user can exchange what a path means between our looking and our opening.
+
+use std::ffi::OsString;
+use std::fs::{self, File, Metadata, OpenOptions};
+use std::io;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use nix::fcntl::OFlag;
+use nix::unistd::geteuid;
+use pagevault_keystore::protocol::ErrorClass;
+
+use crate::provider::ProviderError;
+
+/// A file's directory, free of symbolic links, and its name therein.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    directory: PathBuf,
+    name: OsString,
+}
+
+impl Place {
+    /// Follows the symbolic links above the file at the absolute `path`.
+    ///
+    /// # Errors
+    /// `unreachable` if there is no such directory, `denied` if it may not be entered.
+    pub fn resolve(path: &Path) -> Result<Place, ProviderError> {
+        let (Some(above), Some(name)) = (path.parent(), path.file_name()) else {
+            return Err(ProviderError::new(
+                ErrorClass::BadOptions,
+                format!("path \"{}\" names no file", path.display()),
+            ));
+        };
+        let directory = above.canonicalize().map_err(|error| {
+            io_error(&error, &format!("could not find directory \"{}\"", above.display()))
+        })?;
+        Ok(Place { directory, name: name.to_owned() })
+    }
+
+    /// The directory.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// The file's path.
+    pub fn path(&self) -> PathBuf {
+        self.directory.join(&self.name)
+    }
+
+    /// The path under which the next content of the file is written.
+    pub fn next_path(&self) -> PathBuf {
+        let mut name = OsString::from(".");
+        name.push(&self.name);
+        name.push(".new");
+        self.directory.join(name)
+    }
+
+    /// Refuses a place in the data directory, or where the data directory leads by the links that
+    /// PostgreSQL knows: `pg_wal` and the tablespaces. A backup copies all of them, and a key that
+    /// travels with what it protects protects nothing.
+    pub fn outside_of(&self, data_directory: &Path) -> Result<(), ProviderError> {
+        let what = || format!("could not find data directory \"{}\"", data_directory.display());
+        if !data_directory.is_absolute() {
+            return Err(ProviderError::new(ErrorClass::BadRequest, what())
+                .with_detail("The path of the data directory is not absolute."));
+        }
+        let root = data_directory.canonicalize().map_err(|error| ProviderError {
+            class: ErrorClass::BadRequest,
+            ..io_error(&error, &what())
+        })?;
+        let tablespaces = root.join("pg_tblspc");
+        let mut roots = vec![("data directory", root.clone())];
+        roots.extend(root.join("pg_wal").canonicalize().map(|path| ("WAL directory", path)));
+        for entry in fs::read_dir(tablespaces).into_iter().flatten().flatten() {
+            roots.extend(entry.path().canonicalize().map(|path| ("tablespace", path)));
+        }
+        match roots.into_iter().find(|(_, root)| self.directory.starts_with(root)) {
+            None => Ok(()),
+            Some((what, root)) => Err(self.inside(what, &root)),
+        }
+    }
+
+    /// Refuses a place below anything that looks like a data directory, whose ever it is.
+    pub fn outside_of_any(&self) -> Result<(), ProviderError> {
+        let looks = |directory: &&Path| directory.join("PG_VERSION").exists();
+        match self.directory.ancestors().find(looks) {
+            None => Ok(()),
+            Some(root) => Err(self.inside("data directory", root)),
+        }
+    }
+
+    fn inside(&self, what: &str, root: &Path) -> ProviderError {
+        insecure(format!("key file \"{}\" lies inside the {what}", self.path().display()))
+            .with_detail(format!(
+                "Every copy and backup of {what} \"{}\" would carry the key along.",
+                root.display()
+            ))
+            .with_hint("Put the key file elsewhere, for example under /etc/pagevault.")
+    }
+
+    /// Refuses a place where others could exchange the file: each directory above it must belong to
+    /// root or to us, and be writable by others only with the sticky bit.
+    pub fn check_directories(&self) -> Result<(), ProviderError> {
+        self.directory.ancestors().try_for_each(check_directory)
+    }
+
+    /// Opens the file for reading if nobody else could have read or written it. Never waits, not
+    /// even if a FIFO lies there.
+    pub fn open(&self) -> Result<(File, Metadata), ProviderError> {
+        let path = self.path();
+        let shown = path.display();
+        let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+        let opened = OpenOptions::new().read(true).custom_flags(flags.bits()).open(&path);
+        let file = opened.map_err(|error| {
+            if error.raw_os_error() == Some(nix::libc::ELOOP) {
+                return insecure(format!("key file \"{shown}\" is a symbolic link"))
+                    .with_hint("Give the path of the file itself.");
+            }
+            if error.kind() == io::ErrorKind::NotFound {
+                return io_error(&error, &format!("key file \"{shown}\" does not exist"))
+                    .with_hint(format!(
+                        "Bring the file back, or check the path. A new one is made with: \
+                         pagevault-keyring file create \"{shown}\" --key NAME"
+                    ));
+            }
+            io_error(&error, &format!("could not open key file \"{shown}\""))
+        })?;
+        let metadata = file
+            .metadata()
+            .map_err(|error| io_error(&error, &format!("could not examine \"{shown}\"")))?;
+        check_file(&path, &metadata)?;
+        Ok((file, metadata))
+    }
+}
+
+fn check_directory(directory: &Path) -> Result<(), ProviderError> {
+    const STICKY: u32 = 0o1000;
+    let shown = directory.display();
+    let metadata = fs::metadata(directory)
+        .map_err(|error| io_error(&error, &format!("could not examine directory \"{shown}\"")))?;
+    let (mode, owner, us) = (metadata.mode(), metadata.uid(), geteuid().as_raw());
+    let unsafe_directory = |detail: String| {
+        insecure(format!("directory \"{shown}\" is not safe for a key file")).with_detail(detail)
+    };
+    if owner != 0 && owner != us {
+        return Err(unsafe_directory(format!(
+            "It belongs to user ID {owner}, who could exchange the key file; we run as user ID {us}."
+        ))
+        .with_hint(format!("Change its owner to root or to user ID {us}.")));
+    }
+    if mode & 0o022 != 0 && mode & STICKY == 0 {
+        return Err(unsafe_directory(format!(
+            "Its mode is {:04o}: others than its owner may exchange the key file.",
+            mode & 0o7777
+        ))
+        .with_hint(format!("Run: chmod go-w \"{shown}\"")));
+    }
+    Ok(())
+}
+
+fn check_file(path: &Path, metadata: &Metadata) -> Result<(), ProviderError> {
+    let shown = path.display();
+    let (mode, owner, us) = (metadata.mode(), metadata.uid(), geteuid().as_raw());
+    if !metadata.is_file() {
+        return Err(insecure(format!("key file \"{shown}\" is not a regular file"))
+            .with_hint("Give the path of a file made with: pagevault-keyring file create"));
+    }
+    if owner != us {
+        return Err(insecure(format!("key file \"{shown}\" belongs to another user"))
+            .with_detail(format!("It belongs to user ID {owner}; we run as user ID {us}."))
+            .with_hint(format!("Run as root: chown {us} \"{shown}\"")));
+    }
+    if mode & 0o077 != 0 {
+        return Err(insecure(format!("key file \"{shown}\" is open to other users"))
+            .with_detail(format!("Its mode is {:04o}; it must be 0600 or less.", mode & 0o7777))
+            .with_hint(format!(
+                "Run: chmod 0600 \"{shown}\". If others may have read the key, rotate it and \
+                 re-wrap what it wraps."
+            )));
+    }
+    if metadata.nlink() > 1 {
+        return Err(insecure(format!("key file \"{shown}\" has {} names", metadata.nlink()))
+            .with_detail("Another hard link to it may lie where backups or other users reach it.")
+            .with_hint(format!(
+                "Find the others with: find / -xdev -inum {}, and remove them.",
+                metadata.ino()
+            )));
+    }
+    Ok(())
+}
+
+fn insecure(message: impl Into<String>) -> ProviderError {
+    ProviderError::new(ErrorClass::Insecure, message)
+}
+
+/// Sorts the system's error into our classes.
+pub(super) fn io_error(error: &io::Error, message: &str) -> ProviderError {
+    let class = match error.kind() {
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => ErrorClass::Denied,
+        _ => ErrorClass::Unreachable,
+    };
+    let failure = ProviderError::new(class, message).with_detail(format!("{error}."));
+    match error.kind() {
+        io::ErrorKind::PermissionDenied => failure.with_hint(format!(
+            "User ID {} must own the file and may enter each directory above it.",
+            geteuid()
+        )),
+        // A network file system that restarts, or a moment of shortage.
+        io::ErrorKind::Interrupted
+        | io::ErrorKind::TimedOut
+        | io::ErrorKind::StaleNetworkFileHandle
+        | io::ErrorKind::ResourceBusy
+        | io::ErrorKind::OutOfMemory => failure.transient(),
+        _ => match error.raw_os_error() {
+            Some(nix::libc::EIO | nix::libc::EMFILE | nix::libc::ENFILE) => failure.transient(),
+            _ => failure,
+        },
+    }
+}

@@ -1,0 +1,176 @@
+//! Reading a key file, and replacing it so that no crash and no second writer loses a key.
+//!
+//! Readers take no lock: a rename shows them the old file or the new one. Writers lock the file
+//! itself, which nobody else can open, and look afterwards whether it still is the one at its path:
+//! whoever waited on a file that has been replaced meanwhile starts anew with its successor.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+
+use nix::fcntl::OFlag;
+use pagevault_keystore::protocol::ErrorClass;
+use zeroize::Zeroizing;
+
+use super::format::{FormatError, KeyFile, SIZE_LIMIT};
+use super::place::{Place, io_error};
+use crate::provider::ProviderError;
+
+/// Reads the key file at `place`.
+///
+/// # Errors
+/// `unreachable` or `denied` if it cannot be opened, `insecure` if others could have reached it,
+/// `key_missing` if what is in it is no key file, damaged or of a newer format.
+pub fn load(place: &Place) -> Result<KeyFile, ProviderError> {
+    let (file, _) = place.open()?;
+    decode(place, &read(place, file)?)
+}
+
+/// A key file that nobody else changes while this value lives.
+pub struct Locked<'a> {
+    place: &'a Place,
+    // Held for the lock on it.
+    _file: File,
+    /// What is in it. Changes are lost without [`Locked::replace`].
+    pub keys: KeyFile,
+}
+
+/// Locks the key file at `place` for changing. Waits for other writers, without bound: the deadline
+/// is kept above, by ending the process.
+pub fn lock(place: &Place) -> Result<Locked<'_>, ProviderError> {
+    loop {
+        let (file, metadata) = place.open()?;
+        file.lock().map_err(|error| {
+            io_error(&error, &format!("could not lock key file \"{}\"", place.path().display()))
+        })?;
+        let replaced = match fs::symlink_metadata(place.path()) {
+            Ok(now) => (now.dev(), now.ino()) != (metadata.dev(), metadata.ino()),
+            Err(_) => true,
+        };
+        if !replaced {
+            let text = read(place, &file)?;
+            // An empty file is what a crash between making and filling it leaves.
+            let keys = if text.is_empty() { KeyFile::default() } else { decode(place, &text)? };
+            return Ok(Locked { place, _file: file, keys });
+        }
+    }
+}
+
+/// Makes an empty file at `place`, to be locked and filled, if there is nothing yet. An empty file
+/// holds no keys and is refused by readers.
+pub fn make_if_missing(place: &Place) -> Result<(), ProviderError> {
+    match new_file().open(place.path()) {
+        Ok(_) => Ok(()),
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        Err(error) => Err(io_error(
+            &error,
+            &format!("could not make key file \"{}\"", place.path().display()),
+        )),
+    }
+}
+
+impl Locked<'_> {
+    /// Makes the changed keys the file's content, durably: written under another name, synced,
+    /// renamed, the directory synced. A crash at any step leaves the old file or the new one.
+    pub fn replace(self) -> Result<(), ProviderError> {
+        let path = self.place.path();
+        let text = self.keys.encode().map_err(|_| {
+            ProviderError::new(
+                ErrorClass::Denied,
+                format!("key file \"{}\" is full", path.display()),
+            )
+            .with_detail(format!("It would grow beyond {SIZE_LIMIT} bytes."))
+            .with_hint("Make a new key in another file and move to it.")
+        })?;
+        self.write(&text).map_err(|error| {
+            io_error(&error, &format!("could not write key file \"{}\"", path.display())).with_hint(
+                "No key in it is lost. The directory must be writable and its disk not full.",
+            )
+        })
+    }
+
+    fn write(&self, text: &[u8]) -> io::Result<()> {
+        let next = self.place.next_path();
+        // What an interrupted writer left. We hold the lock, so nobody is writing it now.
+        match fs::remove_file(&next) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        let written = new_file().open(&next).and_then(|mut file| {
+            file.write_all(text)?;
+            file.sync_all()
+        });
+        if let Err(error) = written.and_then(|()| fs::rename(&next, self.place.path())) {
+            // The first error is the one to tell.
+            let _ = fs::remove_file(&next);
+            return Err(error);
+        }
+        File::open(self.place.directory())?.sync_all()
+    }
+}
+
+/// Makes a file that was not there, for its owner only.
+fn new_file() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options.write(true).create_new(true).mode(0o600).custom_flags(OFlag::O_NOFOLLOW.bits());
+    options
+}
+
+fn read(place: &Place, file: impl Read) -> Result<Zeroizing<Vec<u8>>, ProviderError> {
+    let shown = place.path();
+    // Room for one byte too many: the vector never moves, and a file that is too large shows.
+    let mut text = Zeroizing::new(Vec::with_capacity(SIZE_LIMIT + 1));
+    file.take(SIZE_LIMIT as u64 + 1).read_to_end(&mut text).map_err(|error| {
+        io_error(&error, &format!("could not read key file \"{}\"", shown.display()))
+    })?;
+    Ok(text)
+}
+
+fn decode(place: &Place, text: &[u8]) -> Result<KeyFile, ProviderError> {
+    KeyFile::decode(text).map_err(|error| {
+        let path = place.path();
+        let shown = path.display();
+        let refused = |message: &str, detail: String, hint: String| {
+            ProviderError::new(ErrorClass::KeyMissing, format!("key file \"{shown}\" {message}"))
+                .with_detail(detail)
+                .with_hint(hint)
+        };
+        let restore = "Bring back an intact copy of the file.".to_owned();
+        match error {
+            FormatError::Empty => refused(
+                "is empty",
+                "It was made but never filled, or was cut off.".into(),
+                format!(
+                    "If it never held a key, run: pagevault-keyring file create \"{shown}\" \
+                     --key NAME. Otherwise bring back an intact copy."
+                ),
+            ),
+            FormatError::TooLarge => refused(
+                "is too large",
+                format!("A key file has at most {SIZE_LIMIT} bytes."),
+                "Check that the path is that of a key file.".into(),
+            ),
+            FormatError::Malformed { line, column } => refused(
+                "cannot be read as a key file",
+                format!("It is damaged or something else, at line {line}, column {column}."),
+                "Check the path, or bring back an intact copy of the file.".into(),
+            ),
+            FormatError::Version(found) => refused(
+                "has an unknown format version",
+                format!(
+                    "Its format version is {found}; this program reads version {}.",
+                    super::format::FORMAT_VERSION
+                ),
+                "Use a newer pagevault-keyring.".into(),
+            ),
+            FormatError::Checksum => {
+                refused("is damaged", "Its checksum does not match its content.".into(), restore)
+            }
+            FormatError::Inconsistent => refused(
+                "is damaged",
+                "It holds a bad name, a key without versions or versions out of order.".into(),
+                restore,
+            ),
+        }
+    })
+}

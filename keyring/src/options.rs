@@ -1,0 +1,93 @@
+//! Reading a provider's options. Unknown names are refused: a misspelt option that is silently
+//! ignored is a security setting that is silently off.
+
+use std::path::{Component, Path, PathBuf};
+
+use pagevault_keystore::protocol::ErrorClass;
+use serde_json::{Map, Value};
+
+use crate::provider::ProviderError;
+
+/// The options of one provider, names checked.
+pub struct Options<'a> {
+    kind: &'a str,
+    values: &'a Map<String, Value>,
+}
+
+impl<'a> Options<'a> {
+    /// Accepts `values` if each of their names is in `known`.
+    pub fn new(
+        kind: &'a str,
+        values: &'a Map<String, Value>,
+        known: &[&str],
+    ) -> Result<Options<'a>, ProviderError> {
+        match values.keys().find(|name| !known.contains(&name.as_str())) {
+            None => Ok(Options { kind, values }),
+            Some(name) => Err(bad(format!(
+                "unknown option \"{}\" for a provider of kind \"{kind}\"",
+                printable(name)
+            ))
+            .with_hint(format!("Known options: {}.", known.join(", ")))),
+        }
+    }
+
+    /// A required absolute path to a file. Only the form is looked at, not the file system.
+    pub fn absolute_path(&self, name: &str) -> Result<PathBuf, ProviderError> {
+        let kind = self.kind;
+        let text = match self.values.get(name) {
+            Some(Value::String(text)) => text,
+            Some(_) => return Err(bad(format!("option \"{name}\" must be a string"))),
+            None => {
+                return Err(bad(format!(
+                    "option \"{name}\" is missing for a provider of kind \"{kind}\""
+                ))
+                .with_hint(format!("Give it as {{\"{name}\": \"/absolute/path\"}}.")));
+            }
+        };
+        absolute_path(text).map_err(|error| ProviderError {
+            message: format!("option \"{name}\": {}", error.message),
+            ..error
+        })
+    }
+}
+
+/// Accepts an absolute path that names a file and holds no `..`.
+pub fn absolute_path(text: &str) -> Result<PathBuf, ProviderError> {
+    let path = Path::new(text);
+    let shown = printable(text);
+    if !path.is_absolute() {
+        return Err(bad(format!("path \"{shown}\" is not absolute")).with_hint(
+            "Give the whole path: the server and the helper may run in different directories.",
+        ));
+    }
+    if text.contains('\0') || text.len() > 4095 {
+        return Err(bad("path holds a zero byte or is longer than 4095 bytes"));
+    }
+    if path.file_name().is_none() || text.ends_with('/') {
+        return Err(bad(format!("path \"{shown}\" names no file")));
+    }
+    if path.components().any(|part| part == Component::ParentDir) {
+        return Err(bad(format!("path \"{shown}\" contains \"..\""))
+            .with_hint("Give the path without \"..\"."));
+    }
+    Ok(path.to_owned())
+}
+
+/// `text` fit for a message: control characters escaped, cut after 200 characters.
+pub fn printable(text: &str) -> String {
+    let mut shown: String = text.chars().take(200).flat_map(escape_control).collect();
+    if text.chars().nth(200).is_some() {
+        shown.push_str("...");
+    }
+    shown
+}
+
+fn escape_control(c: char) -> impl Iterator<Item = char> {
+    let (plain, escaped) =
+        if c.is_control() { (None, Some(c.escape_default())) } else { (Some(c), None) };
+    plain.into_iter().chain(escaped.into_iter().flatten())
+}
+
+fn bad(message: impl Into<String>) -> ProviderError {
+    ProviderError::new(ErrorClass::BadOptions, message)
+}

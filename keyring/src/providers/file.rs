@@ -1,0 +1,270 @@
+//! `file`: master keys in a file of this machine, for development and single hosts.
+//!
+//! Options: `path`, the absolute path of a key file outside the data directory ([`keyfile`]).
+//!
+//! What it wraps looks like this; associated data are the key's name, its version and the context.
+//!
+//! ```text
+//! byte   0        1                        9
+//!        +--------+------------------------+---------------------------------+
+//!        | format | key version, 8 bytes,  | nonce, ciphertext, tag          |
+//!        | = 1    | most significant first | (pagevault_cipher::wrap)        |
+//!        +--------+------------------------+---------------------------------+
+//! ```
+//!
+//! [`keyfile`]: crate::keyfile
+
+use std::path::{Path, PathBuf};
+
+use pagevault_cipher::wrap::{self, OVERHEAD, WrapError, WrapKey};
+use pagevault_keystore::protocol::ErrorClass;
+use zeroize::Zeroizing;
+
+use crate::keyfile::format::{Key, KeyFile, KeyVersion};
+use crate::keyfile::place::Place;
+use crate::keyfile::store;
+use crate::options::{Options, printable};
+use crate::provider::{Environment, Finding, KeyInfo, Provider, ProviderError, Unwrapped, Wrapped};
+
+/// The options it knows.
+pub const OPTIONS: &[&str] = &["path"];
+
+const FORMAT: u8 = 1;
+const HEADER: usize = 9;
+
+struct FileProvider {
+    path: PathBuf,
+    data_directory: Option<PathBuf>,
+}
+
+/// Makes the provider from its options.
+pub fn build(
+    options: &Options<'_>,
+    environment: &Environment,
+) -> Result<Box<dyn Provider>, ProviderError> {
+    let path = options.absolute_path("path")?;
+    Ok(Box::new(FileProvider { path, data_directory: environment.data_directory.clone() }))
+}
+
+impl FileProvider {
+    /// The key file's place, if keys may lie there.
+    fn place(&self) -> Result<Place, ProviderError> {
+        let place = Place::resolve(&self.path)?;
+        outside(&place, self.data_directory.as_deref())?;
+        place.check_directories()?;
+        Ok(place)
+    }
+
+    /// The file is read for every operation: a request has few of them, and what was rotated by
+    /// one of them is seen by the next.
+    fn load(&self) -> Result<KeyFile, ProviderError> {
+        store::load(&self.place()?)
+    }
+
+    fn find<'a>(&self, file: &'a KeyFile, name: &str) -> Result<&'a Key, ProviderError> {
+        file.key(name).ok_or_else(|| {
+            let shown = self.path.display();
+            let names: Vec<String> =
+                file.keys().take(10).map(|(name, _)| format!("\"{}\"", printable(name))).collect();
+            let detail = match names.as_slice() {
+                [] => "It holds no key at all.".to_owned(),
+                names => format!("It holds {}.", names.join(", ")),
+            };
+            let name = printable(name);
+            ProviderError::new(
+                ErrorClass::KeyMissing,
+                format!("key file \"{shown}\" holds no key \"{name}\""),
+            )
+            .with_detail(detail)
+            .with_hint(format!(
+                "Check the name. A new key is made with: pagevault-keyring file create \
+                 \"{shown}\" --key \"{name}\""
+            ))
+        })
+    }
+
+    fn newest<'a>(&self, file: &'a KeyFile, name: &str) -> Result<&'a KeyVersion, ProviderError> {
+        // A key without versions does not pass the file's checks.
+        self.find(file, name)?
+            .newest()
+            .ok_or_else(|| ProviderError::new(ErrorClass::Internal, "key has no version"))
+    }
+
+    fn refused(&self, cause: impl Into<String>) -> ProviderError {
+        ProviderError::new(
+            ErrorClass::WrongCiphertext,
+            format!("wrapped key does not open with key file \"{}\"", self.path.display()),
+        )
+        .with_detail(cause)
+        .with_hint("Give the provider the key file that wrapped it, or an intact copy of it.")
+    }
+}
+
+impl Provider for FileProvider {
+    fn wrap(&self, key: &str, context: &str, plaintext: &[u8]) -> Result<Wrapped, ProviderError> {
+        let file = self.load()?;
+        let newest = self.newest(&file, key)?;
+        let mut wrapped = vec![0; HEADER + plaintext.len() + OVERHEAD];
+        wrapped[0] = FORMAT;
+        wrapped[1..HEADER].copy_from_slice(&newest.version.to_be_bytes());
+        let bound = associated_data(key, newest.version, context);
+        let wrap_key = WrapKey::new(newest.secret.expose());
+        wrap::wrap(&wrap_key, &bound, plaintext, &mut wrapped[HEADER..]).map_err(|error| {
+            ProviderError::new(ErrorClass::Internal, "could not wrap")
+                .with_detail(format!("{error}."))
+        })?;
+        Ok(Wrapped { wrapped, key_version: newest.version })
+    }
+
+    fn unwrap(&self, key: &str, context: &str, wrapped: &[u8]) -> Result<Unwrapped, ProviderError> {
+        let Some((header, body)) = wrapped.split_first_chunk::<HEADER>() else {
+            return Err(self.refused("It is too short."));
+        };
+        let [FORMAT, version @ ..] = *header else {
+            return Err(self.refused(
+                "It was not made by a provider of kind \"file\", or by a newer version of it.",
+            ));
+        };
+        let key_version = u64::from_be_bytes(version);
+        let file = self.load()?;
+        let Some(version) = self.find(&file, key)?.version(key_version) else {
+            return Err(self.refused(format!(
+                "It was wrapped by version {key_version} of the key, which this file does not hold."
+            )));
+        };
+        let mut plaintext = Zeroizing::new(vec![0; body.len().saturating_sub(OVERHEAD)]);
+        let bound = associated_data(key, key_version, context);
+        let wrap_key = WrapKey::new(version.secret.expose());
+        wrap::unwrap(&wrap_key, &bound, body, &mut plaintext).map_err(|error| match error {
+            WrapError::Length(_) => self.refused("It is too short."),
+            _ => self.refused(
+                "It was wrapped by another key of the same name, for another database, or it is \
+                 damaged.",
+            ),
+        })?;
+        Ok(Unwrapped { plaintext, key_version })
+    }
+
+    fn rotate(&self, key: &str) -> Result<u64, ProviderError> {
+        let place = self.place()?;
+        let mut locked = store::lock(&place)?;
+        self.find(&locked.keys, key)?;
+        let version = add_version(&mut locked.keys, key)?;
+        locked.replace()?;
+        Ok(version)
+    }
+
+    fn describe(&self, key: &str) -> Result<KeyInfo, ProviderError> {
+        let file = self.load()?;
+        let newest = self.newest(&file, key)?.version;
+        let versions = self.find(&file, key)?.versions();
+        Ok(KeyInfo {
+            key_version: newest,
+            oldest_version: versions.first().map_or(newest, |oldest| oldest.version),
+            summary: format!(
+                "key file {} on this machine, readable by its owner only",
+                self.path.display()
+            ),
+        })
+    }
+
+    fn examine(&self) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        // The first failure ends the list; the findings up to it are what is told.
+        let _ = self.examine_into(&mut findings);
+        findings
+    }
+
+    fn check_options(&self) -> Result<(), ProviderError> {
+        let place = match Place::resolve(&self.path) {
+            Err(error) if error.class == ErrorClass::Unreachable => return self.outside_by_name(),
+            other => other?,
+        };
+        outside(&place, self.data_directory.as_deref())?;
+        place.check_directories()?;
+        match place.open() {
+            Err(error) if error.class == ErrorClass::Unreachable => Ok(()),
+            opened => opened.map(drop),
+        }
+    }
+}
+
+impl FileProvider {
+    /// [`outside`] for a directory that does not exist: all that can be told is from the path.
+    fn outside_by_name(&self) -> Result<(), ProviderError> {
+        match &self.data_directory {
+            Some(root) if self.path.starts_with(root) => Err(ProviderError::new(
+                ErrorClass::Insecure,
+                format!("key file \"{}\" lies inside the data directory", self.path.display()),
+            )
+            .with_hint("Put the key file elsewhere, for example under /etc/pagevault.")),
+            _ => Ok(()),
+        }
+    }
+
+    fn examine_into(&self, findings: &mut Vec<Finding>) -> Result<(), ()> {
+        let mut note = |what: &str, result: Result<String, ProviderError>| {
+            let ended = result.as_ref().map(drop).map_err(drop);
+            findings.push(Finding { what: what.to_owned(), result });
+            ended
+        };
+        let place = Place::resolve(&self.path);
+        let shown = place.as_ref().map(|place| place.directory().display().to_string());
+        note("the directory exists", shown.map_err(Clone::clone))?;
+        let place = place.map_err(drop)?;
+
+        let data_directory = self.data_directory.as_deref();
+        let checked = match data_directory {
+            Some(root) => format!("not below {} and its tablespaces", root.display()),
+            None => "no --data-directory given: only looked for PG_VERSION above it".to_owned(),
+        };
+        note(
+            "the file lies outside the data directory",
+            outside(&place, data_directory).map(|()| checked),
+        )?;
+        note(
+            "nobody else can exchange the file",
+            place.check_directories().map(|()| "all directories above it are safe".to_owned()),
+        )?;
+        note(
+            "nobody else can read the file",
+            place
+                .open()
+                .map(|_| "a regular file, its owner is us, its mode 0600 or less".to_owned()),
+        )?;
+        note(
+            "the file is a key file",
+            store::load(&place).map(|file| format!("intact, keys: {}", file.keys().count())),
+        )
+    }
+}
+
+/// Adds a version to the key called `name`, which is made if it is not there.
+pub fn add_version(file: &mut KeyFile, name: &str) -> Result<u64, ProviderError> {
+    match file.add_version(name) {
+        Ok(Some(version)) => Ok(version),
+        Ok(None) => {
+            Err(ProviderError::new(ErrorClass::Denied, "key has no further version number"))
+        }
+        Err(error) => Err(ProviderError::new(ErrorClass::Internal, "could not make a key")
+            .with_detail(format!("{error}."))),
+    }
+}
+
+/// Refuses a place inside `data_directory`, or in any other server's that can be told.
+pub fn outside(place: &Place, data_directory: Option<&Path>) -> Result<(), ProviderError> {
+    if let Some(data_directory) = data_directory {
+        place.outside_of(data_directory)?;
+    }
+    place.outside_of_any()
+}
+
+/// What a wrapping is bound to, each part with its length, so that no two triples look the same.
+fn associated_data(key: &str, version: u64, context: &str) -> Vec<u8> {
+    let mut bound = b"pagevault file provider 1".to_vec();
+    for part in [key.as_bytes(), &version.to_be_bytes(), context.as_bytes()] {
+        bound.extend_from_slice(&(part.len() as u64).to_be_bytes());
+        bound.extend_from_slice(part);
+    }
+    bound
+}

@@ -1,0 +1,112 @@
+//! Trying again under a deadline, written once for all providers.
+
+use std::thread;
+use std::time::{Duration, Instant};
+
+use crate::provider::ProviderError;
+
+/// How long to wait between attempts: twice as long each time, less a random part.
+#[derive(Debug, Clone, Copy)]
+pub struct Backoff {
+    /// The longest first wait.
+    pub first: Duration,
+    /// No wait is longer.
+    pub limit: Duration,
+}
+
+impl Default for Backoff {
+    fn default() -> Backoff {
+        Backoff { first: Duration::from_millis(100), limit: Duration::from_secs(5) }
+    }
+}
+
+/// Calls `attempt` until it succeeds, fails for good, or the next wait would pass `deadline`.
+/// The last error is returned as it came, with the number of attempts added to its detail: it says
+/// more than "deadline exceeded" would.
+pub fn retry<T>(
+    backoff: Backoff,
+    deadline: Option<Instant>,
+    mut attempt: impl FnMut() -> Result<T, ProviderError>,
+) -> Result<T, ProviderError> {
+    let mut wait = backoff.first;
+    for attempts in 1u32.. {
+        let mut error = match attempt() {
+            Ok(value) => return Ok(value),
+            Err(error) => error,
+        };
+        let pause = jittered(wait);
+        let in_time = deadline.is_some_and(|deadline| Instant::now() + pause < deadline);
+        if !error.retry || !in_time {
+            if attempts > 1 {
+                let space = if error.detail.is_empty() { "" } else { " " };
+                error.detail.push_str(&format!("{space}Tried {attempts} times."));
+            }
+            return Err(error);
+        }
+        thread::sleep(pause);
+        wait = (wait * 2).min(backoff.limit);
+    }
+    unreachable!("more than 4 billion attempts")
+}
+
+/// Between half of `wait` and all of it, so that many servers that lost the same provider do not
+/// come back in step. Without randomness the whole wait: only politeness is lost.
+fn jittered(wait: Duration) -> Duration {
+    let part = getrandom::u32().map_or(1.0, |r| 0.5 + f64::from(r) / f64::from(u32::MAX) / 2.0);
+    wait.mul_f64(part)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use pagevault_keystore::protocol::ErrorClass;
+
+    const FAST: Backoff =
+        Backoff { first: Duration::from_millis(1), limit: Duration::from_millis(4) };
+
+    fn soon() -> Option<Instant> {
+        Some(Instant::now() + Duration::from_secs(5))
+    }
+
+    fn throttled() -> ProviderError {
+        ProviderError::new(ErrorClass::Throttled, "too many requests").transient()
+    }
+
+    #[test]
+    fn transient_errors_are_tried_again() {
+        let mut left = 3;
+        let result = retry(FAST, soon(), || {
+            left -= 1;
+            if left == 0 { Ok(7) } else { Err(throttled()) }
+        });
+        assert_eq!(result, Ok(7));
+    }
+
+    #[test]
+    fn lasting_errors_are_not() {
+        let mut calls = 0;
+        let result: Result<(), _> = retry(FAST, soon(), || {
+            calls += 1;
+            Err(ProviderError::new(ErrorClass::Denied, "no"))
+        });
+        assert_eq!((calls, result.unwrap_err().detail.as_str()), (1, ""));
+    }
+
+    #[test]
+    fn the_last_error_is_told_before_the_deadline() {
+        let start = Instant::now();
+        let deadline = start + Duration::from_millis(50);
+        let error = retry::<()>(FAST, Some(deadline), || Err(throttled())).unwrap_err();
+        assert!(Instant::now() <= deadline + Duration::from_millis(20));
+        assert_eq!(error.class, ErrorClass::Throttled);
+        assert!(error.detail.starts_with("Tried "), "{}", error.detail);
+    }
+
+    #[test]
+    fn waits_stay_under_their_limit() {
+        for _ in 0..100 {
+            let pause = jittered(Duration::from_millis(100));
+            assert!((50..=100).contains(&pause.as_millis()), "{pause:?}");
+        }
+    }
+}

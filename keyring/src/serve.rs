@@ -1,0 +1,267 @@
+//! One request, one reply, a deadline that holds even if a provider hangs.
+//!
+//! ```text
+//! main      read request ──► start workers ──► collect outcomes until the deadline ──► reply, exit
+//! worker    one per provider of the request: operations in order, one outcome each
+//! guard     ends the process on SIGTERM, SIGINT, SIGHUP, or when nobody reads the reply any more
+//! ```
+//!
+//! Nothing is asked to stop: the process ends, and the system takes back its memory and its locks.
+//! Providers are therefore written so that being killed at any step is harmless, which they must be
+//! anyway.
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsFd;
+use std::path::PathBuf;
+use std::process::{self, ExitCode};
+use std::sync::mpsc::{self, RecvTimeoutError, Sender};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signalfd::SignalFd;
+use pagevault_keystore::protocol::{
+    Action, Base64, ErrorClass, Operation, Outcome, ProtocolError, ProviderSpec, Reply, Request,
+    SIZE_LIMIT, SecretBytes,
+};
+
+use crate::provider::{Environment, Provider, ProviderError};
+use crate::providers;
+use crate::retry::{Backoff, retry};
+use crate::wire;
+
+/// A caller that starts us has its request ready.
+const READ_TIME: Duration = Duration::from_secs(10);
+
+/// A longer deadline is taken for this.
+const LONGEST_DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// The reply leaves this much before the deadline, or a tenth of it before.
+const REPLY_TIME: Duration = Duration::from_millis(200);
+
+/// How long the caller may take to read the reply after the deadline.
+const WRITE_GRACE: Duration = Duration::from_secs(5);
+
+/// Most providers in one request: each has a thread.
+const PROVIDER_LIMIT: usize = 64;
+
+/// Reads a request from standard input and writes the reply to standard output. Success also means
+/// a reply that tells of failures; failure means that there is no reply.
+pub fn serve() -> ExitCode {
+    match guard().and_then(|()| converse()) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("pagevault-keyring: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn converse() -> io::Result<()> {
+    // Duplicates of the descriptors, unlike std's handles, keep no buffer that holds secrets.
+    let input = File::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let output = File::from(io::stdout().as_fd().try_clone_to_owned()?);
+
+    let start = Instant::now();
+    let text = wire::read_to_end(input, SIZE_LIMIT, start + READ_TIME)
+        .map_err(|error| io::Error::other(format!("could not read the request: {error}")))?;
+    if text.is_empty() {
+        return Err(io::Error::other("standard input was closed without a request"));
+    }
+    let start = Instant::now();
+    let (results, limit) = match Request::from_json(&text) {
+        Ok(request) => {
+            let limit = Duration::from_millis(request.deadline_ms).min(LONGEST_DEADLINE);
+            (answer(request, start, limit), limit)
+        }
+        Err(error) => (vec![refuse(&error)], Duration::ZERO),
+    };
+    drop(text);
+    let reply = Reply::new(results).to_json().or_else(|_| {
+        let error = bad_request("reply would be too large")
+            .with_hint("Ask for fewer operations in one request.");
+        Reply::new(vec![Outcome::Failed(error.into())]).to_json()
+    });
+    let reply = reply.map_err(io::Error::other)?;
+    wire::write_all(output, &reply, start + limit + WRITE_GRACE)
+        .map_err(|error| io::Error::other(format!("could not write the reply: {error}")))
+}
+
+/// Has all operations done and returns their outcomes in order, in time.
+fn answer(request: Request, start: Instant, limit: Duration) -> Vec<Outcome> {
+    let deadline = start + limit.saturating_sub(REPLY_TIME.min(limit / 10));
+    let environment = Environment {
+        data_directory: Some(PathBuf::from(request.data_directory)),
+        deadline: Some(deadline),
+    };
+    let titles: Vec<String> = request.operations.iter().map(title).collect();
+    let works = match divide(request.operations) {
+        Ok(works) => works,
+        Err(error) => return vec![Outcome::Failed(error.into())],
+    };
+
+    let (sender, receiver) = mpsc::channel();
+    for work in works {
+        let (environment, sender) = (environment.clone(), sender.clone());
+        let started = thread::Builder::new().spawn(move || work.run(&environment, &sender));
+        if let Err(error) = started {
+            eprintln!("pagevault-keyring: could not start a thread: {error}");
+        }
+    }
+    drop(sender);
+
+    let mut results: Vec<Option<Result<Outcome, ProviderError>>> = Vec::new();
+    results.resize_with(titles.len(), || None);
+    let ended = loop {
+        match receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
+            Ok((index, result)) => results[index] = Some(result),
+            Err(ended) => break ended,
+        }
+    };
+    let missing = || match ended {
+        RecvTimeoutError::Timeout => ProviderError::new(
+            ErrorClass::Deadline,
+            format!("no answer within {} ms", limit.as_millis()),
+        )
+        .with_hint("The provider is slow or hangs. Try again, or allow more time.")
+        .transient(),
+        RecvTimeoutError::Disconnected => {
+            ProviderError::new(ErrorClass::Internal, "the helper failed at this operation")
+                .with_detail("Its messages are in the server's log.")
+        }
+    };
+    let outcome =
+        |(result, title): (Option<_>, String)| match result.unwrap_or_else(|| Err(missing())) {
+            Ok(outcome) => outcome,
+            Err(error) => Outcome::Failed(
+                ProviderError { message: format!("{title}: {}", error.message), ..error }.into(),
+            ),
+        };
+    results.into_iter().zip(titles).map(outcome).collect()
+}
+
+/// What an error message says an operation was about.
+fn title(operation: &Operation) -> String {
+    use crate::options::printable;
+    let provider = printable(&operation.provider.name);
+    match operation.action {
+        Action::CheckOptions => format!("provider \"{provider}\""),
+        _ => format!("master key \"{}\" of provider \"{provider}\"", printable(&operation.key)),
+    }
+}
+
+/// The operations of one provider, with their places in the request.
+struct Work {
+    provider: ProviderSpec,
+    operations: Vec<(usize, Operation)>,
+}
+
+/// One [`Work`] per provider, so that one that hangs takes no other with it.
+fn divide(operations: Vec<Operation>) -> Result<Vec<Work>, ProviderError> {
+    let mut works: Vec<Work> = Vec::new();
+    for (index, operation) in operations.into_iter().enumerate() {
+        let provider = &operation.provider;
+        let same = |work: &Work| {
+            let other = &work.provider;
+            (&other.name, &other.kind, &other.options)
+                == (&provider.name, &provider.kind, &provider.options)
+        };
+        match works.iter().position(same) {
+            Some(at) => works[at].operations.push((index, operation)),
+            None if works.len() == PROVIDER_LIMIT => {
+                return Err(bad_request(format!("more than {PROVIDER_LIMIT} providers")));
+            }
+            None => works
+                .push(Work { provider: provider.clone(), operations: vec![(index, operation)] }),
+        }
+    }
+    Ok(works)
+}
+
+impl Work {
+    fn run(
+        self,
+        environment: &Environment,
+        sender: &Sender<(usize, Result<Outcome, ProviderError>)>,
+    ) {
+        let provider = providers::build(&self.provider.kind, &self.provider.options, environment);
+        for (index, operation) in self.operations {
+            let result = match &provider {
+                Ok(provider) => retry(Backoff::default(), environment.deadline, || {
+                    perform(provider.as_ref(), &operation)
+                }),
+                Err(error) => Err(error.clone()),
+            };
+            if sender.send((index, result)).is_err() {
+                return; // the deadline has passed
+            }
+        }
+    }
+}
+
+fn perform(provider: &dyn Provider, operation: &Operation) -> Result<Outcome, ProviderError> {
+    let (key, context) = (&operation.key, &operation.context);
+    Ok(match &operation.action {
+        Action::Wrap { plaintext } => {
+            let done = provider.wrap(key, context, plaintext.expose())?;
+            Outcome::Wrapped { wrapped: Base64(done.wrapped), key_version: done.key_version }
+        }
+        Action::Unwrap { wrapped } => {
+            let done = provider.unwrap(key, context, &wrapped.0)?;
+            let plaintext = SecretBytes::from_vec(done.plaintext);
+            Outcome::Unwrapped { plaintext, key_version: done.key_version }
+        }
+        Action::Rotate => Outcome::Rotated { key_version: provider.rotate(key)? },
+        Action::Describe => {
+            let info = provider.describe(key)?;
+            Outcome::Described {
+                key_version: info.key_version,
+                oldest_version: info.oldest_version,
+                summary: info.summary,
+            }
+        }
+        Action::CheckOptions => provider.check_options().map(|()| Outcome::OptionsOk)?,
+    })
+}
+
+fn refuse(error: &ProtocolError) -> Outcome {
+    let hint = match error {
+        ProtocolError::Version { .. } => {
+            "Extension and pagevault-keyring must be of the same release. Check the setting \
+             pagevault.keyring_command."
+        }
+        _ => "",
+    };
+    Outcome::Failed(bad_request(error.to_string()).with_hint(hint).into())
+}
+
+fn bad_request(message: impl Into<String>) -> ProviderError {
+    ProviderError::new(ErrorClass::BadRequest, message)
+}
+
+/// Starts the thread that ends the process when it is told to, or when the reader of its output has
+/// gone. Signals are taken from a descriptor: that works even if the parent ignored or blocked them.
+fn guard() -> io::Result<()> {
+    let signals: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP].into_iter().collect();
+    signals.thread_block()?; // threads started from here on inherit this
+    let told = SignalFd::new(&signals)?;
+    let output = io::stdout().as_fd().try_clone_to_owned()?;
+    let watch = move || {
+        loop {
+            // Errors and hang-up are reported without being asked for.
+            let mut watched = [
+                PollFd::new(told.as_fd(), PollFlags::POLLIN),
+                PollFd::new(output.as_fd(), PollFlags::empty()),
+            ];
+            match poll(&mut watched, PollTimeout::NONE) {
+                Err(nix::Error::EINTR) => {}
+                // 143 is what a shell shows for a process ended by SIGTERM.
+                Ok(_) | Err(_) => process::exit(143),
+            }
+        }
+    };
+    thread::Builder::new().name("guard".into()).spawn(watch)?;
+    Ok(())
+}
