@@ -1,0 +1,108 @@
+//! The GOT slots of an imported symbol, and the function they lead to.
+//!
+//! A slot holds one of three things:
+//!
+//! - the function, once bound (always so in a `BIND_NOW` build);
+//! - an address in the program's own procedure linkage table (PLT), as long as a lazy slot has not
+//!   been used. Such a stub must not be forwarded to: it binds the slot anew and undoes the swap;
+//! - the program's own PLT entry as the *canonical* address of the function, in a program that is
+//!   not position independent and takes the function's address. That entry jumps through the
+//!   `JUMP_SLOT`, hence, after the swap, to the replacement: forwarding to it never ends.
+//!
+//! In the last two cases the definition is asked of the dynamic linker.
+
+use std::ffi::{CStr, CString, c_void};
+
+use crate::elf::{Import, Version};
+use crate::error::Error;
+use crate::executable::{Code, Executable};
+
+/// A slot to be swapped.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Slot {
+    pub(crate) address: usize,
+    pub(crate) value: usize,
+}
+
+/// The slots of a symbol and the function they lead to; `None` if the program does not import it.
+pub(crate) fn slots(exe: &Executable, symbol: &str) -> Result<Option<(Vec<Slot>, Code)>, Error> {
+    let mut slots = Vec::new();
+    let mut functions: Vec<usize> = Vec::new();
+    for (address, import) in exe.imports(symbol) {
+        let value = exe.word(address)?.ok_or_else(|| Error::NotPrivate {
+            what: format!("the GOT slot of \"{symbol}\""),
+            address,
+        })?;
+        let function = if exe.owns(value) { definition(exe, symbol, import)? } else { value };
+        slots.push(Slot { address, value });
+        functions.push(function);
+    }
+    functions.sort_unstable();
+    functions.dedup();
+    match functions.as_slice() {
+        [] => Ok(None),
+        &[function] => match Code::at(function) {
+            Some(function) => Ok(Some((slots, function))),
+            None => Err(unresolved(exe, symbol, None)),
+        },
+        several => Err(Error::SlotsDisagree {
+            symbol: symbol.to_owned(),
+            count: several.len(),
+            executable: exe.path().to_owned(),
+        }),
+    }
+}
+
+/// The definition an unbound slot would be bound to.
+fn definition(exe: &Executable, symbol: &str, import: &Import) -> Result<usize, Error> {
+    let version = import.version.as_ref();
+    let name = CString::new(symbol).map_err(|_| unresolved(exe, symbol, version))?;
+    let version_name = version.and_then(|version| CString::new(version.name.as_slice()).ok());
+    let found = look_up(libc::RTLD_DEFAULT, &name, version_name.as_deref());
+    if found != 0 && !exe.owns(found) {
+        return Ok(found);
+    }
+    // The global scope answers with a canonical PLT entry: ask the library itself.
+    let library = version.and_then(|version| CString::new(version.library.as_slice()).ok());
+    let found = library.map_or(0, |library| in_library(&library, &name, version_name.as_deref()));
+    if found != 0 && !exe.owns(found) {
+        return Ok(found);
+    }
+    Err(unresolved(exe, symbol, version))
+}
+
+fn in_library(library: &CStr, name: &CStr, version: Option<&CStr>) -> usize {
+    // SAFETY: a valid C string; RTLD_NOLOAD opens only what is loaded already, so no
+    // initialisation code runs.
+    let handle = unsafe { libc::dlopen(library.as_ptr(), libc::RTLD_LAZY | libc::RTLD_NOLOAD) };
+    if handle.is_null() {
+        return 0;
+    }
+    let found = look_up(handle, name, version);
+    // SAFETY: the handle comes from dlopen and is closed once. The library stays loaded: the
+    // program needs it (it is named in its version requirements).
+    unsafe { libc::dlclose(handle) };
+    found
+}
+
+fn look_up(handle: *mut c_void, name: &CStr, version: Option<&CStr>) -> usize {
+    let found = match version {
+        // SAFETY: valid C strings and a handle that is RTLD_DEFAULT or open.
+        #[cfg(target_env = "gnu")]
+        Some(version) => unsafe { libc::dlvsym(handle, name.as_ptr(), version.as_ptr()) },
+        // SAFETY: as above. C libraries other than glibc have no symbol versions.
+        _ => unsafe { libc::dlsym(handle, name.as_ptr()) },
+    };
+    found.expose_provenance()
+}
+
+fn unresolved(exe: &Executable, symbol: &str, version: Option<&Version>) -> Error {
+    let version = version.map_or_else(
+        || "no version".to_owned(),
+        |version| {
+            let name = String::from_utf8_lossy(&version.name);
+            format!("version {name} of {}", String::from_utf8_lossy(&version.library))
+        },
+    );
+    Error::Unresolved { symbol: symbol.to_owned(), version, executable: exe.path().to_owned() }
+}

@@ -1,0 +1,247 @@
+//! Collects what is to be swapped, checks all of it, and has it swapped.
+
+use crate::error::Error;
+use crate::executable::{Code, Executable};
+use crate::find;
+use crate::got::{self, Slot};
+use crate::patch::{self, Patch};
+
+/// Two members of a table are at most this many words apart.
+///
+/// PostgreSQL's `f_smgr` has 15 to 20. Symbols in `.dynsym` are three words each, so that even
+/// neighbours there do not pass for a table of eleven members or more.
+pub const TABLE_WINDOW: usize = 32;
+
+/// What a pointer must hold to be replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Expected {
+    /// Any function of the executable itself.
+    OwnFunction,
+    /// This function.
+    Exactly(Code),
+}
+
+/// Replacements, each found and checked, none made yet.
+#[derive(Debug)]
+pub struct Plan<'exe> {
+    exe: &'exe Executable,
+    patches: Vec<Patch>,
+}
+
+impl<'exe> Plan<'exe> {
+    /// An empty plan.
+    #[must_use]
+    pub fn new(exe: &'exe Executable) -> Self {
+        Plan { exe, patches: Vec::new() }
+    }
+
+    /// Replaces functions in a table of constants.
+    ///
+    /// The table is the one place in the executable's read-only data where the exported functions
+    /// named in `replaced` and `anchors` stand within [`TABLE_WINDOW`] words of each other, each
+    /// once. `table` is a name for messages. Name every member you know: the more, the safer.
+    ///
+    /// Returns the original functions in the order of `replaced`.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::SymbolMissing`], [`Error::TableNotOnce`], [`Error::TableMemberRepeated`], and as
+    /// for every entry of a plan [`Error::BadReplacement`] and [`Error::PlannedTwice`].
+    pub fn table(
+        &mut self,
+        table: &str,
+        replaced: &[(&str, *const ())],
+        anchors: &[&str],
+    ) -> Result<Vec<Code>, Error> {
+        let names: Vec<&str> =
+            replaced.iter().map(|&(name, _)| name).chain(anchors.iter().copied()).collect();
+        let originals: Vec<Code> =
+            names.iter().map(|name| self.exe.function(name)).collect::<Result<_, _>>()?;
+        let members: Vec<usize> = originals.iter().map(|code| code.address()).collect();
+        let places = self
+            .exe
+            .search_read_only(|regions| find::exactly_once(regions, &members, TABLE_WINDOW))?
+            .map_err(|failure| self.not_once(table, &names, failure))?;
+        let mut patches = Vec::new();
+        for ((&(name, new), &address), original) in replaced.iter().zip(&places).zip(&originals) {
+            let what = format!("\"{name}\" in table \"{table}\"");
+            patches.push(Patch::new(what, address, original.address(), new)?);
+        }
+        self.add(patches)?;
+        Ok(originals[..replaced.len()].to_vec())
+    }
+
+    /// Replaces the function pointer at `offset` bytes into an exported object.
+    ///
+    /// Returns the original function.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::SymbolMissing`], [`Error::FieldOutside`], and [`Error::Unexpected`] if it does not
+    /// hold what is expected.
+    pub fn pointer(
+        &mut self,
+        object: &str,
+        offset: usize,
+        expected: Expected,
+        new: *const (),
+    ) -> Result<Code, Error> {
+        let (what, address, found) = self.field(object, offset)?;
+        let (holds, wanted) = match expected {
+            Expected::OwnFunction => {
+                (self.exe.is_code(found), format!("a function of {}", self.exe.path()))
+            }
+            Expected::Exactly(code) => (found == code.address(), format!("{:#x}", code.address())),
+        };
+        let original = Code::at(found).filter(|_| holds).ok_or_else(|| Error::Unexpected {
+            what: what.clone(),
+            address,
+            found,
+            expected: wanted,
+        })?;
+        self.add(vec![Patch::new(what, address, found, new)?])?;
+        Ok(original)
+    }
+
+    /// Requires the pointer at `offset` bytes into an exported object to be null: an assumption
+    /// about a structure that is checked before anything is swapped, and changes nothing.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::SymbolMissing`], [`Error::FieldOutside`], [`Error::Unexpected`].
+    pub fn require_null(&self, object: &str, offset: usize) -> Result<(), Error> {
+        match self.field(object, offset)? {
+            (_, _, 0) => Ok(()),
+            (what, address, found) => {
+                Err(Error::Unexpected { what, address, found, expected: "null".to_owned() })
+            }
+        }
+    }
+
+    /// Replaces an imported function for calls by the executable itself: every GOT slot of it.
+    ///
+    /// Returns the function the slots are or would be bound to, never a stub of the executable.
+    /// Calls made by libraries are not affected.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::NotImported`], [`Error::Unresolved`], [`Error::SlotsDisagree`].
+    pub fn got(&mut self, symbol: &str, new: *const ()) -> Result<Code, Error> {
+        self.got_if_imported(symbol, new)?.ok_or_else(|| Error::NotImported {
+            symbol: symbol.to_owned(),
+            executable: self.exe.path().to_owned(),
+        })
+    }
+
+    /// As [`Plan::got`], for symbols that only some builds import (`pwrite64`, `__read_chk`):
+    /// `None` if this one does not.
+    ///
+    /// # Errors
+    ///
+    /// As [`Plan::got`], without [`Error::NotImported`].
+    pub fn got_if_imported(&mut self, symbol: &str, new: *const ()) -> Result<Option<Code>, Error> {
+        let Some((slots, original)) = got::slots(self.exe, symbol)? else { return Ok(None) };
+        let mut patches = Vec::new();
+        for Slot { address, value } in slots {
+            let what = format!("the GOT slot of \"{symbol}\"");
+            // A call between plan and swap may bind a lazy slot: both values are right.
+            let patch = Patch::new(what.clone(), address, value, new)?;
+            patches.push(patch.or_bound_to(original.address())?);
+        }
+        self.add(patches)?;
+        Ok(Some(original))
+    }
+
+    /// Swaps everything, or nothing.
+    ///
+    /// All words are compared with what was planned, then every page that needs it is made
+    /// writable, the words are swapped, read back, and the pages get their previous protection.
+    /// Signals are blocked meanwhile. Words in writable memory (lazy GOT slots) stay writable.
+    ///
+    /// # Errors
+    ///
+    /// Any failure leaves the process as it was, but for [`Error::NotRolledBack`], after which it
+    /// must end.
+    ///
+    /// # Safety
+    ///
+    /// - Each replacement has the signature and calling convention of what it replaces, and
+    ///   fulfils its contract towards every caller.
+    /// - The library that holds the replacements is never unloaded.
+    /// - No other thread runs.
+    pub unsafe fn install(self) -> Result<Installed, Error> {
+        // SAFETY: handed on to the caller. The addresses are words of the main program: the plan
+        // takes them from its tables, objects and GOT only.
+        let installed = Installed { patches: unsafe { patch::swap(self.patches) }? };
+        Ok(installed)
+    }
+
+    fn field(&self, object: &str, offset: usize) -> Result<(String, usize, usize), Error> {
+        let found = self.exe.object(object)?;
+        let outside =
+            || Error::FieldOutside { symbol: object.to_owned(), size: found.size, offset };
+        let end = offset.checked_add(size_of::<usize>()).ok_or_else(outside)?;
+        if end > found.size {
+            return Err(outside());
+        }
+        let address = found.address + offset;
+        let value = self.exe.word(address)?.ok_or_else(outside)?;
+        Ok((format!("\"{object}\" offset {offset}"), address, value))
+    }
+
+    fn add(&mut self, patches: Vec<Patch>) -> Result<(), Error> {
+        for patch in patches {
+            if self.patches.iter().any(|planned| planned.address() == patch.address()) {
+                let address = patch.address();
+                return Err(Error::PlannedTwice { what: patch.into_what(), address });
+            }
+            self.patches.push(patch);
+        }
+        Ok(())
+    }
+
+    fn not_once(&self, table: &str, names: &[&str], failure: find::NotOnce) -> Error {
+        let (table, executable) = (table.to_owned(), self.exe.path().to_owned());
+        if let (1, Some(member)) = (failure.places, failure.repeated) {
+            return Error::TableMemberRepeated {
+                table,
+                executable,
+                symbol: names[member].to_owned(),
+            };
+        }
+        let count = |(name, count): (&&str, &usize)| format!("\"{name}\" {count} times");
+        let occurrences: Vec<String> = names.iter().zip(&failure.occurrences).map(count).collect();
+        Error::TableNotOnce {
+            table,
+            executable,
+            places: failure.places,
+            window: TABLE_WINDOW,
+            occurrences: format!("found {}", occurrences.join(", ")),
+        }
+    }
+}
+
+/// Proof that a plan was carried out.
+#[derive(Debug)]
+pub struct Installed {
+    patches: Vec<patch::Swapped>,
+}
+
+impl Installed {
+    /// Reads back every word and the protection of its page. A process that inherited the memory
+    /// by fork may call it too.
+    ///
+    /// # Errors
+    ///
+    /// [`Error::Unexpected`] for a word that does not hold the replacement,
+    /// [`Error::ProtectionChanged`], [`Error::Maps`].
+    pub fn verify(&self) -> Result<(), Error> {
+        patch::verify(&self.patches)
+    }
+
+    /// How many words were swapped.
+    #[must_use]
+    pub fn words(&self) -> usize {
+        self.patches.len()
+    }
+}
