@@ -1,5 +1,31 @@
 //! What pagevault remembers about keys, and how it speaks to the program that holds the master keys.
+//!
+//! No key is ever here in clear: records hold wrapped keys, and only [`protocol`] carries a secret, in
+//! types that wipe it. The crate is pure but for one trait, [`storage::Storage`].
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`record`] | the facts that are kept |
+//! | [`batch`] | the records of one change as one checked piece of bytes, also a WAL record's payload |
+//! | [`log`] | an append-only file of batches: replay, append, compact |
+//! | [`storage`] | the file operations a log needs |
+//! | [`state`] | records folded into what is so now |
+//! | [`directory`] | which key belongs to which relation file, in shared memory |
+//! | [`protocol`] | request to and reply from `pagevault-keyring` |
 
 #![forbid(unsafe_code)]
 
+pub mod batch;
+mod binding;
+pub mod directory;
+mod error;
+pub mod log;
 pub mod protocol;
+pub mod record;
+pub mod state;
+pub mod storage;
+mod wire;
+
+pub use binding::{data_key_aad, master_context};
+pub use error::{FormatError, Problem};
+pub use record::{Record, RelFile};

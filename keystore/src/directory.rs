@@ -1,0 +1,609 @@
+//! The directory: which keys a relation file has, in shared memory, for all processes of a server.
+//!
+//! ```text
+//! header   16 words     magic, layout, capacity, buckets, files, keys, spare body
+//! buckets  2^n words    newest file of each hash chain
+//! files    8 words      tablespace, database, relation, current, owner, next, newest key, retired
+//! keys     4 words      meta (epoch | cipher << 16 | length << 24), next, sequence, body
+//! bodies   25 words     scope, key version, wrapped key; one more than there are keys
+//! ```
+//!
+//! References are indexes plus one, so that zeroed memory is an empty directory. Entries are only
+//! added, and a chain always leads to older entries, so that readers need no lock: an entry is written
+//! first and linked last (release), a reader follows links (acquire) and sees whole entries.
+//!
+//! What changes in place is one word at a time (`current`, `owner`, `retired`), but for a wrapping, which
+//! is 25. A new wrapping is written to the *spare* body; then the key is pointed at it, and its old body
+//! becomes the spare. So a writer that sleeps or dies in the middle keeps no reader waiting. A reader
+//! that is itself overtaken, so that its body is written again under its eyes, notices that the key's
+//! body or sequence has changed, and reads again. It gives up with [`DirectoryError::Busy`] after
+//! [`RETRIES`] times: that takes as many re-wrappings of this one key, each in the time of a 100-byte
+//! copy, and does not happen unless a writer runs wild; asking again is right, plaintext is not.
+//!
+//! One writer at a time: callers of the methods marked *writer* hold an exclusive lock. If a writer is
+//! killed between two stores, PostgreSQL restarts all processes with fresh shared memory, and the
+//! directory is initialised and loaded again; nothing here outlives that.
+
+use std::sync::atomic::{AtomicU32, Ordering, fence};
+
+use crate::error::Problem;
+use crate::record::{MAX_EPOCH, MAX_WRAPPED_DATA_KEY, Record, RelFile};
+
+/// Attempts of a reader before it reports [`DirectoryError::Busy`].
+pub const RETRIES: usize = 64;
+/// Most keys a directory can be made for.
+pub const MAX_CAPACITY: u32 = 1 << 24;
+
+const MAGIC: u32 = 0x7076_6469;
+const LAYOUT: u32 = 1;
+
+const HEADER_WORDS: usize = 16;
+const FILE_WORDS: usize = 8;
+const KEY_WORDS: usize = 4;
+const BODY_WORDS: usize = 2 + WRAPPED_WORDS;
+const WRAPPED_WORDS: usize = MAX_WRAPPED_DATA_KEY / 4;
+const _: () = assert!(MAX_WRAPPED_DATA_KEY.is_multiple_of(4) && MAX_WRAPPED_DATA_KEY < 256);
+
+/// Words of the header.
+mod head {
+    pub(super) const MAGIC: usize = 0;
+    pub(super) const LAYOUT: usize = 1;
+    pub(super) const CAPACITY: usize = 2;
+    pub(super) const BUCKETS: usize = 3;
+    pub(super) const FILES: usize = 4;
+    pub(super) const KEYS: usize = 5;
+    pub(super) const SPARE: usize = 6;
+}
+
+/// Words of a file entry.
+mod file {
+    pub(super) const TABLESPACE: usize = 0;
+    pub(super) const DATABASE: usize = 1;
+    pub(super) const RELATION: usize = 2;
+    pub(super) const CURRENT: usize = 3;
+    pub(super) const OWNER: usize = 4;
+    pub(super) const NEXT: usize = 5;
+    pub(super) const KEYS: usize = 6;
+    pub(super) const RETIRED: usize = 7;
+}
+
+/// Words of a key entry.
+mod key {
+    pub(super) const META: usize = 0;
+    pub(super) const NEXT: usize = 1;
+    pub(super) const SEQUENCE: usize = 2;
+    pub(super) const BODY: usize = 3;
+}
+
+/// Why the directory has no answer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum DirectoryError {
+    /// No room for another key or file.
+    #[error("key directory is full with {capacity} keys")]
+    Full {
+        /// Keys it was made for.
+        capacity: u32,
+    },
+    /// Another key for an epoch that has one.
+    #[error("relation file {file} has another key for epoch {epoch}")]
+    KeyReplaced {
+        /// Which file.
+        file: RelFile,
+        /// Which epoch.
+        epoch: u16,
+    },
+    /// No key for this epoch.
+    #[error("relation file {file} has no key for epoch {epoch}")]
+    NoKey {
+        /// Which file.
+        file: RelFile,
+        /// Which epoch.
+        epoch: u16,
+    },
+    /// The record is outside its limits.
+    #[error("record cannot be stored: {0}: {1}")]
+    Record(&'static str, &'static str),
+    /// A key's wrapping changed at every attempt to read it. Ask again.
+    #[error("key is being wrapped again, try once more")]
+    Busy,
+    /// Not a directory, or of another size or layout, or overwritten by someone.
+    #[error("key directory in shared memory is damaged")]
+    Damaged,
+}
+
+type Result<T> = std::result::Result<T, DirectoryError>;
+
+/// A file's place in the directory. Valid as long as the directory.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct FileSlot(u32);
+
+/// What [`Directory::key`] tells beside the wrapped bytes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct KeyInfo {
+    /// 1 to 8191.
+    pub epoch: u16,
+    /// Cipher number.
+    pub cipher: u8,
+    /// Scope of the database key that wraps.
+    pub scope: u32,
+    /// Version of the database key that wraps.
+    pub key_version: u32,
+    /// Bytes of the wrapped key.
+    pub length: usize,
+}
+
+/// What [`Directory::files`] tells about a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct FileInfo {
+    /// For further questions.
+    pub slot: FileSlot,
+    /// Which file.
+    pub file: RelFile,
+    /// OID of the relation.
+    pub owner: u32,
+    /// Epoch and cipher of new writes, `None` for plaintext.
+    pub current: Option<(u16, u8)>,
+    /// The file was dropped.
+    pub retired: bool,
+}
+
+/// How full the directory is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Counts {
+    /// Files.
+    pub files: u32,
+    /// Keys.
+    pub keys: u32,
+    /// Room for so many of each.
+    pub capacity: u32,
+}
+
+/// The directory, seen by one process.
+#[derive(Debug, Clone, Copy)]
+pub struct Directory<'a> {
+    words: &'a [AtomicU32],
+    capacity: u32,
+    buckets: u32,
+}
+
+impl<'a> Directory<'a> {
+    /// Words of shared memory for `capacity` keys and as many files; about 156 bytes each. More than
+    /// [`MAX_CAPACITY`] counts as that.
+    pub const fn words_needed(capacity: u32) -> usize {
+        let capacity = if capacity > MAX_CAPACITY { MAX_CAPACITY } else { capacity } as usize;
+        HEADER_WORDS
+            + buckets(capacity as u32) as usize
+            + capacity * (FILE_WORDS + KEY_WORDS)
+            + (capacity + 1) * BODY_WORDS
+    }
+
+    /// Writer. Makes an empty directory; no one else looks at the words yet.
+    pub fn init(words: &'a [AtomicU32], capacity: u32) -> Result<Self> {
+        if capacity > MAX_CAPACITY || words.len() < Self::words_needed(capacity) {
+            return Err(DirectoryError::Damaged);
+        }
+        words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        let this = Self { words, capacity, buckets: buckets(capacity) };
+        this.word(head::LAYOUT)?.store(LAYOUT, Ordering::Relaxed);
+        this.word(head::CAPACITY)?.store(capacity, Ordering::Relaxed);
+        this.word(head::BUCKETS)?.store(this.buckets, Ordering::Relaxed);
+        this.word(head::SPARE)?.store(capacity, Ordering::Relaxed);
+        this.word(head::MAGIC)?.store(MAGIC, Ordering::Release);
+        Ok(this)
+    }
+
+    /// Looks at a directory that another process has made.
+    pub fn attach(words: &'a [AtomicU32]) -> Result<Self> {
+        let field = |index: usize| -> Result<u32> {
+            Ok(words.get(index).ok_or(DirectoryError::Damaged)?.load(Ordering::Acquire))
+        };
+        let (magic, layout) = (field(head::MAGIC)?, field(head::LAYOUT)?);
+        let this = Self { words, capacity: field(head::CAPACITY)?, buckets: field(head::BUCKETS)? };
+        let right = magic == MAGIC
+            && layout == LAYOUT
+            && this.capacity <= MAX_CAPACITY
+            && this.buckets == buckets(this.capacity)
+            && words.len() >= Self::words_needed(this.capacity);
+        if right { Ok(this) } else { Err(DirectoryError::Damaged) }
+    }
+
+    /// The slot of a file, `None` if nothing was ever recorded about it.
+    pub fn find(&self, wanted: RelFile) -> Result<Option<FileSlot>> {
+        let mut next = self.word(self.bucket(wanted))?.load(Ordering::Acquire);
+        let mut bound = u32::MAX;
+        while let Some(index) = step(next, &mut bound)? {
+            let entry = self.file(FileSlot(index))?;
+            if identity(entry) == wanted {
+                return Ok(Some(FileSlot(index)));
+            }
+            next = entry[file::NEXT].load(Ordering::Acquire);
+        }
+        Ok(None)
+    }
+
+    /// Epoch and cipher that the file is written with, `None` for plaintext.
+    pub fn current(&self, slot: FileSlot) -> Result<Option<(u16, u8)>> {
+        Ok(unpack_current(self.file(slot)?[file::CURRENT].load(Ordering::Acquire)))
+    }
+
+    /// All that is known about a file but its keys.
+    pub fn info(&self, slot: FileSlot) -> Result<FileInfo> {
+        let entry = self.file(slot)?;
+        Ok(FileInfo {
+            slot,
+            file: identity(entry),
+            owner: entry[file::OWNER].load(Ordering::Acquire),
+            current: unpack_current(entry[file::CURRENT].load(Ordering::Acquire)),
+            retired: entry[file::RETIRED].load(Ordering::Acquire) != 0,
+        })
+    }
+
+    /// Copies the wrapped key of an epoch to the start of `wrapped`. Never half of one wrapping and
+    /// half of another.
+    pub fn key(
+        &self,
+        slot: FileSlot,
+        epoch: u16,
+        wrapped: &mut [u8; MAX_WRAPPED_DATA_KEY],
+    ) -> Result<KeyInfo> {
+        let entry = self.find_key(slot, epoch)?;
+        let entry = entry.ok_or_else(|| self.no_key(slot, epoch))?;
+        self.read_key(entry, wrapped)
+    }
+
+    /// The epoch that a new key of the file gets, `None` after 8191.
+    pub fn next_epoch(&self, slot: FileSlot) -> Result<Option<u16>> {
+        let mut last = 0;
+        for key in self.keys(slot)? {
+            last = last.max(key?.epoch);
+        }
+        Ok(Some(last + 1).filter(|epoch| *epoch <= MAX_EPOCH))
+    }
+
+    /// All files that were there at the call, oldest first. Costs the number of files.
+    pub fn files(&self) -> Result<impl Iterator<Item = Result<FileInfo>> + use<'a>> {
+        let this = *self;
+        let count = this.word(head::FILES)?.load(Ordering::Acquire).min(this.capacity);
+        Ok((0..count).map(move |index| this.info(FileSlot(index))))
+    }
+
+    /// All keys of a file, newest entry first.
+    pub fn keys(&self, slot: FileSlot) -> Result<impl Iterator<Item = Result<KeyInfo>> + use<'a>> {
+        let this = *self;
+        let mut next = this.file(slot)?[file::KEYS].load(Ordering::Acquire);
+        let mut bound = u32::MAX;
+        let mut advance = move || -> Result<Option<KeyInfo>> {
+            let Some(index) = step(next, &mut bound)? else { return Ok(None) };
+            let entry = this.key_entry(index)?;
+            next = entry[key::NEXT].load(Ordering::Acquire);
+            this.read_key(entry, &mut [0; MAX_WRAPPED_DATA_KEY]).map(Some)
+        };
+        // An error ends the walk: what comes behind it is not to be trusted.
+        let mut failed = false;
+        Ok(std::iter::from_fn(move || {
+            if failed {
+                return None;
+            }
+            let key = advance().transpose();
+            failed = matches!(key, Some(Err(_)));
+            key
+        }))
+    }
+
+    /// How full the directory is.
+    pub fn counts(&self) -> Result<Counts> {
+        Ok(Counts {
+            files: self.word(head::FILES)?.load(Ordering::Acquire),
+            keys: self.word(head::KEYS)?.load(Ordering::Acquire),
+            capacity: self.capacity,
+        })
+    }
+
+    /// Writer. Takes a record in. Records about providers and database keys are none of the
+    /// directory's business; so are dropped files that it never heard of.
+    pub fn apply(&self, record: &Record) -> Result<()> {
+        match record {
+            Record::DataKey { file, epoch, cipher, scope, key_version, wrapped, owner, .. } => {
+                record.validate().map_err(invalid)?;
+                let info = KeyInfo {
+                    epoch: *epoch,
+                    cipher: *cipher,
+                    scope: *scope,
+                    key_version: *key_version,
+                    length: wrapped.len(),
+                };
+                self.insert(*file, *owner, &info, wrapped)?;
+            }
+            Record::Current { file, epoch, owner } => {
+                record.validate().map_err(invalid)?;
+                let slot = match self.find(*file)? {
+                    Some(slot) => slot,
+                    None if *epoch == 0 => self.add_file(*file, *owner, 0)?,
+                    None => return Err(DirectoryError::NoKey { file: *file, epoch: *epoch }),
+                };
+                self.set_current(slot, *epoch, *owner)?;
+            }
+            Record::Retired { file, .. } => {
+                if let Some(slot) = self.find(*file)? {
+                    self.file(slot)?[file::RETIRED].store(1, Ordering::Release);
+                }
+            }
+            Record::Provider { .. } | Record::DropProvider { .. } | Record::DatabaseKey { .. } => {}
+        }
+        Ok(())
+    }
+
+    /// Writer. Adds a key, and its file if it is new; or gives a key that is there a new wrapping.
+    /// `wrapped` is `info.length` bytes long. The file is written with it only from
+    /// [`set_current`](Self::set_current) on.
+    pub fn insert(
+        &self,
+        file: RelFile,
+        owner: u32,
+        info: &KeyInfo,
+        wrapped: &[u8],
+    ) -> Result<FileSlot> {
+        if wrapped.len() != info.length || wrapped.len() > MAX_WRAPPED_DATA_KEY {
+            return Err(DirectoryError::Record("wrapped data key", "wrong length"));
+        }
+        if !(1..=MAX_EPOCH).contains(&info.epoch) {
+            return Err(DirectoryError::Record("epoch", "outside 1 to 8191"));
+        }
+        let Some(slot) = self.find(file)? else {
+            if self.counts()?.files >= self.capacity {
+                return Err(self.full());
+            }
+            let first = self.add_key(info, wrapped, 0)?;
+            return self.add_file(file, owner, first);
+        };
+        match self.find_key(slot, info.epoch)? {
+            Some(_) => self.replace_wrapping(slot, info, wrapped)?,
+            None => {
+                let newest = &self.file(slot)?[file::KEYS];
+                let added = self.add_key(info, wrapped, newest.load(Ordering::Relaxed))?;
+                newest.store(added, Ordering::Release);
+            }
+        }
+        Ok(slot)
+    }
+
+    /// Writer. Makes an epoch that has a key the one that the file is written with; 0 for plaintext.
+    pub fn set_current(&self, slot: FileSlot, epoch: u16, owner: u32) -> Result<()> {
+        let current = match epoch {
+            0 => 0,
+            epoch => {
+                let entry = self.find_key(slot, epoch)?;
+                let entry = entry.ok_or_else(|| self.no_key(slot, epoch))?;
+                let (_, cipher, _) = unpack_meta(entry[key::META].load(Ordering::Acquire));
+                u32::from(epoch) | u32::from(cipher) << 16
+            }
+        };
+        let entry = self.file(slot)?;
+        entry[file::OWNER].store(owner, Ordering::Release);
+        entry[file::RETIRED].store(0, Ordering::Release);
+        entry[file::CURRENT].store(current, Ordering::Release);
+        Ok(())
+    }
+
+    /// Writer. Gives the key of `info.epoch` a new wrapping, of the same cipher and length.
+    pub fn replace_wrapping(&self, slot: FileSlot, info: &KeyInfo, wrapped: &[u8]) -> Result<()> {
+        let entry = self.find_key(slot, info.epoch)?;
+        let entry = entry.ok_or_else(|| self.no_key(slot, info.epoch))?;
+        if entry[key::META].load(Ordering::Acquire) != pack_meta(info)
+            || wrapped.len() != info.length
+        {
+            let file = identity(self.file(slot)?);
+            return Err(DirectoryError::KeyReplaced { file, epoch: info.epoch });
+        }
+        let spare = self.word(head::SPARE)?;
+        let (new, old) = (spare.load(Ordering::Relaxed), entry[key::BODY].load(Ordering::Relaxed));
+        // Whoever sees a byte of what is now written to the spare body also sees that its former
+        // key points elsewhere (pairs with the fence in `read_key`).
+        fence(Ordering::Release);
+        self.write_body(new, info, wrapped)?;
+        // Sequence before body: should this body ever be this key's again, the sequence tells.
+        let sequence = entry[key::SEQUENCE].load(Ordering::Relaxed);
+        entry[key::SEQUENCE].store(sequence.wrapping_add(1), Ordering::Release);
+        entry[key::BODY].store(new, Ordering::Release);
+        spare.store(old, Ordering::Relaxed);
+        Ok(())
+    }
+
+    /// Adds a file whose newest key is `keys` (a reference, 0 for none) and links it.
+    fn add_file(&self, file: RelFile, owner: u32, keys: u32) -> Result<FileSlot> {
+        let count = self.word(head::FILES)?;
+        let index = count.load(Ordering::Relaxed);
+        if index >= self.capacity {
+            return Err(self.full());
+        }
+        let bucket = self.word(self.bucket(file))?;
+        let entry = self.file(FileSlot(index))?;
+        let store = |word: usize, value: u32| entry[word].store(value, Ordering::Relaxed);
+        store(file::TABLESPACE, file.tablespace);
+        store(file::DATABASE, file.database);
+        store(file::RELATION, file.relation);
+        store(file::CURRENT, 0);
+        store(file::OWNER, owner);
+        store(file::NEXT, bucket.load(Ordering::Relaxed));
+        store(file::KEYS, keys);
+        store(file::RETIRED, 0);
+        bucket.store(index + 1, Ordering::Release);
+        count.store(index + 1, Ordering::Release);
+        Ok(FileSlot(index))
+    }
+
+    /// Adds a key in front of the key `next` (a reference) and returns the reference to link.
+    fn add_key(&self, info: &KeyInfo, wrapped: &[u8], next: u32) -> Result<u32> {
+        let count = self.word(head::KEYS)?;
+        let index = count.load(Ordering::Relaxed);
+        if index >= self.capacity {
+            return Err(self.full());
+        }
+        let entry = self.key_entry(index)?;
+        // Body `index` has never been another key's: bodies only change places with the spare one
+        // when a key that has one is wrapped again, so those below `index` and the last circulate.
+        self.write_body(index, info, wrapped)?;
+        entry[key::META].store(pack_meta(info), Ordering::Relaxed);
+        entry[key::NEXT].store(next, Ordering::Relaxed);
+        entry[key::SEQUENCE].store(0, Ordering::Relaxed);
+        entry[key::BODY].store(index, Ordering::Relaxed);
+        count.store(index + 1, Ordering::Release);
+        Ok(index + 1)
+    }
+
+    fn write_body(&self, index: u32, info: &KeyInfo, wrapped: &[u8]) -> Result<()> {
+        let [scope, version, words @ ..] = self.body(index)?;
+        scope.store(info.scope, Ordering::Relaxed);
+        version.store(info.key_version, Ordering::Relaxed);
+        for (word, bytes) in words.iter().zip(wrapped.chunks(4)) {
+            let mut value = [0; 4];
+            value.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
+            word.store(u32::from_le_bytes(value), Ordering::Relaxed);
+        }
+        Ok(())
+    }
+
+    fn read_key(
+        &self,
+        entry: &[AtomicU32; KEY_WORDS],
+        wrapped: &mut [u8; MAX_WRAPPED_DATA_KEY],
+    ) -> Result<KeyInfo> {
+        let (epoch, cipher, length) = unpack_meta(entry[key::META].load(Ordering::Acquire));
+        for _ in 0..RETRIES {
+            let sequence = entry[key::SEQUENCE].load(Ordering::Acquire);
+            let body = entry[key::BODY].load(Ordering::Acquire);
+            let [scope, version, words @ ..] = self.body(body)?;
+            let scope = scope.load(Ordering::Relaxed);
+            let key_version = version.load(Ordering::Relaxed);
+            for (bytes, word) in wrapped.as_chunks_mut::<4>().0.iter_mut().zip(words) {
+                *bytes = word.load(Ordering::Relaxed).to_le_bytes();
+            }
+            // Pairs with the fence in `replace_wrapping`.
+            fence(Ordering::Acquire);
+            if entry[key::BODY].load(Ordering::Acquire) == body
+                && entry[key::SEQUENCE].load(Ordering::Acquire) == sequence
+            {
+                return Ok(KeyInfo { epoch, cipher, scope, key_version, length });
+            }
+            std::hint::spin_loop();
+        }
+        Err(DirectoryError::Busy)
+    }
+
+    fn find_key(&self, slot: FileSlot, epoch: u16) -> Result<Option<&'a [AtomicU32; KEY_WORDS]>> {
+        let mut next = self.file(slot)?[file::KEYS].load(Ordering::Acquire);
+        let mut bound = u32::MAX;
+        while let Some(index) = step(next, &mut bound)? {
+            let entry = self.key_entry(index)?;
+            if unpack_meta(entry[key::META].load(Ordering::Acquire)).0 == epoch {
+                return Ok(Some(entry));
+            }
+            next = entry[key::NEXT].load(Ordering::Acquire);
+        }
+        Ok(None)
+    }
+
+    fn word(&self, index: usize) -> Result<&'a AtomicU32> {
+        self.words.get(index).ok_or(DirectoryError::Damaged)
+    }
+
+    fn bucket(&self, file: RelFile) -> usize {
+        HEADER_WORDS + (hash(file) & (self.buckets - 1)) as usize
+    }
+
+    fn file(&self, FileSlot(index): FileSlot) -> Result<&'a [AtomicU32; FILE_WORDS]> {
+        self.entry(HEADER_WORDS + self.buckets as usize, index, self.capacity)
+    }
+
+    fn key_entry(&self, index: u32) -> Result<&'a [AtomicU32; KEY_WORDS]> {
+        let files = self.capacity as usize * FILE_WORDS;
+        self.entry(HEADER_WORDS + self.buckets as usize + files, index, self.capacity)
+    }
+
+    fn body(&self, index: u32) -> Result<&'a [AtomicU32; BODY_WORDS]> {
+        let entries = self.capacity as usize * (FILE_WORDS + KEY_WORDS);
+        self.entry(HEADER_WORDS + self.buckets as usize + entries, index, self.capacity + 1)
+    }
+
+    /// Entry `index` of `count`, each `N` words, from word `start` on.
+    fn entry<const N: usize>(
+        &self,
+        start: usize,
+        index: u32,
+        count: u32,
+    ) -> Result<&'a [AtomicU32; N]> {
+        let at = start + index as usize * N;
+        let words = self.words.get(at..at + N).filter(|_| index < count);
+        words.and_then(|words| words.try_into().ok()).ok_or(DirectoryError::Damaged)
+    }
+
+    fn full(&self) -> DirectoryError {
+        DirectoryError::Full { capacity: self.capacity }
+    }
+
+    fn no_key(&self, slot: FileSlot, epoch: u16) -> DirectoryError {
+        match self.file(slot) {
+            Ok(entry) => DirectoryError::NoKey { file: identity(entry), epoch },
+            Err(error) => error,
+        }
+    }
+}
+
+/// Power of two, at least 1.
+const fn buckets(capacity: u32) -> u32 {
+    if capacity == 0 { 1 } else { capacity.next_power_of_two() }
+}
+
+/// The index of a reference. Chains lead to ever older entries, so an index that is not below the one
+/// before (`bound`) is damage, and no walk can go in circles.
+fn step(reference: u32, bound: &mut u32) -> Result<Option<u32>> {
+    let Some(index) = reference.checked_sub(1) else { return Ok(None) };
+    if index >= *bound {
+        return Err(DirectoryError::Damaged);
+    }
+    *bound = index;
+    Ok(Some(index))
+}
+
+fn identity(entry: &[AtomicU32; FILE_WORDS]) -> RelFile {
+    RelFile {
+        tablespace: entry[file::TABLESPACE].load(Ordering::Acquire),
+        database: entry[file::DATABASE].load(Ordering::Acquire),
+        relation: entry[file::RELATION].load(Ordering::Acquire),
+    }
+}
+
+/// File numbers are counted up, so one multiplication per word spreads them well enough; the shifts
+/// bring the high bits, which depend on everything, down to where the bucket is taken from.
+fn hash(file: RelFile) -> u32 {
+    const ODD: u64 = 0x9E37_79B9_7F4A_7C15; // 2^64 / golden ratio
+    let mix = |state: u64, word: u32| {
+        let state = (state ^ u64::from(word)).wrapping_mul(ODD);
+        state ^ state >> 32
+    };
+    (mix(mix(mix(0, file.tablespace), file.database), file.relation) >> 16) as u32
+}
+
+fn pack_meta(info: &KeyInfo) -> u32 {
+    // At most 92, see `insert`.
+    let length = info.length as u32 & 0xFF;
+    u32::from(info.epoch) | u32::from(info.cipher) << 16 | length << 24
+}
+
+/// Epoch, cipher, length.
+fn unpack_meta(meta: u32) -> (u16, u8, usize) {
+    let [low, high, cipher, length] = meta.to_le_bytes();
+    (u16::from_le_bytes([low, high]), cipher, usize::from(length).min(MAX_WRAPPED_DATA_KEY))
+}
+
+fn unpack_current(current: u32) -> Option<(u16, u8)> {
+    let [low, high, cipher, _] = current.to_le_bytes();
+    Some((u16::from_le_bytes([low, high]), cipher)).filter(|(epoch, _)| *epoch != 0)
+}
+
+fn invalid(problem: Problem) -> DirectoryError {
+    match problem {
+        Problem::Field(field, what) => DirectoryError::Record(field, what),
+        _ => DirectoryError::Record("record", "invalid"),
+    }
+}

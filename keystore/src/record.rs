@@ -1,0 +1,372 @@
+//! The records of which a keystore is made.
+//!
+//! ```text
+//! type u8 | version u8 | length u32 | payload (length bytes)          little-endian throughout
+//!
+//! 1 Provider      name text, kind text, options text
+//! 2 DropProvider  name text
+//! 3 DatabaseKey   scope u32, version u32, master_version u64, created i64, provider text, master_key text, wrapped bytes
+//! 4 DataKey       file, epoch u16, cipher u8, zero u8, scope u32, key_version u32, owner u32, created i64, wrapped bytes
+//! 5 Current       file, epoch u16, owner u32
+//! 6 Retired       file, lsn u64
+//!
+//! text, bytes: length u32, then as many bytes; text is UTF-8        file: tablespace, database, relation u32
+//! ```
+//!
+//! Types are never reused. A change of layout is a new version of its type; readers of old versions
+//! stay for ever. A type or version from the future is an error, not something to skip: it might be a
+//! key, and compaction would lose it.
+
+use std::fmt;
+
+use crate::error::{FormatError, Problem};
+use crate::wire::{Reader, put_bytes, put_i64, put_u8, put_u16, put_u32, put_u64};
+
+/// Longest provider name, provider kind and master key name, in bytes.
+pub const MAX_NAME: usize = 255;
+/// Longest provider options, in bytes of JSON text.
+pub const MAX_OPTIONS: usize = 64 << 10;
+/// Longest wrapped database key, in bytes.
+pub const MAX_WRAPPED_DATABASE_KEY: usize = 64 << 10;
+/// Longest wrapped data key, in bytes: 64 key bytes and 28 of nonce and tag.
+pub const MAX_WRAPPED_DATA_KEY: usize = 92;
+/// Shortest wrapped data key of any cipher, known or not: one byte of key.
+const MIN_WRAPPED_DATA_KEY: usize = 29;
+/// Highest epoch that fits a page's 13 bits.
+pub const MAX_EPOCH: u16 = 8191;
+
+/// A relation's file, as PostgreSQL's `RelFileLocator` (`RelFileNode` before 16).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct RelFile {
+    /// Tablespace OID.
+    pub tablespace: u32,
+    /// Database OID, 0 for shared relations.
+    pub database: u32,
+    /// Relation file number.
+    pub relation: u32,
+}
+
+/// As in PostgreSQL's own WAL descriptions.
+impl fmt::Display for RelFile {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}/{}", self.tablespace, self.database, self.relation)
+    }
+}
+
+/// One fact about keys. Facts are added, never edited; [`State`](crate::state::State) folds them.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Record {
+    /// A provider, new or altered.
+    Provider {
+        /// Name in SQL.
+        name: String,
+        /// `file`, `vault`, `aws_kms`, `command`.
+        kind: String,
+        /// JSON object.
+        options: String,
+    },
+    /// A provider is gone.
+    DropProvider {
+        /// Name in SQL.
+        name: String,
+    },
+    /// A database key, wrapped by a master key. The same scope and version again: the same key in a
+    /// new wrapping.
+    DatabaseKey {
+        /// Database OID, 0 for the cluster's.
+        scope: u32,
+        /// From 1; the highest is the one to wrap new data keys with.
+        version: u32,
+        /// Provider of the master key.
+        provider: String,
+        /// Master key's name at the provider.
+        master_key: String,
+        /// Master key's version that wrapped.
+        master_version: u64,
+        /// Opaque.
+        wrapped: Vec<u8>,
+        /// Seconds since 1970.
+        created: i64,
+    },
+    /// A data key, wrapped by a database key. The same file and epoch again: the same key in a new
+    /// wrapping.
+    DataKey {
+        /// Whose key.
+        file: RelFile,
+        /// 1 to [`MAX_EPOCH`].
+        epoch: u16,
+        /// Cipher number as in `pagevault_cipher::CipherId`; unknown ones are kept.
+        cipher: u8,
+        /// Scope of the database key that wraps.
+        scope: u32,
+        /// Version of the database key that wraps.
+        key_version: u32,
+        /// Nonce, ciphertext, tag; associated data is [`data_key_aad`](crate::data_key_aad).
+        wrapped: Vec<u8>,
+        /// OID of the relation.
+        owner: u32,
+        /// Seconds since 1970.
+        created: i64,
+    },
+    /// Which key a file is written with from now on.
+    Current {
+        /// Which file.
+        file: RelFile,
+        /// 0: write plaintext.
+        epoch: u16,
+        /// OID of the relation.
+        owner: u32,
+    },
+    /// The file is gone. Its keys are kept for old backups.
+    Retired {
+        /// Which file.
+        file: RelFile,
+        /// Where in WAL.
+        lsn: u64,
+    },
+}
+
+mod kind {
+    pub(super) const PROVIDER: u8 = 1;
+    pub(super) const DROP_PROVIDER: u8 = 2;
+    pub(super) const DATABASE_KEY: u8 = 3;
+    pub(super) const DATA_KEY: u8 = 4;
+    pub(super) const CURRENT: u8 = 5;
+    pub(super) const RETIRED: u8 = 6;
+}
+
+/// Version of every record type so far.
+const VERSION: u8 = 1;
+
+impl Record {
+    /// The log a record belongs to: 0 is the cluster's (providers, all database keys, files of shared
+    /// relations), else the database's OID.
+    pub fn home(&self) -> u32 {
+        match self {
+            Self::Provider { .. } | Self::DropProvider { .. } | Self::DatabaseKey { .. } => 0,
+            Self::DataKey { file, .. }
+            | Self::Current { file, .. }
+            | Self::Retired { file, .. } => file.database,
+        }
+    }
+
+    /// Checks all limits. What passes can be encoded and will decode to the same record.
+    pub fn validate(&self) -> Result<(), Problem> {
+        match self {
+            Self::Provider { name, kind, options } => {
+                check_name("provider name", name)?;
+                check_name("provider kind", kind)?;
+                check(options.len() <= MAX_OPTIONS, "provider options", "too long")
+            }
+            Self::DropProvider { name } => check_name("provider name", name),
+            Self::DatabaseKey { version, provider, master_key, wrapped, .. } => {
+                check(*version > 0, "database key version", "must not be 0")?;
+                check_name("provider name", provider)?;
+                check_name("master key name", master_key)?;
+                check(!wrapped.is_empty(), "wrapped database key", "empty")?;
+                check(wrapped.len() <= MAX_WRAPPED_DATABASE_KEY, "wrapped database key", "too long")
+            }
+            Self::DataKey { file, epoch, cipher, key_version, wrapped, .. } => {
+                check_file(file)?;
+                check((1..=MAX_EPOCH).contains(epoch), "epoch", "outside 1 to 8191")?;
+                check(*cipher > 0, "cipher", "must not be 0")?;
+                check(*key_version > 0, "database key version", "must not be 0")?;
+                let right = match wrapped_len(*cipher) {
+                    Some(length) => wrapped.len() == length,
+                    None => (MIN_WRAPPED_DATA_KEY..=MAX_WRAPPED_DATA_KEY).contains(&wrapped.len()),
+                };
+                check(right, "wrapped data key", "wrong length for its cipher")
+            }
+            Self::Current { file, epoch, .. } => {
+                check_file(file)?;
+                check(*epoch <= MAX_EPOCH, "epoch", "outside 0 to 8191")
+            }
+            Self::Retired { file, .. } => check_file(file),
+        }
+    }
+
+    fn kind(&self) -> u8 {
+        match self {
+            Self::Provider { .. } => kind::PROVIDER,
+            Self::DropProvider { .. } => kind::DROP_PROVIDER,
+            Self::DatabaseKey { .. } => kind::DATABASE_KEY,
+            Self::DataKey { .. } => kind::DATA_KEY,
+            Self::Current { .. } => kind::CURRENT,
+            Self::Retired { .. } => kind::RETIRED,
+        }
+    }
+
+    /// Appends the record, which has been validated.
+    pub(crate) fn put(&self, out: &mut Vec<u8>) {
+        put_u8(out, self.kind());
+        put_u8(out, VERSION);
+        let length_at = out.len();
+        put_u32(out, 0);
+        self.put_payload(out);
+        let length = u32::try_from(out.len() - length_at - 4).unwrap_or(u32::MAX);
+        if let Some(field) = out.get_mut(length_at..length_at + 4) {
+            field.copy_from_slice(&length.to_le_bytes());
+        }
+    }
+
+    fn put_payload(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Provider { name, kind, options } => {
+                put_bytes(out, name.as_bytes());
+                put_bytes(out, kind.as_bytes());
+                put_bytes(out, options.as_bytes());
+            }
+            Self::DropProvider { name } => put_bytes(out, name.as_bytes()),
+            Self::DatabaseKey {
+                scope,
+                version,
+                provider,
+                master_key,
+                master_version,
+                wrapped,
+                created,
+            } => {
+                put_u32(out, *scope);
+                put_u32(out, *version);
+                put_u64(out, *master_version);
+                put_i64(out, *created);
+                put_bytes(out, provider.as_bytes());
+                put_bytes(out, master_key.as_bytes());
+                put_bytes(out, wrapped);
+            }
+            Self::DataKey { file, epoch, cipher, scope, key_version, wrapped, owner, created } => {
+                put_file(out, file);
+                put_u16(out, *epoch);
+                put_u8(out, *cipher);
+                put_u8(out, 0);
+                put_u32(out, *scope);
+                put_u32(out, *key_version);
+                put_u32(out, *owner);
+                put_i64(out, *created);
+                put_bytes(out, wrapped);
+            }
+            Self::Current { file, epoch, owner } => {
+                put_file(out, file);
+                put_u16(out, *epoch);
+                put_u32(out, *owner);
+            }
+            Self::Retired { file, lsn } => {
+                put_file(out, file);
+                put_u64(out, *lsn);
+            }
+        }
+    }
+
+    /// Reads and validates the next record.
+    pub(crate) fn take(from: &mut Reader<'_>) -> Result<Self, FormatError> {
+        let offset = from.offset();
+        let at = |problem| FormatError { offset, problem };
+        let kind = from.u8()?;
+        let version = from.u8()?;
+        if !(kind::PROVIDER..=kind::RETIRED).contains(&kind) {
+            return Err(at(Problem::RecordType(kind)));
+        }
+        if version != VERSION {
+            return Err(at(Problem::RecordVersion { kind, version }));
+        }
+        let payload = from.bytes()?;
+        let mut fields = Reader::new(payload, from.offset() - payload.len() as u64);
+        let record = Self::take_payload(kind, &mut fields)?;
+        if !fields.is_empty() {
+            return Err(fields.error(Problem::Trailing));
+        }
+        record.validate().map_err(at)?;
+        Ok(record)
+    }
+
+    fn take_payload(kind: u8, from: &mut Reader<'_>) -> Result<Self, FormatError> {
+        Ok(match kind {
+            kind::PROVIDER => Self::Provider {
+                name: from.text()?.to_owned(),
+                kind: from.text()?.to_owned(),
+                options: from.text()?.to_owned(),
+            },
+            kind::DROP_PROVIDER => Self::DropProvider { name: from.text()?.to_owned() },
+            kind::DATABASE_KEY => {
+                let scope = from.u32()?;
+                let version = from.u32()?;
+                let master_version = from.u64()?;
+                let created = from.i64()?;
+                let provider = from.text()?.to_owned();
+                let master_key = from.text()?.to_owned();
+                let wrapped = from.bytes()?.to_vec();
+                Self::DatabaseKey {
+                    scope,
+                    version,
+                    provider,
+                    master_key,
+                    master_version,
+                    wrapped,
+                    created,
+                }
+            }
+            kind::DATA_KEY => {
+                let file = take_file(from)?;
+                let epoch = from.u16()?;
+                let cipher = from.u8()?;
+                if from.u8()? != 0 {
+                    return Err(from.error(Problem::Field("data key", "reserved byte is set")));
+                }
+                let scope = from.u32()?;
+                let key_version = from.u32()?;
+                let owner = from.u32()?;
+                let created = from.i64()?;
+                let wrapped = from.bytes()?.to_vec();
+                Self::DataKey { file, epoch, cipher, scope, key_version, wrapped, owner, created }
+            }
+            kind::CURRENT => {
+                Self::Current { file: take_file(from)?, epoch: from.u16()?, owner: from.u32()? }
+            }
+            kind::RETIRED => Self::Retired { file: take_file(from)?, lsn: from.u64()? },
+            other => return Err(from.error(Problem::RecordType(other))),
+        })
+    }
+}
+
+/// Length of a wrapped data key, `None` for ciphers this version does not know.
+pub fn wrapped_len(cipher: u8) -> Option<usize> {
+    match cipher {
+        1 => Some(92),
+        2 => Some(60),
+        _ => None,
+    }
+}
+
+/// SQL name of a cipher, `None` for ciphers this version does not know.
+pub fn cipher_name(cipher: u8) -> Option<&'static str> {
+    match cipher {
+        1 => Some("aes-256-xts"),
+        2 => Some("aes-128-xts"),
+        _ => None,
+    }
+}
+
+fn put_file(out: &mut Vec<u8>, file: &RelFile) {
+    put_u32(out, file.tablespace);
+    put_u32(out, file.database);
+    put_u32(out, file.relation);
+}
+
+fn take_file(from: &mut Reader<'_>) -> Result<RelFile, FormatError> {
+    Ok(RelFile { tablespace: from.u32()?, database: from.u32()?, relation: from.u32()? })
+}
+
+fn check(right: bool, field: &'static str, what: &'static str) -> Result<(), Problem> {
+    if right { Ok(()) } else { Err(Problem::Field(field, what)) }
+}
+
+/// Names end up in messages and logs: no control characters there.
+fn check_name(field: &'static str, name: &str) -> Result<(), Problem> {
+    check(!name.is_empty(), field, "empty")?;
+    check(name.len() <= MAX_NAME, field, "too long")?;
+    check(!name.chars().any(char::is_control), field, "has a control character")
+}
+
+fn check_file(file: &RelFile) -> Result<(), Problem> {
+    check(file.relation != 0, "relation file number", "must not be 0")
+}

@@ -1,0 +1,257 @@
+//! Records folded into what is so now.
+//!
+//! The fold is the meaning of a log: compaction writes [`State::records`] and loses nothing, because
+//! folding those gives the same state again. It also keeps the one promise on which every page
+//! depends: a file's epoch, once it has a key, keeps that key. What may change is the wrapping.
+
+use std::collections::BTreeMap;
+
+use crate::record::{MAX_EPOCH, Record, RelFile};
+
+/// A record that contradicts an earlier one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum StateError {
+    /// A second key for an epoch that has one, recognised by its cipher. (Two keys of one cipher
+    /// cannot be told apart while they are wrapped.)
+    #[error("relation file {file} has another key for epoch {epoch}")]
+    KeyReplaced {
+        /// Which file.
+        file: RelFile,
+        /// Which epoch.
+        epoch: u16,
+    },
+    /// An epoch is made current that has no key.
+    #[error("relation file {file} has no key for epoch {epoch}")]
+    NoKey {
+        /// Which file.
+        file: RelFile,
+        /// Which epoch.
+        epoch: u16,
+    },
+}
+
+/// Configuration of a provider.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Provider {
+    /// `file`, `vault`, `aws_kms`, `command`.
+    pub kind: String,
+    /// JSON object.
+    pub options: String,
+}
+
+/// A database key's present wrapping.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DatabaseKey {
+    /// Provider of the master key.
+    pub provider: String,
+    /// Master key's name at the provider.
+    pub master_key: String,
+    /// Master key's version that wrapped.
+    pub master_version: u64,
+    /// Opaque.
+    pub wrapped: Vec<u8>,
+    /// Seconds since 1970.
+    pub created: i64,
+}
+
+/// A data key's present wrapping.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DataKey {
+    /// Cipher number; perhaps one that this version does not know.
+    pub cipher: u8,
+    /// Scope of the database key that wraps.
+    pub scope: u32,
+    /// Version of the database key that wraps.
+    pub key_version: u32,
+    /// Nonce, ciphertext, tag.
+    pub wrapped: Vec<u8>,
+    /// OID of the relation it was made for.
+    pub owner: u32,
+    /// Seconds since 1970.
+    pub created: i64,
+}
+
+/// A relation file.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct File {
+    /// Epoch of new writes and OID of the relation. `None`: never decided.
+    pub current: Option<(u16, u32)>,
+    /// Keys by epoch.
+    pub keys: BTreeMap<u16, DataKey>,
+    /// Where in WAL the file was dropped, if it has not come into use again.
+    pub retired: Option<u64>,
+}
+
+impl File {
+    /// The epoch that a new key gets: numbers go on even where a file number is used again. `None`
+    /// after 8191.
+    pub fn next_epoch(&self) -> Option<u16> {
+        let last = self.keys.last_key_value().map_or(0, |(epoch, _)| *epoch);
+        last.checked_add(1).filter(|epoch| *epoch <= MAX_EPOCH)
+    }
+}
+
+/// Everything that one or several logs say.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct State {
+    providers: BTreeMap<String, Provider>,
+    database_keys: BTreeMap<(u32, u32), DatabaseKey>,
+    files: BTreeMap<RelFile, File>,
+}
+
+impl State {
+    /// Folds records, in order, into nothing.
+    pub fn from_records(records: impl IntoIterator<Item = Record>) -> Result<Self, StateError> {
+        let mut state = Self::default();
+        records.into_iter().try_for_each(|record| state.apply(record))?;
+        Ok(state)
+    }
+
+    /// Folds one more record. On error the state is as it was.
+    ///
+    /// Applying the same records again, in order, changes nothing in the end: redo may repeat what a
+    /// log has kept.
+    pub fn apply(&mut self, record: Record) -> Result<(), StateError> {
+        match record {
+            Record::Provider { name, kind, options } => {
+                self.providers.insert(name, Provider { kind, options });
+            }
+            Record::DropProvider { name } => {
+                self.providers.remove(&name);
+            }
+            Record::DatabaseKey {
+                scope,
+                version,
+                provider,
+                master_key,
+                master_version,
+                wrapped,
+                created,
+            } => {
+                let key = DatabaseKey { provider, master_key, master_version, wrapped, created };
+                self.database_keys.insert((scope, version), key);
+            }
+            Record::DataKey {
+                file,
+                epoch,
+                cipher,
+                scope,
+                key_version,
+                wrapped,
+                owner,
+                created,
+            } => {
+                let known = self.files.get(&file).and_then(|entry| entry.keys.get(&epoch));
+                if known.is_some_and(|key| key.cipher != cipher) {
+                    return Err(StateError::KeyReplaced { file, epoch });
+                }
+                let key = DataKey { cipher, scope, key_version, wrapped, owner, created };
+                self.files.entry(file).or_default().keys.insert(epoch, key);
+            }
+            Record::Current { file, epoch, owner } => {
+                let known = self.files.get(&file).is_some_and(|f| f.keys.contains_key(&epoch));
+                if epoch != 0 && !known {
+                    return Err(StateError::NoKey { file, epoch });
+                }
+                let entry = self.files.entry(file).or_default();
+                entry.current = Some((epoch, owner));
+                entry.retired = None;
+            }
+            Record::Retired { file, lsn } => {
+                // A file that never had a key leaves nothing to remember.
+                if let Some(entry) = self.files.get_mut(&file) {
+                    entry.retired = Some(lsn);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// The records that say all this, for the log of `home` (see [`Record::home`]).
+    pub fn records(&self, home: u32) -> Vec<Record> {
+        let mut records = Vec::new();
+        if home == 0 {
+            records.extend(self.provider_records());
+            records.extend(self.database_key_records());
+        }
+        let files = self.files.iter().filter(|(file, _)| file.database == home);
+        files.for_each(|(file, entry)| records.extend(file_records(*file, entry)));
+        records
+    }
+
+    fn provider_records(&self) -> impl Iterator<Item = Record> {
+        self.providers.iter().map(|(name, provider)| Record::Provider {
+            name: name.clone(),
+            kind: provider.kind.clone(),
+            options: provider.options.clone(),
+        })
+    }
+
+    fn database_key_records(&self) -> impl Iterator<Item = Record> {
+        self.database_keys.iter().map(|(&(scope, version), key)| Record::DatabaseKey {
+            scope,
+            version,
+            provider: key.provider.clone(),
+            master_key: key.master_key.clone(),
+            master_version: key.master_version,
+            wrapped: key.wrapped.clone(),
+            created: key.created,
+        })
+    }
+
+    /// Providers by name.
+    pub fn providers(&self) -> impl Iterator<Item = (&str, &Provider)> {
+        self.providers.iter().map(|(name, provider)| (name.as_str(), provider))
+    }
+
+    /// A provider.
+    pub fn provider(&self, name: &str) -> Option<&Provider> {
+        self.providers.get(name)
+    }
+
+    /// Whether a database key is wrapped by a master key of this provider, so that it must stay.
+    pub fn uses_provider(&self, name: &str) -> bool {
+        self.database_keys.values().any(|key| key.provider == name)
+    }
+
+    /// All database keys as scope, version, key.
+    pub fn database_keys(&self) -> impl Iterator<Item = (u32, u32, &DatabaseKey)> {
+        self.database_keys.iter().map(|(&(scope, version), key)| (scope, version, key))
+    }
+
+    /// A database key.
+    pub fn database_key(&self, scope: u32, version: u32) -> Option<&DatabaseKey> {
+        self.database_keys.get(&(scope, version))
+    }
+
+    /// The newest database key of a scope, which wraps new data keys, with its version.
+    pub fn current_database_key(&self, scope: u32) -> Option<(u32, &DatabaseKey)> {
+        let mut versions = self.database_keys.range((scope, 0)..=(scope, u32::MAX));
+        versions.next_back().map(|(&(_, version), key)| (version, key))
+    }
+
+    /// All relation files.
+    pub fn files(&self) -> impl Iterator<Item = (RelFile, &File)> {
+        self.files.iter().map(|(file, entry)| (*file, entry))
+    }
+
+    /// A relation file.
+    pub fn file(&self, file: RelFile) -> Option<&File> {
+        self.files.get(&file)
+    }
+}
+
+fn file_records(file: RelFile, entry: &File) -> impl Iterator<Item = Record> {
+    let keys = entry.keys.iter().map(move |(&epoch, key)| Record::DataKey {
+        file,
+        epoch,
+        cipher: key.cipher,
+        scope: key.scope,
+        key_version: key.key_version,
+        wrapped: key.wrapped.clone(),
+        owner: key.owner,
+        created: key.created,
+    });
+    let current = entry.current.map(|(epoch, owner)| Record::Current { file, epoch, owner });
+    keys.chain(current).chain(entry.retired.map(|lsn| Record::Retired { file, lsn }))
+}
