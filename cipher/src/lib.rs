@@ -1,1 +1,32 @@
-//! To be written.
+//! What pagevault does to bytes: sealing and opening pages, wrapping keys, deriving keys.
+//!
+//! The crate is pure. It does no I/O (but for asking the operating system for random bytes), knows
+//! no clock and no PostgreSQL, and depends on no other crate of this project. Everything a page
+//! passes through on its way to disk and back is here:
+//!
+//! | module | subject |
+//! |---|---|
+//! | [`key`] | ciphers, epochs, data keys and their expanded form |
+//! | [`page`] | page format version 1 |
+//! | [`xts`] | AES-XTS over whole blocks, with its kernels |
+//! | [`checksum`] | PostgreSQL's page checksum |
+//! | [`wrap`] | AES-256-GCM key wrapping |
+//! | [`kdf`] | HKDF-SHA256 |
+//! | [`secret`] | 32 bytes that are wiped |
+//!
+//! Sealing, opening, wrapping and the checksum allocate nothing, take no lock and do not panic, so
+//! that they may run in PostgreSQL's critical sections.
+
+#![deny(unsafe_code)]
+
+pub mod checksum;
+pub mod kdf;
+pub mod key;
+pub mod page;
+pub mod secret;
+pub mod wrap;
+pub mod xts;
+
+pub use key::{CipherId, DataKey, Epoch, Fork, PageKey};
+pub use page::{PAGE_SIZE, Page};
+pub use secret::Secret32;

@@ -1,0 +1,307 @@
+//! What a page is sealed under: cipher, epoch, data key.
+
+use core::fmt;
+use core::str::FromStr;
+
+use zeroize::ZeroizeOnDrop;
+
+use crate::secret::{RandomError, fill_random};
+use crate::xts::Schedule;
+
+/// A page cipher. The numbers are on disk (keystore) and are never reused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[repr(u8)]
+pub enum CipherId {
+    /// AES-256 in XTS mode (IEEE 1619, NIST SP 800-38E), the default.
+    Aes256Xts = 1,
+    /// AES-128 in XTS mode.
+    Aes128Xts = 2,
+}
+
+impl CipherId {
+    /// Every cipher, in the order of the numbers.
+    pub const ALL: [Self; 2] = [Self::Aes256Xts, Self::Aes128Xts];
+
+    /// The name used in SQL.
+    #[must_use]
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Aes256Xts => "aes-256-xts",
+            Self::Aes128Xts => "aes-128-xts",
+        }
+    }
+
+    /// Length of a data key in bytes: both XTS keys, data key first.
+    #[must_use]
+    pub const fn key_len(self) -> usize {
+        match self {
+            Self::Aes256Xts => 64,
+            Self::Aes128Xts => 32,
+        }
+    }
+}
+
+impl fmt::Display for CipherId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+/// A number or name that belongs to no cipher of this version.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("unknown cipher")]
+pub struct UnknownCipher;
+
+impl TryFrom<u8> for CipherId {
+    type Error = UnknownCipher;
+
+    fn try_from(number: u8) -> Result<Self, UnknownCipher> {
+        Self::ALL.into_iter().find(|id| *id as u8 == number).ok_or(UnknownCipher)
+    }
+}
+
+impl FromStr for CipherId {
+    type Err = UnknownCipher;
+
+    fn from_str(name: &str) -> Result<Self, UnknownCipher> {
+        Self::ALL.into_iter().find(|id| id.name() == name).ok_or(UnknownCipher)
+    }
+}
+
+/// The generation of a relation file's data key, 1 to 8191: the 13 bits of `pd_flags` that
+/// PostgreSQL never sets. Zero is not an epoch, it marks a plaintext page.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Epoch(u16);
+
+impl Epoch {
+    /// The first epoch of a relation file.
+    pub const FIRST: Self = Self(1);
+    /// The last one that a page can name.
+    pub const LAST: Self = Self(8191);
+
+    /// `None` if `number` is not within 1 to 8191.
+    #[must_use]
+    pub const fn new(number: u16) -> Option<Self> {
+        if number >= Self::FIRST.0 && number <= Self::LAST.0 { Some(Self(number)) } else { None }
+    }
+
+    /// The number, 1 to 8191.
+    #[must_use]
+    pub const fn get(self) -> u16 {
+        self.0
+    }
+}
+
+impl fmt::Display for Epoch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
+
+/// A fork of a relation (`ForkNumber`, src/include/common/relpath.h).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Fork {
+    /// `MAIN_FORKNUM`: the data.
+    Main,
+    /// `FSM_FORKNUM`: the free space map.
+    FreeSpaceMap,
+    /// `VISIBILITYMAP_FORKNUM`: the visibility map.
+    VisibilityMap,
+    /// `INIT_FORKNUM`: the empty state of an unlogged relation.
+    Init,
+}
+
+impl Fork {
+    /// The fork with PostgreSQL's number `number` (0 to 3).
+    #[must_use]
+    pub const fn from_number(number: u8) -> Option<Self> {
+        match number {
+            0 => Some(Self::Main),
+            1 => Some(Self::FreeSpaceMap),
+            2 => Some(Self::VisibilityMap),
+            3 => Some(Self::Init),
+            _ => None,
+        }
+    }
+
+    /// The fork's byte in the tweak. Recovery copies the init fork over the main fork as a raw
+    /// file (`ResetUnloggedRelations`, reinit.c), so both have the same.
+    pub(crate) const fn tweak_byte(self) -> u8 {
+        match self {
+            Self::Main | Self::Init => 0,
+            Self::FreeSpaceMap => 1,
+            Self::VisibilityMap => 2,
+        }
+    }
+}
+
+/// Bytes that cannot be a data key. Says nothing of the bytes themselves.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum KeyError {
+    /// Not [`CipherId::key_len`] bytes.
+    #[error("a data key of {cipher} has {} bytes, not {length}", cipher.key_len())]
+    Length {
+        /// The cipher the key was meant for.
+        cipher: CipherId,
+        /// Bytes given.
+        length: usize,
+    },
+    /// The two XTS keys are the same, which FIPS 140-3 (implementation guidance C.I) forbids.
+    #[error("the two halves of an XTS key must differ")]
+    EqualHalves,
+}
+
+/// The data key of one relation file and one epoch: the two XTS keys, data key first.
+///
+/// Wiped when dropped. There is deliberately no `Debug` and no `Clone`.
+#[derive(ZeroizeOnDrop)]
+pub struct DataKey {
+    #[zeroize(skip)]
+    cipher: CipherId,
+    bytes: [u8; 64],
+}
+
+impl DataKey {
+    /// A new random key.
+    ///
+    /// # Errors
+    /// [`RandomError`] if the operating system's generator fails.
+    pub fn random(cipher: CipherId) -> Result<Self, RandomError> {
+        let mut key = Self { cipher, bytes: [0; 64] };
+        fill_random(&mut key.bytes[..cipher.key_len()])?;
+        Ok(key)
+    }
+
+    /// Takes the bytes of an unwrapped key over; the caller wipes its own copy.
+    ///
+    /// # Errors
+    /// [`KeyError`] if the length is wrong or both XTS keys are the same.
+    pub fn from_bytes(cipher: CipherId, bytes: &[u8]) -> Result<Self, KeyError> {
+        if bytes.len() != cipher.key_len() {
+            return Err(KeyError::Length { cipher, length: bytes.len() });
+        }
+        let (data, tweak) = bytes.split_at(bytes.len() / 2);
+        if data.iter().zip(tweak).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0 {
+            return Err(KeyError::EqualHalves);
+        }
+        let mut key = Self { cipher, bytes: [0; 64] };
+        key.bytes[..bytes.len()].copy_from_slice(bytes);
+        Ok(key)
+    }
+
+    /// The cipher this key is for.
+    #[must_use]
+    pub fn cipher(&self) -> CipherId {
+        self.cipher
+    }
+
+    /// The key itself, [`CipherId::key_len`] bytes. Do not let it out of the caller's frame.
+    #[must_use]
+    pub fn expose(&self) -> &[u8] {
+        &self.bytes[..self.cipher.key_len()]
+    }
+}
+
+/// A data key ready for use: its round keys, so that no page pays for a key schedule.
+///
+/// Of fixed size, with nothing on the heap, and wiped when dropped.
+pub struct PageKey {
+    cipher: CipherId,
+    pub(crate) schedule: Schedule,
+}
+
+impl PageKey {
+    /// Expands `key` for the fastest kernel of this CPU.
+    #[must_use]
+    pub fn new(key: &DataKey) -> Self {
+        Self { cipher: key.cipher, schedule: Schedule::new(key.cipher, &key.bytes) }
+    }
+
+    /// The cipher this key is for.
+    #[must_use]
+    pub fn cipher(&self) -> CipherId {
+        self.cipher
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cipher_numbers_and_names_are_fixed() {
+        for (id, number, name, len) in [
+            (CipherId::Aes256Xts, 1, "aes-256-xts", 64),
+            (CipherId::Aes128Xts, 2, "aes-128-xts", 32),
+        ] {
+            assert_eq!(id as u8, number);
+            assert_eq!(CipherId::try_from(number), Ok(id));
+            assert_eq!(name.parse(), Ok(id));
+            assert_eq!(id.to_string(), name);
+            assert_eq!(id.key_len(), len);
+        }
+        for number in (0..=255).filter(|n| ![1, 2].contains(n)) {
+            assert_eq!(CipherId::try_from(number), Err(UnknownCipher));
+        }
+        for name in ["", "AES-256-XTS", "aes-256-xts ", "aes-192-xts"] {
+            assert_eq!(name.parse::<CipherId>(), Err(UnknownCipher));
+        }
+    }
+
+    #[test]
+    fn an_epoch_fits_thirteen_bits_and_is_not_zero() {
+        assert_eq!(Epoch::new(0), None);
+        assert_eq!(Epoch::new(1), Some(Epoch::FIRST));
+        assert_eq!(Epoch::new(8191), Some(Epoch::LAST));
+        assert_eq!(Epoch::new(8192), None);
+        assert_eq!(Epoch::new(u16::MAX), None);
+    }
+
+    #[test]
+    fn init_and_main_share_a_tweak_and_the_others_do_not() {
+        assert_eq!(Fork::Init.tweak_byte(), Fork::Main.tweak_byte());
+        assert_ne!(Fork::FreeSpaceMap.tweak_byte(), Fork::Main.tweak_byte());
+        assert_ne!(Fork::FreeSpaceMap.tweak_byte(), Fork::VisibilityMap.tweak_byte());
+        assert_eq!(Fork::from_number(3), Some(Fork::Init));
+        assert_eq!(Fork::from_number(4), None);
+    }
+
+    #[test]
+    fn a_key_of_the_wrong_length_is_refused() {
+        for cipher in CipherId::ALL {
+            for length in (0..=96).filter(|n| *n != cipher.key_len()) {
+                let error = DataKey::from_bytes(cipher, &vec![1; length]).err();
+                assert_eq!(error, Some(KeyError::Length { cipher, length }));
+            }
+        }
+        let error = KeyError::Length { cipher: CipherId::Aes256Xts, length: 32 };
+        assert_eq!(error.to_string(), "a data key of aes-256-xts has 64 bytes, not 32");
+    }
+
+    #[test]
+    fn equal_halves_are_refused() {
+        for cipher in CipherId::ALL {
+            let mut bytes = vec![9; cipher.key_len()];
+            assert_eq!(DataKey::from_bytes(cipher, &bytes).err(), Some(KeyError::EqualHalves));
+            bytes[0] ^= 1;
+            assert_eq!(DataKey::from_bytes(cipher, &bytes).unwrap().expose(), bytes);
+        }
+    }
+
+    #[test]
+    fn random_keys_have_the_right_length_and_differ() {
+        for cipher in CipherId::ALL {
+            let (a, b) = (DataKey::random(cipher).unwrap(), DataKey::random(cipher).unwrap());
+            assert_eq!(a.expose().len(), cipher.key_len());
+            assert!(a.expose() != b.expose());
+        }
+    }
+
+    #[test]
+    fn a_page_key_can_stand_in_a_static() {
+        static CACHE: std::sync::Mutex<[Option<PageKey>; 4]> =
+            std::sync::Mutex::new([const { None }; 4]);
+        CACHE.lock().unwrap()[0] =
+            Some(PageKey::new(&DataKey::random(CipherId::Aes128Xts).unwrap()));
+    }
+}

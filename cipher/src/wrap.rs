@@ -1,0 +1,178 @@
+//! Key wrapping: AES-256-GCM (NIST SP 800-38D) with a random 96-bit nonce.
+//!
+//! ```text
+//! byte   0           12                     12+n              28+n
+//!        +-----------+----------------------+-----------------+
+//!        | nonce     | ciphertext, n bytes  | tag             |
+//!        +-----------+----------------------+-----------------+
+//! ```
+//!
+//! Nothing is allocated and nothing panics: unwrapping runs in critical sections.
+
+use aes_gcm::aead::inout::InOutBuf;
+use aes_gcm::{AeadInOut, Aes256Gcm, KeyInit, Nonce, Tag};
+use zeroize::Zeroize;
+
+use crate::secret::{RandomError, fill_random};
+
+const NONCE: usize = 12;
+const TAG: usize = 16;
+
+/// Bytes that a wrapped secret is longer than the secret.
+pub const OVERHEAD: usize = NONCE + TAG;
+
+/// An expanded wrapping key; wiped when dropped.
+pub struct WrapKey(Aes256Gcm);
+
+impl WrapKey {
+    /// Expands `key`; the caller wipes its own copy.
+    #[must_use]
+    pub fn new(key: &[u8; 32]) -> Self {
+        Self(Aes256Gcm::new(key.into()))
+    }
+}
+
+/// Why a secret was not wrapped or not unwrapped.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum WrapError {
+    /// No nonce could be had.
+    #[error(transparent)]
+    Random(#[from] RandomError),
+    /// The output buffer is too small.
+    #[error("the buffer has {given} bytes, {needed} are needed")]
+    Buffer {
+        /// Bytes needed.
+        needed: usize,
+        /// Bytes given.
+        given: usize,
+    },
+    /// Fewer bytes than nonce and tag, or more than GCM can process.
+    #[error("{0} bytes cannot be a wrapped key")]
+    Length(usize),
+    /// Another key, other associated data, or a damaged wrapping: the tag does not say which.
+    #[error("the wrapped key does not open: wrong key, wrong context, or damaged")]
+    Refused,
+}
+
+/// Wraps `plain` and returns how many bytes of `out` it fills: `plain.len()` + [`OVERHEAD`].
+///
+/// `aad` is bound to the result: unwrapping needs the same.
+///
+/// # Errors
+/// [`WrapError::Buffer`] if `out` is too small, [`WrapError::Random`] if there is no nonce,
+/// [`WrapError::Length`] for a secret beyond what GCM can process (64 GiB).
+pub fn wrap(key: &WrapKey, aad: &[u8], plain: &[u8], out: &mut [u8]) -> Result<usize, WrapError> {
+    let needed = plain.len().saturating_add(OVERHEAD);
+    let given = out.len();
+    let out = out.get_mut(..needed).ok_or(WrapError::Buffer { needed, given })?;
+    let (nonce_out, rest) = out.split_at_mut(NONCE);
+    let (body, tag_out) = rest.split_at_mut(plain.len());
+
+    let mut nonce = [0; NONCE];
+    fill_random(&mut nonce)?;
+    body.copy_from_slice(plain);
+    match key.0.encrypt_inout_detached(&Nonce::from(nonce), aad, InOutBuf::from(&mut *body)) {
+        Ok(tag) => {
+            nonce_out.copy_from_slice(&nonce);
+            tag_out.copy_from_slice(&tag);
+            Ok(needed)
+        }
+        Err(_) => {
+            body.zeroize();
+            Err(WrapError::Length(plain.len()))
+        }
+    }
+}
+
+/// Unwraps what [`wrap`] made and returns how many bytes of `out` it fills. On error `out` holds
+/// nothing of the secret.
+///
+/// # Errors
+/// [`WrapError::Length`] if `wrapped` is too short, [`WrapError::Buffer`] if `out` is too small,
+/// [`WrapError::Refused`] if key, `aad` or `wrapped` are not those of the wrapping.
+pub fn unwrap(
+    key: &WrapKey,
+    aad: &[u8],
+    wrapped: &[u8],
+    out: &mut [u8],
+) -> Result<usize, WrapError> {
+    let length = WrapError::Length(wrapped.len());
+    let (nonce, rest) = wrapped.split_first_chunk::<NONCE>().ok_or(length)?;
+    let (body, tag) = rest.split_last_chunk::<TAG>().ok_or(length)?;
+    let given = out.len();
+    let out = out.get_mut(..body.len()).ok_or(WrapError::Buffer { needed: body.len(), given })?;
+
+    out.copy_from_slice(body);
+    let (nonce, tag) = (Nonce::from(*nonce), Tag::from(*tag));
+    match key.0.decrypt_inout_detached(&nonce, aad, InOutBuf::from(&mut *out), &tag) {
+        Ok(()) => Ok(body.len()),
+        Err(_) => {
+            out.zeroize();
+            Err(WrapError::Refused)
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    fn wrapped(key: &WrapKey, aad: &[u8], plain: &[u8]) -> Vec<u8> {
+        let mut out = vec![0; plain.len() + OVERHEAD];
+        assert_eq!(wrap(key, aad, plain, &mut out), Ok(out.len()));
+        out
+    }
+
+    #[test]
+    fn the_same_secret_never_wraps_to_the_same_bytes() {
+        let key = WrapKey::new(&[1; 32]);
+        assert_ne!(wrapped(&key, b"", &[2; 64]), wrapped(&key, b"", &[2; 64]));
+    }
+
+    #[test]
+    fn every_bit_of_wrapping_and_context_counts() {
+        let key = WrapKey::new(&[1; 32]);
+        let good = wrapped(&key, b"context", &[2; 32]);
+        for bit in 0..good.len() * 8 {
+            let mut bad = good.clone();
+            bad[bit / 8] ^= 1 << (bit % 8);
+            let mut out = [9; 32];
+            assert_eq!(unwrap(&key, b"context", &bad, &mut out), Err(WrapError::Refused));
+            assert_eq!(out, [0; 32]);
+        }
+        for aad in [&b"contexu"[..], b"context ", b"", b"contex"] {
+            assert_eq!(unwrap(&key, aad, &good, &mut [0; 32]), Err(WrapError::Refused));
+        }
+        let other = WrapKey::new(&[3; 32]);
+        assert_eq!(unwrap(&other, b"context", &good, &mut [0; 32]), Err(WrapError::Refused));
+    }
+
+    #[test]
+    fn short_input_and_short_buffers_are_refused() {
+        let key = WrapKey::new(&[1; 32]);
+        for length in 0..OVERHEAD {
+            let short = vec![0; length];
+            assert_eq!(unwrap(&key, b"", &short, &mut [0; 9]), Err(WrapError::Length(length)));
+        }
+        let good = wrapped(&key, b"", &[2; 32]);
+        let small = WrapError::Buffer { needed: 32, given: 31 };
+        assert_eq!(unwrap(&key, b"", &good, &mut [0; 31]), Err(small));
+        let small = WrapError::Buffer { needed: 60, given: 59 };
+        assert_eq!(wrap(&key, b"", &[2; 32], &mut [0; 59]), Err(small));
+    }
+
+    proptest! {
+        #[test]
+        fn unwrapping_gives_back_what_was_wrapped(
+            key: [u8; 32], aad: Vec<u8>, plain: Vec<u8>, room in 0..9_usize,
+        ) {
+            let key = WrapKey::new(&key);
+            let wrapped = wrapped(&key, &aad, &plain);
+            let mut out = vec![0xee; plain.len() + room];
+            prop_assert_eq!(unwrap(&key, &aad, &wrapped, &mut out), Ok(plain.len()));
+            prop_assert_eq!(&out[..plain.len()], &plain[..]);
+            prop_assert_eq!(&out[plain.len()..], &vec![0xee; room][..]);
+        }
+    }
+}
