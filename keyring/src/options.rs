@@ -60,8 +60,8 @@ pub fn absolute_path(text: &str) -> Result<PathBuf, ProviderError> {
             "Give the whole path: the server and the helper may run in different directories.",
         ));
     }
-    if text.contains('\0') || text.len() > 4095 {
-        return Err(bad("path holds a zero byte or is longer than 4095 bytes"));
+    if text.len() > 4095 || text.chars().any(char::is_control) {
+        return Err(bad("path holds a control character or is longer than 4095 bytes"));
     }
     if path.file_name().is_none() || text.ends_with('/') {
         return Err(bad(format!("path \"{shown}\" names no file")));

@@ -15,6 +15,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::{self, ExitCode};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -85,6 +86,7 @@ fn converse() -> io::Result<()> {
         Reply::new(vec![Outcome::Failed(error.into())]).to_json()
     });
     let reply = reply.map_err(io::Error::other)?;
+    REPLYING.store(true, Ordering::SeqCst);
     wire::write_all(output, &reply, start + limit + WRITE_GRACE)
         .map_err(|error| io::Error::other(format!("could not write the reply: {error}")))
 }
@@ -241,6 +243,12 @@ fn bad_request(message: impl Into<String>) -> ProviderError {
     ProviderError::new(ErrorClass::BadRequest, message)
 }
 
+/// Set before the first byte of the reply: from then on the reader may close, for it may have all.
+static REPLYING: AtomicBool = AtomicBool::new(false);
+
+/// What a shell shows for a process ended by SIGTERM.
+const ENDED: i32 = 143;
+
 /// Starts the thread that ends the process when it is told to, or when the reader of its output has
 /// gone. Signals are taken from a descriptor: that works even if the parent ignored or blocked them.
 fn guard() -> io::Result<()> {
@@ -250,16 +258,22 @@ fn guard() -> io::Result<()> {
     let output = io::stdout().as_fd().try_clone_to_owned()?;
     let watch = move || {
         loop {
-            // Errors and hang-up are reported without being asked for.
             let mut watched = [
                 PollFd::new(told.as_fd(), PollFlags::POLLIN),
+                // Asked for nothing, it still reports errors and hang-up.
                 PollFd::new(output.as_fd(), PollFlags::empty()),
             ];
             match poll(&mut watched, PollTimeout::NONE) {
-                Err(nix::Error::EINTR) => {}
-                // 143 is what a shell shows for a process ended by SIGTERM.
-                Ok(_) | Err(_) => process::exit(143),
+                Err(nix::Error::EINTR) => continue,
+                Err(_) => process::exit(ENDED),
+                Ok(_) => {}
             }
+            let is_told = watched[0].any() != Some(false);
+            if is_told || !REPLYING.load(Ordering::SeqCst) {
+                process::exit(ENDED);
+            }
+            // The main thread is about to exit with the right status; only a signal is quicker.
+            thread::sleep(Duration::from_millis(10));
         }
     };
     thread::Builder::new().name("guard".into()).spawn(watch)?;

@@ -35,7 +35,14 @@ impl Place {
             ));
         };
         let directory = above.canonicalize().map_err(|error| {
-            io_error(&error, &format!("could not find directory \"{}\"", above.display()))
+            let shown = above.display();
+            let failure = io_error(&error, &format!("could not find directory \"{shown}\""));
+            match error.kind() {
+                io::ErrorKind::NotFound => failure.with_hint(format!(
+                    "Check the path. As the user that runs the server: mkdir -m 0700 \"{shown}\""
+                )),
+                _ => failure,
+            }
         })?;
         Ok(Place { directory, name: name.to_owned() })
     }
@@ -110,14 +117,29 @@ impl Place {
     /// Opens the file for reading if nobody else could have read or written it. Never waits, not
     /// even if a FIFO lies there.
     pub fn open(&self) -> Result<(File, Metadata), ProviderError> {
+        self.open_with(OpenOptions::new().read(true))
+    }
+
+    /// Opens the file as [`Place::open`] does, fit for an exclusive lock: NFS gives one only to who
+    /// may write.
+    pub fn open_to_lock(&self) -> Result<(File, Metadata), ProviderError> {
+        self.open_with(OpenOptions::new().read(true).write(true))
+    }
+
+    fn open_with(&self, options: &mut OpenOptions) -> Result<(File, Metadata), ProviderError> {
         let path = self.path();
         let shown = path.display();
         let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
-        let opened = OpenOptions::new().read(true).custom_flags(flags.bits()).open(&path);
+        let opened = options.custom_flags(flags.bits()).open(&path);
         let file = opened.map_err(|error| {
-            if error.raw_os_error() == Some(nix::libc::ELOOP) {
-                return insecure(format!("key file \"{shown}\" is a symbolic link"))
-                    .with_hint("Give the path of the file itself.");
+            match error.raw_os_error() {
+                Some(nix::libc::ELOOP) => {
+                    return insecure(format!("key file \"{shown}\" is a symbolic link"))
+                        .with_hint("Give the path of the file itself.");
+                }
+                // What opening a directory or a socket for writing gives.
+                Some(nix::libc::EISDIR | nix::libc::ENXIO) => return not_regular(&path),
+                _ => {}
             }
             if error.kind() == io::ErrorKind::NotFound {
                 return io_error(&error, &format!("key file \"{shown}\" does not exist"))
@@ -136,51 +158,85 @@ impl Place {
     }
 }
 
+/// Who owns a file and who may do what to it.
+#[derive(Clone, Copy)]
+struct Rights {
+    mode: u32,
+    owner: u32,
+    us: u32,
+}
+
+impl Rights {
+    fn of(metadata: &Metadata) -> Rights {
+        let (mode, owner) = (metadata.mode() & 0o7777, metadata.uid());
+        Rights { mode, owner, us: geteuid().as_raw() }
+    }
+}
+
 fn check_directory(directory: &Path) -> Result<(), ProviderError> {
-    const STICKY: u32 = 0o1000;
     let shown = directory.display();
     let metadata = fs::metadata(directory)
         .map_err(|error| io_error(&error, &format!("could not examine directory \"{shown}\"")))?;
-    let (mode, owner, us) = (metadata.mode(), metadata.uid(), geteuid().as_raw());
+    judge_directory(directory, Rights::of(&metadata))
+}
+
+fn judge_directory(directory: &Path, rights: Rights) -> Result<(), ProviderError> {
+    const STICKY: u32 = 0o1000;
+    let Rights { mode, owner, us } = rights;
+    let shown = directory.display();
     let unsafe_directory = |detail: String| {
         insecure(format!("directory \"{shown}\" is not safe for a key file")).with_detail(detail)
     };
     if owner != 0 && owner != us {
         return Err(unsafe_directory(format!(
-            "It belongs to user ID {owner}, who could exchange the key file; we run as user ID {us}."
+            "It belongs to user ID {owner}, who could exchange the key file; we run as user ID \
+             {us}."
         ))
-        .with_hint(format!("Change its owner to root or to user ID {us}.")));
+        .with_hint(ownership_hint(directory, rights)));
     }
     if mode & 0o022 != 0 && mode & STICKY == 0 {
         return Err(unsafe_directory(format!(
-            "Its mode is {:04o}: others than its owner may exchange the key file.",
-            mode & 0o7777
+            "Its mode is {mode:04o}: others than its owner may exchange the key file."
         ))
         .with_hint(format!("Run: chmod go-w \"{shown}\"")));
     }
     Ok(())
 }
 
-fn check_file(path: &Path, metadata: &Metadata) -> Result<(), ProviderError> {
+fn judge_file(path: &Path, rights: Rights) -> Result<(), ProviderError> {
+    let Rights { mode, owner, us } = rights;
     let shown = path.display();
-    let (mode, owner, us) = (metadata.mode(), metadata.uid(), geteuid().as_raw());
-    if !metadata.is_file() {
-        return Err(insecure(format!("key file \"{shown}\" is not a regular file"))
-            .with_hint("Give the path of a file made with: pagevault-keyring file create"));
-    }
     if owner != us {
         return Err(insecure(format!("key file \"{shown}\" belongs to another user"))
             .with_detail(format!("It belongs to user ID {owner}; we run as user ID {us}."))
-            .with_hint(format!("Run as root: chown {us} \"{shown}\"")));
+            .with_hint(ownership_hint(path, rights)));
     }
     if mode & 0o077 != 0 {
         return Err(insecure(format!("key file \"{shown}\" is open to other users"))
-            .with_detail(format!("Its mode is {:04o}; it must be 0600 or less.", mode & 0o7777))
+            .with_detail(format!("Its mode is {mode:04o}; it must be 0600 or less."))
             .with_hint(format!(
                 "Run: chmod 0600 \"{shown}\". If others may have read the key, rotate it and \
                  re-wrap what it wraps."
             )));
     }
+    Ok(())
+}
+
+/// Root is hardly ever who the server runs as: more likely the operator forgot to change user.
+fn ownership_hint(path: &Path, Rights { owner, us, .. }: Rights) -> String {
+    if us == 0 {
+        format!("Run this as the user that runs the server; is that user ID {owner}?")
+    } else {
+        format!("Run as root: chown {us} \"{}\"", path.display())
+    }
+}
+
+fn check_file(path: &Path, metadata: &Metadata) -> Result<(), ProviderError> {
+    let shown = path.display();
+    if !metadata.is_file() {
+        return Err(not_regular(path));
+    }
+    judge_file(path, Rights::of(metadata))?;
     if metadata.nlink() > 1 {
         return Err(insecure(format!("key file \"{shown}\" has {} names", metadata.nlink()))
             .with_detail("Another hard link to it may lie where backups or other users reach it.")
@@ -190,6 +246,11 @@ fn check_file(path: &Path, metadata: &Metadata) -> Result<(), ProviderError> {
             )));
     }
     Ok(())
+}
+
+fn not_regular(path: &Path) -> ProviderError {
+    insecure(format!("key file \"{}\" is not a regular file", path.display()))
+        .with_hint("Give the path of a file made with: pagevault-keyring file create")
 }
 
 fn insecure(message: impl Into<String>) -> ProviderError {
@@ -218,5 +279,49 @@ pub(super) fn io_error(error: &io::Error, message: &str) -> ProviderError {
             Some(nix::libc::EIO | nix::libc::EMFILE | nix::libc::ENFILE) => failure.transient(),
             _ => failure,
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const US: u32 = 1000;
+
+    fn directory(mode: u32, owner: u32) -> Result<(), ProviderError> {
+        judge_directory(Path::new("/d"), Rights { mode, owner, us: US })
+    }
+
+    fn file(mode: u32, owner: u32) -> Result<(), ProviderError> {
+        judge_file(Path::new("/d/f"), Rights { mode, owner, us: US })
+    }
+
+    #[test]
+    fn directories_of_root_and_us_are_safe_if_only_they_can_write() {
+        for owner in [0, US] {
+            for (mode, safe) in
+                [(0o700, true), (0o755, true), (0o1777, true), (0o775, false), (0o757, false)]
+            {
+                assert_eq!(directory(mode, owner).is_ok(), safe, "{mode:o} {owner}");
+            }
+        }
+        let error = directory(0o755, 7).unwrap_err();
+        assert_eq!(error.class, ErrorClass::Insecure);
+        assert_eq!(error.hint, "Run as root: chown 1000 \"/d\"");
+    }
+
+    #[test]
+    fn files_are_ours_alone() {
+        for mode in 0..0o1000 {
+            assert_eq!(file(mode, US).is_ok(), mode & 0o077 == 0, "{mode:o}");
+            assert!(file(mode, 0).is_err() && file(mode, 7).is_err());
+        }
+    }
+
+    #[test]
+    fn root_is_asked_whether_it_meant_to_be_root() {
+        let rights = Rights { mode: 0o600, owner: 26, us: 0 };
+        let error = judge_file(Path::new("/d/f"), rights).unwrap_err();
+        assert_eq!(error.hint, "Run this as the user that runs the server; is that user ID 26?");
     }
 }

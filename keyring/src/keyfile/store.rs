@@ -39,7 +39,7 @@ pub struct Locked<'a> {
 /// is kept above, by ending the process.
 pub fn lock(place: &Place) -> Result<Locked<'_>, ProviderError> {
     loop {
-        let (file, metadata) = place.open()?;
+        let (file, metadata) = place.open_to_lock()?;
         file.lock().map_err(|error| {
             io_error(&error, &format!("could not lock key file \"{}\"", place.path().display()))
         })?;

@@ -13,8 +13,10 @@ use crate::provider::{Environment, Provider, ProviderError};
 struct Kind {
     name: &'static str,
     options: &'static [&'static str],
-    build: fn(&Options<'_>, &Environment) -> Result<Box<dyn Provider>, ProviderError>,
+    build: Constructor,
 }
+
+type Constructor = fn(&Options<'_>, &Environment) -> Result<Box<dyn Provider>, ProviderError>;
 
 const KINDS: &[Kind] = &[Kind { name: "file", options: file::OPTIONS, build: file::build }];
 
