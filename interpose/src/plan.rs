@@ -9,7 +9,7 @@ use crate::patch::{self, Patch};
 /// Two members of a table are at most this many words apart.
 ///
 /// PostgreSQL's `f_smgr` has 15 to 20. Symbols in `.dynsym` are three words each, so that even
-/// neighbours there do not pass for a table of eleven members or more.
+/// neighbours there do not pass for a table of twelve members or more.
 pub const TABLE_WINDOW: usize = 32;
 
 /// What a pointer must hold to be replaced.
@@ -121,7 +121,12 @@ impl<'exe> Plan<'exe> {
     /// Replaces an imported function for calls by the executable itself: every GOT slot of it.
     ///
     /// Returns the function the slots are or would be bound to, never a stub of the executable.
-    /// Calls made by libraries are not affected.
+    ///
+    /// Calls made by libraries do not pass through these slots, with one exception: an executable
+    /// that is not position independent and takes the function's address makes its own PLT entry
+    /// the canonical address, so that libraries which call through a pointer (the Rust standard
+    /// library among them) arrive at the replacement too. Hence a replacement must expect calls
+    /// from anywhere, and must itself call only the function returned here, never the symbol.
     ///
     /// # Errors
     ///

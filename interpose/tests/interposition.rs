@@ -1,0 +1,245 @@
+//! Interposes on a program of its own, built in every way that moves tables and GOT slots about.
+//!
+//! Needs a C compiler, and the example `interposer`, which `cargo test` builds (but for
+//! `cargo test --test`, which takes the one it finds).
+
+#![allow(clippy::unwrap_used, clippy::expect_used, reason = "tests, helpers included, may panic")]
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use pagevault_interpose::elf::Elf;
+use tempfile::TempDir;
+
+const PIE: [&str; 2] = ["-fPIE", "-pie"];
+const NO_PIE: [&str; 2] = ["-fno-pie", "-no-pie"];
+const NOW: &str = "-Wl,-z,relro,-z,now";
+const LAZY: &str = "-Wl,-z,relro,-z,lazy";
+
+const UNTOUCHED: &str =
+    "shelf 101 102 103 104 twin 211 complete 108 report 108 wrote 4 read 4 wxyz";
+const REPLACED: &str =
+    "shelf 101 1102 1103 104 twin 211 complete 1108 report 108 wrote 5 read 4 WXYZ";
+
+struct Program {
+    folder: TempDir,
+    path: PathBuf,
+}
+
+struct Outcome {
+    before: Option<String>,
+    after: String,
+    error: Option<String>,
+    rights_before: BTreeMap<usize, String>,
+    rights_after: BTreeMap<usize, String>,
+}
+
+impl Program {
+    fn build(flags: &[&str]) -> Program {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("program");
+        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/program/program.c");
+        let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
+        let output = Command::new(compiler)
+            .args(["-O2", "-Wall", "-rdynamic"])
+            .args(flags)
+            .arg("-o")
+            .args([&path, &source])
+            .arg("-ldl")
+            .output()
+            .expect("a C compiler, as cc or by the variable CC");
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{flags:?}: {errors}");
+        Program { folder, path }
+    }
+
+    fn run(&self, scenario: &str, early: bool) -> Outcome {
+        let file = |name: &str| self.folder.path().join(name);
+        let mut command = Command::new(&self.path);
+        command.arg(library()).arg(scenario).args([file("before"), file("after")]);
+        if early {
+            command.env("EARLY", "1");
+        }
+        let output = command.env_remove("LD_BIND_NOW").output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        let errors = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{scenario}: {} {text}{errors}", output.status);
+        let line = |word: &str| {
+            let prefix = format!("{word} ");
+            text.lines().find_map(|line| Some(line.strip_prefix(&prefix)?.to_owned()))
+        };
+        Outcome {
+            before: line("before"),
+            after: line("after").unwrap(),
+            error: line("error"),
+            rights_before: self.rights(&file("before")),
+            rights_after: self.rights(&file("after")),
+        }
+    }
+
+    /// The rights of every page of the program's own image.
+    fn rights(&self, maps: &Path) -> BTreeMap<usize, String> {
+        let maps = std::fs::read_to_string(maps).unwrap();
+        let mut rights = BTreeMap::new();
+        for line in maps.lines().filter(|line| line.ends_with(self.path.to_str().unwrap())) {
+            let mut fields = line.split(' ');
+            let (start, end) = fields.next().unwrap().split_once('-').unwrap();
+            let number = |digits| usize::from_str_radix(digits, 16).unwrap();
+            let right = fields.next().unwrap();
+            for page in (number(start)..number(end)).step_by(4096) {
+                rights.insert(page, right.to_owned());
+            }
+        }
+        assert!(!rights.is_empty());
+        rights
+    }
+}
+
+/// The example library, which Cargo builds along with the tests.
+fn library() -> PathBuf {
+    let test = std::env::current_exe().unwrap();
+    let path = test.ancestors().nth(2).unwrap().join("examples/libinterposer.so");
+    assert!(path.exists(), "{}: build it with cargo build --example interposer", path.display());
+    path
+}
+
+fn assert_replaced(program: &Program, scenario: &str, early: bool) {
+    let outcome = program.run(scenario, early);
+    assert_eq!(outcome.error, None);
+    assert_eq!(outcome.before.as_deref(), if early { None } else { Some(UNTOUCHED) });
+    assert_eq!(outcome.after, REPLACED);
+    assert_eq!(outcome.rights_before, outcome.rights_after);
+    let relro = outcome.rights_after.values().any(|rights| rights == "r--p");
+    assert!(relro, "nothing is read-only");
+}
+
+fn builds() -> [(&'static str, Vec<&'static str>); 4] {
+    let with = |pie: [&'static str; 2], binding| [&pie[..], &[binding]].concat();
+    [
+        ("PIE, BIND_NOW", with(PIE, NOW)),
+        ("PIE, lazy", with(PIE, LAZY)),
+        ("non-PIE, BIND_NOW", with(NO_PIE, NOW)),
+        ("non-PIE, lazy", with(NO_PIE, LAZY)),
+    ]
+}
+
+#[test]
+fn forwards_and_restores_protections_in_every_build() {
+    for (name, flags) in builds() {
+        println!("{name}");
+        let program = Program::build(&flags);
+        assert_replaced(&program, "", false);
+        assert_replaced(&program, "", true);
+        assert_replaced(&program, "slot optional", false);
+        assert_replaced(&program, "verify in a child", true);
+    }
+}
+
+#[test]
+fn unusual_links_work_too() {
+    let odd: [&[&str]; 6] = [
+        &["-fno-pie", "-no-pie", "-Wl,-z,noseparate-code", LAZY],
+        &["-fno-pie", "-no-pie", "-Wl,-z,noseparate-code", NOW],
+        &["-fPIE", "-pie", "-fno-plt", NOW],
+        &["-fPIE", "-pie", "-Wl,--hash-style=sysv", LAZY],
+        &["-fPIE", "-pie", "-Wl,--hash-style=gnu", LAZY],
+        &["-fno-pie", "-no-pie", "-Wl,--hash-style=gnu,-z,norelro", LAZY],
+    ];
+    for flags in odd {
+        println!("{flags:?}");
+        let program = Program::build(flags);
+        assert_replaced(&program, "", false);
+        assert_replaced(&program, "", true);
+    }
+}
+
+/// Each scenario adds to a good plan one thing that cannot be; the error says which and why.
+const REFUSED: [(&str, &[&str]); 13] = [
+    ("symbol missing", &["cannot find function", "\"shelf_lend\"", "/program"]),
+    ("not an export", &["cannot find function", "\"on_complete\"", "/program"]),
+    ("library symbol", &["cannot find function", "\"getenv\"", "/program"]),
+    (
+        "table twice",
+        // 2, or 3 with .dynsym, where neighbours pass for a table of two members without PIE.
+        &["\"twins\"", " places hold all its members", "\"twin_left\" ", "\"twin_right\" "],
+    ),
+    ("table absent", &["\"shelves\"", "0 places", "\"lonely\" ", "\"shelf_open\" ", "/program"]),
+    ("slot missing", &["cannot find a GOT slot of \"preadv2\"", "/program"]),
+    ("object missing", &["cannot find object \"completions\"", "/program"]),
+    ("not an object", &["cannot find object \"shelf_read\"", "/program"]),
+    ("field outside", &["\"completion\" has 24 bytes", "offset 24"]),
+    ("field null", &["\"completion\" offset 8", "holds 0x0", "expected a function of"]),
+    ("field not null", &["\"completion\" offset 16", "expected null"]),
+    ("wrong value", &["\"completion\" offset 16", "holds 0x", "expected 0x"]),
+    ("planned twice", &["GOT slot of \"read\"", "twice"]),
+];
+
+#[test]
+fn a_plan_that_fails_leaves_the_process_untouched() {
+    for (name, flags) in builds() {
+        let program = Program::build(&flags);
+        for (scenario, facts) in REFUSED {
+            let outcome = program.run(scenario, false);
+            let error = outcome.error.unwrap_or_else(|| panic!("{name}: {scenario}: no error"));
+            println!("{name}: {scenario}: {error}");
+            for fact in facts {
+                assert!(error.contains(fact), "{name}: {scenario}: {error}: {fact} not in it");
+            }
+            assert_eq!(outcome.after, UNTOUCHED, "{name}: {scenario}");
+            assert_eq!(outcome.rights_before, outcome.rights_after, "{name}: {scenario}");
+        }
+    }
+}
+
+#[test]
+fn a_null_replacement_is_refused() {
+    let outcome = Program::build(&builds()[0].1).run("null replacement", false);
+    assert!(outcome.error.unwrap().contains("the GOT slot of \"close\" is null"));
+    assert_eq!(outcome.after, UNTOUCHED);
+}
+
+#[test]
+fn a_word_that_changed_after_planning_stops_the_whole_plan() {
+    for (name, flags) in builds() {
+        let outcome = Program::build(&flags).run("changed meanwhile", false);
+        let error = outcome.error.unwrap();
+        assert!(error.contains("the GOT slot of \"pwrite\""), "{name}: {error}");
+        // Only what the other plan replaced.
+        assert_eq!(outcome.after, UNTOUCHED.replace("wrote 4", "wrote 5"), "{name}");
+        assert_eq!(outcome.rights_before, outcome.rights_after, "{name}");
+    }
+}
+
+#[test]
+fn a_second_installation_finds_nothing_to_replace() {
+    for (name, flags) in builds() {
+        let outcome = Program::build(&flags).run("again", false);
+        let error = outcome.error.unwrap();
+        assert!(error.contains("cannot find table \"shelves\""), "{name}: {error}");
+        assert_eq!(outcome.after, REPLACED, "{name}");
+    }
+}
+
+/// The parser on real files, and on the same files cut short and with bytes flipped.
+#[test]
+fn parses_the_files_it_was_built_from() {
+    for (name, flags) in builds() {
+        let file = std::fs::read(Program::build(&flags).path).unwrap();
+        let elf = Elf::parse_file(&file).unwrap();
+        assert_eq!(elf.exports(b"shelf_read").count(), 1, "{name}");
+        assert_eq!(elf.exports(b"on_complete").count(), 0, "{name}");
+        let pwrite = elf.imports.iter().find(|import| import.name.starts_with(b"pwrite")).unwrap();
+        let version = pwrite.version.as_ref().unwrap();
+        assert!(version.name.starts_with(b"GLIBC_") && version.library.starts_with(b"libc.so"));
+        for len in (0..file.len()).step_by(61) {
+            let _ = Elf::parse_file(&file[..len]);
+        }
+        let mut damaged = file.clone();
+        for (at, &byte) in file.iter().enumerate().take(0x1000) {
+            damaged[at] = !byte;
+            let _ = Elf::parse_file(&damaged);
+            damaged[at] = byte;
+        }
+    }
+}
