@@ -201,6 +201,14 @@ impl Cluster {
     /// # Errors
     /// When it does not within 120 s; the new part of its log is in the message.
     pub fn start_server(&self) -> Result<()> {
+        self.start_server_with(&[])
+    }
+
+    /// [`Cluster::start_server`] with more arguments for `pg_ctl`.
+    ///
+    /// # Errors
+    /// As [`Cluster::start_server`].
+    pub fn start_server_with(&self, arguments: &[&str]) -> Result<()> {
         let before = self.log().len();
         let status = self
             .installation
@@ -210,6 +218,7 @@ impl Cluster {
             .arg(self.log_path())
             .arg("-D")
             .arg(self.data_directory())
+            .args(arguments)
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .status()?;

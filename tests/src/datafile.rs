@@ -92,8 +92,7 @@ impl DataFile {
         let wide = |to_bytes: fn(u16) -> [u8; 2]| -> Vec<u8> {
             text.encode_utf16().flat_map(to_bytes).collect()
         };
-        let spellings =
-            [text.as_bytes().to_vec(), wide(u16::to_le_bytes), wide(u16::to_be_bytes)];
+        let spellings = [text.as_bytes().to_vec(), wide(u16::to_le_bytes), wide(u16::to_be_bytes)];
         Ok(spellings.iter().any(|spelling| holds(&bytes, spelling)))
     }
 

@@ -1,0 +1,202 @@
+//! kill -9: what was committed is there afterwards, and nothing else.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use pagevault_tests::{Cluster, Settings};
+
+use crate::assert_sealed;
+
+/// TPC-B's invariant: every transaction adds its delta once to each of the three balances.
+fn assert_balanced(cluster: &Cluster) -> Result<()> {
+    let sums = cluster.text(
+        "SELECT concat_ws(' ',
+             (SELECT sum(abalance) FROM pgbench_accounts),
+             (SELECT sum(bbalance) FROM pgbench_branches),
+             (SELECT sum(tbalance) FROM pgbench_tellers),
+             (SELECT coalesce(sum(delta), 0) FROM pgbench_history))",
+    )?;
+    let mut sums_distinct: Vec<_> = sums.split(' ').collect();
+    sums_distinct.dedup();
+    ensure!(sums_distinct.len() == 1, "balances differ: {sums}");
+    Ok(())
+}
+
+#[test]
+fn balances_are_equal_after_kill_during_tpc_b() -> Result<()> {
+    // Few buffers and frequent checkpoints: pages are written, torn off and read back all the time.
+    let settings = Settings::default()
+        .conf("shared_buffers = 2MB")
+        .conf("checkpoint_timeout = 30s")
+        .conf("pagevault.default_encryption = on");
+    let (cluster, _keys) = Cluster::with_keys(&settings)?;
+    cluster.pgbench(&["-i", "-q", "-s", "3"])?;
+    for round in 0..5_u64 {
+        let mut load = cluster.pgbench_in_background(&["-c", "4", "-j", "2", "-T", "60"])?;
+        sleep(Duration::from_millis(1500 + 400 * round));
+        if round % 2 == 1 {
+            cluster.sql("CHECKPOINT")?;
+        }
+        cluster.kill()?;
+        load.wait()?;
+        cluster.start_server()?;
+        assert_balanced(&cluster)?;
+    }
+    let done: u64 = cluster.text("SELECT count(*) FROM pgbench_history")?.parse()?;
+    ensure!(done > 0, "no transaction was made");
+    cluster.sql("CHECKPOINT")?;
+    for table in ["pgbench_accounts", "pgbench_branches", "pgbench_tellers", "pgbench_history"] {
+        assert_sealed(&cluster.family_files(table)?)?;
+    }
+    cluster.finish()
+}
+
+#[test]
+fn kill_during_key_creation_leaves_every_table_readable() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql("CREATE TABLE done (name text)")?;
+    // Each transaction makes a table with an index and a TOAST table, truncates an older one, drops
+    // a third: every way in which keys come and go.
+    cluster.sql(
+        "CREATE PROCEDURE churn() LANGUAGE plpgsql AS $$
+         DECLARE n bigint := (SELECT count(*) FROM done); old text;
+         BEGIN
+             SET pagevault.default_encryption = on;
+             LOOP
+                 n := n + 1;
+                 EXECUTE format('CREATE TABLE t_%s (id int PRIMARY KEY, name text)', n);
+                 EXECUTE format('INSERT INTO t_%s SELECT i, repeat(md5(i::text), 100)
+                                 FROM generate_series(1, 20) i', n);
+                 INSERT INTO done VALUES ('t_' || n);
+                 IF n % 3 = 0 THEN
+                     EXECUTE format('TRUNCATE t_%s', n - 1);
+                     EXECUTE format('INSERT INTO t_%s SELECT i, repeat(md5(i::text), 100)
+                                     FROM generate_series(1, 20) i', n - 1);
+                 END IF;
+                 COMMIT;
+             END LOOP;
+         END $$",
+    )?;
+    for round in 0..8_u64 {
+        let churn = {
+            let mut client = cluster.client()?;
+            // Ends with the server; that is the point.
+            std::thread::spawn(move || drop(client.batch_execute("CALL churn()")))
+        };
+        sleep(Duration::from_millis(300 + 173 * round));
+        cluster.crash()?;
+        let _ = churn.join();
+        let wrong = cluster.text(
+            "SELECT count(*) FROM done WHERE
+             (xpath('/row/c/text()', query_to_xml(format(
+                 'SELECT count(name) AS c FROM %I', name), false, true, '')))[1]::text <> '20'",
+        )?;
+        ensure!(wrong == "0", "{wrong} tables are damaged after round {round}");
+    }
+    let tables: u64 = cluster.text("SELECT count(*) FROM done")?.parse()?;
+    ensure!(tables > 8, "only {tables} tables were made in all rounds");
+    // And once more after a clean stop, which rewrites nothing but must find every key.
+    cluster.restart()?;
+    for name in ["t_1", "t_2", "t_3"] {
+        ensure!(cluster.text(&format!("SELECT count(name) FROM {name}"))? == "20", "{name}");
+        assert_sealed(&cluster.family_files(name)?)?;
+    }
+    cluster.finish()
+}
+
+#[test]
+fn unlogged_tables_are_empty_and_usable_after_a_crash() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql(
+        "SET pagevault.default_encryption = on; \
+                 CREATE UNLOGGED TABLE u (id int PRIMARY KEY, name text); \
+                 CREATE INDEX u_hash ON u USING hash (name); \
+                 CREATE INDEX u_gin ON u USING gin (string_to_array(name, ' '))",
+    )?;
+    cluster.sql("INSERT INTO u SELECT i, 'kanarienvogel ' || i FROM generate_series(1, 5000) i")?;
+    cluster.sql("CHECKPOINT")?;
+    assert_sealed(&cluster.family_files("u")?)?;
+    cluster.crash()?;
+    ensure!(cluster.text("SELECT count(*) FROM u")? == "0", "an unlogged table kept rows");
+    cluster.sql("INSERT INTO u SELECT i, 'kanarienvogel ' || i FROM generate_series(1, 5000) i")?;
+    ensure!(
+        cluster
+            .text("SET enable_seqscan = off; SELECT id FROM u WHERE name = 'kanarienvogel 17'")?
+            == "17",
+        "the index does not find a row"
+    );
+    cluster.sql("CHECKPOINT")?;
+    assert_sealed(&cluster.family_files("u")?)?;
+    // A clean restart keeps the rows.
+    cluster.restart()?;
+    ensure!(cluster.text("SELECT count(*) FROM u")? == "5000", "rows are lost by a clean restart");
+    cluster.finish()
+}
+
+#[test]
+fn temporary_tables_work_and_end_with_their_session() -> Result<()> {
+    let settings = Settings::default().conf("temp_buffers = 800kB");
+    let (cluster, _keys) = Cluster::with_keys(&settings)?;
+    let mut client = cluster.client()?;
+    pagevault_tests::cluster::run_sql(
+        &mut client,
+        "SET pagevault.default_encryption = on;
+         CREATE TEMPORARY TABLE scratch (id int PRIMARY KEY, name text);
+         INSERT INTO scratch
+             SELECT i, 'kanarienvogel ' || i || repeat('x', 300) FROM generate_series(1, 20000) i;
+         CREATE TABLE beside (id int);",
+    )?;
+    let count = "SELECT count(*) FROM scratch WHERE name LIKE 'kanarienvogel%'";
+    ensure!(pagevault_tests::cluster::text(&mut client, count)? == "20000", "rows are missing");
+    pagevault_tests::cluster::run_sql(
+        &mut client,
+        "UPDATE scratch SET name = name || 'y'; REINDEX TABLE scratch; VACUUM FULL scratch",
+    )?;
+    ensure!(pagevault_tests::cluster::text(&mut client, count)? == "20000", "rows are missing");
+    let path =
+        pagevault_tests::cluster::text(&mut client, "SELECT pg_relation_filepath('scratch')")?;
+    let files = pagevault_tests::DataFile::find(&cluster.data_directory().join(path))?;
+    for file in &files {
+        ensure!(!file.contains_text("kanarienvogel")?, "plaintext in {}", file.path.display());
+    }
+    cluster.kill()?;
+    drop(client);
+    cluster.start_server()?;
+    ensure!(cluster.text("SELECT count(*) FROM beside")? == "0", "a table beside is lost");
+    cluster.finish()
+}
+
+#[test]
+fn a_backend_crash_restarts_without_asking_the_provider() -> Result<()> {
+    let (mut cluster, keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.allow_log("terminating connection because of crash of another server process");
+    cluster.sql("SET pagevault.default_encryption = on; CREATE TABLE t (id int)")?;
+    cluster.sql("INSERT INTO t SELECT generate_series(1, 1000)")?;
+    keys.take_away()?;
+
+    let mut client = cluster.client()?;
+    let pid = pagevault_tests::cluster::text(&mut client, "SELECT pg_backend_pid()")?;
+    let pid = rustix::process::Pid::from_raw(pid.parse()?)
+        .ok_or_else(|| anyhow::anyhow!("backend {pid}"))?;
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
+    drop(client);
+
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        match cluster.text("SELECT count(*) FROM t") {
+            Ok(count) => {
+                ensure!(count == "1000", "{count} rows after the restart");
+                break;
+            }
+            Err(error) => ensure!(Instant::now() < deadline, "not back: {error:#}"),
+        }
+        sleep(Duration::from_millis(100));
+    }
+    // New tables can be made too: the key that wraps data keys is at hand, not only data keys.
+    cluster.sql("SET pagevault.default_encryption = on; CREATE TABLE u (id int)")?;
+    cluster.sql("INSERT INTO u VALUES (1)")?;
+    ensure!(cluster.log().contains("all server processes terminated"), "nothing crashed");
+    keys.bring_back()?;
+    cluster.finish()
+}

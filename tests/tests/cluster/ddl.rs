@@ -1,0 +1,176 @@
+//! Whatever gives an encrypted table or something that belongs to it a new file keeps it encrypted.
+
+use anyhow::{Context, Result, ensure};
+use pagevault_tests::{Cluster, Settings};
+
+use crate::{assert_plain, assert_sealed};
+
+const ROWS: &str = "INSERT INTO t (name, wide)
+    SELECT 'kanarienvogel-' || i, repeat(md5(i::text), 400) FROM generate_series(1, 300) i";
+
+/// Every statement that makes a file for the table, one of its indexes, or its TOAST table.
+const STATEMENTS: [&str; 14] = [
+    "TRUNCATE t",
+    "REINDEX TABLE t",
+    "REINDEX INDEX t_name",
+    "REINDEX INDEX CONCURRENTLY t_name",
+    "VACUUM FULL t",
+    "CLUSTER t USING t_name",
+    "CREATE INDEX t_wide ON t (md5(wide))",
+    "CREATE INDEX CONCURRENTLY t_wide_c ON t (md5(wide), id)",
+    "CREATE INDEX t_hash ON t USING hash (name)",
+    "ALTER TABLE t ALTER id TYPE bigint",
+    "ALTER TABLE t ADD COLUMN later int DEFAULT (random() * 100)::int",
+    "ALTER TABLE t SET UNLOGGED",
+    "ALTER TABLE t SET LOGGED",
+    "ALTER TABLE t ADD CONSTRAINT t_unique UNIQUE (name, id)",
+];
+
+fn check(cluster: &Cluster, statement: &str) -> Result<()> {
+    cluster.sql("CHECKPOINT")?;
+    assert_sealed(&cluster.family_files("t")?).with_context(|| format!("after {statement}"))
+}
+
+#[test]
+fn every_new_file_of_an_encrypted_table_is_sealed() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql("CREATE TABLE t (id serial PRIMARY KEY, name text, wide text)")?;
+    cluster.sql("ALTER TABLE t ALTER wide SET STORAGE EXTERNAL")?;
+    cluster.sql("CREATE INDEX t_name ON t (name)")?;
+    cluster.sql("SELECT pagevault.encrypt('t')")?;
+    cluster.sql(ROWS)?;
+    check(&cluster, "INSERT")?;
+    for statement in STATEMENTS {
+        cluster.sql(statement)?;
+        if statement.starts_with("TRUNCATE") {
+            cluster.sql(ROWS)?;
+        }
+        check(&cluster, statement)?;
+        ensure!(
+            cluster.text("SELECT count(*) FROM t WHERE name LIKE 'kanarienvogel-%'")? == "300",
+            "rows are missing after {statement}"
+        );
+    }
+    // The same from a cold start: what is on disk is enough.
+    cluster.restart()?;
+    ensure!(cluster.text("SELECT count(*) FROM t")? == "300", "rows are missing after restart");
+    cluster.finish()
+}
+
+#[test]
+fn a_new_tablespace_keeps_it_encrypted() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    let space = cluster.directory().join("space");
+    std::fs::create_dir(&space)?;
+    cluster.installation().give(&space)?;
+    cluster.sql(&format!("CREATE TABLESPACE space LOCATION '{}'", space.display()))?;
+    cluster.sql("CREATE TABLE t (id serial PRIMARY KEY, name text, wide text)")?;
+    cluster.sql("ALTER TABLE t ALTER wide SET STORAGE EXTERNAL")?;
+    cluster.sql("SELECT pagevault.encrypt('t')")?;
+    cluster.sql(ROWS)?;
+    let sum = "SELECT md5(string_agg(t::text, '' ORDER BY id)) FROM t";
+    let before = cluster.text(sum)?;
+    for statement in [
+        "ALTER TABLE t SET TABLESPACE space",
+        "ALTER INDEX t_pkey SET TABLESPACE space",
+        "ALTER TABLE t SET TABLESPACE pg_default",
+    ] {
+        cluster.sql(statement)?;
+        check(&cluster, statement)?;
+        ensure!(cluster.text(sum)? == before, "rows changed by {statement}");
+    }
+    cluster.crash()?;
+    ensure!(cluster.text(sum)? == before, "rows changed by a crash");
+    cluster.finish()
+}
+
+#[test]
+fn with_default_encryption_everything_new_is_sealed_and_the_old_is_not() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql("CREATE TABLE before (id int)")?;
+    cluster.sql("INSERT INTO before SELECT generate_series(1, 100)")?;
+    cluster.sql("ALTER SYSTEM SET pagevault.default_encryption = on")?;
+    cluster.sql("SELECT pg_reload_conf()")?;
+    std::thread::sleep(std::time::Duration::from_millis(300));
+    cluster.sql(
+        "CREATE TABLE parts (id int, name text) PARTITION BY RANGE (id);
+         CREATE TABLE part_1 PARTITION OF parts FOR VALUES FROM (0) TO (500);
+         CREATE TABLE part_2 PARTITION OF parts FOR VALUES FROM (500) TO (1000);
+         CREATE INDEX parts_id ON parts (id);
+         INSERT INTO parts SELECT i, 'x' || i FROM generate_series(1, 999) i;
+         CREATE MATERIALIZED VIEW folded AS SELECT count(*) FROM parts;
+         REFRESH MATERIALIZED VIEW folded;
+         CREATE SEQUENCE numbers; SELECT nextval('numbers');
+         CREATE UNLOGGED TABLE volatile (id int PRIMARY KEY);
+         INSERT INTO volatile SELECT generate_series(1, 100);
+         CREATE TABLE copied AS SELECT * FROM parts;
+         ALTER SEQUENCE numbers RESTART;",
+    )?;
+    cluster.sql("CHECKPOINT")?;
+    for relation in [
+        "part_1",
+        "part_2",
+        "part_1_id_idx",
+        "folded",
+        "numbers",
+        "volatile",
+        "volatile_pkey",
+        "copied",
+    ] {
+        assert_sealed(&cluster.files(relation)?).with_context(|| relation.to_owned())?;
+    }
+    assert_plain(&cluster.files("before")?)?;
+    assert_plain(&cluster.files("pg_class")?)?;
+    cluster.finish()
+}
+
+#[test]
+fn rolled_back_creations_leave_nothing_behind() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql(
+        "SET pagevault.default_encryption = on;
+         BEGIN; CREATE TABLE gone (id int PRIMARY KEY); INSERT INTO gone VALUES (1); ROLLBACK;
+         BEGIN; SAVEPOINT s; CREATE TABLE gone (id int); ROLLBACK TO s;
+         CREATE TABLE kept (id int); INSERT INTO kept VALUES (7); COMMIT",
+    )?;
+    cluster.crash()?;
+    ensure!(cluster.text("SELECT id FROM kept")? == "7", "the kept table is wrong");
+    ensure!(cluster.text("SELECT to_regclass('gone')")?.is_empty(), "the other is still there");
+    cluster.sql("CHECKPOINT")?;
+    assert_sealed(&cluster.files("kept")?)?;
+    cluster.finish()
+}
+
+#[test]
+fn create_database_copies_sealed_relations_by_either_strategy() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql("CREATE DATABASE model")?;
+    let mut model = cluster.client_to("model")?;
+    pagevault_tests::cluster::run_sql(
+        &mut model,
+        "SET pagevault.default_encryption = on;
+         CREATE TABLE t (id int, name text);
+         INSERT INTO t SELECT i, 'kanarienvogel' FROM generate_series(1, 1000) i",
+    )?;
+    drop(model);
+    for strategy in ["wal_log", "file_copy"] {
+        let name = format!("copy_{strategy}");
+        cluster.sql(&format!("CREATE DATABASE {name} TEMPLATE model STRATEGY {strategy}"))?;
+        let mut copy = cluster.client_to(&name)?;
+        let count = pagevault_tests::cluster::text(&mut copy, "SELECT count(name) FROM t")
+            .with_context(|| format!("read the copy made by {strategy}"))?;
+        ensure!(count == "1000", "{strategy}: {count} rows");
+        let path = pagevault_tests::cluster::text(&mut copy, "SELECT pg_relation_filepath('t')")?;
+        cluster.sql("CHECKPOINT")?;
+        let files = pagevault_tests::DataFile::find(&cluster.data_directory().join(path))?;
+        assert_sealed(&files).with_context(|| strategy.to_owned())?;
+    }
+    cluster.crash()?;
+    let mut copy = cluster.client_to("copy_wal_log")?;
+    ensure!(
+        pagevault_tests::cluster::text(&mut copy, "SELECT count(name) FROM t")? == "1000",
+        "the copy is not there after a crash"
+    );
+    drop(copy);
+    cluster.finish()
+}

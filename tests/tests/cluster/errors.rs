@@ -1,0 +1,1 @@
+//! Every error that a careful user can reach: SQLSTATE, message, DETAIL, HINT.

@@ -1,0 +1,85 @@
+//! A relation file number that is used again, while another session still holds what belonged to
+//! its former owner.
+//!
+//! Numbers come round after 2^32 of them; here the server runs in binary-upgrade mode (`postgres
+//! -b`), in which SQL may choose them.
+
+use anyhow::{Context, Result, ensure};
+use pagevault_tests::cluster::{run_sql, text};
+use pagevault_tests::datafile::PageState;
+use pagevault_tests::{Cluster, Settings, StopMode};
+
+const FILE: u32 = 70_001;
+
+fn start_in_upgrade_mode(cluster: &Cluster) -> Result<()> {
+    cluster.stop(StopMode::Fast)?;
+    cluster.start_server_with(&["-o", "-b"])
+}
+
+/// Statements that make the table `name` with the OIDs from `oid` and the file number [`FILE`].
+fn create(name: &str, oid: u32, encrypted: bool) -> String {
+    format!(
+        "SET pagevault.default_encryption = {};
+         SELECT pg_catalog.binary_upgrade_set_next_pg_type_oid('{}'::oid);
+         SELECT pg_catalog.binary_upgrade_set_next_array_pg_type_oid('{}'::oid);
+         SELECT pg_catalog.binary_upgrade_set_next_heap_pg_class_oid('{oid}'::oid);
+         SELECT pg_catalog.binary_upgrade_set_next_heap_relfilenode('{FILE}'::oid);
+         CREATE TABLE {name} (id int);
+         INSERT INTO {name} SELECT i FROM generate_series({oid}, {oid} + 999) i",
+        if encrypted { "on" } else { "off" },
+        oid + 1,
+        oid + 2,
+    )
+}
+
+#[test]
+fn a_reused_file_number_reads_right_in_sessions_with_stale_handles() -> Result<()> {
+    let settings = Settings::default().conf("shared_buffers = 1MB").conf("max_connections = 20");
+    let (cluster, _keys) = Cluster::with_keys(&settings)?;
+    start_in_upgrade_mode(&cluster)?;
+    let mut owner = cluster.client()?;
+    let mut other = cluster.client()?;
+    let mut epochs = Vec::new();
+    // Encrypted, encrypted again, plain, encrypted: every change of state, each read by a session
+    // that has read the file's former life and by one that made it.
+    for (life, encrypted) in [true, true, false, true].into_iter().enumerate() {
+        let oid = 50_000 + 1_000 * u32::try_from(life)?;
+        let name = format!("life_{life}");
+        run_sql(&mut owner, &create(&name, oid, encrypted)).context(name.clone())?;
+        // Out of the buffers, so that the other session reads the file itself.
+        run_sql(&mut owner, "CHECKPOINT")?;
+        evict(&mut owner)?;
+        let sum = text(&mut other, &format!("SELECT sum(id) FROM {name}"))
+            .with_context(|| format!("{name} in the other session"))?;
+        let expected = (oid..oid + 1000).map(u64::from).sum::<u64>().to_string();
+        ensure!(sum == expected, "{name}: the other session reads {sum}, not {expected}");
+        let files = cluster.files(&name)?;
+        let file = files.first().context("a file")?;
+        ensure!(file.path.ends_with(FILE.to_string()), "{} is not {FILE}", file.path.display());
+        let state = PageState::of(&file.read_page(0)?);
+        match (encrypted, state) {
+            (true, PageState::Sealed(epoch)) => epochs.push(epoch),
+            (false, PageState::Plain) => {}
+            (_, state) => anyhow::bail!("{name}: page 0 is {state:?}"),
+        }
+        // The other session writes as well, with whatever it remembers of the file.
+        run_sql(&mut other, &format!("UPDATE {name} SET id = id WHERE id % 2 = 0; CHECKPOINT"))?;
+        evict(&mut owner)?;
+        let sum = text(&mut owner, &format!("SELECT sum(id) FROM {name}"))?;
+        ensure!(sum == expected, "{name}: after the other session's writes {sum}");
+        run_sql(&mut owner, &format!("DROP TABLE {name}"))?;
+        // The number is free only after a checkpoint has removed the first segment.
+        run_sql(&mut owner, "CHECKPOINT")?;
+    }
+    ensure!(epochs.windows(2).all(|pair| pair[0] < pair[1]), "epochs were used again: {epochs:?}");
+    drop((owner, other));
+    cluster.crash()?;
+    cluster.finish()
+}
+
+/// Reads so much else that nothing of a small table is left in 1 MB of buffers.
+fn evict(client: &mut postgres::Client) -> Result<()> {
+    run_sql(client, "SELECT count(*) FROM pg_proc; SELECT count(prosrc) FROM pg_proc;")?;
+    run_sql(client, "SELECT count(*) FROM pg_attribute; SELECT count(*) FROM pg_depend;")?;
+    run_sql(client, "SELECT count(*) FROM pg_description; SELECT count(*) FROM pg_rewrite;")
+}

@@ -1,0 +1,108 @@
+//! Stock tools and a stock server, which know nothing of pagevault, on sealed files.
+
+use anyhow::{Result, ensure};
+use pagevault_tests::{Cluster, Settings, StopMode};
+
+use crate::assert_sealed;
+
+const TABLE: &str = "SET pagevault.default_encryption = on;
+    CREATE TABLE t (id int PRIMARY KEY, name text);
+    INSERT INTO t SELECT i, md5(i::text) FROM generate_series(1, 20000) i;
+    CREATE TABLE plain_beside (id int)";
+
+#[test]
+fn pg_checksums_is_clean() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql(TABLE)?;
+    cluster.sql("VACUUM t")?;
+    cluster.stop(StopMode::Fast)?;
+    let report = cluster.pg_checksums()?;
+    ensure!(report.contains("Bad checksums:  0"), "{report}");
+    cluster.start_server()?;
+    assert_sealed(&cluster.family_files("t")?)?;
+    cluster.finish()
+}
+
+#[test]
+fn checksums_can_be_enabled_and_disabled_by_pg_checksums() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default().without_checksums())?;
+    cluster.sql(TABLE)?;
+    for flag in ["--enable", "--disable", "--enable"] {
+        cluster.stop(StopMode::Fast)?;
+        let mut program = cluster.program("pg_checksums");
+        pagevault_tests::installation::run(
+            program.arg(flag).arg("-D").arg(cluster.data_directory()),
+        )?;
+        cluster.start_server()?;
+        ensure!(cluster.text("SELECT count(name) FROM t")? == "20000", "{flag}: rows are missing");
+        cluster.sql("UPDATE t SET name = name WHERE id % 3 = 0; CHECKPOINT")?;
+        ensure!(cluster.text("SELECT count(name) FROM t")? == "20000", "{flag}: rows are missing");
+    }
+    cluster.stop(StopMode::Fast)?;
+    cluster.pg_checksums()?;
+    cluster.finish()
+}
+
+#[test]
+fn pg_basebackup_verifies_and_its_restore_opens() -> Result<()> {
+    let (cluster, keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql(TABLE)?;
+    // Under load, so that the backup is not of files at rest.
+    let mut load = {
+        cluster.sql("ALTER SYSTEM SET pagevault.default_encryption = on")?;
+        cluster.sql("SELECT pg_reload_conf()")?;
+        cluster.pgbench(&["-i", "-q", "-s", "1"])?;
+        cluster.pgbench_in_background(&["-c", "2", "-T", "600"])?
+    };
+    let restored = Cluster::from_files(|target| cluster.base_backup(target))?;
+    let _ = load.kill();
+    load.wait()?;
+    restored.start_server()?;
+    ensure!(restored.text("SELECT count(name) FROM t")? == "20000", "rows are missing");
+    let sums = "SELECT (SELECT sum(abalance) FROM pgbench_accounts)
+                     = (SELECT coalesce(sum(delta), 0) FROM pgbench_history)";
+    ensure!(restored.text(sums)? == "t", "balances differ in the restored cluster");
+    restored.sql("SET pagevault.default_encryption = on; CREATE TABLE later AS SELECT 1 AS id")?;
+    restored.sql("CHECKPOINT")?;
+    assert_sealed(&restored.family_files("t")?)?;
+    // Neither the backup nor the data directory holds the master key file.
+    ensure!(keys.path().starts_with(cluster.directory()), "the key file is elsewhere");
+    ensure!(!keys.path().starts_with(cluster.data_directory()), "the key file is in PGDATA");
+    restored.finish()?;
+    cluster.finish()
+}
+
+#[test]
+fn a_server_without_pagevault_refuses_sealed_pages() -> Result<()> {
+    let (mut cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql(TABLE)?;
+    cluster.sql("INSERT INTO plain_beside VALUES (7)")?;
+    cluster.stop(StopMode::Fast)?;
+    cluster.append_conf("shared_preload_libraries = ''")?;
+    cluster.start_server()?;
+    let error = cluster.error("SELECT count(*) FROM t")?;
+    ensure!(error.message.contains("invalid page in block 0 of relation"), "{error}");
+    ensure!(error.sqlstate == "XX001", "{error}");
+    ensure!(cluster.text("SELECT id FROM plain_beside")? == "7", "the plain table");
+    cluster.stop(StopMode::Fast)?;
+    cluster.append_conf("shared_preload_libraries = 'pagevault'")?;
+    cluster.start_server()?;
+    ensure!(cluster.text("SELECT count(name) FROM t")? == "20000", "rows are missing");
+    cluster.allow_log("page verification failed");
+    cluster.finish()
+}
+
+#[test]
+fn amcheck_finds_nothing() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default().conf("shared_buffers = 1MB"))?;
+    if cluster.sql("CREATE EXTENSION amcheck").is_err() {
+        eprintln!("skipped: this installation has no amcheck");
+        return cluster.finish();
+    }
+    cluster.sql(TABLE)?;
+    cluster.sql("DELETE FROM t WHERE id % 7 = 0; UPDATE t SET name = name || 'x'")?;
+    cluster.sql("VACUUM t")?;
+    cluster.sql("SELECT bt_index_parent_check('t_pkey', true)")?;
+    ensure!(cluster.text("SELECT count(*) FROM verify_heapam('t')")? == "0", "amcheck complains");
+    cluster.finish()
+}

@@ -1,0 +1,154 @@
+//! Unlock at start, the locked state and the ways out of it.
+
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use pagevault_tests::{Cluster, Settings, StopMode};
+
+const TABLES: &str = "CREATE TABLE open (id int);
+    INSERT INTO open VALUES (1);
+    SET pagevault.default_encryption = on;
+    CREATE TABLE secret (id int PRIMARY KEY, name text);
+    INSERT INTO secret SELECT i, md5(i::text) FROM generate_series(1, 1000) i";
+
+/// Waits until `query` answers `expected`.
+fn eventually(cluster: &Cluster, query: &str, expected: &str) -> Result<()> {
+    let deadline = Instant::now() + Duration::from_secs(60);
+    loop {
+        let got = cluster.text(query);
+        match got {
+            Ok(text) if text == expected => return Ok(()),
+            got => ensure!(Instant::now() < deadline, "{query}: still {got:?}"),
+        }
+        sleep(Duration::from_millis(250));
+    }
+}
+
+/// A cluster that starts locked soon when its provider is away.
+fn impatient() -> Settings {
+    Settings::default().conf("pagevault.unlock_timeout = 1s")
+}
+
+#[test]
+fn a_provider_that_is_away_leaves_the_server_locked_until_it_returns() -> Result<()> {
+    let (mut cluster, keys) = Cluster::with_keys(&impatient())?;
+    cluster.allow_log("pagevault");
+    cluster.sql(TABLES)?;
+    cluster.stop(StopMode::Fast)?;
+    keys.take_away()?;
+    let started = Instant::now();
+    cluster.start_server()?;
+    ensure!(started.elapsed() < Duration::from_secs(30), "the start took too long");
+
+    ensure!(cluster.text("SELECT id FROM open")? == "1", "the plain table is not usable");
+    cluster.sql("CREATE TABLE open_later (id int); INSERT INTO open_later VALUES (1)")?;
+    let error = cluster.error("SELECT count(*) FROM secret")?;
+    ensure!(error.sqlstate == "55000", "{error}");
+    ensure!(error.text().contains("locked"), "{error}");
+    ensure!(!error.hint.is_empty(), "no hint: {error}");
+    let error = cluster.error("INSERT INTO secret VALUES (1001, 'x')")?;
+    ensure!(error.text().contains("locked"), "{error}");
+    let error =
+        cluster.error("SET pagevault.default_encryption = on; CREATE TABLE more (id int)")?;
+    ensure!(error.text().contains("locked"), "{error}");
+    ensure!(cluster.text("SELECT locked FROM pagevault.status")? == "t", "status");
+
+    // Nothing is asked of anyone: it unlocks by itself.
+    keys.bring_back()?;
+    eventually(&cluster, "SELECT count(*) FROM secret", "1000")?;
+    ensure!(cluster.text("SELECT locked FROM pagevault.status")? == "f", "status");
+    cluster.sql("INSERT INTO secret VALUES (1001, 'x')")?;
+    cluster.crash()?;
+    ensure!(cluster.text("SELECT count(*) FROM secret")? == "1001", "a row is lost");
+    cluster.finish()
+}
+
+#[test]
+fn unlock_tries_again_at_once() -> Result<()> {
+    let (mut cluster, keys) = Cluster::with_keys(&impatient())?;
+    cluster.allow_log("pagevault");
+    cluster.sql(TABLES)?;
+    cluster.stop(StopMode::Fast)?;
+    keys.take_away()?;
+    cluster.start_server()?;
+    // A failed try is false or an error that names the provider, never a broken session.
+    let mut client = cluster.client()?;
+    if let Ok(unlocked) = pagevault_tests::cluster::text(&mut client, "SELECT pagevault.unlock()") {
+        ensure!(unlocked == "f", "unlocked without a key file");
+    }
+    keys.bring_back()?;
+    ensure!(
+        pagevault_tests::cluster::text(&mut client, "SELECT pagevault.unlock()")? == "t",
+        "unlock() did not unlock"
+    );
+    ensure!(
+        pagevault_tests::cluster::text(&mut client, "SELECT count(*) FROM secret")? == "1000",
+        "rows are missing"
+    );
+    drop(client);
+    cluster.finish()
+}
+
+#[test]
+fn recovery_without_the_provider_does_not_start_and_loses_nothing() -> Result<()> {
+    let (mut cluster, keys) = Cluster::with_keys(&impatient())?;
+    cluster.allow_log("pagevault");
+    cluster.allow_log("startup process");
+    cluster.sql(TABLES)?;
+    cluster.kill()?;
+    keys.take_away()?;
+    let Err(error) = cluster.start_server() else {
+        anyhow::bail!("the server recovered sealed pages without keys");
+    };
+    let said = format!("{error:#}");
+    ensure!(said.contains("FATAL"), "{said}");
+    ensure!(said.contains("local"), "the provider is not named: {said}");
+    ensure!(said.contains("keys"), "the key file is not named: {said}");
+    keys.bring_back()?;
+    cluster.start_server()?;
+    ensure!(cluster.text("SELECT count(*) FROM secret")? == "1000", "rows are missing");
+    cluster.finish()
+}
+
+#[test]
+fn a_wrong_master_key_is_refused_and_nothing_is_damaged() -> Result<()> {
+    let (mut cluster, keys) = Cluster::with_keys(&impatient())?;
+    cluster.allow_log("pagevault");
+    cluster.sql(TABLES)?;
+    cluster.stop(StopMode::Fast)?;
+    keys.take_away()?;
+    // Another file at the same place, with a key of the same name.
+    let impostor = cluster.key_file("keys", "main")?;
+    cluster.start_server()?;
+    let error = cluster.error("SELECT count(*) FROM secret")?;
+    ensure!(error.text().contains("locked"), "{error}");
+    ensure!(cluster.text("SELECT id FROM open")? == "1", "the plain table is not usable");
+    ensure!(cluster.log().contains("master key"), "the log does not say why");
+    cluster.sql("CHECKPOINT")?;
+    cluster.stop(StopMode::Fast)?;
+    std::fs::remove_file(impostor.path())?;
+    keys.bring_back()?;
+    cluster.start_server()?;
+    ensure!(cluster.text("SELECT count(*) FROM secret")? == "1000", "rows are missing");
+    cluster.finish()
+}
+
+#[test]
+fn a_provider_outage_while_running_affects_only_rotation() -> Result<()> {
+    let (cluster, keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql(TABLES)?;
+    keys.take_away()?;
+    cluster.sql("INSERT INTO secret VALUES (1001, 'x')")?;
+    cluster.sql("SET pagevault.default_encryption = on; CREATE TABLE more (id int)")?;
+    cluster.sql("CREATE DATABASE other")?;
+    let error = cluster.error("SELECT pagevault.rotate_cluster_master_key()")?;
+    ensure!(error.text().contains("local"), "the provider is not named: {error}");
+    ensure!(error.text().contains("keys"), "the file is not named: {error}");
+    cluster.sql("SELECT count(*) FROM secret")?;
+    keys.bring_back()?;
+    cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
+    cluster.restart()?;
+    ensure!(cluster.text("SELECT count(*) FROM secret")? == "1001", "rows are missing");
+    cluster.finish()
+}
