@@ -6,7 +6,7 @@ use core::str::FromStr;
 use zeroize::ZeroizeOnDrop;
 
 use crate::secret::{RandomError, fill_random};
-use crate::xts::Schedule;
+use crate::xts::{Backend, Schedule};
 
 /// A page cipher. The numbers are on disk (keystore) and are never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -214,7 +214,21 @@ impl PageKey {
     /// Expands `key` for the fastest kernel of this CPU.
     #[must_use]
     pub fn new(key: &DataKey) -> Self {
-        Self { cipher: key.cipher, schedule: Schedule::new(key.cipher, &key.bytes) }
+        Self { cipher: key.cipher, schedule: Schedule::detect(key.cipher, &key.bytes) }
+    }
+
+    /// Expands `key` for a certain kernel; `None` if this CPU cannot run it. For tests and
+    /// benchmarks.
+    #[must_use]
+    pub fn with_backend(key: &DataKey, backend: Backend) -> Option<Self> {
+        let schedule = Schedule::new(key.cipher, &key.bytes, backend)?;
+        Some(Self { cipher: key.cipher, schedule })
+    }
+
+    /// The kernel this key was expanded for.
+    #[must_use]
+    pub fn backend(&self) -> Backend {
+        self.schedule.backend()
     }
 
     /// The cipher this key is for.

@@ -30,3 +30,4 @@ pub mod xts;
 pub use key::{CipherId, DataKey, Epoch, Fork, PageKey};
 pub use page::{PAGE_SIZE, Page};
 pub use secret::Secret32;
+pub use xts::Backend;

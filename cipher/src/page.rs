@@ -41,7 +41,7 @@
 
 use crate::checksum::page_checksum;
 use crate::key::{Epoch, Fork, PageKey};
-use crate::xts::Block;
+use crate::xts::{Block, Direction};
 
 /// Bytes of a page; PostgreSQL's default `BLCKSZ`, the only one supported.
 pub const PAGE_SIZE: usize = 8192;
@@ -109,7 +109,7 @@ pub fn seal(page: &mut Page, key: &PageKey, epoch: Epoch, block: u32, fork: Fork
     put(page, PAGESIZE_VERSION, carried);
     let flags = get(page, FLAGS) & VALID_FLAGS;
     put(page, FLAGS, epoch.get() << EPOCH_SHIFT | flags);
-    key.schedule.encrypt(tweak(page, block, fork), unit(page));
+    key.schedule.run(Direction::Encrypt, tweak(page, block, fork), unit(page));
     let checksum = if checksums { page_checksum(page, block) } else { 0 };
     put(page, CHECKSUM, checksum);
 }
@@ -125,7 +125,7 @@ pub fn open(page: &mut Page, key: &PageKey, block: u32, fork: Fork, checksums: b
         return;
     }
     let damaged = checksums && get(page, CHECKSUM) != page_checksum(page, block);
-    key.schedule.decrypt(tweak(page, block, fork), unit(page));
+    key.schedule.run(Direction::Decrypt, tweak(page, block, fork), unit(page));
     let flags = get(page, FLAGS) & VALID_FLAGS;
     put(page, FLAGS, flags);
     let carried = get(page, PAGESIZE_VERSION);

@@ -8,7 +8,7 @@ use aes::cipher::{
 };
 use aes::{Aes128Dec, Aes128Enc, Aes256Dec, Aes256Enc};
 
-use super::{Block, multiply_by_x};
+use super::{Block, Direction, multiply_by_x};
 
 type AesBlock = Array<u8, U16>;
 
@@ -31,22 +31,15 @@ where
         Self { tweak: E::new(tweak), seal: E::new(data), open: D::new(data) }
     }
 
-    pub(crate) fn encrypt(&self, tweak: Block, unit: &mut [Block]) {
-        let tweak = self.first_tweak(tweak);
-        self.seal
-            .encrypt_with_backend(Unit { tweak, blocks: Array::cast_slice_from_core_mut(unit) });
-    }
-
-    pub(crate) fn decrypt(&self, tweak: Block, unit: &mut [Block]) {
-        let tweak = self.first_tweak(tweak);
-        self.open
-            .decrypt_with_backend(Unit { tweak, blocks: Array::cast_slice_from_core_mut(unit) });
-    }
-
-    fn first_tweak(&self, tweak: Block) -> u128 {
-        let mut block = Array(tweak);
-        self.tweak.encrypt_block(&mut block);
-        u128::from_le_bytes(block.0)
+    pub(crate) fn run(&self, direction: Direction, tweak: Block, unit: &mut [Block]) {
+        let mut first = Array(tweak);
+        self.tweak.encrypt_block(&mut first);
+        let tweak = u128::from_le_bytes(first.0);
+        let unit = Unit { tweak, blocks: Array::cast_slice_from_core_mut(unit) };
+        match direction {
+            Direction::Encrypt => self.seal.encrypt_with_backend(unit),
+            Direction::Decrypt => self.open.decrypt_with_backend(unit),
+        }
     }
 }
 

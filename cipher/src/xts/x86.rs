@@ -1,0 +1,62 @@
+//! Which kernel runs on this x86-64 CPU.
+
+use std::arch::is_x86_feature_detected;
+
+use super::expand::RoundKeys;
+use super::{Block, Direction, aesni, vaes512};
+
+/// A kernel that this CPU can run. Only detection creates a value.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Kernel(Width);
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Width {
+    Xmm,
+    Zmm,
+}
+
+impl Kernel {
+    /// VAES on 512-bit registers.
+    pub(crate) fn vaes512() -> Option<Self> {
+        (Self::aesni().is_some()
+            && is_x86_feature_detected!("vaes")
+            && is_x86_feature_detected!("avx512f")
+            && is_x86_feature_detected!("avx512bw"))
+        .then_some(Self(Width::Zmm))
+    }
+
+    /// AES instructions on 128-bit registers, with AVX's three-operand forms.
+    pub(crate) fn aesni() -> Option<Self> {
+        (is_x86_feature_detected!("aes") && is_x86_feature_detected!("avx"))
+            .then_some(Self(Width::Xmm))
+    }
+
+    /// Whether this is the 512-bit kernel.
+    pub(crate) fn is_vaes512(self) -> bool {
+        self.0 == Width::Zmm
+    }
+
+    /// Runs over a data unit; `tweak` is the unit's number before its own encryption.
+    ///
+    /// The kernels are safe functions, but calling one on a CPU without its features is undefined
+    /// behaviour, and that is what the `unsafe` is about.
+    #[allow(unsafe_code, reason = "calls of target_feature functions, behind proof of detection")]
+    pub(crate) fn run<const N: usize>(
+        self,
+        direction: Direction,
+        keys: &RoundKeys<N>,
+        tweak: Block,
+        unit: &mut [Block],
+    ) {
+        // SAFETY: `Xmm` and `Zmm` are created only by the functions above, after they have
+        // detected every feature that the kernels of this width enable.
+        unsafe {
+            match (self.0, direction) {
+                (Width::Xmm, Direction::Encrypt) => aesni::encrypt(keys, tweak, unit),
+                (Width::Xmm, Direction::Decrypt) => aesni::decrypt(keys, tweak, unit),
+                (Width::Zmm, Direction::Encrypt) => vaes512::encrypt(keys, tweak, unit),
+                (Width::Zmm, Direction::Decrypt) => vaes512::decrypt(keys, tweak, unit),
+            }
+        }
+    }
+}
