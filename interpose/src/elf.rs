@@ -127,10 +127,15 @@ pub enum SymbolKind {
     Other,
 }
 
+/// A name in the dynamic string table; [`Elf::name`] reads it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Name(u32);
+
 /// A symbol that the image defines and exports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Symbol {
-    name: u32,
+    /// Its name.
+    pub name: Name,
     /// What it names.
     pub kind: SymbolKind,
     /// Address as linked.
@@ -140,19 +145,19 @@ pub struct Symbol {
 }
 
 /// The version of a symbol that an import asks for, and the library that is to provide it.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Version {
     /// Version name, such as `GLIBC_2.2.5`.
-    pub name: Vec<u8>,
+    pub name: Name,
     /// `DT_NEEDED` name of the library, such as `libc.so.6`.
-    pub library: Vec<u8>,
+    pub library: Name,
 }
 
 /// A GOT slot that is bound to a symbol of another library.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Import {
     /// Symbol name.
-    pub name: Vec<u8>,
+    pub name: Name,
     /// Address of the slot as linked.
     pub slot: u64,
     /// Version asked for, if the image has version information.
@@ -166,8 +171,7 @@ pub struct Elf {
     pub segments: Vec<Segment>,
     /// The `PT_GNU_RELRO` range: read-only after relocation.
     pub relro: Option<Range<u64>>,
-    /// GOT slots of imported symbols, sorted by slot.
-    pub imports: Vec<Import>,
+    imports: Vec<Import>,
     symbols: Vec<Symbol>,
     strings: Vec<u8>,
 }
@@ -222,7 +226,20 @@ impl Elf {
 
     /// The exported definitions of `name` (several if it has several versions).
     pub fn exports<'a>(&'a self, name: &'a [u8]) -> impl Iterator<Item = &'a Symbol> {
-        self.symbols.iter().filter(move |symbol| string(&self.strings, symbol.name) == Some(name))
+        self.symbols.iter().filter(move |symbol| self.name(symbol.name) == name)
+    }
+
+    /// The GOT slots of the imported symbol `name`.
+    pub fn imports<'a>(&'a self, name: &'a [u8]) -> impl Iterator<Item = &'a Import> {
+        self.imports.iter().filter(move |import| self.name(import.name) == name)
+    }
+
+    /// Reads a name; empty if it lies outside the string table.
+    #[must_use]
+    pub fn name(&self, name: Name) -> &[u8] {
+        let tail = self.strings.get(name.0 as usize..).unwrap_or_default();
+        let len = tail.iter().position(|&byte| byte == 0);
+        &tail[..len.unwrap_or(0)]
     }
 }
 
@@ -325,7 +342,7 @@ impl<'a, I: Image> Reader<'a, I> {
             .map(RawSymbol::read)
             .filter(|symbol| symbol.is_defined() && symbol.is_visible())
             .map(|symbol| Symbol {
-                name: symbol.name,
+                name: Name(symbol.name),
                 kind: match symbol.info & 0xf {
                     1 => SymbolKind::Object,
                     2 => SymbolKind::Function,
@@ -413,15 +430,12 @@ impl<'a, I: Image> Reader<'a, I> {
         if symbol.is_defined() {
             return Ok(None);
         }
-        let name = string(self.strings, symbol.name)
-            .ok_or(ElfError::OutOfBounds("the name of an imported symbol"))?
-            .to_vec();
         let version = self
             .pointer(DT_VERSYM)
             .and_then(|table| self.image.bytes(table.checked_add(index * 2)?, 2))
             .and_then(|version| versions.get(&(u16_at(version, 0) & 0x7fff)))
-            .cloned();
-        Ok(Some(Import { name, slot, version }))
+            .copied();
+        Ok(Some(Import { name: Name(symbol.name), slot, version }))
     }
 
     /// The versions that the image asks for, by index (`Elf64_Verneed`, `Elf64_Vernaux`).
@@ -433,8 +447,7 @@ impl<'a, I: Image> Reader<'a, I> {
         let mut seen = 0;
         for _ in 0..count {
             let need = self.image.bytes(need_at, 16).ok_or(ElfError::OutOfBounds(WHAT))?;
-            let library =
-                string(self.strings, u32_at(need, 4)).ok_or(ElfError::OutOfBounds(WHAT))?;
+            let library = Name(u32_at(need, 4));
             let mut aux_at = need_at.checked_add(u64::from(u32_at(need, 8)));
             for _ in 0..u16_at(need, 2) {
                 seen += 1;
@@ -442,12 +455,8 @@ impl<'a, I: Image> Reader<'a, I> {
                     .and_then(|address| self.image.bytes(address, 16))
                     .filter(|_| seen <= MAX_VERSIONS)
                     .ok_or(ElfError::OutOfBounds(WHAT))?;
-                let name =
-                    string(self.strings, u32_at(aux, 8)).ok_or(ElfError::OutOfBounds(WHAT))?;
-                versions.insert(
-                    u16_at(aux, 6) & 0x7fff,
-                    Version { name: name.to_vec(), library: library.to_vec() },
-                );
+                let version = Version { name: Name(u32_at(aux, 8)), library };
+                versions.insert(u16_at(aux, 6) & 0x7fff, version);
                 aux_at = aux_at.and_then(|at| at.checked_add(u64::from(u32_at(aux, 12))));
             }
             let next = u64::from(u32_at(need, 12));
@@ -500,11 +509,6 @@ fn slice(bytes: &[u8], offset: u64, len: u64) -> Option<&[u8]> {
     bytes.get(start..start.checked_add(usize::try_from(len).ok()?)?)
 }
 
-fn string(strings: &[u8], offset: u32) -> Option<&[u8]> {
-    let tail = strings.get(offset as usize..)?;
-    tail.iter().position(|&byte| byte == 0).map(|len| &tail[..len])
-}
-
 // Callers hand in slices whose length they have checked.
 fn u16_at(bytes: &[u8], at: usize) -> u16 {
     u16::from_le_bytes([bytes[at], bytes[at + 1]])
@@ -517,3 +521,6 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
 fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
 }
+
+#[cfg(test)]
+mod tests;

@@ -5,7 +5,7 @@ use std::ptr::{self, NonNull};
 use std::slice;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::elf::{Elf, Image, Import, Machine, Symbol, SymbolKind};
+use crate::elf::{Elf, Image, Import, Machine, Name, Symbol, SymbolKind};
 use crate::error::Error;
 use crate::find::Region;
 use crate::maps::Maps;
@@ -153,10 +153,12 @@ impl Executable {
         &'a self,
         symbol: &'a str,
     ) -> impl Iterator<Item = (usize, &'a Import)> {
-        let named = move |import: &&Import| import.name == symbol.as_bytes();
-        let bias = self.bias;
-        let at = move |import: &'a Import| (bias.wrapping_add(import.slot as usize), import);
-        self.elf.imports.iter().filter(named).map(at)
+        let at = |import: &'a Import| (self.bias.wrapping_add(import.slot as usize), import);
+        self.elf.imports(symbol.as_bytes()).map(at)
+    }
+
+    pub(crate) fn name(&self, name: Name) -> &[u8] {
+        self.elf.name(name)
     }
 
     /// Whether the address lies in the program's own image.

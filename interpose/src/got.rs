@@ -55,15 +55,15 @@ pub(crate) fn slots(exe: &Executable, symbol: &str) -> Result<Option<(Vec<Slot>,
 
 /// The definition an unbound slot would be bound to.
 fn definition(exe: &Executable, symbol: &str, import: &Import) -> Result<usize, Error> {
-    let version = import.version.as_ref();
+    let version = import.version;
     let name = CString::new(symbol).map_err(|_| unresolved(exe, symbol, version))?;
-    let version_name = version.and_then(|version| CString::new(version.name.as_slice()).ok());
+    let version_name = version.and_then(|version| CString::new(exe.name(version.name)).ok());
     let found = look_up(libc::RTLD_DEFAULT, &name, version_name.as_deref());
     if found != 0 && !exe.owns(found) {
         return Ok(found);
     }
     // The global scope answers with a canonical PLT entry: ask the library itself.
-    let library = version.and_then(|version| CString::new(version.library.as_slice()).ok());
+    let library = version.and_then(|version| CString::new(exe.name(version.library)).ok());
     let found = library.map_or(0, |library| in_library(&library, &name, version_name.as_deref()));
     if found != 0 && !exe.owns(found) {
         return Ok(found);
@@ -96,12 +96,12 @@ fn look_up(handle: *mut c_void, name: &CStr, version: Option<&CStr>) -> usize {
     found.expose_provenance()
 }
 
-fn unresolved(exe: &Executable, symbol: &str, version: Option<&Version>) -> Error {
+fn unresolved(exe: &Executable, symbol: &str, version: Option<Version>) -> Error {
     let version = version.map_or_else(
         || "no version".to_owned(),
         |version| {
-            let name = String::from_utf8_lossy(&version.name);
-            format!("version {name} of {}", String::from_utf8_lossy(&version.library))
+            let name = String::from_utf8_lossy(exe.name(version.name));
+            format!("version {name} of {}", String::from_utf8_lossy(exe.name(version.library)))
         },
     );
     Error::Unresolved { symbol: symbol.to_owned(), version, executable: exe.path().to_owned() }

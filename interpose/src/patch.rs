@@ -343,3 +343,6 @@ impl Drop for SignalsBlocked {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;
