@@ -278,3 +278,100 @@ impl io::Write for Crc {
         Ok(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The file of the documentation above, with a key of 32 bytes counted up from 0.
+    const GOLDEN: &str = include_str!("../../vectors/key_file_1.json");
+
+    fn decoded(text: &str) -> Result<(), FormatError> {
+        KeyFile::decode(text.as_bytes()).map(drop)
+    }
+
+    /// `GOLDEN` with another value of `keys` and the checksum that belongs to it.
+    fn with_keys(keys: &str) -> String {
+        let crc = crc32c::crc32c(keys.as_bytes());
+        format!("{{\"pagevault_key_file\":1,\"keys\":{keys},\"crc32c\":\"{crc:08x}\"}}")
+    }
+
+    fn key(version: u64) -> String {
+        let text = STANDARD.encode([7; 32]);
+        format!("{{\"version\":{version},\"created\":0,\"key\":\"{text}\"}}")
+    }
+
+    #[test]
+    fn version_1_is_read_and_written_byte_for_byte() {
+        let file = KeyFile::decode(GOLDEN.as_bytes()).unwrap();
+        let main = file.key("main").unwrap();
+        let numbers: Vec<_> = main.versions().iter().map(|v| (v.version, v.created)).collect();
+        assert_eq!(numbers, [(1, 1_767_225_600), (2, 1_798_761_600)]);
+        let first: [u8; 32] = std::array::from_fn(|i| i as u8);
+        assert!(main.version(1).unwrap().secret.expose() == &first);
+        assert!(main.version(3).is_none());
+        assert!(file.encode().unwrap().as_slice() == GOLDEN.as_bytes());
+    }
+
+    #[test]
+    fn versions_count_up_and_are_never_empty() {
+        let versions = |list: &[u64]| {
+            let list: Vec<String> = list.iter().map(|&version| key(version)).collect();
+            decoded(&with_keys(&format!("{{\"k\":{{\"versions\":[{}]}}}}", list.join(","))))
+        };
+        assert_eq!(versions(&[1, 2, 5]), Ok(()));
+        for bad in [&[][..], &[0], &[2, 1], &[1, 1]] {
+            assert_eq!(versions(bad), Err(FormatError::Inconsistent), "{bad:?}");
+        }
+    }
+
+    #[test]
+    fn names_are_checked() {
+        let named = |name: &str| {
+            let versions = format!("{{\"versions\":[{}]}}", key(1));
+            let name = serde_json::to_string(name).unwrap();
+            decoded(&with_keys(&format!("{{{name}:{versions}}}")))
+        };
+        assert_eq!(named("arn:aws:kms/\u{e9} \""), Ok(()));
+        for bad in ["", "a\nb", &"n".repeat(256)] {
+            assert_eq!(named(bad), Err(FormatError::Inconsistent));
+        }
+    }
+
+    #[test]
+    fn keys_have_32_bytes() {
+        for length in [0, 31, 33, 34, 64, 4096] {
+            let text = STANDARD.encode(vec![7; length]);
+            let version = format!("{{\"version\":1,\"created\":0,\"key\":\"{text}\"}}");
+            let keys = format!("{{\"k\":{{\"versions\":[{version}]}}}}");
+            assert!(matches!(decoded(&with_keys(&keys)), Err(FormatError::Malformed { .. })));
+        }
+    }
+
+    #[test]
+    fn the_last_version_number_ends_rotation() {
+        let keys = format!("{{\"k\":{{\"versions\":[{}]}}}}", key(u64::MAX));
+        let mut file = KeyFile::decode(with_keys(&keys).as_bytes()).unwrap();
+        assert_eq!(file.add_version("k").unwrap(), None);
+    }
+
+    #[test]
+    fn a_file_grows_up_to_its_limit() {
+        let mut file = KeyFile::default();
+        let mut versions = 0;
+        let text = loop {
+            for _ in 0..500 {
+                file.add_version("k").unwrap();
+            }
+            match file.encode() {
+                Ok(text) => {
+                    versions += 500;
+                    assert!(KeyFile::decode(&text).is_ok());
+                }
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(text, FormatError::TooLarge);
+        assert!(versions >= 5000, "only {versions} versions fit");
+    }
+}

@@ -4,7 +4,7 @@
 //! itself, which nobody else can open, and look afterwards whether it still is the one at its path:
 //! whoever waited on a file that has been replaced meanwhile starts anew with its successor.
 
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 
@@ -22,8 +22,8 @@ use crate::provider::ProviderError;
 /// `unreachable` or `denied` if it cannot be opened, `insecure` if others could have reached it,
 /// `key_missing` if what is in it is no key file, damaged or of a newer format.
 pub fn load(place: &Place) -> Result<KeyFile, ProviderError> {
-    let (file, _) = place.open()?;
-    decode(place, &read(place, file)?)
+    let (file, metadata) = place.open()?;
+    decode(place, &read(place, &file, &metadata)?)
 }
 
 /// A key file that nobody else changes while this value lives.
@@ -48,7 +48,7 @@ pub fn lock(place: &Place) -> Result<Locked<'_>, ProviderError> {
             Err(_) => true,
         };
         if !replaced {
-            let text = read(place, &file)?;
+            let text = read(place, &file, &metadata)?;
             // An empty file is what a crash between making and filling it leaves.
             let keys = if text.is_empty() { KeyFile::default() } else { decode(place, &text)? };
             return Ok(Locked { place, _file: file, keys });
@@ -116,11 +116,16 @@ fn new_file() -> OpenOptions {
     options
 }
 
-fn read(place: &Place, file: impl Read) -> Result<Zeroizing<Vec<u8>>, ProviderError> {
+fn read(
+    place: &Place,
+    file: &File,
+    metadata: &Metadata,
+) -> Result<Zeroizing<Vec<u8>>, ProviderError> {
     let shown = place.path();
     // Room for one byte too many: the vector never moves, and a file that is too large shows.
-    let mut text = Zeroizing::new(Vec::with_capacity(SIZE_LIMIT + 1));
-    file.take(SIZE_LIMIT as u64 + 1).read_to_end(&mut text).map_err(|error| {
+    let room = usize::try_from(metadata.len()).map_or(SIZE_LIMIT, |size| size.min(SIZE_LIMIT)) + 1;
+    let mut text = Zeroizing::new(Vec::with_capacity(room));
+    file.take(room as u64).read_to_end(&mut text).map_err(|error| {
         io_error(&error, &format!("could not read key file \"{}\"", shown.display()))
     })?;
     Ok(text)

@@ -1,0 +1,182 @@
+//! Deadline, cancel, and what the process leaves behind: nothing.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::unix::process::ExitStatusExt;
+use std::process::{Child, Stdio};
+use std::thread;
+use std::time::{Duration, Instant};
+
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::json;
+
+use crate::bench::{Bench, CONTEXT, command, failure, reply, serve_text, start, stderr};
+
+/// A rotation that hangs: we hold the lock that it wants.
+fn hanging(bench: &Bench, deadline_ms: u64) -> (File, Child) {
+    let lock = File::open(bench.key_file()).unwrap();
+    lock.lock().unwrap();
+    let request = bench.request(deadline_ms, vec![bench.operation(json!("rotate"))]);
+    let child = start(request.to_string().as_bytes());
+    thread::sleep(Duration::from_millis(300));
+    (lock, child)
+}
+
+#[track_caller]
+fn ends_within_a_second(child: &mut Child) -> std::process::ExitStatus {
+    let start = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().unwrap() {
+            return status;
+        }
+        assert!(start.elapsed() < Duration::from_secs(1), "the helper goes on");
+        thread::sleep(Duration::from_millis(5));
+    }
+}
+
+#[test]
+fn a_provider_that_hangs_is_reported_in_time_and_takes_no_other_with_it() {
+    let bench = Bench::new();
+    let other = bench.path("keys/other");
+    bench.create(&other, "main");
+    let lock = File::open(bench.key_file()).unwrap();
+    lock.lock().unwrap();
+    let operations = vec![
+        bench.operation(json!("describe")),
+        bench.operation(json!("rotate")),
+        bench.operation(json!("describe")),
+        bench.operation_on(&other, "main", CONTEXT, json!("rotate")),
+    ];
+    let start = Instant::now();
+    let output = serve_text(bench.request(1000, operations).to_string().as_bytes());
+    let elapsed = start.elapsed();
+    let reply = reply(&output);
+    let results = &reply["results"];
+    assert_eq!(results[0]["described"]["key_version"], 1);
+    let late = failure(&results[1], "deadline");
+    assert_eq!(late.message, "master key \"main\" of provider \"disk\": no answer within 1000 ms");
+    assert_eq!(results[1]["failed"]["retry"], true);
+    failure(&results[2], "deadline");
+    assert_eq!(results[3], json!({"rotated": {"key_version": 2}}));
+    assert!((900..1900).contains(&elapsed.as_millis()), "{elapsed:?}");
+}
+
+#[test]
+fn deadlines_at_the_ends_of_their_range_do_no_harm() {
+    let bench = Bench::new();
+    for deadline in [0, 1, u64::MAX] {
+        let request = bench.request(deadline, vec![bench.operation(json!("describe"))]);
+        let reply = reply(&serve_text(request.to_string().as_bytes()));
+        let outcome = &reply["results"][0];
+        if deadline == u64::MAX {
+            assert_eq!(outcome["described"]["key_version"], 1, "{outcome}");
+        } else if outcome.get("described").is_none() {
+            failure(outcome, "deadline");
+        }
+    }
+}
+
+#[test]
+fn signals_end_it_at_once() {
+    for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP] {
+        let bench = Bench::new();
+        let (_lock, mut child) = hanging(&bench, 60_000);
+        kill(Pid::from_raw(child.id() as i32), signal).unwrap();
+        let status = ends_within_a_second(&mut child);
+        assert_eq!(status.code(), Some(143), "{status:?}");
+    }
+}
+
+#[test]
+fn signals_end_it_while_it_waits_for_its_request() {
+    let mut child = command(&["serve"]).spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(b"{\"version\":").unwrap();
+    thread::sleep(Duration::from_millis(200));
+    assert!(child.try_wait().unwrap().is_none());
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGTERM).unwrap();
+    ends_within_a_second(&mut child);
+}
+
+#[test]
+fn it_ends_when_nobody_reads_the_reply_any_more() {
+    let bench = Bench::new();
+    let (_lock, mut child) = hanging(&bench, 60_000);
+    drop(child.stdout.take());
+    assert!(!ends_within_a_second(&mut child).success());
+}
+
+#[test]
+fn input_closed_without_a_request_is_a_failure_without_a_reply() {
+    let output = serve_text(b"");
+    assert_eq!(output.status.code(), Some(1));
+    assert!(output.stdout.is_empty());
+    assert_eq!(stderr(&output), "pagevault-keyring: standard input was closed without a request\n");
+}
+
+#[test]
+fn a_reply_that_cannot_be_written_is_a_failure() {
+    let bench = Bench::new();
+    let full = File::options().write(true).open("/dev/full").unwrap();
+    let mut child = command(&["serve"]).stdout(full).spawn().unwrap();
+    let request = bench.request(1000, vec![bench.operation(json!("describe"))]).to_string();
+    child.stdin.take().unwrap().write_all(request.as_bytes()).unwrap();
+    let output = child.wait_with_output().unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("could not write the reply"), "{}", stderr(&output));
+}
+
+#[test]
+fn a_quick_reader_never_sees_a_bad_exit() {
+    use std::io::Read;
+
+    let bench = Bench::new();
+    let request = bench.request(1000, vec![bench.operation(json!("describe"))]).to_string();
+    for _ in 0..40 {
+        let mut child = start(request.as_bytes());
+        let mut output = child.stdout.take().unwrap();
+        let mut reply = [0; 4096];
+        assert!(output.read(&mut reply).unwrap() > 0);
+        drop(output);
+        assert!(child.wait().unwrap().success());
+    }
+}
+
+#[test]
+fn it_leaves_no_core() {
+    let bench = Bench::new();
+    let (_lock, mut child) = hanging(&bench, 60_000);
+    let limits = fs::read_to_string(format!("/proc/{}/limits", child.id())).unwrap();
+    let core = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
+    let numbers: Vec<&str> = core.split_whitespace().skip(4).take(2).collect();
+    assert_eq!(numbers, ["0", "0"]);
+    kill(Pid::from_raw(child.id() as i32), Signal::SIGABRT).unwrap();
+    let status = ends_within_a_second(&mut child);
+    assert!(!status.core_dumped());
+}
+
+#[test]
+fn others_cannot_look_into_it() {
+    let bench = Bench::new();
+    let (_lock, mut child) = hanging(&bench, 60_000);
+    // The files under /proc of a process that is not dumpable belong to root.
+    let owner = std::os::unix::fs::MetadataExt::uid(
+        &fs::metadata(format!("/proc/{}/environ", child.id())).unwrap(),
+    );
+    assert_eq!(owner, 0);
+    child.kill().unwrap();
+    child.wait().unwrap();
+}
+
+#[test]
+fn output_that_is_a_file_will_do() {
+    let bench = Bench::new();
+    let path = bench.path("reply");
+    let mut child =
+        command(&["serve"]).stdout(Stdio::from(File::create(&path).unwrap())).spawn().unwrap();
+    let request = bench.request(1000, vec![bench.operation(json!("describe"))]).to_string();
+    child.stdin.take().unwrap().write_all(request.as_bytes()).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert!(fs::read_to_string(path).unwrap().contains("described"));
+}

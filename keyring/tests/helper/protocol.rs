@@ -1,0 +1,201 @@
+//! One request, one reply; whatever comes in, something sensible comes out.
+
+use std::fs;
+
+use serde_json::{Value, json};
+
+use crate::bench::{
+    Bench, CONTEXT, chmod, failure, plaintext, reply, serve_text, unwrap_action, wrap_action,
+};
+
+#[test]
+fn a_batch_is_answered_in_order() {
+    let bench = Bench::new();
+    let secret = [7; 32];
+    let wrapped = bench.wrap(&secret);
+    let results = bench.serve(vec![
+        bench.operation(json!("describe")),
+        bench.operation(json!("rotate")),
+        bench.operation(unwrap_action(&wrapped)),
+        bench.operation(wrap_action(&secret)),
+        bench.operation(json!("check_options")),
+        bench.operation(json!("describe")),
+    ]);
+    assert_eq!(results[0]["described"]["key_version"], 1);
+    assert_eq!(results[1], json!({"rotated": {"key_version": 2}}));
+    assert_eq!(results[2]["unwrapped"]["key_version"], 1);
+    assert_eq!(plaintext(&results[2]), secret);
+    assert_eq!(results[3]["wrapped"]["key_version"], 2);
+    assert_eq!(results[4], "options_ok");
+    assert_eq!(results[5]["described"]["key_version"], 2);
+    assert_eq!(results[5]["described"]["oldest_version"], 1);
+    let summary = results[5]["described"]["summary"].as_str().unwrap();
+    assert!(summary.contains(bench.key_file().to_str().unwrap()), "{summary}");
+}
+
+#[test]
+fn secrets_of_every_length_come_back() {
+    let bench = Bench::new();
+    for length in [0, 1, 31, 32, 64, 100_000] {
+        let secret: Vec<u8> = (0..length).map(|i| (i * 31 % 251) as u8).collect();
+        let wrapped = bench.wrap(&secret);
+        assert_eq!(plaintext(&bench.unwrap(&wrapped)), secret);
+    }
+}
+
+#[test]
+fn the_same_secret_never_wraps_to_the_same_bytes() {
+    let bench = Bench::new();
+    assert_ne!(bench.wrap(&[1; 32]), bench.wrap(&[1; 32]));
+}
+
+/// Files made by vectors/generate.py, another implementation of the same formats.
+#[test]
+fn golden_files_open_for_ever() {
+    let bench = Bench::empty();
+    let path = bench.key_file();
+    fs::write(&path, include_str!("../../vectors/key_file_1.json")).unwrap();
+    chmod(&path, 0o600);
+    let vectors: Value =
+        serde_json::from_str(include_str!("../../vectors/file_wrapped_1.json")).unwrap();
+    let vectors = vectors.as_array().unwrap();
+    assert_eq!(vectors.len(), 4);
+    for vector in vectors {
+        let text = |part: &str| vector[part].as_str().unwrap();
+        let action = unwrap_action(&vector["wrapped"]);
+        let outcome = bench.one(bench.operation_on(&path, text("key"), text("context"), action));
+        assert_eq!(outcome["unwrapped"]["plaintext"], vector["plaintext"], "{outcome}");
+        assert_eq!(outcome["unwrapped"]["key_version"], vector["key_version"]);
+    }
+}
+
+#[test]
+fn no_operations_no_results() {
+    let bench = Bench::empty();
+    assert_eq!(bench.serve(vec![]), Vec::<Value>::new());
+}
+
+#[test]
+fn one_bad_operation_spoils_no_other() {
+    let bench = Bench::new();
+    let mut unknown = bench.operation(json!("describe"));
+    unknown["provider"]["kind"] = json!("tape");
+    let results = bench.serve(vec![
+        unknown,
+        bench.operation_on(&bench.key_file(), "nobody", CONTEXT, json!("describe")),
+        bench.operation(json!("describe")),
+    ]);
+    let refused = failure(&results[0], "bad_options");
+    assert_eq!(
+        refused.message,
+        "master key \"main\" of provider \"disk\": unknown provider kind \"tape\""
+    );
+    assert_eq!(refused.hint, "Known kinds: file.");
+    failure(&results[1], "key_missing");
+    assert_eq!(results[2]["described"]["key_version"], 1);
+}
+
+#[track_caller]
+fn refused(request: &[u8]) -> String {
+    let reply = reply(&serve_text(request));
+    assert_eq!(reply["results"].as_array().unwrap().len(), 1);
+    failure(&reply["results"][0], "bad_request").message
+}
+
+#[test]
+fn garbage_is_refused() {
+    for garbage in [&b"\n"[..], b"hello", b"{", b"[]", b"null", b"\xff\xfe\x00", b"{\"version\":1}"]
+    {
+        let message = refused(garbage);
+        assert!(message.starts_with("message cannot be read at line"), "{message}");
+    }
+}
+
+#[test]
+fn every_truncation_is_refused() {
+    let bench = Bench::new();
+    let text = bench.request(1000, vec![bench.operation(wrap_action(&[1; 32]))]).to_string();
+    for length in (1..text.len()).step_by(17) {
+        refused(&text.as_bytes()[..length]);
+    }
+    refused(format!("{text}{text}").as_bytes());
+}
+
+#[test]
+fn what_is_refused_is_not_repeated() {
+    let bench = Bench::new();
+    let mut request = bench.request(1000, vec![bench.operation(wrap_action(&[1; 32]))]);
+    request["operations"][0]["action"] = json!({"wrap": {"plaintext": "S3CRET-not-base64"}});
+    assert!(!refused(request.to_string().as_bytes()).contains("S3CRET"));
+    request["operations"][0]["action"] = json!({"S3CRET": 1});
+    assert!(!refused(request.to_string().as_bytes()).contains("S3CRET"));
+}
+
+#[test]
+fn too_much_is_refused() {
+    let bench = Bench::new();
+    let mut request = bench.request(1000, vec![bench.operation(json!("describe"))]).to_string();
+    request.push_str(&" ".repeat((1 << 20) - request.len()));
+    reply(&serve_text(request.as_bytes()));
+    request.push(' ');
+    assert_eq!(refused(request.as_bytes()), "message is larger than 1048576 bytes");
+    assert_eq!(refused(&vec![b'['; 8 << 20]), "message is larger than 1048576 bytes");
+}
+
+#[test]
+fn deep_nesting_is_refused() {
+    refused(&vec![b'['; 1 << 20]);
+    let deep = format!("{{\"version\":1,\"x\":{}", "[".repeat(1 << 19));
+    refused(deep.as_bytes());
+}
+
+#[test]
+fn another_version_is_named() {
+    let bench = Bench::new();
+    for version in [0, 2, u64::from(u32::MAX)] {
+        let mut request = bench.request(1000, vec![]);
+        request["version"] = json!(version);
+        request["new"] = json!("a field of that version");
+        let output = serve_text(request.to_string().as_bytes());
+        let refused = failure(&reply(&output)["results"][0], "bad_request");
+        let expected =
+            format!("the other side speaks protocol version {version}, this side version 1");
+        assert_eq!(refused.message, expected);
+        assert!(refused.hint.contains("pagevault.keyring_command"), "{refused:?}");
+    }
+}
+
+#[test]
+fn unknown_fields_are_refused() {
+    let bench = Bench::new();
+    let good = bench.request(1000, vec![bench.operation(json!("describe"))]);
+    for pointer in ["", "/operations/0", "/operations/0/provider"] {
+        let mut request = good.clone();
+        request.pointer_mut(pointer).unwrap()["surprise"] = json!(1);
+        refused(request.to_string().as_bytes());
+    }
+}
+
+#[test]
+fn a_reply_that_would_be_too_large_says_so() {
+    let bench = Bench::new();
+    // Small requests with long answers.
+    let missing = bench.operation_on(&bench.key_file(), &"k".repeat(90), "", json!("describe"));
+    let count = (1 << 20) / (missing.to_string().len() + 1) - 1;
+    let request = bench.request(20_000, vec![missing; count]);
+    assert_eq!(refused(request.to_string().as_bytes()), "reply would be too large");
+}
+
+#[test]
+fn too_many_providers_are_refused() {
+    let bench = Bench::new();
+    let operations = (0..65)
+        .map(|i| {
+            let mut operation = bench.operation(json!("describe"));
+            operation["provider"]["name"] = json!(format!("p{i}"));
+            operation
+        })
+        .collect();
+    let request = bench.request(1000, operations).to_string();
+    assert_eq!(refused(request.as_bytes()), "more than 64 providers");
+}

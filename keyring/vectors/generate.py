@@ -1,0 +1,56 @@
+#!/usr/bin/env python3
+"""Writes the golden files beside it: formats of the file provider, version 1, by another implementation.
+
+Needs the package "cryptography". The files never change once released; a new format gets new files.
+"""
+import base64
+import json
+import pathlib
+import struct
+
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
+
+HERE = pathlib.Path(__file__).parent
+
+
+def crc32c(data):
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = (crc >> 1) ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+def text(data):
+    return base64.b64encode(data).decode()
+
+
+def wrap(secret, version, name, context, plaintext, nonce):
+    bound = b"pagevault file provider 1"
+    for part in (name.encode(), struct.pack(">Q", version), context.encode()):
+        bound += struct.pack(">Q", len(part)) + part
+    return b"\x01" + struct.pack(">Q", version) + nonce + AESGCM(secret).encrypt(nonce, plaintext, bound)
+
+
+assert crc32c(b"123456789") == 0xE3069283
+
+secrets = {1: bytes(range(32)), 2: bytes(range(32, 64))}
+created = {1: 1767225600, 2: 1798761600}
+keys = {"main": {"versions": [{"version": v, "created": created[v], "key": text(secrets[v])} for v in secrets]}}
+crc = crc32c(json.dumps(keys, separators=(",", ":")).encode())
+key_file = {"pagevault_key_file": 1, "keys": keys, "crc32c": f"{crc:08x}"}
+(HERE / "key_file_1.json").write_text(json.dumps(key_file, indent=2) + "\n")
+
+wrapped = [
+    {
+        "key": "main",
+        "context": context,
+        "key_version": version,
+        "plaintext": text(plaintext),
+        "wrapped": text(wrap(secrets[version], version, "main", context, plaintext, bytes([version] * 12))),
+    }
+    for version in secrets
+    for context, plaintext in (("pagevault/1/0", b"\xa5" * 32), ("b\u00e9", b""))
+]
+(HERE / "file_wrapped_1.json").write_text(json.dumps(wrapped, indent=2, ensure_ascii=False) + "\n")
