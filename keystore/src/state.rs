@@ -110,7 +110,7 @@ impl State {
     /// Folds one more record. On error the state is as it was.
     ///
     /// Applying the same records again, in order, changes nothing in the end: redo may repeat what a
-    /// log has kept.
+    /// log has kept. (Except where a file was retired before it was first heard of.)
     pub fn apply(&mut self, record: Record) -> Result<(), StateError> {
         match record {
             Record::Provider { name, kind, options } => {

@@ -20,60 +20,24 @@
 //! [`RETRIES`] times: that takes as many re-wrappings of this one key, each in the time of a 100-byte
 //! copy, and does not happen unless a writer runs wild; asking again is right, plaintext is not.
 //!
-//! One writer at a time: callers of the methods marked *writer* hold an exclusive lock. If a writer is
+//! One writer at a time: callers of `init`, `apply`, `insert`, `set_current` and `replace_wrapping` hold an
+//! exclusive lock. If a writer is
 //! killed between two stores, PostgreSQL restarts all processes with fresh shared memory, and the
 //! directory is initialised and loaded again; nothing here outlives that.
 
+mod layout;
+mod write;
+
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-use crate::error::Problem;
-use crate::record::{MAX_EPOCH, MAX_WRAPPED_DATA_KEY, Record, RelFile};
+use self::layout::*;
+
+use crate::record::{MAX_EPOCH, MAX_WRAPPED_DATA_KEY, RelFile};
 
 /// Attempts of a reader before it reports [`DirectoryError::Busy`].
 pub const RETRIES: usize = 64;
 /// Most keys a directory can be made for.
 pub const MAX_CAPACITY: u32 = 1 << 24;
-
-const MAGIC: u32 = 0x7076_6469;
-const LAYOUT: u32 = 1;
-
-const HEADER_WORDS: usize = 16;
-const FILE_WORDS: usize = 8;
-const KEY_WORDS: usize = 4;
-const BODY_WORDS: usize = 2 + WRAPPED_WORDS;
-const WRAPPED_WORDS: usize = MAX_WRAPPED_DATA_KEY / 4;
-const _: () = assert!(MAX_WRAPPED_DATA_KEY.is_multiple_of(4) && MAX_WRAPPED_DATA_KEY < 256);
-
-/// Words of the header.
-mod head {
-    pub(super) const MAGIC: usize = 0;
-    pub(super) const LAYOUT: usize = 1;
-    pub(super) const CAPACITY: usize = 2;
-    pub(super) const BUCKETS: usize = 3;
-    pub(super) const FILES: usize = 4;
-    pub(super) const KEYS: usize = 5;
-    pub(super) const SPARE: usize = 6;
-}
-
-/// Words of a file entry.
-mod file {
-    pub(super) const TABLESPACE: usize = 0;
-    pub(super) const DATABASE: usize = 1;
-    pub(super) const RELATION: usize = 2;
-    pub(super) const CURRENT: usize = 3;
-    pub(super) const OWNER: usize = 4;
-    pub(super) const NEXT: usize = 5;
-    pub(super) const KEYS: usize = 6;
-    pub(super) const RETIRED: usize = 7;
-}
-
-/// Words of a key entry.
-mod key {
-    pub(super) const META: usize = 0;
-    pub(super) const NEXT: usize = 1;
-    pub(super) const SEQUENCE: usize = 2;
-    pub(super) const BODY: usize = 3;
-}
 
 /// Why the directory has no answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -177,12 +141,21 @@ impl<'a> Directory<'a> {
             + (capacity + 1) * BODY_WORDS
     }
 
-    /// Writer. Makes an empty directory; no one else looks at the words yet.
+    /// Makes an empty directory; no one else looks at the words yet.
     pub fn init(words: &'a [AtomicU32], capacity: u32) -> Result<Self> {
         if capacity > MAX_CAPACITY || words.len() < Self::words_needed(capacity) {
             return Err(DirectoryError::Damaged);
         }
         words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        Self::init_zeroed(words, capacity)
+    }
+
+    /// As [`Directory::init`] in memory that is known to be zero, such as a fresh mapping: touches the
+    /// header only, so that memory is used only for keys that exist.
+    pub fn init_zeroed(words: &'a [AtomicU32], capacity: u32) -> Result<Self> {
+        if capacity > MAX_CAPACITY || words.len() < Self::words_needed(capacity) {
+            return Err(DirectoryError::Damaged);
+        }
         let this = Self { words, capacity, buckets: buckets(capacity) };
         this.word(head::LAYOUT)?.store(LAYOUT, Ordering::Relaxed);
         this.word(head::CAPACITY)?.store(capacity, Ordering::Relaxed);
@@ -299,170 +272,6 @@ impl<'a> Directory<'a> {
         })
     }
 
-    /// Writer. Takes a record in. Records about providers and database keys are none of the
-    /// directory's business; so are dropped files that it never heard of.
-    pub fn apply(&self, record: &Record) -> Result<()> {
-        match record {
-            Record::DataKey { file, epoch, cipher, scope, key_version, wrapped, owner, .. } => {
-                record.validate().map_err(invalid)?;
-                let info = KeyInfo {
-                    epoch: *epoch,
-                    cipher: *cipher,
-                    scope: *scope,
-                    key_version: *key_version,
-                    length: wrapped.len(),
-                };
-                self.insert(*file, *owner, &info, wrapped)?;
-            }
-            Record::Current { file, epoch, owner } => {
-                record.validate().map_err(invalid)?;
-                let slot = match self.find(*file)? {
-                    Some(slot) => slot,
-                    None if *epoch == 0 => self.add_file(*file, *owner, 0)?,
-                    None => return Err(DirectoryError::NoKey { file: *file, epoch: *epoch }),
-                };
-                self.set_current(slot, *epoch, *owner)?;
-            }
-            Record::Retired { file, .. } => {
-                if let Some(slot) = self.find(*file)? {
-                    self.file(slot)?[file::RETIRED].store(1, Ordering::Release);
-                }
-            }
-            Record::Provider { .. } | Record::DropProvider { .. } | Record::DatabaseKey { .. } => {}
-        }
-        Ok(())
-    }
-
-    /// Writer. Adds a key, and its file if it is new; or gives a key that is there a new wrapping.
-    /// `wrapped` is `info.length` bytes long. The file is written with it only from
-    /// [`set_current`](Self::set_current) on.
-    pub fn insert(
-        &self,
-        file: RelFile,
-        owner: u32,
-        info: &KeyInfo,
-        wrapped: &[u8],
-    ) -> Result<FileSlot> {
-        if wrapped.len() != info.length || wrapped.len() > MAX_WRAPPED_DATA_KEY {
-            return Err(DirectoryError::Record("wrapped data key", "wrong length"));
-        }
-        if !(1..=MAX_EPOCH).contains(&info.epoch) {
-            return Err(DirectoryError::Record("epoch", "outside 1 to 8191"));
-        }
-        let Some(slot) = self.find(file)? else {
-            if self.counts()?.files >= self.capacity {
-                return Err(self.full());
-            }
-            let first = self.add_key(info, wrapped, 0)?;
-            return self.add_file(file, owner, first);
-        };
-        match self.find_key(slot, info.epoch)? {
-            Some(_) => self.replace_wrapping(slot, info, wrapped)?,
-            None => {
-                let newest = &self.file(slot)?[file::KEYS];
-                let added = self.add_key(info, wrapped, newest.load(Ordering::Relaxed))?;
-                newest.store(added, Ordering::Release);
-            }
-        }
-        Ok(slot)
-    }
-
-    /// Writer. Makes an epoch that has a key the one that the file is written with; 0 for plaintext.
-    pub fn set_current(&self, slot: FileSlot, epoch: u16, owner: u32) -> Result<()> {
-        let current = match epoch {
-            0 => 0,
-            epoch => {
-                let entry = self.find_key(slot, epoch)?;
-                let entry = entry.ok_or_else(|| self.no_key(slot, epoch))?;
-                let (_, cipher, _) = unpack_meta(entry[key::META].load(Ordering::Acquire));
-                u32::from(epoch) | u32::from(cipher) << 16
-            }
-        };
-        let entry = self.file(slot)?;
-        entry[file::OWNER].store(owner, Ordering::Release);
-        entry[file::RETIRED].store(0, Ordering::Release);
-        entry[file::CURRENT].store(current, Ordering::Release);
-        Ok(())
-    }
-
-    /// Writer. Gives the key of `info.epoch` a new wrapping, of the same cipher and length.
-    pub fn replace_wrapping(&self, slot: FileSlot, info: &KeyInfo, wrapped: &[u8]) -> Result<()> {
-        let entry = self.find_key(slot, info.epoch)?;
-        let entry = entry.ok_or_else(|| self.no_key(slot, info.epoch))?;
-        if entry[key::META].load(Ordering::Acquire) != pack_meta(info)
-            || wrapped.len() != info.length
-        {
-            let file = identity(self.file(slot)?);
-            return Err(DirectoryError::KeyReplaced { file, epoch: info.epoch });
-        }
-        let spare = self.word(head::SPARE)?;
-        let (new, old) = (spare.load(Ordering::Relaxed), entry[key::BODY].load(Ordering::Relaxed));
-        // Whoever sees a byte of what is now written to the spare body also sees that its former
-        // key points elsewhere (pairs with the fence in `read_key`).
-        fence(Ordering::Release);
-        self.write_body(new, info, wrapped)?;
-        // Sequence before body: should this body ever be this key's again, the sequence tells.
-        let sequence = entry[key::SEQUENCE].load(Ordering::Relaxed);
-        entry[key::SEQUENCE].store(sequence.wrapping_add(1), Ordering::Release);
-        entry[key::BODY].store(new, Ordering::Release);
-        spare.store(old, Ordering::Relaxed);
-        Ok(())
-    }
-
-    /// Adds a file whose newest key is `keys` (a reference, 0 for none) and links it.
-    fn add_file(&self, file: RelFile, owner: u32, keys: u32) -> Result<FileSlot> {
-        let count = self.word(head::FILES)?;
-        let index = count.load(Ordering::Relaxed);
-        if index >= self.capacity {
-            return Err(self.full());
-        }
-        let bucket = self.word(self.bucket(file))?;
-        let entry = self.file(FileSlot(index))?;
-        let store = |word: usize, value: u32| entry[word].store(value, Ordering::Relaxed);
-        store(file::TABLESPACE, file.tablespace);
-        store(file::DATABASE, file.database);
-        store(file::RELATION, file.relation);
-        store(file::CURRENT, 0);
-        store(file::OWNER, owner);
-        store(file::NEXT, bucket.load(Ordering::Relaxed));
-        store(file::KEYS, keys);
-        store(file::RETIRED, 0);
-        bucket.store(index + 1, Ordering::Release);
-        count.store(index + 1, Ordering::Release);
-        Ok(FileSlot(index))
-    }
-
-    /// Adds a key in front of the key `next` (a reference) and returns the reference to link.
-    fn add_key(&self, info: &KeyInfo, wrapped: &[u8], next: u32) -> Result<u32> {
-        let count = self.word(head::KEYS)?;
-        let index = count.load(Ordering::Relaxed);
-        if index >= self.capacity {
-            return Err(self.full());
-        }
-        let entry = self.key_entry(index)?;
-        // Body `index` has never been another key's: bodies only change places with the spare one
-        // when a key that has one is wrapped again, so those below `index` and the last circulate.
-        self.write_body(index, info, wrapped)?;
-        entry[key::META].store(pack_meta(info), Ordering::Relaxed);
-        entry[key::NEXT].store(next, Ordering::Relaxed);
-        entry[key::SEQUENCE].store(0, Ordering::Relaxed);
-        entry[key::BODY].store(index, Ordering::Relaxed);
-        count.store(index + 1, Ordering::Release);
-        Ok(index + 1)
-    }
-
-    fn write_body(&self, index: u32, info: &KeyInfo, wrapped: &[u8]) -> Result<()> {
-        let [scope, version, words @ ..] = self.body(index)?;
-        scope.store(info.scope, Ordering::Relaxed);
-        version.store(info.key_version, Ordering::Relaxed);
-        for (word, bytes) in words.iter().zip(wrapped.chunks(4)) {
-            let mut value = [0; 4];
-            value.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
-            word.store(u32::from_le_bytes(value), Ordering::Relaxed);
-        }
-        Ok(())
-    }
-
     fn read_key(
         &self,
         entry: &[AtomicU32; KEY_WORDS],
@@ -546,64 +355,5 @@ impl<'a> Directory<'a> {
             Ok(entry) => DirectoryError::NoKey { file: identity(entry), epoch },
             Err(error) => error,
         }
-    }
-}
-
-/// Power of two, at least 1.
-const fn buckets(capacity: u32) -> u32 {
-    if capacity == 0 { 1 } else { capacity.next_power_of_two() }
-}
-
-/// The index of a reference. Chains lead to ever older entries, so an index that is not below the one
-/// before (`bound`) is damage, and no walk can go in circles.
-fn step(reference: u32, bound: &mut u32) -> Result<Option<u32>> {
-    let Some(index) = reference.checked_sub(1) else { return Ok(None) };
-    if index >= *bound {
-        return Err(DirectoryError::Damaged);
-    }
-    *bound = index;
-    Ok(Some(index))
-}
-
-fn identity(entry: &[AtomicU32; FILE_WORDS]) -> RelFile {
-    RelFile {
-        tablespace: entry[file::TABLESPACE].load(Ordering::Acquire),
-        database: entry[file::DATABASE].load(Ordering::Acquire),
-        relation: entry[file::RELATION].load(Ordering::Acquire),
-    }
-}
-
-/// File numbers are counted up, so one multiplication per word spreads them well enough; the shifts
-/// bring the high bits, which depend on everything, down to where the bucket is taken from.
-fn hash(file: RelFile) -> u32 {
-    const ODD: u64 = 0x9E37_79B9_7F4A_7C15; // 2^64 / golden ratio
-    let mix = |state: u64, word: u32| {
-        let state = (state ^ u64::from(word)).wrapping_mul(ODD);
-        state ^ state >> 32
-    };
-    (mix(mix(mix(0, file.tablespace), file.database), file.relation) >> 16) as u32
-}
-
-fn pack_meta(info: &KeyInfo) -> u32 {
-    // At most 92, see `insert`.
-    let length = info.length as u32 & 0xFF;
-    u32::from(info.epoch) | u32::from(info.cipher) << 16 | length << 24
-}
-
-/// Epoch, cipher, length.
-fn unpack_meta(meta: u32) -> (u16, u8, usize) {
-    let [low, high, cipher, length] = meta.to_le_bytes();
-    (u16::from_le_bytes([low, high]), cipher, usize::from(length).min(MAX_WRAPPED_DATA_KEY))
-}
-
-fn unpack_current(current: u32) -> Option<(u16, u8)> {
-    let [low, high, cipher, _] = current.to_le_bytes();
-    Some((u16::from_le_bytes([low, high]), cipher)).filter(|(epoch, _)| *epoch != 0)
-}
-
-fn invalid(problem: Problem) -> DirectoryError {
-    match problem {
-        Problem::Field(field, what) => DirectoryError::Record(field, what),
-        _ => DirectoryError::Record("record", "invalid"),
     }
 }

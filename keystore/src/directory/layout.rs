@@ -1,0 +1,99 @@
+//! Where things are in the directory's words, and how they are packed.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use super::{DirectoryError, KeyInfo, Result};
+use crate::record::{MAX_WRAPPED_DATA_KEY, RelFile};
+
+pub(super) const MAGIC: u32 = 0x7076_6469;
+pub(super) const LAYOUT: u32 = 1;
+
+pub(super) const HEADER_WORDS: usize = 16;
+pub(super) const FILE_WORDS: usize = 8;
+pub(super) const KEY_WORDS: usize = 4;
+pub(super) const BODY_WORDS: usize = 2 + WRAPPED_WORDS;
+pub(super) const WRAPPED_WORDS: usize = MAX_WRAPPED_DATA_KEY / 4;
+const _: () = assert!(MAX_WRAPPED_DATA_KEY.is_multiple_of(4) && MAX_WRAPPED_DATA_KEY < 256);
+
+/// Words of the header.
+pub(super) mod head {
+    pub(crate) const MAGIC: usize = 0;
+    pub(crate) const LAYOUT: usize = 1;
+    pub(crate) const CAPACITY: usize = 2;
+    pub(crate) const BUCKETS: usize = 3;
+    pub(crate) const FILES: usize = 4;
+    pub(crate) const KEYS: usize = 5;
+    pub(crate) const SPARE: usize = 6;
+}
+
+/// Words of a file entry.
+pub(super) mod file {
+    pub(crate) const TABLESPACE: usize = 0;
+    pub(crate) const DATABASE: usize = 1;
+    pub(crate) const RELATION: usize = 2;
+    pub(crate) const CURRENT: usize = 3;
+    pub(crate) const OWNER: usize = 4;
+    pub(crate) const NEXT: usize = 5;
+    pub(crate) const KEYS: usize = 6;
+    pub(crate) const RETIRED: usize = 7;
+}
+
+/// Words of a key entry.
+pub(super) mod key {
+    pub(crate) const META: usize = 0;
+    pub(crate) const NEXT: usize = 1;
+    pub(crate) const SEQUENCE: usize = 2;
+    pub(crate) const BODY: usize = 3;
+}
+
+/// Power of two, at least 1.
+pub(super) const fn buckets(capacity: u32) -> u32 {
+    if capacity == 0 { 1 } else { capacity.next_power_of_two() }
+}
+
+/// The index of a reference. Chains lead to ever older entries, so an index that is not below the one
+/// before (`bound`) is damage, and no walk can go in circles.
+pub(super) fn step(reference: u32, bound: &mut u32) -> Result<Option<u32>> {
+    let Some(index) = reference.checked_sub(1) else { return Ok(None) };
+    if index >= *bound {
+        return Err(DirectoryError::Damaged);
+    }
+    *bound = index;
+    Ok(Some(index))
+}
+
+pub(super) fn identity(entry: &[AtomicU32; FILE_WORDS]) -> RelFile {
+    RelFile {
+        tablespace: entry[file::TABLESPACE].load(Ordering::Acquire),
+        database: entry[file::DATABASE].load(Ordering::Acquire),
+        relation: entry[file::RELATION].load(Ordering::Acquire),
+    }
+}
+
+/// File numbers are counted up, so one multiplication per word spreads them well enough; the shifts
+/// bring the high bits, which depend on everything, down to where the bucket is taken from.
+pub(super) fn hash(file: RelFile) -> u32 {
+    const ODD: u64 = 0x9E37_79B9_7F4A_7C15; // 2^64 / golden ratio
+    let mix = |state: u64, word: u32| {
+        let state = (state ^ u64::from(word)).wrapping_mul(ODD);
+        state ^ state >> 32
+    };
+    (mix(mix(mix(0, file.tablespace), file.database), file.relation) >> 16) as u32
+}
+
+pub(super) fn pack_meta(info: &KeyInfo) -> u32 {
+    // At most 92, see `insert`.
+    let length = info.length as u32 & 0xFF;
+    u32::from(info.epoch) | u32::from(info.cipher) << 16 | length << 24
+}
+
+/// Epoch, cipher, length.
+pub(super) fn unpack_meta(meta: u32) -> (u16, u8, usize) {
+    let [low, high, cipher, length] = meta.to_le_bytes();
+    (u16::from_le_bytes([low, high]), cipher, usize::from(length).min(MAX_WRAPPED_DATA_KEY))
+}
+
+pub(super) fn unpack_current(current: u32) -> Option<(u16, u8)> {
+    let [low, high, cipher, _] = current.to_le_bytes();
+    Some((u16::from_le_bytes([low, high]), cipher)).filter(|(epoch, _)| *epoch != 0)
+}

@@ -1,0 +1,94 @@
+//! Records to test with: some fixed, some random.
+
+use pagevault_keystore::{Record, RelFile};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+pub(crate) fn file(relation: u32) -> RelFile {
+    RelFile { tablespace: 1663, database: 5, relation }
+}
+
+/// A data key whose wrapped bytes are all `fill`.
+pub(crate) fn data_key(relation: u32, epoch: u16, key_version: u32, fill: u8) -> Record {
+    Record::DataKey {
+        file: file(relation),
+        epoch,
+        cipher: 1,
+        scope: 5,
+        key_version,
+        wrapped: vec![fill; 92],
+        owner: relation,
+        created: 1_700_000_000,
+    }
+}
+
+pub(crate) fn current(relation: u32, epoch: u16) -> Record {
+    Record::Current { file: file(relation), epoch, owner: relation }
+}
+
+pub(crate) fn retired(relation: u32) -> Record {
+    Record::Retired { file: file(relation), lsn: 0x1_6B37_4D8F }
+}
+
+fn name() -> impl Strategy<Value = String> {
+    "[a-zA-Z0-9_äß-]{1,40}"
+}
+
+fn any_file() -> impl Strategy<Value = RelFile> {
+    (1663..1666_u32, 4..7_u32, 1..30_u32).prop_map(|(tablespace, database, relation)| RelFile {
+        tablespace,
+        database,
+        relation,
+    })
+}
+
+fn any_data_key() -> impl Strategy<Value = Record> {
+    let wrapped = prop_oneof![
+        (Just(1_u8), vec(any::<u8>(), 92)),
+        (Just(2_u8), vec(any::<u8>(), 60)),
+        (200..255_u8, vec(any::<u8>(), 29..=92)),
+    ];
+    let ids = (prop_oneof![1..5_u16, 8190..=8191_u16], any::<u32>(), 1..u32::MAX, any::<u32>());
+    (any_file(), ids, wrapped, any::<i64>()).prop_map(
+        |(file, (epoch, scope, key_version, owner), (cipher, wrapped), created)| Record::DataKey {
+            file,
+            epoch,
+            cipher,
+            scope,
+            key_version,
+            wrapped,
+            owner,
+            created,
+        },
+    )
+}
+
+pub(crate) fn any_record() -> impl Strategy<Value = Record> {
+    let provider = (name(), name(), "\\PC{0,60}")
+        .prop_map(|(name, kind, options)| Record::Provider { name, kind, options });
+    let ids = (0..4_u32, 1..4_u32, any::<u64>(), any::<i64>());
+    let database_key = (ids, name(), name(), vec(any::<u8>(), 1..200)).prop_map(
+        |((scope, version, master_version, created), provider, master_key, wrapped)| {
+            Record::DatabaseKey {
+                scope,
+                version,
+                provider,
+                master_key,
+                master_version,
+                wrapped,
+                created,
+            }
+        },
+    );
+    let current = (any_file(), 0..5_u16, any::<u32>())
+        .prop_map(|(file, epoch, owner)| Record::Current { file, epoch, owner });
+    let retired = (any_file(), any::<u64>()).prop_map(|(file, lsn)| Record::Retired { file, lsn });
+    prop_oneof![
+        provider,
+        name().prop_map(|name| Record::DropProvider { name }),
+        database_key,
+        any_data_key(),
+        current,
+        retired,
+    ]
+}

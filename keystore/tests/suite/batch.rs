@@ -1,0 +1,184 @@
+use pagevault_keystore::batch::{self, HEADER, describe};
+use pagevault_keystore::record::{MAX_NAME, MAX_OPTIONS};
+use pagevault_keystore::{Problem, Record};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use crate::arbitrary::{any_record, current, data_key, file, retired};
+
+proptest! {
+    #[test]
+    fn what_is_encoded_decodes_to_the_same(records in vec(any_record(), 1..40)) {
+        let bytes = batch::encode(&records).unwrap();
+        prop_assert_eq!(batch::decode(&bytes).unwrap(), records);
+    }
+
+    #[test]
+    fn any_bytes_are_refused_without_panic(bytes in vec(any::<u8>(), 0..400)) {
+        prop_assert!(batch::decode(&bytes).is_err());
+    }
+
+    #[test]
+    fn any_change_is_noticed(
+        records in vec(any_record(), 1..6), at in any::<prop::sample::Index>(), mask in 1..=255_u8,
+    ) {
+        let mut bytes = batch::encode(&records).unwrap();
+        let at = at.index(bytes.len());
+        bytes[at] ^= mask;
+        prop_assert!(batch::decode(&bytes).is_err());
+    }
+
+    /// Right checksums around hostile content, which is how far a forger gets.
+    #[test]
+    fn hostile_bodies_never_panic(
+        records in vec(any_record(), 1..6), cuts in vec((any::<prop::sample::Index>(), any::<u8>()), 0..8),
+    ) {
+        let mut body = batch::encode(&records).unwrap().split_off(HEADER);
+        for (at, value) in cuts {
+            let at = at.index(body.len());
+            body[at] = value;
+        }
+        if let Ok(decoded) = batch::decode(&sealed(&body)) {
+            // What is accepted is within all limits, and is written back as it was read.
+            prop_assert_eq!(batch::encode(&decoded).unwrap(), sealed(&body));
+        }
+    }
+
+    #[test]
+    fn descriptions_hold_no_key_bytes_and_stay_on_one_line(record in any_record()) {
+        prop_assert!(!describe(&record).contains('\n'));
+    }
+}
+
+/// A batch with right checksums around any body.
+pub(crate) fn sealed(body: &[u8]) -> Vec<u8> {
+    let mut out = batch::MAGIC.to_vec();
+    out.extend(batch::VERSION.to_le_bytes());
+    out.extend([0, 0]);
+    out.extend((body.len() as u32).to_le_bytes());
+    out.extend(crc32c::crc32c(body).to_le_bytes());
+    out.extend(crc32c::crc32c(&out).to_le_bytes());
+    out.extend(body);
+    out
+}
+
+#[test]
+fn every_prefix_is_refused() {
+    let bytes = batch::encode(&[data_key(1, 1, 1, 7), current(1, 1)]).unwrap();
+    for length in 0..bytes.len() {
+        assert!(batch::decode(&bytes[..length]).is_err(), "{length}");
+    }
+    let mut longer = bytes.clone();
+    longer.push(0);
+    assert_eq!(batch::decode(&longer).unwrap_err().problem, Problem::Trailing);
+}
+
+#[test]
+fn the_future_is_refused_by_name_and_offset() {
+    let record = |kind: u8, version: u8| {
+        let mut body = batch::encode(&[retired(9)]).unwrap().split_off(HEADER);
+        let at = body.len();
+        body.extend([kind, version, 0, 0, 0, 0]);
+        (batch::decode(&sealed(&body)).unwrap_err(), (HEADER + at) as u64)
+    };
+    let (error, at) = record(77, 1);
+    assert_eq!(error.offset, at);
+    assert_eq!(error.to_string(), format!("unknown record type 77 at byte {at}"));
+    let (error, at) = record(4, 9);
+    assert_eq!(error.to_string(), format!("unknown version 9 of record type 4 at byte {at}"));
+
+    let mut bytes = batch::encode(&[retired(9)]).unwrap();
+    bytes[4] = 2;
+    let checksum = crc32c::crc32c(&bytes[..16]).to_le_bytes();
+    bytes[16..20].copy_from_slice(&checksum);
+    assert_eq!(batch::decode(&bytes).unwrap_err().problem, Problem::Version(2));
+}
+
+#[test]
+fn lengths_beyond_the_end_ask_for_no_memory() {
+    // A record that says it is 4 GiB long, and a text field that does.
+    let huge = [2, 1, 255, 255, 255, 255];
+    assert_eq!(batch::decode(&sealed(&huge)).unwrap_err().problem, Problem::Short);
+    let huge = [2, 1, 5, 0, 0, 0, 255, 255, 255, 255, b'x'];
+    assert_eq!(batch::decode(&sealed(&huge)).unwrap_err().problem, Problem::Short);
+}
+
+#[test]
+fn nothing_beyond_the_limits_is_written() {
+    let provider = |name: &str, options: usize| Record::Provider {
+        name: name.to_owned(),
+        kind: "file".to_owned(),
+        options: "x".repeat(options),
+    };
+    let refused = |record: Record| batch::encode(&[record]).unwrap_err().problem;
+    assert_eq!(refused(provider("", 0)), Problem::Field("provider name", "empty"));
+    let long = "n".repeat(MAX_NAME + 1);
+    assert_eq!(refused(provider(&long, 0)), Problem::Field("provider name", "too long"));
+    assert_eq!(
+        refused(provider("a\nb", 0)),
+        Problem::Field("provider name", "has a control character")
+    );
+    assert_eq!(
+        refused(provider("a", MAX_OPTIONS + 1)),
+        Problem::Field("provider options", "too long")
+    );
+    assert!(batch::encode(&[provider(&"n".repeat(MAX_NAME), MAX_OPTIONS)]).is_ok());
+
+    let epoch = Problem::Field("epoch", "outside 1 to 8191");
+    assert_eq!(refused(data_key(1, 0, 1, 0)), epoch);
+    assert_eq!(refused(data_key(1, 8192, 1, 0)), epoch);
+    assert_eq!(refused(current(1, 8192)), Problem::Field("epoch", "outside 0 to 8191"));
+    assert_eq!(refused(retired(0)), Problem::Field("relation file number", "must not be 0"));
+    let mut short = data_key(1, 1, 1, 0);
+    if let Record::DataKey { wrapped, .. } = &mut short {
+        wrapped.pop();
+    }
+    assert_eq!(refused(short), Problem::Field("wrapped data key", "wrong length for its cipher"));
+    assert_eq!(batch::encode(&[]).unwrap_err().problem, Problem::Empty);
+}
+
+#[test]
+fn descriptions() {
+    let all = [
+        Record::Provider { name: "disk".into(), kind: "file".into(), options: "{}".into() },
+        Record::DropProvider { name: "disk".into() },
+        Record::DatabaseKey {
+            scope: 5,
+            version: 2,
+            provider: "disk".into(),
+            master_key: "main".into(),
+            master_version: 3,
+            wrapped: vec![1],
+            created: 0,
+        },
+        data_key(16384, 1, 1, 0),
+        Record::DataKey {
+            file: file(16384),
+            epoch: 2,
+            cipher: 99,
+            scope: 0,
+            key_version: 1,
+            wrapped: vec![0; 80],
+            owner: 1,
+            created: 0,
+        },
+        current(16384, 1),
+        current(16384, 0),
+        retired(16384),
+    ];
+    let lines: Vec<String> = all.iter().map(describe).collect();
+    assert_eq!(
+        lines,
+        [
+            "provider disk kind file",
+            "drop provider disk",
+            "database key 5/2 provider disk master key main version 3",
+            "data key rel 1663/5/16384 epoch 1 aes-256-xts key 5/1",
+            "data key rel 1663/5/16384 epoch 2 cipher 99 key 0/1",
+            "current rel 1663/5/16384 epoch 1 owner 16384",
+            "current rel 1663/5/16384 plaintext owner 16384",
+            "retired rel 1663/5/16384 lsn 1/6B374D8F",
+        ]
+    );
+    assert_eq!(batch::describe_all(&all[..2]), "provider disk kind file; drop provider disk");
+}

@@ -1,0 +1,306 @@
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use pagevault_keystore::directory::{Directory, DirectoryError, KeyInfo};
+use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
+use pagevault_keystore::state::State;
+use pagevault_keystore::{Record, RelFile};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use crate::arbitrary::{any_record, current, data_key, file, retired};
+
+/// Miri interprets: fewer rounds there.
+const fn rounds(native: u32) -> u32 {
+    if cfg!(miri) { native.div_ceil(500) } else { native }
+}
+
+/// Memory that someone has used before.
+fn memory(capacity: u32) -> Vec<AtomicU32> {
+    let words = Directory::words_needed(capacity);
+    (0..words).map(|at| AtomicU32::new(at as u32 * 77)).collect()
+}
+
+/// The wrapped bytes and the rest.
+fn key(directory: &Directory<'_>, relation: u32, epoch: u16) -> (Vec<u8>, KeyInfo) {
+    let slot = directory.find(file(relation)).unwrap().unwrap();
+    let mut wrapped = [0; MAX_WRAPPED_DATA_KEY];
+    let info = directory.key(slot, epoch, &mut wrapped).unwrap();
+    (wrapped[..info.length].to_vec(), info)
+}
+
+#[test]
+fn answers_what_was_recorded() {
+    let memory = memory(10);
+    let directory = Directory::init(&memory, 10).unwrap();
+    assert_eq!(directory.find(file(1)).unwrap(), None);
+    for record in [data_key(1, 1, 3, 10), current(1, 1), data_key(2, 1, 1, 20)] {
+        directory.apply(&record).unwrap();
+    }
+    let directory = Directory::attach(&memory).unwrap();
+    let slot = directory.find(file(1)).unwrap().unwrap();
+    assert_eq!(directory.current(slot).unwrap(), Some((1, 1)));
+    assert_eq!(directory.next_epoch(slot).unwrap(), Some(2));
+    let (wrapped, info) = key(&directory, 1, 1);
+    assert_eq!(wrapped, [10; 92]);
+    assert_eq!(info, KeyInfo { epoch: 1, cipher: 1, scope: 5, key_version: 3, length: 92 });
+
+    // A key that is not yet current, then is, then is not.
+    let slot = directory.find(file(2)).unwrap().unwrap();
+    assert_eq!(directory.current(slot).unwrap(), None);
+    directory.set_current(slot, 1, 7).unwrap();
+    assert_eq!(directory.info(slot).unwrap().owner, 7);
+    assert_eq!(directory.current(slot).unwrap(), Some((1, 1)));
+    directory.apply(&current(2, 0)).unwrap();
+    assert_eq!(directory.current(slot).unwrap(), None);
+
+    directory.apply(&retired(2)).unwrap();
+    directory.apply(&retired(3)).unwrap();
+    let files: Vec<_> = directory.files().unwrap().map(Result::unwrap).collect();
+    let told: Vec<_> = files.iter().map(|info| (info.file.relation, info.retired)).collect();
+    assert_eq!(told, [(1, false), (2, true)]);
+    let counts = directory.counts().unwrap();
+    assert_eq!((counts.files, counts.keys, counts.capacity), (2, 2, 10));
+}
+
+#[test]
+fn refuses_what_contradicts() {
+    let memory = memory(2);
+    let directory = Directory::init(&memory, 2).unwrap();
+    directory.apply(&data_key(1, 1, 1, 10)).unwrap();
+    let slot = directory.find(file(1)).unwrap().unwrap();
+    let no_key = DirectoryError::NoKey { file: file(1), epoch: 2 };
+    assert_eq!(directory.apply(&current(1, 2)).unwrap_err(), no_key);
+    assert_eq!(directory.key(slot, 2, &mut [0; 92]).unwrap_err(), no_key);
+    assert!(directory.apply(&current(9, 1)).is_err());
+    let mut other = data_key(1, 1, 1, 11);
+    if let Record::DataKey { cipher, wrapped, .. } = &mut other {
+        *cipher = 2;
+        wrapped.truncate(60);
+    }
+    let replaced = DirectoryError::KeyReplaced { file: file(1), epoch: 1 };
+    assert_eq!(directory.apply(&other).unwrap_err(), replaced);
+    let limits = DirectoryError::Record("epoch", "outside 1 to 8191");
+    assert_eq!(directory.apply(&data_key(1, 0, 1, 1)).unwrap_err(), limits);
+
+    directory.apply(&data_key(1, 2, 1, 12)).unwrap();
+    let full = DirectoryError::Full { capacity: 2 };
+    assert_eq!(directory.apply(&data_key(1, 3, 1, 13)).unwrap_err(), full);
+    assert_eq!(directory.apply(&data_key(2, 1, 1, 13)).unwrap_err(), full);
+    assert_eq!(directory.find(file(2)).unwrap(), None);
+    // Full, but not for new wrappings.
+    directory.apply(&data_key(1, 2, 2, 22)).unwrap();
+    directory.apply(&data_key(1, 1, 2, 21)).unwrap();
+    assert_eq!((key(&directory, 1, 1).0[0], key(&directory, 1, 2).0[0]), (21, 22));
+}
+
+#[test]
+fn memory_that_is_no_directory_is_refused() {
+    let none = memory(4);
+    assert_eq!(Directory::attach(&none).unwrap_err(), DirectoryError::Damaged);
+    assert_eq!(Directory::attach(&[]).unwrap_err(), DirectoryError::Damaged);
+    let words = Directory::words_needed(4);
+    assert_eq!(Directory::init(&none[..words - 1], 4).unwrap_err(), DirectoryError::Damaged);
+    Directory::init(&none, 4).unwrap();
+    assert_eq!(Directory::attach(&none[..words - 1]).unwrap_err(), DirectoryError::Damaged);
+    let empty = memory(0);
+    let directory = Directory::init(&empty, 0).unwrap();
+    assert_eq!(directory.find(file(1)).unwrap(), None);
+    assert!(directory.apply(&data_key(1, 1, 1, 1)).is_err());
+}
+
+#[test]
+fn overwritten_memory_gives_errors_and_no_endless_walk() {
+    let memory = memory(4);
+    let directory = Directory::init(&memory, 4).unwrap();
+    for relation in 1..=4 {
+        directory.apply(&data_key(relation, 1, 1, 1)).unwrap();
+        directory.apply(&current(relation, 1)).unwrap();
+    }
+    for at in 0..memory.len() {
+        for value in [0, 1, 2, 3, 5, 77, u32::MAX] {
+            let was = memory[at].swap(value, Ordering::Relaxed);
+            for relation in 1..=4 {
+                if let Ok(Some(slot)) = directory.find(file(relation)) {
+                    let _ = directory.key(slot, 1, &mut [0; 92]);
+                    let _ = directory.keys(slot).map(Iterator::count);
+                    let _ = directory.apply(&data_key(relation, 2, 1, 1));
+                }
+            }
+            let _ = directory.files().map(Iterator::count);
+            memory[at].store(was, Ordering::Relaxed);
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn says_what_the_fold_says(records in vec(any_record(), 0..150)) {
+        let memory = memory(200);
+        let directory = Directory::init(&memory, 200).unwrap();
+        let mut state = State::default();
+        for record in records {
+            let (folded, applied) = (state.apply(record.clone()), directory.apply(&record));
+            prop_assert_eq!(folded.is_ok(), applied.is_ok());
+        }
+        prop_assert_eq!(directory.counts().unwrap().files as usize, state.files().count());
+        for info in directory.files().unwrap() {
+            let info = info.unwrap();
+            let entry = state.file(info.file).unwrap();
+            prop_assert_eq!(directory.find(info.file).unwrap(), Some(info.slot));
+            let epoch = entry.current.map_or(0, |(epoch, _)| epoch);
+            prop_assert_eq!(info.current.map_or(0, |(epoch, _)| epoch), epoch);
+            prop_assert_eq!(info.current.map(|(_, c)| c), entry.keys.get(&epoch).map(|k| k.cipher));
+            prop_assert_eq!(info.retired, entry.retired.is_some());
+            prop_assert_eq!(directory.next_epoch(info.slot).unwrap(), entry.next_epoch());
+            prop_assert_eq!(directory.keys(info.slot).unwrap().count(), entry.keys.len());
+            for (epoch, known) in &entry.keys {
+                let mut wrapped = [0; MAX_WRAPPED_DATA_KEY];
+                let key = directory.key(info.slot, *epoch, &mut wrapped).unwrap();
+                prop_assert_eq!(&wrapped[..key.length], &known.wrapped[..]);
+                prop_assert_eq!((key.scope, key.key_version, key.cipher),
+                    (known.scope, known.key_version, known.cipher));
+            }
+        }
+    }
+}
+
+/// Each wrapping says in every word which one it is; a reader that mixed two would notice.
+fn wrapping(relation: u32, round: u32) -> Record {
+    let word = (relation << 24 | round & 0xFF_FFFF).to_le_bytes();
+    Record::DataKey {
+        file: file(relation),
+        epoch: 1,
+        cipher: 1,
+        scope: round,
+        key_version: round + 1,
+        wrapped: word.repeat(23),
+        owner: 1,
+        created: 0,
+    }
+}
+
+/// Two keys pass the spare body to and fro, which is the hardest case for a reader.
+#[test]
+fn readers_never_see_half_a_wrapping() {
+    let memory = memory(2);
+    let writer = Directory::init(&memory, 2).unwrap();
+    writer.apply(&wrapping(1, 0)).unwrap();
+    writer.apply(&wrapping(2, 0)).unwrap();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        let readers: Vec<_> = (0..3)
+            .map(|reader| {
+                let (memory, done) = (&memory, &done);
+                threads.spawn(move || {
+                    let directory = Directory::attach(memory).unwrap();
+                    let (mut reads, mut last) = (0_u64, [0, 0]);
+                    while !done.load(Ordering::Relaxed) || reads == 0 {
+                        let relation = 1 + (reads + reader) as u32 % 2;
+                        let slot = directory.find(file(relation)).unwrap().unwrap();
+                        let mut wrapped = [0; MAX_WRAPPED_DATA_KEY];
+                        reads += 1;
+                        match directory.key(slot, 1, &mut wrapped) {
+                            Ok(info) => {
+                                let word = (relation << 24 | info.scope & 0xFF_FFFF).to_le_bytes();
+                                assert_eq!(wrapped.to_vec(), word.repeat(23));
+                                assert_eq!(info.key_version, info.scope + 1);
+                                // Time does not run backwards.
+                                let last = &mut last[relation as usize - 1];
+                                assert!(info.scope >= *last);
+                                *last = info.scope;
+                            }
+                            Err(error) => assert_eq!(error, DirectoryError::Busy),
+                        }
+                    }
+                    reads
+                })
+            })
+            .collect();
+        for round in 1..rounds(400_000) {
+            writer.apply(&wrapping(1 + round % 3 / 2, round)).unwrap();
+        }
+        done.store(true, Ordering::Relaxed);
+        for reader in readers {
+            assert!(reader.join().unwrap() > 0);
+        }
+    });
+}
+
+/// What a reader finds is whole, however new it is.
+#[test]
+fn readers_see_whole_entries_while_files_are_added() {
+    let count = rounds(50_000);
+    let memory = memory(2 * count);
+    let writer = Directory::init(&memory, 2 * count).unwrap();
+    let done = AtomicBool::new(false);
+    std::thread::scope(|threads| {
+        let readers: Vec<_> = (0..2)
+            .map(|_| {
+                let (memory, done) = (&memory, &done);
+                threads.spawn(move || {
+                    let directory = Directory::attach(memory).unwrap();
+                    let (mut found, mut relation) = (0, 0);
+                    while !done.load(Ordering::Relaxed) || found == 0 {
+                        let there = directory.counts().unwrap().files;
+                        relation = (relation * 31 + 17) % (there + 8);
+                        let slot = directory.find(file(relation + 1)).unwrap();
+                        assert!(slot.is_some() || relation >= there, "counted and not found");
+                        let Some(slot) = slot else { continue };
+                        found += 1;
+                        let fill = (relation + 1) as u8;
+                        let mut wrapped = [0; MAX_WRAPPED_DATA_KEY];
+                        directory.key(slot, 1, &mut wrapped).unwrap();
+                        assert_eq!(wrapped, [fill; 92]);
+                        if let Some((epoch, cipher)) = directory.current(slot).unwrap() {
+                            assert_eq!(cipher, 1);
+                            directory.key(slot, epoch, &mut wrapped).unwrap();
+                            assert_eq!(wrapped, [fill.wrapping_add(epoch as u8 - 1); 92]);
+                        }
+                    }
+                    found
+                })
+            })
+            .collect();
+        for relation in 1..=count {
+            for epoch in 1..=2 {
+                let fill = (relation as u8).wrapping_add(epoch as u8 - 1);
+                writer.apply(&data_key(relation, epoch, 1, fill)).unwrap();
+                writer.apply(&current(relation, epoch)).unwrap();
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+        for reader in readers {
+            assert!(reader.join().unwrap() > 0);
+        }
+    });
+}
+
+/// No bucket gets long with file numbers as PostgreSQL gives them out: counted up, in several
+/// databases, and in steps.
+#[test]
+fn chains_stay_short() {
+    let count = rounds(100_000);
+    for step in [1, 3, 8, 1024] {
+        let memory = memory(count);
+        let directory = Directory::init(&memory, count).unwrap();
+        for n in 0..count {
+            let database = 5 + n % 3;
+            let record = Record::Current {
+                file: RelFile { tablespace: 1663, database, relation: 16384 + n / 3 * step },
+                epoch: 0,
+                owner: 1,
+            };
+            directory.apply(&record).unwrap();
+        }
+        // Filled to the brim, a good hash with as many buckets as files or more leaves about half
+        // an entry to pass before the one looked for; a bad one leaves thousands.
+        let started = std::time::Instant::now();
+        for info in directory.files().unwrap() {
+            let info = info.unwrap();
+            assert_eq!(directory.find(info.file).unwrap(), Some(info.slot));
+        }
+        let each = started.elapsed() / count;
+        println!("step {step}: {each:?} a look-up");
+        assert!(each < std::time::Duration::from_micros(if cfg!(miri) { 100_000 } else { 20 }));
+    }
+}

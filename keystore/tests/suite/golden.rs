@@ -1,0 +1,157 @@
+//! Format version 1, as files that never change. `vectors/make.py` wrote them from the description.
+
+use pagevault_keystore::log::{Log, replay};
+use pagevault_keystore::protocol::{Reply, Request};
+use pagevault_keystore::{Record, RelFile, data_key_aad, master_context};
+
+use crate::faulty::FaultyStorage;
+use crate::protocol::{reply, request};
+
+const CLUSTER: &[u8] = include_bytes!("../../vectors/v1/cluster.keys");
+const DATABASE: &[u8] = include_bytes!("../../vectors/v1/5.keys");
+const REQUEST: &[u8] = include_bytes!("../../vectors/v1/request.json");
+const REPLY: &[u8] = include_bytes!("../../vectors/v1/reply.json");
+const ID: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
+
+fn wrapped(from: u8, length: u8) -> Vec<u8> {
+    (from..from + length).collect()
+}
+
+/// What the cluster's log says, batch by batch.
+fn cluster() -> Vec<Vec<Record>> {
+    let file = RelFile { tablespace: 1664, database: 0, relation: 1260 };
+    vec![
+        vec![
+            Record::Provider {
+                name: "disk".into(),
+                kind: "file".into(),
+                options: r#"{"path": "/etc/pagevault/keys"}"#.into(),
+            },
+            Record::Provider {
+                name: "Schlüssel".into(),
+                kind: "vault".into(),
+                options: "{}".into(),
+            },
+        ],
+        vec![
+            Record::DatabaseKey {
+                scope: 0,
+                version: 1,
+                provider: "disk".into(),
+                master_key: "main".into(),
+                master_version: 1,
+                wrapped: vec![1, 2, 3],
+                created: 1_700_000_000,
+            },
+            Record::DatabaseKey {
+                scope: 5,
+                version: 2,
+                provider: "disk".into(),
+                master_key: "schlüssel".into(),
+                master_version: (1 << 40) + 7,
+                wrapped: wrapped(0, 60),
+                created: -1,
+            },
+        ],
+        vec![Record::DropProvider { name: "Schlüssel".into() }],
+        vec![
+            Record::DataKey {
+                file,
+                epoch: 1,
+                cipher: 2,
+                scope: 0,
+                key_version: 1,
+                wrapped: wrapped(100, 60),
+                owner: 1260,
+                created: 1_700_000_001,
+            },
+            Record::Current { file, epoch: 1, owner: 1260 },
+        ],
+    ]
+}
+
+/// What the database's log says, batch by batch.
+fn database() -> Vec<Vec<Record>> {
+    let file = RelFile { tablespace: 1663, database: 5, relation: 16384 };
+    vec![
+        vec![
+            Record::DataKey {
+                file,
+                epoch: 1,
+                cipher: 1,
+                scope: 5,
+                key_version: 1,
+                wrapped: wrapped(0, 92),
+                owner: 16384,
+                created: 1_700_000_002,
+            },
+            Record::Current { file, epoch: 1, owner: 16384 },
+        ],
+        vec![Record::DataKey {
+            file,
+            epoch: 8191,
+            cipher: 2,
+            scope: 0,
+            key_version: 4_000_000_000,
+            wrapped: wrapped(100, 60),
+            owner: 16385,
+            created: 1_700_000_003,
+        }],
+        vec![Record::Current { file, epoch: 0, owner: 16384 }],
+        vec![Record::Retired { file, lsn: 0x1_6B37_4D8F }],
+    ]
+}
+
+#[test]
+fn golden_logs_are_read() {
+    for (bytes, scope, generation, batches) in
+        [(CLUSTER, 0, 0, cluster()), (DATABASE, 5, 3, database())]
+    {
+        let contents = replay(bytes, scope).unwrap();
+        assert_eq!(contents.records, batches.concat());
+        assert_eq!((contents.position.keystore_id, contents.torn), (ID, 0));
+        assert_eq!(contents.position.generation, generation);
+    }
+}
+
+#[test]
+fn golden_logs_are_written() {
+    let storage = FaultyStorage::default();
+    let mut log = Log::create(&storage, ID, 0, &[]).unwrap();
+    cluster().iter().for_each(|batch| log.append(batch).unwrap());
+    assert_eq!(storage.content("cluster.keys"), CLUSTER);
+
+    let mut log = Log::create(&storage, ID, 5, &[]).unwrap();
+    for _ in 0..3 {
+        log.compact(&[]).unwrap();
+    }
+    database().iter().for_each(|batch| log.append(batch).unwrap());
+    assert_eq!(storage.content("5.keys"), DATABASE);
+}
+
+#[test]
+fn golden_messages_are_read_and_written() {
+    let trimmed = |text: &[u8]| String::from_utf8(text.trim_ascii().to_vec()).unwrap();
+    let written = |text: &[u8]| String::from_utf8(text.to_vec()).unwrap();
+    assert_eq!(written(&request().to_json().unwrap()), trimmed(REQUEST));
+    assert_eq!(written(&reply().to_json().unwrap()), trimmed(REPLY));
+    assert_eq!(Request::from_json(REQUEST).unwrap().operations.len(), 5);
+    assert_eq!(Reply::from_json(REPLY, 6).unwrap().results.len(), 6);
+}
+
+#[test]
+fn golden_bindings() {
+    let file = RelFile { tablespace: 1663, database: 0x0102_0304, relation: 0x0506_0708 };
+    let expected = *b"PVDK\x01\x02\xff\x1f\x04\x03\x02\x01\x08\x07\x06\x05";
+    assert_eq!(data_key_aad(file, 8191, 2), expected);
+    // The tablespace is not bound, everything else is.
+    assert_eq!(data_key_aad(RelFile { tablespace: 1, ..file }, 8191, 2), expected);
+    assert_ne!(data_key_aad(RelFile { database: 1, ..file }, 8191, 2), expected);
+    assert_ne!(data_key_aad(RelFile { relation: 1, ..file }, 8191, 2), expected);
+    assert_ne!(data_key_aad(file, 1, 2), expected);
+    assert_ne!(data_key_aad(file, 8191, 1), expected);
+
+    let context = master_context(&ID, 16384);
+    assert_eq!(context, "pagevault/1/000102030405060708090a0b0c0d0e0f/16384");
+    assert_eq!(master_context(&[0; 16], 0), "pagevault/1/00000000000000000000000000000000/0");
+}

@@ -1,0 +1,301 @@
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use pagevault_keystore::log::{self, HEADER, Log, LogError, file_name, replay, scopes};
+use pagevault_keystore::storage::{FileStorage, Storage};
+use pagevault_keystore::{Problem, Record, batch};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use crate::arbitrary::{any_record, current, data_key, retired};
+use crate::batch::sealed;
+use crate::faulty::FaultyStorage;
+
+const ID: [u8; 16] = [7; 16];
+
+/// A log of three batches, and where each begins.
+fn three() -> (Vec<u8>, [usize; 3], Vec<Vec<Record>>) {
+    let storage = FaultyStorage::default();
+    let batches = vec![
+        vec![data_key(1, 1, 1, 1), current(1, 1)],
+        vec![data_key(2, 1, 1, 2), current(2, 1)],
+        vec![retired(1)],
+    ];
+    let mut log = Log::create(&storage, ID, 5, &[]).unwrap();
+    let starts: Vec<usize> = batches
+        .iter()
+        .map(|batch| {
+            let start = log.position().end as usize;
+            log.append(batch).unwrap();
+            start
+        })
+        .collect();
+    (storage.content("5.keys"), starts.try_into().unwrap(), batches)
+}
+
+#[test]
+fn replays_what_was_appended() {
+    let (bytes, starts, batches) = three();
+    assert_eq!(starts[0], HEADER);
+    let contents = replay(&bytes, 5).unwrap();
+    assert_eq!(contents.records, batches.concat());
+    assert_eq!((contents.torn, contents.position.keystore_id), (0, ID));
+}
+
+#[test]
+fn a_log_cut_anywhere_keeps_its_whole_batches() {
+    let (bytes, starts, batches) = three();
+    for length in HEADER..bytes.len() {
+        let contents = replay(&bytes[..length], 5).unwrap();
+        let ends = [starts[1], starts[2], bytes.len()];
+        let whole = ends.iter().filter(|end| **end <= length).count();
+        assert_eq!(contents.records, batches[..whole].concat(), "cut at {length}");
+        assert_eq!(contents.position.end + contents.torn, length as u64);
+    }
+    for length in 0..HEADER {
+        assert!(replay(&bytes[..length], 5).is_err(), "cut at {length}");
+    }
+}
+
+#[test]
+fn a_damaged_byte_stops_the_middle_and_cuts_the_end() {
+    let (bytes, starts, batches) = three();
+    for at in 0..bytes.len() {
+        for mask in [1, 0x80, 0xFF] {
+            let mut damaged = bytes.clone();
+            damaged[at] ^= mask;
+            let result = replay(&damaged, 5);
+            if at < starts[2] {
+                let error = result.unwrap_err();
+                let start = starts.iter().rev().find(|start| **start <= at).unwrap_or(&0);
+                assert_eq!(error.offset, *start as u64, "damage at {at}: {error}");
+            } else {
+                let contents = result.unwrap();
+                assert_eq!(contents.records, batches[..2].concat(), "damage at {at}");
+                assert_eq!(contents.torn, (bytes.len() - starts[2]) as u64);
+            }
+        }
+    }
+}
+
+#[test]
+fn a_garbled_end_is_torn() {
+    let (bytes, starts, batches) = three();
+    let garbled: [&dyn Fn(usize) -> u8; 3] = [&|_| 0, &|_| 0xFF, &|at| (at * 151 >> 2) as u8];
+    for fill in garbled {
+        for from in starts[2]..bytes.len() {
+            let mut damaged = bytes.clone();
+            damaged[from..].iter_mut().enumerate().for_each(|(at, byte)| *byte = fill(at));
+            if damaged == bytes {
+                // It ended like this.
+                continue;
+            }
+            assert_eq!(replay(&damaged, 5).unwrap().records, batches[..2].concat());
+        }
+    }
+}
+
+#[test]
+fn a_bad_batch_before_anything_else_is_damage() {
+    let (bytes, starts, _) = three();
+    let body = starts[1] + batch::HEADER + 9;
+    // Followed by an intact batch, by a damaged one with an intact header, by a piece of one.
+    let mut damaged = bytes.clone();
+    damaged[body] ^= 1;
+    assert_eq!(replay(&damaged, 5).unwrap_err().offset, starts[1] as u64);
+    damaged[starts[2] + batch::HEADER] ^= 1;
+    assert_eq!(replay(&damaged, 5).unwrap_err().offset, starts[1] as u64);
+    damaged.truncate(starts[2] + 3);
+    let error = replay(&damaged, 5).unwrap_err();
+    assert_eq!((error.offset, error.problem), (starts[1] as u64, Problem::Checksum));
+    // Even a header that cannot be read is no tear when an intact one follows.
+    let mut damaged = bytes.clone();
+    damaged[starts[1]..starts[1] + 8].fill(0);
+    let error = replay(&damaged, 5).unwrap_err();
+    assert_eq!((error.offset, error.problem), (starts[1] as u64, Problem::Magic));
+    // Followed by nothing, the same damage is a tear.
+    damaged.truncate(starts[2]);
+    assert_eq!(replay(&damaged, 5).unwrap().position.end, starts[1] as u64);
+}
+
+#[test]
+fn a_last_batch_from_the_future_is_not_torn() {
+    let (mut bytes, ..) = three();
+    let end = bytes.len();
+    bytes.extend(sealed(&[77, 1, 0, 0, 0, 0]));
+    let error = replay(&bytes, 5).unwrap_err();
+    assert_eq!(error.problem, Problem::RecordType(77));
+    assert_eq!(error.offset, (end + batch::HEADER) as u64);
+
+    bytes[end + 4] = 2;
+    let checksum = crc32c::crc32c(&bytes[end..end + 16]).to_le_bytes();
+    bytes[end + 16..end + 20].copy_from_slice(&checksum);
+    assert_eq!(replay(&bytes, 5).unwrap_err().problem, Problem::Version(2));
+    bytes.truncate(end + batch::HEADER);
+    assert_eq!(replay(&bytes, 5).unwrap_err().problem, Problem::Version(2));
+}
+
+proptest! {
+    #[test]
+    fn any_file_replays_without_panic(bytes in vec(any::<u8>(), 0..300), headed in any::<bool>()) {
+        let (log, ..) = three();
+        let start = if headed { &log[..HEADER] } else { &[] };
+        let _ = replay(&[start, &bytes].concat(), 5);
+    }
+
+    #[test]
+    fn any_records_come_back(batches in vec(vec(any_record(), 1..5), 0..8)) {
+        let storage = FaultyStorage::default();
+        let mut log = Log::create(&storage, ID, 5, &[]).unwrap();
+        let mut all = Vec::new();
+        for mut batch in batches {
+            batch.retain(|record| record.home() == 5);
+            if !batch.is_empty() {
+                log.append(&batch).unwrap();
+                all.extend(batch);
+            }
+        }
+        let (_, contents) = Log::open(&storage, 5).unwrap().unwrap();
+        prop_assert_eq!(&contents.records, &all);
+        log.compact(&all).unwrap();
+        prop_assert_eq!(Log::open(&storage, 5).unwrap().unwrap().1.records, all);
+    }
+}
+
+#[test]
+fn opening_cuts_the_torn_end_off() {
+    let (bytes, starts, _) = three();
+    let storage = FaultyStorage::default();
+    storage.put("5.keys", &bytes[..bytes.len() - 1]);
+    let (mut log, contents) = Log::open(&storage, 5).unwrap().unwrap();
+    assert_eq!(contents.torn, (bytes.len() - 1 - starts[2]) as u64);
+    assert_eq!(storage.content("5.keys").len(), starts[2]);
+    log.append(&[retired(1)]).unwrap();
+    assert_eq!(storage.content("5.keys"), bytes);
+}
+
+#[test]
+fn damage_is_left_as_it_is() {
+    let (mut bytes, starts, _) = three();
+    bytes[starts[0] + 30] ^= 1;
+    let storage = FaultyStorage::default();
+    storage.put("5.keys", &bytes);
+    let error = Log::open(&storage, 5).unwrap_err();
+    assert_eq!(error.to_string(), "key file \"5.keys\" is not readable: wrong checksum at byte 40");
+    assert_eq!(storage.content("5.keys"), bytes);
+}
+
+#[test]
+fn a_position_that_is_not_the_end_is_refused() {
+    let storage = FaultyStorage::default();
+    let mut log = Log::create(&storage, ID, 5, &[data_key(1, 1, 1, 1)]).unwrap();
+    let stale = log.position();
+    log.append(&[data_key(2, 1, 1, 2)]).unwrap();
+    let newest = log.position();
+    let moved = |position| {
+        let before = storage.content("5.keys");
+        let result = Log::resume(&storage, position).append(&[retired(1)]);
+        assert!(matches!(result, Err(LogError::Moved { .. })), "{result:?}");
+        let result = Log::resume(&storage, position).compact(&[]);
+        assert!(matches!(result, Err(LogError::Moved { .. })), "{result:?}");
+        assert_eq!(storage.content("5.keys"), before);
+    };
+    moved(stale);
+    moved(log::Position { end: newest.end + 1, ..newest });
+    moved(log::Position { keystore_id: [8; 16], ..newest });
+    // In the middle of the last batch of a log that was rewritten since: only the generation tells.
+    log.compact(&[data_key(1, 1, 1, 1), data_key(2, 1, 1, 2), data_key(3, 1, 1, 3)]).unwrap();
+    assert!(log.position().end > newest.end);
+    moved(newest);
+}
+
+#[test]
+fn leftovers_of_a_failed_append_are_cut_by_the_next() {
+    let storage = FaultyStorage::default();
+    let mut log = Log::create(&storage, ID, 5, &[data_key(1, 1, 1, 1)]).unwrap();
+    let mut bytes = storage.content("5.keys");
+    let clean = bytes.len();
+    bytes.extend(&batch::encode(&[data_key(2, 1, 1, 2)]).unwrap()[..50]);
+    storage.put("5.keys", &bytes);
+    log.append(&[retired(1)]).unwrap();
+    let (_, contents) = Log::open(&storage, 5).unwrap().unwrap();
+    assert_eq!(contents.records, [data_key(1, 1, 1, 1), retired(1)]);
+    assert_eq!(storage.content("5.keys")[..clean], bytes[..clean]);
+}
+
+#[test]
+fn a_record_of_another_database_is_refused() {
+    let storage = FaultyStorage::default();
+    let mut cluster = Log::create(&storage, ID, 0, &[]).unwrap();
+    let record = data_key(1, 1, 1, 1);
+    assert!(matches!(cluster.append(std::slice::from_ref(&record)), Err(LogError::Record(_))));
+    let batch = batch::encode(&[record]).unwrap();
+    assert!(matches!(cluster.append_batch(&batch), Err(LogError::Record(_))));
+    // And a log under another's name.
+    let (bytes, ..) = three();
+    storage.put("6.keys", &bytes);
+    let error = Log::open(&storage, 6).unwrap_err();
+    assert!(matches!(
+        error,
+        LogError::Format { error, .. } if error.problem == Problem::Misplaced { expected: 6, found: 5 }
+    ));
+}
+
+#[test]
+fn scopes_are_known_by_their_names() {
+    assert_eq!((file_name(0), file_name(16384)), ("cluster.keys".into(), "16384.keys".into()));
+    let storage = FaultyStorage::default();
+    for name in ["5.keys", "cluster.keys", "16384.keys", "5.keys.new", "0.keys", "007.keys", "x"] {
+        storage.put(name, b"");
+    }
+    assert_eq!(scopes(&storage).unwrap(), [0, 5, 16384]);
+}
+
+#[test]
+fn files_on_disk_are_private_and_replaced_whole() {
+    let parent = tempfile::tempdir().unwrap();
+    let directory = parent.path().join("pagevault");
+    let storage = FileStorage::new(&directory).unwrap();
+    let mode = |path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+    assert_eq!(mode(directory.clone()), 0o700);
+    assert!(Log::open(&storage, 5).unwrap().is_none());
+
+    let mut log = Log::create(&storage, ID, 5, &[data_key(1, 1, 1, 1)]).unwrap();
+    assert!(matches!(Log::create(&storage, ID, 5, &[]), Err(LogError::Exists { .. })));
+    assert_eq!(mode(directory.join("5.keys")), 0o600);
+    log.append(&[current(1, 1)]).unwrap();
+    // A leftover that others could read does not lend its mode.
+    fs::write(directory.join("5.keys.new"), "old").unwrap();
+    fs::set_permissions(directory.join("5.keys.new"), PermissionsExt::from_mode(0o644)).unwrap();
+    log.compact(&[data_key(1, 1, 1, 1), current(1, 1)]).unwrap();
+    assert_eq!(mode(directory.join("5.keys")), 0o600);
+    assert_eq!(storage.names().unwrap(), ["5.keys"]);
+
+    // A second process, from the position alone; then a torn end.
+    let storage = FileStorage::new(&directory).unwrap();
+    Log::resume(&storage, log.position()).append(&[retired(1)]).unwrap();
+    let path = directory.join("5.keys");
+    let bytes = fs::read(&path).unwrap();
+    fs::write(&path, &bytes[..bytes.len() - 2]).unwrap();
+    let (_, contents) = Log::open(&storage, 5).unwrap().unwrap();
+    assert_eq!(contents.records, [data_key(1, 1, 1, 1), current(1, 1)]);
+    assert_eq!(fs::metadata(&path).unwrap().len(), contents.position.end);
+
+    log::remove(&storage, 5).unwrap();
+    log::remove(&storage, 5).unwrap();
+    assert!(Log::open(&storage, 5).unwrap().is_none());
+}
+
+#[test]
+fn names_cannot_leave_the_directory() {
+    let parent = tempfile::tempdir().unwrap();
+    let storage = FileStorage::new(&parent.path().join("pagevault")).unwrap();
+    for name in ["", ".", "..", "../x", "a/b", "/etc/passwd"] {
+        assert!(storage.create(name, b"x").is_err(), "{name}");
+        assert!(storage.read(name, 0, 1).is_err(), "{name}");
+    }
+    fs::create_dir(parent.path().join("pagevault/dir")).unwrap();
+    assert!(storage.read("dir", 0, 1).is_err());
+    fs::write(parent.path().join("file"), "").unwrap();
+    assert!(FileStorage::new(&parent.path().join("file")).is_err());
+}

@@ -1,0 +1,154 @@
+use pagevault_keystore::state::{State, StateError};
+use pagevault_keystore::{Record, RelFile};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use crate::arbitrary::{any_record, current, data_key, file, retired};
+
+/// A database key whose wrapped bytes are all `fill`.
+fn database_key(scope: u32, version: u32, fill: u8) -> Record {
+    Record::DatabaseKey {
+        scope,
+        version,
+        provider: "disk".into(),
+        master_key: "main".into(),
+        master_version: u64::from(fill),
+        wrapped: vec![fill; 60],
+        created: 1,
+    }
+}
+
+fn fold(records: &[Record]) -> State {
+    State::from_records(records.to_vec()).unwrap()
+}
+
+/// The records of a state, for all logs.
+fn all_records(state: &State) -> Vec<Record> {
+    let mut homes: Vec<u32> = state.files().map(|(file, _)| file.database).collect();
+    homes.push(0);
+    homes.sort_unstable();
+    homes.dedup();
+    homes.into_iter().flat_map(|home| state.records(home)).collect()
+}
+
+proptest! {
+    #[test]
+    fn compaction_loses_nothing(records in vec(any_record(), 0..120)) {
+        let mut state = State::default();
+        let mut accepted = Vec::new();
+        for record in records {
+            let unheard_of = matches!(&record, Record::Retired { file, .. } if state.file(*file).is_none());
+            if state.apply(record.clone()).is_ok() && !unheard_of {
+                accepted.push(record);
+            }
+        }
+        let compact = all_records(&state);
+        prop_assert!(compact.len() <= accepted.len());
+        prop_assert_eq!(&fold(&compact), &state);
+        // Redo may repeat the whole story.
+        accepted.into_iter().for_each(|record| drop(state.apply(record)));
+        prop_assert_eq!(&fold(&compact), &state);
+        // Every record is in the log it belongs to.
+        for home in [0, 4, 5, 6] {
+            prop_assert!(state.records(home).iter().all(|record| record.home() == home));
+        }
+    }
+
+    #[test]
+    fn a_key_once_known_stays(records in vec(any_record(), 0..120)) {
+        let mut state = State::default();
+        let mut known: Vec<(RelFile, u16, u8)> = vec![];
+        for record in records {
+            let _ = state.apply(record);
+            for (file, epoch, cipher) in &known {
+                prop_assert_eq!(state.file(*file).unwrap().keys[epoch].cipher, *cipher);
+            }
+            known = state
+                .files()
+                .flat_map(|(file, f)| f.keys.iter().map(move |(e, key)| (file, *e, key.cipher)))
+                .collect();
+        }
+    }
+}
+
+#[test]
+fn a_new_wrapping_replaces_and_a_new_key_does_not() {
+    let mut state = fold(&[data_key(1, 1, 1, 10), current(1, 1)]);
+    // By the same database key, and by the next one.
+    for (version, fill) in [(1, 11), (2, 12)] {
+        state.apply(data_key(1, 1, version, fill)).unwrap();
+        let key = &state.file(file(1)).unwrap().keys[&1];
+        assert_eq!((key.key_version, key.wrapped[0]), (version, fill));
+    }
+    let mut other = data_key(1, 1, 2, 13);
+    if let Record::DataKey { cipher, wrapped, .. } = &mut other {
+        *cipher = 2;
+        wrapped.truncate(60);
+    }
+    let error = state.apply(other).unwrap_err();
+    assert_eq!(error, StateError::KeyReplaced { file: file(1), epoch: 1 });
+    assert_eq!(error.to_string(), "relation file 1663/5/1 has another key for epoch 1");
+    assert_eq!(state.file(file(1)).unwrap().keys[&1].wrapped[0], 12);
+}
+
+#[test]
+fn only_an_epoch_with_a_key_becomes_current() {
+    let mut state = fold(&[data_key(1, 1, 1, 10)]);
+    assert_eq!(state.file(file(1)).unwrap().current, None);
+    let error = state.apply(current(1, 2)).unwrap_err();
+    assert_eq!(error, StateError::NoKey { file: file(1), epoch: 2 });
+    assert!(state.apply(current(2, 1)).is_err());
+    state.apply(current(1, 1)).unwrap();
+    state.apply(current(1, 0)).unwrap();
+    state.apply(current(3, 0)).unwrap();
+    assert_eq!(state.file(file(1)).unwrap().current, Some((0, 1)));
+}
+
+#[test]
+fn a_reused_file_number_continues_its_epochs() {
+    let mut state = fold(&[data_key(1, 1, 1, 10), current(1, 1), retired(1)]);
+    let entry = state.file(file(1)).unwrap();
+    assert!(entry.retired.is_some());
+    assert_eq!(entry.next_epoch(), Some(2));
+    state.apply(data_key(1, 2, 1, 20)).unwrap();
+    assert!(state.file(file(1)).unwrap().retired.is_some());
+    state.apply(current(1, 2)).unwrap();
+    let entry = state.file(file(1)).unwrap();
+    assert_eq!((entry.retired, entry.keys.len(), entry.next_epoch()), (None, 2, Some(3)));
+    state.apply(data_key(1, 8191, 1, 30)).unwrap();
+    assert_eq!(state.file(file(1)).unwrap().next_epoch(), None);
+}
+
+#[test]
+fn the_highest_version_is_the_current_database_key() {
+    let state = fold(&[
+        database_key(5, 2, 20),
+        database_key(5, 1, 10),
+        database_key(6, 9, 90),
+        database_key(0, 1, 1),
+        database_key(5, 1, 11),
+    ]);
+    let (version, key) = state.current_database_key(5).unwrap();
+    assert_eq!((version, key.master_version), (2, 20));
+    assert_eq!(state.database_key(5, 1).unwrap().master_version, 11);
+    assert_eq!(state.current_database_key(7), None);
+    assert_eq!(state.database_keys().count(), 4);
+}
+
+#[test]
+fn a_provider_in_use_is_known() {
+    let provider = |options: &str| Record::Provider {
+        name: "disk".into(),
+        kind: "file".into(),
+        options: options.into(),
+    };
+    let drop_it = Record::DropProvider { name: "disk".into() };
+    let mut state = fold(&[provider("{}"), provider("{\"path\":\"/x\"}")]);
+    assert_eq!(state.provider("disk").unwrap().options, "{\"path\":\"/x\"}");
+    assert!(!state.uses_provider("disk"));
+    state.apply(database_key(5, 1, 1)).unwrap();
+    assert!(state.uses_provider("disk"));
+    state.apply(drop_it.clone()).unwrap();
+    state.apply(drop_it).unwrap();
+    assert_eq!(state.providers().count(), 0);
+}

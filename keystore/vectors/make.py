@@ -1,0 +1,113 @@
+#!/usr/bin/env python3
+"""Writes the golden files of format version 1 from the format's description alone, without the Rust
+code, so that the two check each other. Run it only to add files for a new format version: what is
+committed for an old one never changes."""
+
+import pathlib
+import struct
+
+HERE = pathlib.Path(__file__).parent / "v1"
+KEYSTORE_ID = bytes(range(16))
+
+
+def crc32c(data):
+    """CRC-32C (RFC 3720, B.4), bit by bit."""
+    crc = 0xFFFFFFFF
+    for byte in data:
+        crc ^= byte
+        for _ in range(8):
+            crc = crc >> 1 ^ (0x82F63B78 if crc & 1 else 0)
+    return crc ^ 0xFFFFFFFF
+
+
+assert crc32c(b"123456789") == 0xE3069283
+
+
+def blob(data):
+    return struct.pack("<I", len(data)) + data
+
+
+def text(string):
+    return blob(string.encode())
+
+
+def rel(tablespace, database, relation):
+    return struct.pack("<III", tablespace, database, relation)
+
+
+def record(kind, payload):
+    return struct.pack("<BB", kind, 1) + blob(payload)
+
+
+def provider(name, kind, options):
+    return record(1, text(name) + text(kind) + text(options))
+
+
+def drop_provider(name):
+    return record(2, text(name))
+
+
+def database_key(scope, version, name, key, key_version, wrapped, created):
+    fixed = struct.pack("<IIQq", scope, version, key_version, created)
+    return record(3, fixed + text(name) + text(key) + blob(wrapped))
+
+
+def data_key(file, epoch, cipher, scope, key_version, wrapped, owner, created):
+    fixed = struct.pack("<HBBIIIq", epoch, cipher, 0, scope, key_version, owner, created)
+    return record(4, file + fixed + blob(wrapped))
+
+
+def current(file, epoch, owner):
+    return record(5, file + struct.pack("<HI", epoch, owner))
+
+
+def retired(file, lsn):
+    return record(6, file + struct.pack("<Q", lsn))
+
+
+def batch(*records):
+    body = b"".join(records)
+    head = b"\xdbpv\xb1" + struct.pack("<HHII", 1, 0, len(body), crc32c(body))
+    return head + struct.pack("<I", crc32c(head)) + body
+
+
+def log(scope, generation, *batches):
+    head = b"pvkeys\r\n" + struct.pack("<HH", 1, 0) + KEYSTORE_ID + struct.pack("<II", scope, generation)
+    return head + struct.pack("<I", crc32c(head)) + b"".join(batches)
+
+
+WRAPPED_64 = bytes(range(92))
+WRAPPED_32 = bytes(range(100, 160))
+FILE = rel(1663, 5, 16384)
+SHARED = rel(1664, 0, 1260)
+
+FILES = {
+    "cluster.keys": log(
+        0,
+        0,
+        batch(
+            provider("disk", "file", '{"path": "/etc/pagevault/keys"}'),
+            provider("Schlüssel", "vault", "{}"),
+        ),
+        batch(
+            database_key(0, 1, "disk", "main", 1, b"\x01\x02\x03", 1700000000),
+            database_key(5, 2, "disk", "schlüssel", 2**40 + 7, bytes(range(60)), -1),
+        ),
+        batch(drop_provider("Schlüssel")),
+        batch(data_key(SHARED, 1, 2, 0, 1, WRAPPED_32, 1260, 1700000001), current(SHARED, 1, 1260)),
+    ),
+    "5.keys": log(
+        5,
+        3,
+        batch(
+            data_key(FILE, 1, 1, 5, 1, WRAPPED_64, 16384, 1700000002),
+            current(FILE, 1, 16384),
+        ),
+        batch(data_key(FILE, 8191, 2, 0, 4000000000, WRAPPED_32, 16385, 1700000003)),
+        batch(current(FILE, 0, 16384)),
+        batch(retired(FILE, 0x16B374D8F)),
+    ),
+}
+
+for name, content in FILES.items():
+    (HERE / name).write_bytes(content)
