@@ -90,22 +90,17 @@ fn step(sum: u32, value: u32) -> u32 {
 /// keep the 32 lanes in vector registers.
 #[inline(always)]
 fn mix(page: &Page) -> u32 {
-    let rows = page.as_chunks::<4>().0.as_chunks::<LANES>().0;
     let mut sums = BASE_OFFSETS;
-    let mut header = true;
-    for row in rows {
-        let mut values: [u32; LANES] = [0; LANES];
+    let mut add = |row: &[[u8; 4]; LANES]| {
         for lane in 0..LANES {
-            values[lane] = u32::from_le_bytes(row[lane]);
+            sums[lane] = step(sums[lane], u32::from_le_bytes(row[lane]));
         }
-        if header {
-            // Bytes 8 to 11 are pd_checksum (low half) and pd_flags.
-            values[2] &= 0xffff_0000;
-            header = false;
-        }
-        for lane in 0..LANES {
-            sums[lane] = step(sums[lane], values[lane]);
-        }
+    };
+    if let [header, rest @ ..] = page.as_chunks::<4>().0.as_chunks::<LANES>().0 {
+        let mut header = *header;
+        header[2][..2].fill(0); // bytes 8 and 9 of the page: pd_checksum
+        add(&header);
+        rest.iter().for_each(add);
     }
     for _ in 0..2 {
         for sum in &mut sums {

@@ -41,7 +41,7 @@
 
 use crate::checksum::page_checksum;
 use crate::key::{Epoch, Fork, PageKey};
-use crate::xts::{Block, Direction};
+use crate::xts::{Block, Direction, Tweak};
 
 /// Bytes of a page; PostgreSQL's default `BLCKSZ`, the only one supported.
 pub const PAGE_SIZE: usize = 8192;
@@ -139,12 +139,10 @@ pub fn open(page: &mut Page, key: &PageKey, block: u32, fork: Fork, checksums: b
     put(page, CHECKSUM, checksum);
 }
 
-fn tweak(page: &Page, block: u32, fork: Fork) -> Block {
-    let mut tweak = [0; 16];
-    tweak[..8].copy_from_slice(&page[LSN..LSN + 8]);
-    tweak[8..12].copy_from_slice(&block.to_le_bytes());
-    tweak[12] = fork.tweak_byte();
-    tweak
+fn tweak(page: &Page, block: u32, fork: Fork) -> Tweak {
+    // Put together in registers: bytes written one by one would be slow to read back as a whole.
+    let lsn = page[LSN..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
+    u128::from(lsn) | u128::from(block) << 64 | u128::from(fork.tweak_byte()) << 96
 }
 
 /// The encrypted part of the page.

@@ -27,12 +27,15 @@ use crate::key::CipherId;
 /// One AES block.
 pub type Block = [u8; 16];
 
+/// The number of a data unit, before its own encryption: 16 bytes, little-endian.
+pub(crate) type Tweak = u128;
+
 /// Which kernel seals and opens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Backend {
     /// VAES on 512-bit registers (x86-64: Ice Lake, Zen 4 and later).
     Vaes512,
-    /// AES instructions on 128-bit registers (x86-64 with AES-NI and AVX).
+    /// AES instructions on 128-bit registers (x86-64 with AES-NI and AVX2).
     AesNi,
     /// The `aes` crate, which does its own detection: AES instructions, or constant-time code.
     Portable,
@@ -162,7 +165,7 @@ impl Schedule {
     }
 
     /// Runs over a data unit in place; `tweak` is the unit's number before its own encryption.
-    pub(crate) fn run(&self, direction: Direction, tweak: Block, unit: &mut [Block]) {
+    pub(crate) fn run(&self, direction: Direction, tweak: Tweak, unit: &mut [Block]) {
         match self {
             #[cfg(target_arch = "x86_64")]
             Self::Kernel256(kernel, keys) => kernel.run(direction, keys, tweak, unit),
@@ -206,7 +209,7 @@ mod tests {
         #[test]
         fn the_backends_agree(
             cipher in prop::sample::select(&CipherId::ALL[..]),
-            key in prop::array::uniform32(any::<u8>()), tweak: Block,
+            key in prop::array::uniform32(any::<u8>()), tweak: Tweak,
             unit in prop::collection::vec(any::<Block>(), 0..520),
         ) {
             let mut bytes = [0; 64];

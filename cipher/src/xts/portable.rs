@@ -8,7 +8,7 @@ use aes::cipher::{
 };
 use aes::{Aes128Dec, Aes128Enc, Aes256Dec, Aes256Enc};
 
-use super::{Block, Direction, multiply_by_x};
+use super::{Block, Direction, Tweak, multiply_by_x};
 
 type AesBlock = Array<u8, U16>;
 
@@ -31,8 +31,8 @@ where
         Self { tweak: E::new(tweak), seal: E::new(data), open: D::new(data) }
     }
 
-    pub(crate) fn run(&self, direction: Direction, tweak: Block, unit: &mut [Block]) {
-        let mut first = Array(tweak);
+    pub(crate) fn run(&self, direction: Direction, tweak: Tweak, unit: &mut [Block]) {
+        let mut first = Array(tweak.to_le_bytes());
         self.tweak.encrypt_block(&mut first);
         let tweak = u128::from_le_bytes(first.0);
         let unit = Unit { tweak, blocks: Array::cast_slice_from_core_mut(unit) };

@@ -7,24 +7,29 @@ use core::arch::x86_64::*;
 
 use safe_unaligned_simd::x86_64::{_mm512_loadu_si512, _mm512_storeu_si512};
 
-use super::Block;
-use super::aesni::{encrypt_block, load};
+use super::aesni::{encrypt_tweak, load};
 use super::expand::RoundKeys;
+use super::{Block, Tweak};
 
-/// Blocks to a group.
-const GROUP: usize = 16;
+/// Blocks to a register, and registers to a group.
+const LANES: usize = 4;
+const WIDTH: usize = 4;
 
 #[target_feature(enable = "aes,vaes,avx512f,avx512bw")]
-pub(super) fn encrypt<const N: usize>(keys: &RoundKeys<N>, tweak: Block, unit: &mut [Block]) {
-    run::<true, N>(&keys.seal, encrypt_block(&keys.tweak, tweak), unit);
+pub(super) fn encrypt<const N: usize>(keys: &RoundKeys<N>, tweak: Tweak, unit: &mut [Block]) {
+    run::<true, N>(&keys.seal, encrypt_tweak(&keys.tweak, tweak), unit);
 }
 
 #[target_feature(enable = "aes,vaes,avx512f,avx512bw")]
-pub(super) fn decrypt<const N: usize>(keys: &RoundKeys<N>, tweak: Block, unit: &mut [Block]) {
-    run::<false, N>(&keys.open, encrypt_block(&keys.tweak, tweak), unit);
+pub(super) fn decrypt<const N: usize>(keys: &RoundKeys<N>, tweak: Tweak, unit: &mut [Block]) {
+    run::<false, N>(&keys.open, encrypt_tweak(&keys.tweak, tweak), unit);
 }
 
 /// `SEAL` chooses the direction; `tweak` is the first block's.
+///
+/// What does not fill a register or a group comes first. A page's unit begins 16 bytes into the page
+/// and has 511 blocks: 3 blocks and 3 registers in the first group, after which every access is
+/// aligned to the cache line if the page is.
 #[inline]
 #[target_feature(enable = "aes,vaes,avx512f,avx512bw")]
 fn run<const SEAL: bool, const N: usize>(
@@ -36,26 +41,52 @@ fn run<const SEAL: bool, const N: usize>(
     for (key, bytes) in keys.iter_mut().zip(round_keys) {
         *key = _mm512_broadcast_i32x4(load(bytes));
     }
-    let tweak = _mm512_broadcast_i32x4(tweak);
-    let mut tweaks = [
-        multiply_by_powers(tweak, _mm512_setr_epi64(0, 0, 1, 1, 2, 2, 3, 3)),
-        multiply_by_powers(tweak, _mm512_setr_epi64(4, 4, 5, 5, 6, 6, 7, 7)),
-        multiply_by_powers(tweak, _mm512_setr_epi64(8, 8, 9, 9, 10, 10, 11, 11)),
-        multiply_by_powers(tweak, _mm512_setr_epi64(12, 12, 13, 13, 14, 14, 15, 15)),
-    ];
+    let (head, body) = unit.split_at_mut(unit.len() % LANES);
+    let registers = body.as_flattened_mut().as_chunks_mut::<64>().0;
+    let (first, rest) = registers.split_at_mut(registers.len() % WIDTH);
 
-    let (groups, rest) = unit.as_chunks_mut::<GROUP>();
-    for group in groups {
-        run_group::<SEAL, N>(&keys, &tweaks, group);
+    let tweak = _mm512_broadcast_i32x4(tweak);
+    let lanes = _mm512_setr_epi64(0, 0, 1, 1, 2, 2, 3, 3);
+    let mut tweaks = [tweak; WIDTH];
+    for (i, body_tweak) in tweaks.iter_mut().enumerate() {
+        let power = _mm512_set1_epi64((head.len() + i * LANES) as i64);
+        *body_tweak = multiply_by_powers(tweak, _mm512_add_epi64(lanes, power));
+    }
+    let head_tweak = multiply_by_powers(tweak, lanes);
+
+    if !head.is_empty() || !first.is_empty() {
+        let mut padded = [0; 64];
+        let head = head.as_flattened_mut();
+        padded[..head.len()].copy_from_slice(head);
+        let mut state = [_mm512_loadu_si512(&padded); WIDTH];
+        for (block, bytes) in state[1..].iter_mut().zip(&*first) {
+            *block = _mm512_loadu_si512(bytes);
+        }
+        let [a, b, c, _] = tweaks;
+        let state = run_group::<SEAL, N>(&keys, &[head_tweak, a, b, c], state);
+        _mm512_storeu_si512(&mut padded, state[0]);
+        head.copy_from_slice(&padded[..head.len()]);
+        for (block, bytes) in state[1..].iter().zip(&mut *first) {
+            _mm512_storeu_si512(bytes, *block);
+        }
+        for tweak in &mut tweaks[..first.len()] {
+            *tweak = multiply_by_x16(*tweak);
+        }
+        tweaks.rotate_left(first.len());
+    }
+
+    for group in rest.as_chunks_mut::<WIDTH>().0 {
+        let mut state = tweaks;
+        for (block, bytes) in state.iter_mut().zip(&*group) {
+            *block = _mm512_loadu_si512(bytes);
+        }
+        let state = run_group::<SEAL, N>(&keys, &tweaks, state);
+        for (block, bytes) in state.iter().zip(group) {
+            _mm512_storeu_si512(bytes, *block);
+        }
         for tweak in &mut tweaks {
             *tweak = multiply_by_x16(*tweak);
         }
-    }
-    if !rest.is_empty() {
-        let mut group = [[0; 16]; GROUP];
-        group[..rest.len()].copy_from_slice(rest);
-        run_group::<SEAL, N>(&keys, &tweaks, &mut group);
-        rest.copy_from_slice(&group[..rest.len()]);
     }
 }
 
@@ -63,14 +94,11 @@ fn run<const SEAL: bool, const N: usize>(
 #[target_feature(enable = "aes,vaes,avx512f,avx512bw")]
 fn run_group<const SEAL: bool, const N: usize>(
     keys: &[__m512i; N],
-    tweaks: &[__m512i; 4],
-    group: &mut [Block; GROUP],
-) {
-    let quarters = group.as_flattened_mut().as_chunks_mut::<64>().0;
-    let mut state = [_mm512_setzero_si512(); 4];
-    for i in 0..4 {
-        let block = _mm512_loadu_si512(&quarters[i]);
-        state[i] = xor3(block, tweaks[i], keys[0]);
+    tweaks: &[__m512i; WIDTH],
+    mut state: [__m512i; WIDTH],
+) -> [__m512i; WIDTH] {
+    for (block, tweak) in state.iter_mut().zip(tweaks) {
+        *block = xor3(*block, *tweak, keys[0]);
     }
     for key in &keys[1..N - 1] {
         for block in &mut state {
@@ -81,16 +109,16 @@ fn run_group<const SEAL: bool, const N: usize>(
             };
         }
     }
-    for i in 0..4 {
+    for (block, tweak) in state.iter_mut().zip(tweaks) {
         // The last round adds its key anyhow: let it add the tweak in the same step.
-        let key = _mm512_xor_si512(keys[N - 1], tweaks[i]);
-        let block = if SEAL {
-            _mm512_aesenclast_epi128(state[i], key)
+        let key = _mm512_xor_si512(keys[N - 1], *tweak);
+        *block = if SEAL {
+            _mm512_aesenclast_epi128(*block, key)
         } else {
-            _mm512_aesdeclast_epi128(state[i], key)
+            _mm512_aesdeclast_epi128(*block, key)
         };
-        _mm512_storeu_si512(&mut quarters[i], block);
     }
+    state
 }
 
 #[inline]

@@ -3,7 +3,7 @@
 use std::arch::is_x86_feature_detected;
 
 use super::expand::RoundKeys;
-use super::{Block, Direction, aesni, vaes512};
+use super::{Block, Direction, Tweak, aesni, vaes512};
 
 /// A kernel that this CPU can run. Only detection creates a value.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -25,9 +25,9 @@ impl Kernel {
         .then_some(Self(Width::Zmm))
     }
 
-    /// AES instructions on 128-bit registers, with AVX's three-operand forms.
+    /// AES instructions on 128-bit registers, with AVX2 for the tweaks.
     pub(crate) fn aesni() -> Option<Self> {
-        (is_x86_feature_detected!("aes") && is_x86_feature_detected!("avx"))
+        (is_x86_feature_detected!("aes") && is_x86_feature_detected!("avx2"))
             .then_some(Self(Width::Xmm))
     }
 
@@ -45,7 +45,7 @@ impl Kernel {
         self,
         direction: Direction,
         keys: &RoundKeys<N>,
-        tweak: Block,
+        tweak: Tweak,
         unit: &mut [Block],
     ) {
         // SAFETY: `Xmm` and `Zmm` are created only by the functions above, after they have

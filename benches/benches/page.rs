@@ -1,0 +1,184 @@
+//! What sealing, opening and checksumming one 8 KiB page costs, next to memcpy and to OpenSSL's XTS.
+//!
+//! `cargo bench -p pagevault-benches --bench page`
+//!
+//! Pages and keys stay in the first-level cache. The subjects take turns within each round, so that
+//! a change of clock frequency or a noisy neighbour hits all alike; each figure is the median over
+//! the rounds.
+#![allow(clippy::print_stdout, reason = "a benchmark prints its table")]
+
+use std::hint::black_box;
+use std::time::Instant;
+
+use aes::Aes256Enc;
+use aes::cipher::{Array, BlockCipherEncrypt, KeyInit};
+use openssl::cipher::{Cipher, CipherRef};
+use openssl::cipher_ctx::CipherCtx;
+use openssl::error::ErrorStack;
+use pagevault_cipher::checksum::page_checksum;
+use pagevault_cipher::{Backend, CipherId, DataKey, Epoch, Fork, PAGE_SIZE, Page, PageKey, page};
+
+/// Rounds, and passes over the page within a round: a round of one subject takes about a tenth of
+/// a millisecond, short against the scheduler's time slice.
+const ROUNDS: usize = 1000;
+const PASSES: u32 = 50;
+
+const EPOCH: Epoch = Epoch::FIRST;
+
+/// One line of the table: a name and what is done to the page.
+struct Subject {
+    name: String,
+    pass: Box<dyn FnMut(&mut Page)>,
+    nanoseconds: Vec<f64>,
+}
+
+impl Subject {
+    fn new(name: impl Into<String>, pass: impl FnMut(&mut Page) + 'static) -> Self {
+        Self { name: name.into(), pass: Box::new(pass), nanoseconds: Vec::with_capacity(ROUNDS) }
+    }
+
+    fn round(&mut self, page: &mut Page) {
+        let start = Instant::now();
+        for _ in 0..PASSES {
+            (self.pass)(black_box(page));
+        }
+        self.nanoseconds.push(start.elapsed().as_secs_f64() * 1e9 / f64::from(PASSES));
+    }
+
+    fn median(&mut self) -> f64 {
+        self.nanoseconds.sort_by(f64::total_cmp);
+        self.nanoseconds[self.nanoseconds.len() / 2]
+    }
+}
+
+fn main() -> Result<(), Box<dyn std::error::Error>> {
+    let mut subjects = vec![memcpy(), aes_alone(), checksum()];
+    for cipher in CipherId::ALL {
+        for backend in Backend::ALL.into_iter().filter(|backend| backend.is_available()) {
+            for checksums in [false, true] {
+                subjects.extend(page_subjects(cipher, backend, checksums)?);
+            }
+        }
+        subjects.extend(openssl_subjects(cipher)?);
+    }
+
+    let mut page = [0; PAGE_SIZE];
+    for (byte, i) in page.iter_mut().zip(0_u32..) {
+        *byte = i.wrapping_mul(2_654_435_761).to_le_bytes()[3];
+    }
+    for _ in 0..ROUNDS {
+        for subject in &mut subjects {
+            subject.round(&mut page);
+        }
+    }
+
+    println!("8 KiB page in the first-level cache, one core, median of {ROUNDS} rounds");
+    println!("backend in use: {}; {}", Backend::detect(), openssl::version::version());
+    println!("{:<44} {:>9} {:>8}", "", "ns/page", "GB/s");
+    for subject in &mut subjects {
+        let nanoseconds = subject.median();
+        let rate = PAGE_SIZE as f64 / nanoseconds;
+        println!("{:<44} {nanoseconds:>9.0} {rate:>8.2}", subject.name);
+    }
+    Ok(())
+}
+
+fn memcpy() -> Subject {
+    let mut target = Box::new([0; PAGE_SIZE]);
+    Subject::new("memcpy", move |page| {
+        target.copy_from_slice(page);
+        black_box(&mut target);
+    })
+}
+
+/// AES without any mode, a yardstick for the modes: the `aes` crate on all blocks of a page.
+fn aes_alone() -> Subject {
+    let cipher = Aes256Enc::new(&Array([1; 32]));
+    Subject::new("aes-256, blocks alone (aes crate)", move |page| {
+        cipher.encrypt_blocks(Array::cast_slice_from_core_mut(page.as_chunks_mut().0));
+    })
+}
+
+fn checksum() -> Subject {
+    Subject::new("checksum", |page| {
+        black_box(page_checksum(page, 1));
+    })
+}
+
+fn page_subjects(
+    cipher: CipherId,
+    backend: Backend,
+    checksums: bool,
+) -> Result<[Subject; 2], Box<dyn std::error::Error>> {
+    let data_key = DataKey::random(cipher)?;
+    let key = || PageKey::with_backend(&data_key, backend).ok_or("the backend went away");
+    let (seal_key, open_key) = (key()?, key()?);
+    let suffix = if checksums { " with checksums" } else { "" };
+    let name = |operation| format!("{cipher} {backend} {operation}{suffix}");
+    Ok([
+        Subject::new(name("seal"), move |page| {
+            page::seal(page, &seal_key, EPOCH, 1, Fork::Main, checksums);
+        }),
+        Subject::new(name("open"), move |page| {
+            // The mark is set anew on each pass: opening takes it away.
+            page[11] = 1;
+            page::open(page, &open_key, 1, Fork::Main, checksums);
+        }),
+    ])
+}
+
+fn openssl_subjects(cipher: CipherId) -> Result<[Subject; 2], Box<dyn std::error::Error>> {
+    let data_key = DataKey::random(cipher)?;
+    let algorithm = match cipher {
+        CipherId::Aes256Xts => Cipher::aes_256_xts(),
+        CipherId::Aes128Xts => Cipher::aes_128_xts(),
+    };
+    let mut seal = CipherCtx::new()?;
+    seal.encrypt_init(Some(algorithm), Some(data_key.expose()), None)?;
+    let mut open = CipherCtx::new()?;
+    open.decrypt_init(Some(algorithm), Some(data_key.expose()), None)?;
+    openssl_matches(algorithm, &data_key)?;
+
+    // The context is kept and only the tweak is set, the cheapest way to use EVP.
+    let tweak = [7; 16];
+    let mut out = Box::new([0; PAGE_SIZE]);
+    let seal_pass = move |page: &mut Page| {
+        let sealed = seal
+            .encrypt_init(None, None, Some(&tweak))
+            .and_then(|()| seal.cipher_update(&page[16..], Some(&mut out[16..])));
+        assert!(sealed.is_ok());
+        black_box(&mut out);
+    };
+    let mut out = Box::new([0; PAGE_SIZE]);
+    let open_pass = move |page: &mut Page| {
+        let opened = open
+            .decrypt_init(None, None, Some(&tweak))
+            .and_then(|()| open.cipher_update(&page[16..], Some(&mut out[16..])));
+        assert!(opened.is_ok());
+        black_box(&mut out);
+    };
+    Ok([
+        Subject::new(format!("{cipher} openssl encrypt"), seal_pass),
+        Subject::new(format!("{cipher} openssl decrypt"), open_pass),
+    ])
+}
+
+/// A comparison is only worth something if both sides do the same.
+fn openssl_matches(algorithm: &CipherRef, data_key: &DataKey) -> Result<(), ErrorStack> {
+    let key = PageKey::new(data_key);
+    let plain: Page = [0x5a; PAGE_SIZE];
+    let mut sealed = plain;
+    page::seal(&mut sealed, &key, EPOCH, 1, Fork::Main, false);
+
+    let mut tweak = [0; 16];
+    tweak[..8].copy_from_slice(&plain[..8]);
+    tweak[8] = 1;
+    let mut inner = plain;
+    inner[18..20].fill(0);
+    let mut expected = vec![0; PAGE_SIZE];
+    let mut context = CipherCtx::new()?;
+    context.encrypt_init(Some(algorithm), Some(data_key.expose()), Some(&tweak))?;
+    context.cipher_update(&inner[16..], Some(&mut expected[16..]))?;
+    assert_eq!(sealed[16..], expected[16..], "OpenSSL and pagevault disagree");
+    Ok(())
+}
