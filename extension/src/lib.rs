@@ -1,1 +1,55 @@
-//! To be written.
+//! pagevault: transparent encryption at rest for stock PostgreSQL.
+//!
+//! This crate is the edge: the only one that knows PostgreSQL. See ARCHITECTURE.md for the picture.
+//!
+//! Start-up has three stages, in this order, each with one function per subsystem:
+//!
+//! 1. `_PG_init` in the postmaster, while `shared_preload_libraries` are loaded: settings, resource
+//!    manager, hooks, interposition. Anything that fails here ends the start.
+//! 2. `shmem_request_hook`: asks for our lock.
+//! 3. `shmem_startup_hook`: finds the lock, reads the keystore, unlocks. Runs again when the server
+//!    restarts after a crash of one of its processes.
+
+mod api;
+mod hooks;
+mod keys;
+mod page_io;
+mod pg;
+mod policy;
+mod preload;
+mod rewrite;
+mod rmgr;
+mod roles;
+mod verify;
+mod workers;
+
+use pgrx::prelude::*;
+
+pg_module_magic!();
+
+extension_sql_file!("../../sql/roles.sql", name = "roles", bootstrap);
+extension_sql_file!("../../sql/views.sql", name = "views", finalize);
+
+/// Called by the server when the library is loaded: in full only from `shared_preload_libraries`.
+/// Loaded otherwise (CREATE EXTENSION on a server without the setting), nothing is installed and
+/// every entry point says so.
+#[pg_guard]
+pub extern "C-unwind" fn _PG_init() {
+    preload::start();
+}
+
+#[cfg(any(test, feature = "pg_test"))]
+mod sql_tests;
+
+/// Set-up of `cargo pgrx test`.
+#[cfg(test)]
+pub mod pg_test {
+    /// Called once before the test server starts.
+    pub fn setup(_options: Vec<&str>) {}
+
+    /// Lines added to the test server's postgresql.conf.
+    #[must_use]
+    pub fn postgresql_conf_options() -> Vec<&'static str> {
+        vec!["shared_preload_libraries = 'pagevault'"]
+    }
+}

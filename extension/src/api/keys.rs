@@ -1,0 +1,61 @@
+//! Master keys and database keys in SQL.
+
+use pgrx::prelude::*;
+
+use super::require_key_admin;
+use crate::keys::{manage, unlock as unlocking};
+use crate::pg::process;
+use crate::pg::report::OrRaise;
+use crate::{preload, roles};
+
+/// The scope of the cluster's own key.
+const CLUSTER: u32 = 0;
+
+/// Sets or changes the master key of this database.
+#[pg_extern]
+fn set_master_key(provider: &str, key: &str) {
+    require_key_admin("set the master key of a database")
+        .and_then(|()| manage::set_master_key(process::my_database(), provider, key))
+        .or_raise();
+}
+
+/// Sets or changes the master key of the cluster, which serves every database without its own.
+#[pg_extern]
+fn set_cluster_master_key(provider: &str, key: &str) {
+    require_key_admin("set the master key of the cluster")
+        .and_then(|()| manage::set_master_key(CLUSTER, provider, key))
+        .or_raise();
+}
+
+/// Makes a new version of this database's master key and wraps the database key with it.
+#[pg_extern]
+fn rotate_master_key() -> i64 {
+    require_key_admin("rotate the master key of a database")
+        .and_then(|()| manage::rotate_master_key(process::my_database()))
+        .or_raise()
+}
+
+/// Makes a new version of the cluster's master key and wraps the cluster's database key with it.
+#[pg_extern]
+fn rotate_cluster_master_key() -> i64 {
+    require_key_admin("rotate the master key of the cluster")
+        .and_then(|()| manage::rotate_master_key(CLUSTER))
+        .or_raise()
+}
+
+/// Makes a new database key and wraps every data key of this database with it. No page is touched.
+#[pg_extern]
+fn rotate_database_key() -> i64 {
+    require_key_admin("rotate a database key")
+        .and_then(|()| manage::rotate_database_key(process::my_database()))
+        .or_raise()
+}
+
+/// Asks the providers again for every locked key; true when none is left locked.
+#[pg_extern]
+fn unlock() -> bool {
+    preload::require_active()
+        .and_then(|()| roles::require_admin("unlock keys"))
+        .and_then(|()| unlocking::unlock_now())
+        .or_raise()
+}

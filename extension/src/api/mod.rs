@@ -1,0 +1,24 @@
+//! The SQL functions: argument checks and calls, one file per noun.
+
+mod encrypt;
+mod keys;
+mod providers;
+mod status;
+
+use crate::pg::process;
+use crate::pg::report::{Report, Result};
+use crate::{preload, roles};
+
+/// What every function that changes keys asks first.
+fn require_key_admin(action: &str) -> Result<()> {
+    preload::require_active()?;
+    roles::require_admin(action)?;
+    if process::in_recovery() {
+        return Err(Report::new(
+            pgrx::PgSqlErrorCode::ERRCODE_READ_ONLY_SQL_TRANSACTION,
+            format!("cannot {action} during recovery"),
+        )
+        .hint("Do this on the primary; standbys follow through WAL."));
+    }
+    Ok(())
+}

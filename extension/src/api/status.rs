@@ -1,0 +1,159 @@
+//! What the views show. Key material never passes here.
+
+use pagevault_keystore::directory::Directory;
+use pgrx::prelude::*;
+
+use crate::keys::secrets::State;
+use crate::keys::{helper, manage, persist, unlock};
+use crate::pg::locks::KeystoreLock;
+use crate::pg::report::{OrRaise, Result};
+use crate::preload;
+
+/// Behind the view `pagevault.status`.
+#[pg_extern]
+#[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
+fn status_row() -> TableIterator<
+    'static,
+    (
+        name!(loaded, bool),
+        name!(state, &'static str),
+        name!(locked_keys, i64),
+        name!(last_unlock_error, Option<String>),
+        name!(files, i64),
+        name!(keys, i64),
+        name!(max_keys, i64),
+        name!(keyring_command, String),
+    ),
+> {
+    if preload::require_active().is_err() {
+        let program = helper::program().display().to_string();
+        return TableIterator::once((false, "not loaded", 0, None, 0, 0, 0, program));
+    }
+    let shared = persist::shared_memory().or_raise();
+    let counts = shared.directory.counts();
+    let counts = counts.map_err(|e| persist::internal(e.to_string())).or_raise();
+    let locked = unlock::locked_keys().len() as i64;
+    let failure = {
+        let _lock = KeystoreLock::acquire();
+        shared.control.unlock_failure()
+    };
+    let state = match (shared.secrets.list().is_empty(), locked) {
+        (true, _) => "no master key",
+        (false, 0) => "unlocked",
+        (false, _) => "locked",
+    };
+    TableIterator::once((
+        true,
+        state,
+        locked,
+        Some(failure).filter(|text| !text.is_empty()),
+        i64::from(counts.files),
+        i64::from(counts.keys),
+        i64::from(counts.capacity),
+        helper::program().display().to_string(),
+    ))
+}
+
+/// Behind the view `pagevault.providers`.
+#[pg_extern]
+fn provider_rows() -> TableIterator<
+    'static,
+    (name!(name, String), name!(kind, String), name!(options, pgrx::JsonB), name!(in_use, bool)),
+> {
+    preload::require_active().or_raise();
+    let state = manage::state().or_raise();
+    let rows: Vec<_> = state
+        .providers()
+        .map(|(name, provider)| {
+            let options = serde_json::from_str(&provider.options).unwrap_or_default();
+            let in_use = state.uses_provider(name);
+            (name.to_owned(), provider.kind.clone(), pgrx::JsonB(options), in_use)
+        })
+        .collect();
+    TableIterator::new(rows)
+}
+
+/// Behind the view `pagevault.master_keys`.
+#[pg_extern]
+#[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
+fn master_key_rows() -> TableIterator<
+    'static,
+    (
+        name!(scope, pg_sys::Oid),
+        name!(provider, String),
+        name!(master_key, String),
+        name!(master_version, i64),
+        name!(database_key_version, i64),
+        name!(state, &'static str),
+        name!(wrapped_at, TimestampWithTimeZone),
+    ),
+> {
+    preload::require_active().or_raise();
+    let state = manage::state().or_raise();
+    let shared = persist::shared_memory().or_raise();
+    let rows: Vec<_> = state
+        .database_keys()
+        .map(|(scope, version, key)| {
+            let unlocked = shared.secrets.state(scope, version) == Some(State::Ready);
+            (
+                pg_sys::Oid::from(scope),
+                key.provider.clone(),
+                key.master_key.clone(),
+                key.master_version as i64,
+                i64::from(version),
+                if unlocked { "unlocked" } else { "locked" },
+                pgrx::datum::datetime_support::to_timestamp(key.created as f64),
+            )
+        })
+        .collect();
+    TableIterator::new(rows)
+}
+
+/// Behind the views `pagevault.data_keys` and `pagevault.relations`: the keys of this database.
+#[pg_extern]
+#[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
+fn data_key_rows() -> TableIterator<
+    'static,
+    (
+        name!(tablespace, pg_sys::Oid),
+        name!(filenode, pg_sys::Oid),
+        name!(epoch, i32),
+        name!(cipher, String),
+        name!(is_current, bool),
+        name!(scope, pg_sys::Oid),
+        name!(database_key_version, i64),
+    ),
+> {
+    preload::require_active().or_raise();
+    let shared = persist::shared_memory().or_raise();
+    TableIterator::new(key_rows(&shared.directory).or_raise())
+}
+
+type KeyRow = (pg_sys::Oid, pg_sys::Oid, i32, String, bool, pg_sys::Oid, i64);
+
+fn key_rows(directory: &Directory<'_>) -> Result<Vec<KeyRow>> {
+    let damaged =
+        |e: pagevault_keystore::directory::DirectoryError| persist::internal(e.to_string());
+    let database = crate::pg::process::my_database();
+    let mut rows = Vec::new();
+    for file in directory.files().map_err(damaged)? {
+        let file = file.map_err(damaged)?;
+        if file.file.database != database && file.file.database != 0 {
+            continue;
+        }
+        for key in directory.keys(file.slot).map_err(damaged)? {
+            let key = key.map_err(damaged)?;
+            let cipher = pagevault_cipher::CipherId::try_from(key.cipher);
+            rows.push((
+                file.file.tablespace.into(),
+                file.file.relation.into(),
+                i32::from(key.epoch),
+                cipher.map_or_else(|_| format!("unknown ({})", key.cipher), |c| c.to_string()),
+                file.current.is_some_and(|(epoch, _)| epoch == key.epoch),
+                key.scope.into(),
+                i64::from(key.key_version),
+            ));
+        }
+    }
+    Ok(rows)
+}

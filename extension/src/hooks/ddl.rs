@@ -1,0 +1,77 @@
+//! Object access hook and label provider: where the policy hears of new relations and labels.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+
+use pagevault_keystore::RelFile;
+use pgrx::pg_guard;
+use pgrx::pg_sys;
+
+use crate::pg::process::{self, ProcessLocal};
+use crate::pg::report::OrRaise;
+use crate::policy;
+
+static PREVIOUS: ProcessLocal<pg_sys::object_access_hook_type> = ProcessLocal::new(None);
+
+/// Installs the hook and the provider; from `_PG_init`.
+pub(crate) fn install() {
+    // SAFETY: in the postmaster, before anything is forked; both calls only store pointers to
+    // functions that live as long as the library, which is never unloaded.
+    unsafe {
+        PREVIOUS.with(|previous| *previous = pg_sys::object_access_hook);
+        pg_sys::object_access_hook = Some(object_access);
+        pg_sys::register_label_provider(c"pagevault".as_ptr(), Some(relabel));
+    }
+}
+
+/// Contract: called by the server after a catalog row was made, in a transaction, catalogs readable,
+/// not in a critical section; may raise.
+#[pg_guard]
+unsafe extern "C-unwind" fn object_access(
+    access: pg_sys::ObjectAccessType::Type,
+    class: pg_sys::Oid,
+    object: pg_sys::Oid,
+    sub_id: c_int,
+    argument: *mut c_void,
+) {
+    if let Some(previous) = PREVIOUS.with(|previous| *previous) {
+        // SAFETY: the earlier hook, with the server's own arguments.
+        unsafe { previous(access, class, object, sub_id, argument) };
+    }
+    let relation_made = access == pg_sys::ObjectAccessType::OAT_POST_CREATE
+        && class == pg_sys::RelationRelationId
+        && sub_id == 0;
+    if relation_made && decides() {
+        policy::relation_created(object).or_raise();
+    }
+}
+
+/// A file for a permanent relation is about to be created; called by the storage manager hook.
+pub(super) fn storage_created(file: RelFile) {
+    if decides() {
+        policy::storage_created(file).or_raise();
+    }
+}
+
+/// pg_upgrade lays out files itself, and processes without transactions only replay decisions.
+fn decides() -> bool {
+    // SAFETY: a plain global, set before libraries are loaded.
+    let binary_upgrade = unsafe { pg_sys::IsBinaryUpgrade };
+    !binary_upgrade && process::runs_transactions()
+}
+
+/// Contract: called by SECURITY LABEL (and pg_restore's) after the ownership check and before the
+/// label is stored; may raise.
+#[pg_guard]
+unsafe extern "C-unwind" fn relabel(object: *const pg_sys::ObjectAddress, label: *const c_char) {
+    // SAFETY: the server's own arguments; `label` is null or NUL-terminated.
+    let (object, label) = unsafe {
+        let label = (!label.is_null()).then(|| CStr::from_ptr(label).to_string_lossy());
+        (*object, label)
+    };
+    if object.classId == pg_sys::RelationRelationId {
+        policy::labels::relation_relabelled(object.objectId, object.objectSubId, label.as_deref())
+            .or_raise();
+    } else if label.is_some() {
+        policy::labels::other_object_relabelled(object.classId).or_raise();
+    }
+}

@@ -1,0 +1,155 @@
+//! Putting our functions in the place of the server's: what is swapped in which major version.
+
+use pagevault_cipher::{CipherId, DataKey, Epoch, Fork, PAGE_SIZE, PageKey, page};
+use pagevault_interpose::{Code, Executable, Expected, Plan};
+use pgrx::PgSqlErrorCode;
+
+use super::forward::Forward;
+use super::{aio, smgr};
+use crate::pg::compat::MAJOR;
+use crate::pg::report::{Report, Result};
+
+/// A storage manager function: its name, ours, and where the server's is kept.
+struct Swap {
+    name: &'static str,
+    ours: *const (),
+    keep: &'static dyn Keep,
+}
+
+/// Remembers the server's function.
+trait Keep {
+    fn keep(&self, code: Code);
+}
+
+impl<F: Copy> Keep for Forward<F> {
+    fn keep(&self, code: Code) {
+        self.resolve(code.as_ptr());
+    }
+}
+
+fn swap(name: &'static str, ours: *const (), keep: &'static dyn Keep) -> Swap {
+    Swap { name, ours, keep }
+}
+
+/// What is replaced in `smgrsw[0]` of this major version.
+fn storage_manager() -> Vec<Swap> {
+    let mut swaps = vec![
+        swap("mdextend", smgr::mdextend as *const (), &smgr::MDEXTEND),
+        swap("mdcreate", smgr::mdcreate as *const (), &smgr::MDCREATE),
+    ];
+    if MAJOR >= 17 {
+        swaps.push(swap("mdreadv", smgr::mdreadv as *const (), &smgr::MDREADV));
+        swaps.push(swap("mdwritev", smgr::mdwritev as *const (), &smgr::MDWRITEV));
+    } else {
+        swaps.push(swap("mdread", smgr::mdread as *const (), &smgr::MDREAD));
+        swaps.push(swap("mdwrite", smgr::mdwrite as *const (), &smgr::MDWRITE));
+    }
+    if MAJOR >= 16 {
+        swaps.push(swap("mdzeroextend", smgr::mdzeroextend as *const (), &smgr::MDZEROEXTEND));
+    }
+    if MAJOR >= 18 {
+        swaps.push(swap("mdstartreadv", smgr::mdstartreadv as *const (), &smgr::MDSTARTREADV));
+    }
+    swaps
+}
+
+/// What else must stand in the same table.
+fn storage_manager_anchors() -> Vec<&'static str> {
+    let mut anchors = vec![
+        "mdinit",
+        "mdopen",
+        "mdclose",
+        "mdexists",
+        "mdunlink",
+        "mdprefetch",
+        "mdwriteback",
+        "mdnblocks",
+        "mdtruncate",
+        "mdimmedsync",
+    ];
+    if MAJOR >= 17 {
+        anchors.push("mdregistersync");
+    }
+    if MAJOR >= 18 {
+        anchors.extend(["mdmaxcombine", "mdfd"]);
+    }
+    anchors
+}
+
+/// Finds everything, checks everything, then swaps everything. Fails closed: on any doubt nothing is
+/// swapped and the server does not start.
+pub(crate) fn install() -> Result<()> {
+    self_check()?;
+    let exe = Executable::of_this_process().map_err(|e| refused(&e))?;
+    let mut plan = Plan::new(&exe);
+    let (swaps, anchors) = (storage_manager(), storage_manager_anchors());
+    let replaced: Vec<_> = swaps.iter().map(|swap| (swap.name, swap.ours)).collect();
+    let originals = plan.table("smgrsw", &replaced, &anchors).map_err(|e| refused(&e))?;
+    for (swap, original) in swaps.iter().zip(originals) {
+        swap.keep.keep(original);
+    }
+    if MAJOR >= 18 {
+        plan_read_completion(&exe, &mut plan).map_err(|e| refused(&e))?;
+    }
+    // SAFETY: one thread, in the postmaster; each replacement has the signature of what it replaces
+    // in this major version, forwards to it (every `keep` above), and lives as long as the process.
+    let installed = unsafe { plan.install() }.map_err(|e| refused(&e))?;
+    installed.verify().map_err(|e| refused(&e))
+}
+
+/// PostgreSQL 18: `aio_md_readv_cb`, a `PgAioHandleCallbacks` of four pointers: stage,
+/// complete_shared, complete_local, report.
+fn plan_read_completion(
+    exe: &Executable,
+    plan: &mut Plan<'_>,
+) -> std::result::Result<(), pagevault_interpose::Error> {
+    const CALLBACKS: &str = "aio_md_readv_cb";
+    const COMPLETE_SHARED: usize = size_of::<*const ()>();
+    const COMPLETE_LOCAL: usize = 2 * size_of::<*const ()>();
+    aio::GET_TARGET_DATA.resolve(exe.function("pgaio_io_get_target_data")?.as_ptr());
+    aio::GET_HANDLE_DATA.resolve(exe.function("pgaio_io_get_handle_data")?.as_ptr());
+    // If the server used this one, temporary relations would pass us by.
+    plan.require_null(CALLBACKS, COMPLETE_LOCAL)?;
+    let ours = aio::md_readv_complete as *const ();
+    let original = plan.pointer(CALLBACKS, COMPLETE_SHARED, Expected::OwnFunction, ours)?;
+    aio::MD_READV_COMPLETE.resolve(original.as_ptr());
+    Ok(())
+}
+
+fn refused(error: &pagevault_interpose::Error) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+        format!("pagevault cannot work with this server: {error}"),
+    )
+    .detail("Nothing was changed in the server.")
+    .hint("Remove pagevault from shared_preload_libraries to start without it; encrypted relations are then refused, not damaged.")
+}
+
+/// Seals and opens a page with every cipher before any real page depends on it.
+fn self_check() -> Result<()> {
+    let failed = || {
+        Report::new(
+            PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
+            "pagevault: the page cipher failed its self-check",
+        )
+        .detail("A sealed page did not open to what it was.")
+    };
+    let epoch = Epoch::new(1).ok_or_else(failed)?;
+    for cipher in CipherId::ALL {
+        let key = DataKey::from_bytes(cipher, &[0x5A; 64][..cipher.key_len()]);
+        let key = PageKey::new(&key.map_err(|_| failed())?);
+        let mut original = [0u8; PAGE_SIZE];
+        for (i, byte) in original.iter_mut().enumerate().skip(24) {
+            *byte = i as u8;
+        }
+        original[18..20].copy_from_slice(&(PAGE_SIZE as u16 | 4).to_le_bytes()); // pd_pagesize_version
+        let mut copy = original;
+        page::seal(&mut copy, &key, epoch, 7, Fork::Main, true);
+        let sealed = copy != original && page::epoch_of(&copy) == Some(epoch);
+        page::open(&mut copy, &key, 7, Fork::Main, true);
+        if !sealed || copy[16..] != original[16..] {
+            return Err(failed());
+        }
+    }
+    Ok(())
+}

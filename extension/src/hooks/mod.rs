@@ -1,0 +1,12 @@
+//! Thin functions that stand in for the server's: forward, test one flag, call on.
+//!
+//! Frame rule: the server's functions may `longjmp` over our frames. A function here therefore
+//! either keeps nothing with a destructor alive across a raw call, or makes the call through a pgrx
+//! guard. Above each one stands its contract: who calls it, under which locks, whether in a critical
+//! section, and whether it may raise.
+
+pub(crate) mod aio;
+pub(crate) mod ddl;
+pub(crate) mod forward;
+pub(crate) mod install;
+pub(crate) mod smgr;

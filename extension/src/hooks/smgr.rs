@@ -1,0 +1,262 @@
+//! The storage manager: pages are opened after `mdread` and sealed before `mdwrite`.
+//!
+//! The functions have the signatures of md.c; which of them a server version calls, and so which
+//! are installed, is decided in [`super::install`].
+
+use std::ffi::c_void;
+
+use pgrx::pg_sys::{self, BlockNumber, SMgrRelation};
+
+use super::ddl;
+use super::forward::Forward;
+use crate::page_io::{self, PageFault};
+use crate::pg::compat::{self, SmgrFile};
+
+type ForkNumber = i32;
+
+/// `mdread` (15, 16)
+pub(super) type Read =
+    unsafe extern "C-unwind" fn(SMgrRelation, ForkNumber, BlockNumber, *mut c_void);
+/// `mdreadv` (17+)
+pub(super) type ReadV = unsafe extern "C-unwind" fn(
+    SMgrRelation,
+    ForkNumber,
+    BlockNumber,
+    *mut *mut c_void,
+    BlockNumber,
+);
+/// `mdwrite` (15, 16) and `mdextend`
+pub(super) type Write =
+    unsafe extern "C-unwind" fn(SMgrRelation, ForkNumber, BlockNumber, *const c_void, bool);
+/// `mdwritev` (17+)
+pub(super) type WriteV = unsafe extern "C-unwind" fn(
+    SMgrRelation,
+    ForkNumber,
+    BlockNumber,
+    *const *const c_void,
+    BlockNumber,
+    bool,
+);
+/// `mdzeroextend` (16+)
+pub(super) type ZeroExtend =
+    unsafe extern "C-unwind" fn(SMgrRelation, ForkNumber, BlockNumber, i32, bool);
+/// `mdcreate`
+pub(super) type Create = unsafe extern "C-unwind" fn(SMgrRelation, ForkNumber, bool);
+/// `mdstartreadv` (18+)
+pub(super) type StartReadV = unsafe extern "C-unwind" fn(
+    *mut c_void,
+    SMgrRelation,
+    ForkNumber,
+    BlockNumber,
+    *mut *mut c_void,
+    BlockNumber,
+);
+
+pub(super) static MDREAD: Forward<Read> = Forward::unresolved();
+pub(super) static MDREADV: Forward<ReadV> = Forward::unresolved();
+pub(super) static MDWRITE: Forward<Write> = Forward::unresolved();
+pub(super) static MDWRITEV: Forward<WriteV> = Forward::unresolved();
+pub(super) static MDEXTEND: Forward<Write> = Forward::unresolved();
+pub(super) static MDZEROEXTEND: Forward<ZeroExtend> = Forward::unresolved();
+pub(super) static MDCREATE: Forward<Create> = Forward::unresolved();
+pub(super) static MDSTARTREADV: Forward<StartReadV> = Forward::unresolved();
+
+/// Raises the fault as ERROR. Apart from the hot path, so that it costs it nothing.
+///
+/// # Safety
+/// No frame between here and the server's call holds anything with a destructor.
+#[cold]
+#[inline(never)]
+unsafe fn raise(fault: PageFault, block: BlockNumber) -> ! {
+    // SAFETY: by contract the server may longjmp over our callers.
+    unsafe { pg_sys::panic::pgrx_extern_c_guard(|| page_io::report(fault, block).raise()) }
+}
+
+/// Contract: called by bufmgr.c and by raw copies (RelationCopyStorage) with I/O in progress on the
+/// target, which nobody else touches; not in a critical section; may raise.
+pub(super) unsafe extern "C-unwind" fn mdread(
+    reln: SMgrRelation,
+    fork: ForkNumber,
+    block: BlockNumber,
+    buffer: *mut c_void,
+) {
+    // SAFETY: the server's own arguments; after a return the buffer holds one page, exclusively ours.
+    unsafe {
+        MDREAD.get()(reln, fork, block, buffer);
+        if let Err(fault) = page_io::open(compat::smgr_file(reln), fork, block, buffer.cast()) {
+            raise(fault, block);
+        }
+    }
+}
+
+/// Contract: as [`mdread`], for a run of blocks.
+pub(super) unsafe extern "C-unwind" fn mdreadv(
+    reln: SMgrRelation,
+    fork: ForkNumber,
+    block: BlockNumber,
+    buffers: *mut *mut c_void,
+    count: BlockNumber,
+) {
+    // SAFETY: as mdread, for each of the `count` buffers.
+    unsafe {
+        MDREADV.get()(reln, fork, block, buffers, count);
+        let file = compat::smgr_file(reln);
+        for i in 0..count {
+            let buffer = *buffers.add(i as usize);
+            if let Err(fault) = page_io::open(file, fork, block + i, buffer.cast()) {
+                raise(fault, block + i);
+            }
+        }
+    }
+}
+
+/// Contract: called by bufmgr.c to start an asynchronous read; not in a critical section; may raise.
+/// The completion ([`super::aio`]) may not, so a file whose key is locked is refused here.
+pub(super) unsafe extern "C-unwind" fn mdstartreadv(
+    handle: *mut c_void,
+    reln: SMgrRelation,
+    fork: ForkNumber,
+    block: BlockNumber,
+    buffers: *mut *mut c_void,
+    count: BlockNumber,
+) {
+    // SAFETY: the server's own arguments, passed on.
+    unsafe {
+        if let Err(fault) = page_io::check_readable(compat::smgr_file(reln)) {
+            raise(fault, block);
+        }
+        MDSTARTREADV.get()(handle, reln, fork, block, buffers, count);
+    }
+}
+
+/// Contract: called by bufmgr.c with the buffer pinned and share-locked (hint bits may change under
+/// us), by the checkpointer, background writer, backends and the startup process; may raise.
+pub(super) unsafe extern "C-unwind" fn mdwrite(
+    reln: SMgrRelation,
+    fork: ForkNumber,
+    block: BlockNumber,
+    buffer: *const c_void,
+    skip_fsync: bool,
+) {
+    // SAFETY: the server's own arguments; seal_one reads one page at `buffer`.
+    unsafe {
+        let sealed = seal_one(reln, fork, block, buffer);
+        MDWRITE.get()(reln, fork, block, sealed, skip_fsync);
+    }
+}
+
+/// Contract: as [`mdwrite`]; the block is new, the relation extension lock or the I/O flag of the
+/// buffer keeps others away.
+pub(super) unsafe extern "C-unwind" fn mdextend(
+    reln: SMgrRelation,
+    fork: ForkNumber,
+    block: BlockNumber,
+    buffer: *const c_void,
+    skip_fsync: bool,
+) {
+    // SAFETY: as mdwrite.
+    unsafe {
+        let sealed = seal_one(reln, fork, block, buffer);
+        MDEXTEND.get()(reln, fork, block, sealed, skip_fsync);
+    }
+}
+
+/// Contract: as [`mdwrite`], for a run of blocks.
+pub(super) unsafe extern "C-unwind" fn mdwritev(
+    reln: SMgrRelation,
+    fork: ForkNumber,
+    block: BlockNumber,
+    buffers: *const *const c_void,
+    count: BlockNumber,
+    skip_fsync: bool,
+) {
+    // SAFETY: the server's own arguments: `count` pointers to pages. The run borrows static scratch
+    // memory, not the stack, so a longjmp out of the forwarded call leaves nothing behind.
+    unsafe {
+        let Some(target) = page_io::seal_target(compat::smgr_file(reln)) else {
+            return MDWRITEV.get()(reln, fork, block, buffers, count, skip_fsync);
+        };
+        let mut done = 0;
+        while done < count {
+            let run = (count - done).min(page_io::RUN_MAX);
+            let pages = buffers.add(done as usize).cast();
+            match page_io::seal(target, fork, block + done, pages, run) {
+                Ok(sealed) => {
+                    MDWRITEV.get()(reln, fork, block + done, sealed.cast(), run, skip_fsync);
+                }
+                Err(fault) => raise(fault, block + done),
+            }
+            done += run;
+        }
+    }
+}
+
+/// Contract: called by bufmgr.c (16+) to add zero blocks; a zero block stays zero, but a file that
+/// we could not seal into later must refuse to grow. May raise.
+pub(super) unsafe extern "C-unwind" fn mdzeroextend(
+    reln: SMgrRelation,
+    fork: ForkNumber,
+    block: BlockNumber,
+    count: i32,
+    skip_fsync: bool,
+) {
+    // SAFETY: the server's own arguments, passed on.
+    unsafe {
+        if let Err(fault) = page_io::check_writable(compat::smgr_file(reln)) {
+            raise(fault, block);
+        }
+        MDZEROEXTEND.get()(reln, fork, block, count, skip_fsync);
+    }
+}
+
+/// Contract: called by RelationCreateStorage and friends, in a transaction, before any block exists;
+/// catalogs may be read; may raise. In recovery (`is_redo`) the WAL has already said what to do.
+pub(super) unsafe extern "C-unwind" fn mdcreate(
+    reln: SMgrRelation,
+    fork: ForkNumber,
+    is_redo: bool,
+) {
+    // SAFETY: the server's own arguments, passed on.
+    unsafe {
+        if !is_redo && fork == pg_sys::ForkNumber::MAIN_FORKNUM {
+            let file: SmgrFile = compat::smgr_file(reln);
+            if !file.temporary {
+                storage_created(file);
+            }
+        }
+        MDCREATE.get()(reln, fork, is_redo);
+    }
+}
+
+/// Decides for a new file, behind a guard: the decision reads catalogs and writes keys.
+///
+/// # Safety
+/// As [`raise`].
+#[cold]
+unsafe fn storage_created(file: SmgrFile) {
+    // SAFETY: by contract.
+    unsafe { pg_sys::panic::pgrx_extern_c_guard(|| ddl::storage_created(file.file)) }
+}
+
+/// The bytes to write for one page: the page itself, or its sealed form in scratch memory.
+///
+/// # Safety
+/// `buffer` points to a page of PostgreSQL.
+#[inline]
+unsafe fn seal_one(
+    reln: SMgrRelation,
+    fork: ForkNumber,
+    block: BlockNumber,
+    buffer: *const c_void,
+) -> *const c_void {
+    // SAFETY: by contract.
+    unsafe {
+        let Some(target) = page_io::seal_target(compat::smgr_file(reln)) else {
+            return buffer;
+        };
+        match page_io::seal(target, fork, block, (&raw const buffer).cast(), 1) {
+            Ok(sealed) => (*sealed).cast(),
+            Err(fault) => raise(fault, block),
+        }
+    }
+}

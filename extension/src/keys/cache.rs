@@ -1,0 +1,168 @@
+//! Expanded keys of this process: data keys ready to seal with, and the database keys to unwrap
+//! more of them.
+//!
+//! A data key of a file and epoch never changes, so an entry is right for as long as it stands.
+//! Nothing here allocates, locks or raises: completions of asynchronous reads come through here.
+
+use pagevault_cipher::wrap::{self, WrapKey};
+use pagevault_cipher::{CipherId, DataKey, Epoch, PageKey, Secret32, kdf};
+use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY as WRAPPED_MAX;
+use pagevault_keystore::{RelFile, data_key_aad};
+use zeroize::Zeroizing;
+
+use super::shared;
+use crate::page_io::{Cause, TEMPORARY_CIPHER};
+use crate::pg::compat::SmgrFile;
+use crate::pg::process::ProcessLocal;
+
+const SETS: usize = 32;
+const WAYS: usize = 4;
+
+struct Entry {
+    file: RelFile,
+    temporary: bool,
+    epoch: u16,
+    key: Option<PageKey>,
+}
+
+struct Set {
+    entries: [Entry; WAYS],
+    /// The next entry to replace.
+    hand: usize,
+}
+
+struct Cache {
+    sets: [Set; SETS],
+    wrap_keys: [Option<(u32, u32, WrapKey)>; WAYS],
+    wrap_hand: usize,
+}
+
+const EMPTY: Entry = Entry {
+    file: RelFile { tablespace: 0, database: 0, relation: 0 },
+    temporary: false,
+    epoch: 0,
+    key: None,
+};
+
+static CACHE: ProcessLocal<Cache> = ProcessLocal::new(Cache {
+    sets: [const { Set { entries: [EMPTY; WAYS], hand: 0 } }; SETS],
+    wrap_keys: [const { None }; WAYS],
+    wrap_hand: 0,
+});
+
+/// Keeps the cache's memory out of core dumps, in this process and those forked from it.
+pub(crate) fn protect() -> std::io::Result<()> {
+    crate::pg::mapping::exclude_from_core_dumps(CACHE.as_ptr())
+}
+
+/// Runs `f` with the expanded data key of a file and epoch.
+#[inline]
+pub(crate) fn with_page_key<R>(
+    file: SmgrFile,
+    epoch: Epoch,
+    f: impl FnOnce(&PageKey) -> R,
+) -> Result<R, Cause> {
+    CACHE.with(|cache| {
+        let set = set_of(file.file);
+        let way = match cache.sets[set].find(file, epoch) {
+            Some(way) => way,
+            None => cache.fill(set, file, epoch)?,
+        };
+        match &cache.sets[set].entries[way].key {
+            Some(key) => Ok(f(key)),
+            None => Err(Cause::NoKey { epoch: epoch.get() }),
+        }
+    })
+}
+
+fn set_of(file: RelFile) -> usize {
+    // Relfilenumbers are dense; neighbours (a table and its indexes) fall into different sets.
+    file.relation.wrapping_add(file.database.wrapping_mul(7)) as usize % SETS
+}
+
+impl Set {
+    #[inline]
+    fn find(&self, file: SmgrFile, epoch: Epoch) -> Option<usize> {
+        self.entries.iter().position(|e| {
+            e.epoch == epoch.get()
+                && e.file == file.file
+                && e.temporary == file.temporary
+                && e.key.is_some()
+        })
+    }
+}
+
+impl Cache {
+    #[cold]
+    fn fill(&mut self, set: usize, file: SmgrFile, epoch: Epoch) -> Result<usize, Cause> {
+        let data_key = if file.temporary {
+            temporary_key(file.file)?
+        } else {
+            self.unwrap_data_key(file.file, epoch)?
+        };
+        let set = &mut self.sets[set];
+        let way = set.hand;
+        set.hand = (way + 1) % WAYS;
+        let entry = &mut set.entries[way];
+        entry.key = None; // wipes the old one
+        entry.file = file.file;
+        entry.temporary = file.temporary;
+        entry.epoch = epoch.get();
+        entry.key = Some(PageKey::new(&data_key));
+        Ok(way)
+    }
+
+    fn unwrap_data_key(&mut self, file: RelFile, epoch: Epoch) -> Result<DataKey, Cause> {
+        let epoch = epoch.get();
+        let mut wrapped = [0u8; WRAPPED_MAX];
+        let found = shared::data_key(file, epoch, &mut wrapped).ok_or(Cause::NoKey { epoch })?;
+        let cipher = CipherId::try_from(found.cipher).map_err(|_| Cause::Damaged { epoch })?;
+        let wrap_key = self
+            .wrap_key(found.scope, found.key_version)
+            .ok_or(Cause::Locked { scope: found.scope })?;
+        open_data_key(wrap_key, file, epoch, cipher, &wrapped[..found.len])
+            .ok_or(Cause::Damaged { epoch })
+    }
+
+    fn wrap_key(&mut self, scope: u32, version: u32) -> Option<&WrapKey> {
+        let known = |k: &Option<(u32, u32, WrapKey)>| matches!(k, Some((s, v, _)) if *s == scope && *v == version);
+        let at = match self.wrap_keys.iter().position(known) {
+            Some(at) => at,
+            None => {
+                let secret = shared::secrets()?.get(scope, version)?;
+                let at = self.wrap_hand;
+                self.wrap_hand = (at + 1) % WAYS;
+                self.wrap_keys[at] = Some((scope, version, WrapKey::new(secret.expose())));
+                at
+            }
+        };
+        self.wrap_keys[at].as_ref().map(|(_, _, key)| key)
+    }
+}
+
+/// Unwraps a data key from its record; `None` when it does not authenticate.
+pub(crate) fn open_data_key(
+    wrap_key: &WrapKey,
+    file: RelFile,
+    epoch: u16,
+    cipher: CipherId,
+    wrapped: &[u8],
+) -> Option<DataKey> {
+    let mut plain = Zeroizing::new([0u8; WRAPPED_MAX]);
+    let aad = data_key_aad(file, epoch, cipher as u8);
+    let len = wrap::unwrap(wrap_key, &aad, wrapped, plain.as_mut_slice()).ok()?;
+    DataKey::from_bytes(cipher, &plain[..len]).ok()
+}
+
+/// The key of a temporary file: derived from this server start's random key and the file.
+fn temporary_key(file: RelFile) -> Result<DataKey, Cause> {
+    let missing = Cause::NoKey { epoch: 1 };
+    let secret: Secret32 = shared::secrets().and_then(|s| s.temporary()).ok_or(missing)?;
+    let mut context = [0u8; 12];
+    context[..4].copy_from_slice(&file.tablespace.to_le_bytes());
+    context[4..8].copy_from_slice(&file.database.to_le_bytes());
+    context[8..].copy_from_slice(&file.relation.to_le_bytes());
+    let mut bytes = Zeroizing::new([0u8; 64]);
+    kdf::derive(secret.expose(), "pagevault temporary relation v1", &context, &mut bytes);
+    DataKey::from_bytes(TEMPORARY_CIPHER, bytes.as_slice()).map_err(|_| missing)
+}

@@ -1,0 +1,106 @@
+//! Reading the keystore when the server starts, and again after a crash restart.
+
+use pagevault_cipher::Secret32;
+use pagevault_keystore::directory::Directory;
+use pagevault_keystore::log::{self, Log};
+use pagevault_keystore::storage::FileStorage;
+use pagevault_keystore::{Record, log::Contents};
+use pgrx::PgSqlErrorCode;
+
+use super::persist::{self, internal, keystore_failure};
+use super::secrets::{self, Secrets};
+use super::shared::{self, Control, Shared};
+use super::unlock;
+use crate::pg::guc;
+use crate::pg::locks::KeystoreLock;
+use crate::pg::mapping::{self, Kind};
+use crate::pg::report::{Report, Result};
+
+/// Stage 3 of start-up, in the postmaster.
+pub(crate) fn start() -> Result<()> {
+    let storage = persist::storage()?;
+    let logs = read_logs(&storage)?;
+    let first_start = shared::get().is_none();
+    let shared = if first_start { map(&logs)? } else { reset()? };
+    fill(shared, &logs)?;
+    // After a crash restart the database keys are still there: the mapping outlived the crash, and
+    // nobody is asked again.
+    unlock::at_start(unlock::needs_recovery())
+}
+
+fn read_logs(storage: &FileStorage) -> Result<Vec<Contents>> {
+    let mut logs = Vec::new();
+    for scope in log::scopes(storage).map_err(|e| keystore_failure(&e))? {
+        if let Some((_, contents)) = Log::open(storage, scope).map_err(|e| keystore_failure(&e))? {
+            if contents.torn > 0 {
+                cut_off(scope, contents.torn).send(pgrx::prelude::PgLogLevel::LOG);
+            }
+            logs.push(contents);
+        }
+    }
+    Ok(logs)
+}
+
+fn cut_off(scope: u32, bytes: u64) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
+        format!(
+            "pagevault: cut {bytes} bytes of an unfinished write off \"{}\"",
+            log::file_name(scope)
+        ),
+    )
+}
+
+/// First start: maps the memory that every process will inherit.
+fn map(logs: &[Contents]) -> Result<&'static Shared> {
+    let existing = logs.iter().flat_map(|log| &log.records);
+    let existing = existing.filter(|r| matches!(r, Record::DataKey { .. })).count();
+    let capacity = guc::max_keys().max(existing * 2);
+    let capacity = u32::try_from(capacity)
+        .map_err(|_| internal("the keystore holds too many data keys".into()))?;
+    let words = Directory::words_needed(capacity);
+    let words = mapping::shared_words(words, Kind::Sparse).map_err(|e| no_memory(words, &e))?;
+    let control = mapping::shared_words(shared::CONTROL_WORDS, Kind::Sparse)
+        .map_err(|e| no_memory(shared::CONTROL_WORDS, &e))?;
+    let secrets = mapping::shared_words(secrets::WORDS, Kind::Secret)
+        .map_err(|e| no_memory(secrets::WORDS, &e))?;
+    let directory = Directory::init_zeroed(words, capacity).map_err(|e| internal(e.to_string()))?;
+    let secrets = Secrets::new(secrets);
+    let temporary = Secret32::random().map_err(|e| internal(e.to_string()))?;
+    secrets.set_temporary(&temporary);
+    Ok(shared::publish(Shared { directory, words, secrets, control: Control::new(control) }))
+}
+
+/// Crash restart: a process may have died while writing, so the directory is made anew.
+fn reset() -> Result<&'static Shared> {
+    let shared = persist::shared_memory()?;
+    let capacity = shared.directory.counts().map_err(|e| internal(e.to_string()))?.capacity;
+    mapping::zero(shared.words).map_err(|e| internal(format!("could not clear memory: {e}")))?;
+    Directory::init_zeroed(shared.words, capacity).map_err(|e| internal(e.to_string()))?;
+    shared.control.reset();
+    Ok(shared)
+}
+
+fn fill(shared: &Shared, logs: &[Contents]) -> Result<()> {
+    let lock = KeystoreLock::acquire();
+    for log in logs {
+        shared.control.set_keystore_id(&log.position.keystore_id);
+        shared
+            .control
+            .set_position(&log.position)
+            .map_err(|_| internal("the keystore has too many files".into()))?;
+        persist::apply(&lock, &log.records)?;
+    }
+    Ok(())
+}
+
+fn no_memory(words: usize, error: &std::io::Error) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY,
+        format!(
+            "could not map {} MiB for pagevault's key directory: {error}",
+            words / (256 * 1024)
+        ),
+    )
+    .hint("Lower pagevault.max_keys.")
+}

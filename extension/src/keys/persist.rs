@@ -1,0 +1,342 @@
+//! Writing keys down. Always in this order: the keystore file, durable; then WAL; then the shared
+//! directory, from where other processes use them. Killed between any two, the server restarts with
+//! what the file and WAL say: a key too many, never one too few.
+
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use pagevault_cipher::secret::fill_random;
+use pagevault_cipher::wrap::{self, WrapKey};
+use pagevault_cipher::{CipherId, DataKey, Secret32};
+use pagevault_keystore::log::{Log, LogError};
+use pagevault_keystore::state::State;
+use pagevault_keystore::storage::FileStorage;
+use pagevault_keystore::{Record, RelFile, batch, data_key_aad};
+use pgrx::PgSqlErrorCode;
+use pgrx::prelude::PgLogLevel;
+
+use super::cache;
+use super::secrets;
+use super::shared::{self, Shared};
+use crate::pg::locks::KeystoreLock;
+use crate::pg::report::{Report, Result};
+use crate::pg::{process, wal};
+
+/// The keystore's directory inside the data directory.
+const DIRECTORY: &str = "pagevault";
+
+/// The keystore's files.
+pub(crate) fn storage() -> Result<FileStorage> {
+    FileStorage::new(&process::data_directory().join(DIRECTORY)).map_err(|e| {
+        Report::new(
+            PgSqlErrorCode::ERRCODE_IO_ERROR,
+            format!("could not open keystore directory \"{DIRECTORY}\": {e}"),
+        )
+    })
+}
+
+/// The shared memory, which exists wherever the library was preloaded.
+pub(crate) fn shared_memory() -> Result<&'static Shared> {
+    shared::get().ok_or_else(|| internal("pagevault's shared memory is missing".to_owned()))
+}
+
+/// What an unexpected state inside pagevault is reported as.
+pub(crate) fn internal(message: String) -> Report {
+    Report::new(PgSqlErrorCode::ERRCODE_INTERNAL_ERROR, message)
+}
+
+/// A keystore failure as a report. When it is not known what reached the disk, the server restarts.
+pub(crate) fn keystore_failure(error: &LogError) -> Report {
+    let report = match error {
+        LogError::Io { .. } => Report::new(PgSqlErrorCode::ERRCODE_IO_ERROR, format!("{error}"))
+            .detail("Nothing was changed."),
+        LogError::Unsettled { .. } => {
+            Report::new(PgSqlErrorCode::ERRCODE_IO_ERROR, format!("{error}"))
+        }
+        LogError::Format { .. } => {
+            Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, format!("{error}"))
+                .hint("Restore the directory pagevault/ of the data directory from a backup.")
+        }
+        _ => internal(format!("{error}")),
+    };
+    if matches!(error, LogError::Unsettled { .. }) {
+        report.clone().send(PgLogLevel::PANIC);
+    }
+    report
+}
+
+/// Adds records to the log of `scope`, to WAL and to the directory. Returns the WAL record's end.
+///
+/// The proof of the lock is the first argument: positions and directory have one writer at a time.
+pub(crate) fn append(lock: &KeystoreLock, scope: u32, records: &[Record]) -> Result<u64> {
+    let batch = batch::encode(records).map_err(|e| internal(format!("keystore: {e}")))?;
+    let id = write_file(lock, scope, &batch, None)?;
+    let lsn = wal::insert_keys(scope, &id, &batch);
+    apply(lock, records)?;
+    Ok(lsn)
+}
+
+/// Adds a batch to a log file, making the log (and with it, first of all, the keystore) if need be.
+fn write_file(
+    _lock: &KeystoreLock,
+    scope: u32,
+    batch: &[u8],
+    id_from_wal: Option<[u8; 16]>,
+) -> Result<[u8; 16]> {
+    let shared = shared_memory()?;
+    let storage = storage()?;
+    let id = match shared.control.keystore_id().or(id_from_wal) {
+        Some(id) => id,
+        None => new_keystore_id()?,
+    };
+    let mut log = match shared.control.position(scope) {
+        Some(position) => Log::resume(&storage, position),
+        None => Log::create(&storage, id, scope, &[]).map_err(|e| keystore_failure(&e))?,
+    };
+    log.append_batch(batch).map_err(|e| keystore_failure(&e))?;
+    shared.control.set_keystore_id(&id);
+    shared.control.set_position(&log.position()).map_err(|_| {
+        Report::new(
+            PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+            "too many databases have encrypted relations",
+        )
+    })?;
+    Ok(id)
+}
+
+fn new_keystore_id() -> Result<[u8; 16]> {
+    let mut id = [0; 16];
+    fill_random(&mut id).map_err(|e| internal(e.to_string()))?;
+    Ok(id)
+}
+
+/// Brings the directory and the list of database keys up to date with records that are written.
+pub(crate) fn apply(_lock: &KeystoreLock, records: &[Record]) -> Result<()> {
+    let shared = shared_memory()?;
+    for record in records {
+        if let Record::DatabaseKey { scope, version, .. } = record {
+            let announced = shared.secrets.announce(*scope, *version);
+            announced.map_err(|secrets::Full| too_many_database_keys())?;
+        }
+        shared.directory.apply(record).map_err(|e| {
+            Report::new(PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED, e.to_string())
+                .hint("Raise pagevault.max_keys and restart the server.")
+        })?;
+        if matches!(record, Record::DataKey { .. }) {
+            shared.control.set_sealed();
+        }
+    }
+    Ok(())
+}
+
+/// No slot is left for another database key.
+pub(crate) fn too_many_database_keys() -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+        "too many databases have a master key of their own",
+    )
+    .hint("Let databases use the cluster's master key.")
+}
+
+/// Replays a WAL record: adds what the keystore does not have yet.
+pub(crate) fn replay(scope: u32, id: &[u8; 16], batch: &[u8]) -> Result<()> {
+    let records = batch::decode(batch).map_err(|e| {
+        Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, format!("pagevault WAL record: {e}"))
+    })?;
+    let lock = KeystoreLock::acquire();
+    if records.iter().all(is_known) {
+        return Ok(());
+    }
+    write_file(&lock, scope, batch, Some(*id))?;
+    apply(&lock, &records)
+}
+
+/// Whether the record would change nothing. Records of the cluster's log are few and always added.
+fn is_known(record: &Record) -> bool {
+    match record {
+        Record::DataKey { file, epoch, wrapped, .. } => {
+            let mut known = [0; pagevault_keystore::record::MAX_WRAPPED_DATA_KEY];
+            shared::data_key(*file, *epoch, &mut known)
+                .is_some_and(|found| known[..found.len] == wrapped[..])
+        }
+        Record::Current { file, epoch, .. } => {
+            let current = shared::current_epoch(*file).map_or(0, |e| e.get());
+            shared::is_known(*file) && current == *epoch
+        }
+        _ => false,
+    }
+}
+
+/// The cluster's log, folded: providers and database keys.
+pub(crate) fn cluster_state(_lock: &KeystoreLock) -> Result<State> {
+    log_state(0)
+}
+
+/// A log, folded. The caller holds the keystore lock.
+fn log_state(scope: u32) -> Result<State> {
+    let storage = storage()?;
+    let Some((_, contents)) = Log::open(&storage, scope).map_err(|e| keystore_failure(&e))? else {
+        return Ok(State::default());
+    };
+    State::from_records(contents.records)
+        .map_err(|e| Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, format!("keystore: {e}")))
+}
+
+/// Seconds since 1970.
+pub(crate) fn now() -> i64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs() as i64)
+}
+
+/// Which database key wraps new data keys of a database, unwrapped: its own, else the cluster's.
+fn wrapping_key(database: u32) -> Result<(u32, u32, Secret32)> {
+    let secrets = &shared_memory()?.secrets;
+    let scope = if secrets.newest(database).is_some() { database } else { 0 };
+    let Some(version) = secrets.newest(scope) else {
+        return Err(Report::new(
+            PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            "cannot encrypt: no master key is set",
+        )
+        .detail("Neither this database nor the cluster has a master key.")
+        .hint("Use pagevault.add_provider() and then pagevault.set_cluster_master_key() or pagevault.set_master_key()."));
+    };
+    match secrets.get(scope, version) {
+        Some(secret) => Ok((scope, version, secret)),
+        None => Err(locked(scope)),
+    }
+}
+
+/// The report for a database key that is known but not unwrapped.
+pub(crate) fn locked(scope: u32) -> Report {
+    let whose = if scope == 0 { "the cluster".to_owned() } else { format!("database {scope}") };
+    Report::new(
+        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        format!("the key of {whose} is locked"),
+    )
+    .detail("Its key provider did not answer or refused when the server started.")
+    .hint("See pagevault.status for the cause. The server keeps trying; pagevault.unlock() tries again now.")
+}
+
+/// Wraps a data key and proves that it unwraps.
+pub(crate) fn wrap_data_key(
+    key: &DataKey,
+    wrap_key: &WrapKey,
+    file: RelFile,
+    epoch: u16,
+) -> Result<Vec<u8>> {
+    let mut wrapped = vec![0; key.expose().len() + wrap::OVERHEAD];
+    let aad = data_key_aad(file, epoch, key.cipher() as u8);
+    let proven = wrap::wrap(wrap_key, &aad, key.expose(), &mut wrapped)
+        .ok()
+        .and_then(|_| cache::open_data_key(wrap_key, file, epoch, key.cipher(), &wrapped))
+        .is_some_and(|again| again.expose() == key.expose());
+    if proven { Ok(wrapped) } else { Err(internal("a data key could not be wrapped".into())) }
+}
+
+/// Makes a data key of a new epoch for a file and has pages written under it from now on.
+pub(crate) fn new_epoch(file: RelFile, cipher: CipherId) -> Result<u16> {
+    let lock = KeystoreLock::acquire();
+    let (scope, key_version, secret) = wrapping_key(file.database)?;
+    let directory = &shared_memory()?.directory;
+    let damaged = |e: pagevault_keystore::directory::DirectoryError| internal(e.to_string());
+    let epoch = match directory.find(file).map_err(damaged)? {
+        None => 1,
+        Some(slot) => directory.next_epoch(slot).map_err(damaged)?.ok_or_else(|| {
+            Report::new(
+                PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+                format!("relation file {file} has used up its key epochs"),
+            )
+            .hint("Rewrite the relation into a new file with VACUUM FULL or REINDEX.")
+        })?,
+    };
+    let key = DataKey::random(cipher).map_err(|e| internal(e.to_string()))?;
+    let wrapped = wrap_data_key(&key, &WrapKey::new(secret.expose()), file, epoch)?;
+    let records = [
+        Record::DataKey {
+            file,
+            epoch,
+            cipher: cipher as u8,
+            scope,
+            key_version,
+            wrapped,
+            owner: 0,
+            created: now(),
+        },
+        Record::Current { file, epoch, owner: 0 },
+    ];
+    append(&lock, file.database, &records)?;
+    Ok(epoch)
+}
+
+/// Has pages of a file written in plaintext from now on. Its keys stay, for pages that are sealed.
+pub(crate) fn write_plaintext(file: RelFile) -> Result<()> {
+    if !shared::is_sealed(file) {
+        return Ok(());
+    }
+    let lock = KeystoreLock::acquire();
+    append(&lock, file.database, &[Record::Current { file, epoch: 0, owner: 0 }])?;
+    Ok(())
+}
+
+/// Wraps every data key in the log of `home` that `from` wraps with the key `to` instead. Returns how
+/// many; readable at every moment, since each record names the key that wraps it.
+pub(crate) fn rewrap_data_keys(
+    home: u32,
+    from: impl Fn(u32, u32) -> bool,
+    to: (u32, u32, &Secret32),
+) -> Result<u64> {
+    const RECORDS_AT_ONCE: usize = 10_000;
+    let lock = KeystoreLock::acquire();
+    let (scope, key_version, secret) = to;
+    let new_key = WrapKey::new(secret.expose());
+    let mut records = Vec::new();
+    for (file, entry) in log_state(home)?.files() {
+        for (&epoch, key) in entry.keys.iter().filter(|(_, k)| from(k.scope, k.key_version)) {
+            let data_key = unwrap_record(file, epoch, key)?;
+            records.push(Record::DataKey {
+                file,
+                epoch,
+                cipher: key.cipher,
+                scope,
+                key_version,
+                wrapped: wrap_data_key(&data_key, &new_key, file, epoch)?,
+                owner: key.owner,
+                created: key.created,
+            });
+        }
+    }
+    let mut end = 0;
+    for batch in records.chunks(RECORDS_AT_ONCE) {
+        end = append(&lock, home, batch)?;
+    }
+    drop(lock);
+    wal::flush(end);
+    Ok(records.len() as u64)
+}
+
+fn unwrap_record(
+    file: RelFile,
+    epoch: u16,
+    key: &pagevault_keystore::state::DataKey,
+) -> Result<DataKey> {
+    let secret = shared_memory()?.secrets.get(key.scope, key.key_version);
+    let secret = secret.ok_or_else(|| locked(key.scope))?;
+    CipherId::try_from(key.cipher)
+        .ok()
+        .and_then(|cipher| {
+            cache::open_data_key(&WrapKey::new(secret.expose()), file, epoch, cipher, &key.wrapped)
+        })
+        .ok_or_else(|| {
+            Report::new(
+                PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
+                format!("data key of epoch {epoch} of relation file {file} cannot be unwrapped"),
+            )
+        })
+}
+
+/// The logs that may hold data keys wrapped by a scope's key: the database's own, or for the cluster
+/// every one there is.
+pub(crate) fn homes_of_scope(scope: u32) -> Result<Vec<u32>> {
+    if scope != 0 {
+        return Ok(vec![scope]);
+    }
+    pagevault_keystore::log::scopes(&storage()?).map_err(|e| keystore_failure(&e))
+}

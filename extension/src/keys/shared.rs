@@ -1,0 +1,234 @@
+//! What all processes of the server share about keys: the directory of data keys, the database keys,
+//! and a page of control words. Mapped once in the postmaster; see [`super::load`].
+
+use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU32, Ordering::*};
+
+use pagevault_cipher::{CipherId, Epoch};
+use pagevault_keystore::RelFile;
+use pagevault_keystore::directory::Directory;
+use pagevault_keystore::log::Position;
+use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
+
+use super::secrets::Secrets;
+
+/// Handles to the shared memory; the same in every process.
+pub(crate) struct Shared {
+    pub(crate) directory: Directory<'static>,
+    /// The directory's memory, for a crash restart.
+    pub(super) words: &'static [AtomicU32],
+    pub(crate) secrets: Secrets,
+    pub(crate) control: Control,
+}
+
+static SHARED: OnceLock<Shared> = OnceLock::new();
+
+/// Publishes the handles; in the postmaster, before anything is forked.
+pub(super) fn publish(shared: Shared) -> &'static Shared {
+    SHARED.get_or_init(|| shared)
+}
+
+/// The handles, once the postmaster has published them.
+#[inline]
+pub(crate) fn get() -> Option<&'static Shared> {
+    SHARED.get()
+}
+
+/// The database keys.
+pub(crate) fn secrets() -> Option<&'static Secrets> {
+    get().map(|shared| &shared.secrets)
+}
+
+/// The one flag that a cluster without encryption pays for: does any data key exist?
+#[inline]
+pub(crate) fn anything_sealed() -> bool {
+    get().is_some_and(|shared| shared.control.sealed())
+}
+
+fn current(file: RelFile) -> Option<(u16, u8)> {
+    let directory = &get()?.directory;
+    directory.current(directory.find(file).ok()??).ok()?
+}
+
+/// The epoch that pages of this file are written under now; `None` for plaintext.
+#[inline]
+pub(crate) fn current_epoch(file: RelFile) -> Option<Epoch> {
+    current(file).and_then(|(epoch, _)| Epoch::new(epoch))
+}
+
+/// The cipher that pages of this file are written with now; `None` for plaintext.
+pub(crate) fn current_cipher(file: RelFile) -> Option<CipherId> {
+    current(file).and_then(|(_, cipher)| CipherId::try_from(cipher).ok())
+}
+
+/// True if pages of this file are sealed when they are written.
+pub(crate) fn is_sealed(file: RelFile) -> bool {
+    current(file).is_some()
+}
+
+/// True if the file ever had a data key.
+pub(crate) fn is_known(file: RelFile) -> bool {
+    get().is_some_and(|shared| matches!(shared.directory.find(file), Ok(Some(_))))
+}
+
+/// A wrapped data key, as copied out of the directory.
+pub(crate) struct Found {
+    pub(crate) cipher: u8,
+    pub(crate) scope: u32,
+    pub(crate) key_version: u32,
+    pub(crate) len: usize,
+}
+
+/// Copies the wrapped data key of a file and epoch. No lock, no allocation.
+pub(crate) fn data_key(
+    file: RelFile,
+    epoch: u16,
+    wrapped: &mut [u8; MAX_WRAPPED_DATA_KEY],
+) -> Option<Found> {
+    let directory = &get()?.directory;
+    let slot = directory.find(file).ok()??;
+    let info = directory.key(slot, epoch, wrapped).ok()?;
+    Some(Found {
+        cipher: info.cipher,
+        scope: info.scope,
+        key_version: info.key_version,
+        len: info.length.min(MAX_WRAPPED_DATA_KEY),
+    })
+}
+
+/// The cipher of an encrypted file with the same number in another database: CREATE DATABASE copies
+/// its template's files under their old numbers.
+pub(crate) fn cipher_of_namesake(file: RelFile) -> Option<CipherId> {
+    let files = get()?.directory.files().ok()?;
+    files
+        .flatten()
+        .filter(|other| {
+            other.file.relation == file.relation && other.file.database != file.database
+        })
+        .find_map(|other| other.current)
+        .and_then(|(_, cipher)| CipherId::try_from(cipher).ok())
+}
+
+/// Control words: the flag, the keystore's identity, where each log ends, the last failed unlock.
+///
+/// All but the flag are read and written under the keystore lock.
+#[derive(Clone, Copy)]
+pub(crate) struct Control {
+    words: &'static [AtomicU32],
+}
+
+const SEALED: usize = 0;
+const HAS_ID: usize = 1;
+const ID: usize = 2;
+const ID_WORDS: usize = 4;
+const FAILURE_LEN: usize = 6;
+const FAILURE: usize = 8;
+const FAILURE_WORDS: usize = 248;
+const LOGS: usize = FAILURE + FAILURE_WORDS;
+const LOG_STRIDE: usize = 4;
+const LOGS_MAX: usize = 8192;
+
+/// Words of memory that [`Control`] needs.
+pub(crate) const CONTROL_WORDS: usize = LOGS + LOGS_MAX * LOG_STRIDE;
+
+/// More databases with keys than there is room for.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct TooManyLogs;
+
+impl Control {
+    /// Control words in `words`, zero at first.
+    pub(crate) fn new(words: &'static [AtomicU32]) -> Control {
+        assert!(words.len() >= CONTROL_WORDS);
+        Control { words }
+    }
+
+    /// Forgets everything, before the keystore is read again.
+    pub(crate) fn reset(&self) {
+        self.words.iter().for_each(|word| word.store(0, Relaxed));
+    }
+
+    #[inline]
+    fn sealed(&self) -> bool {
+        self.words[SEALED].load(Relaxed) != 0
+    }
+
+    /// Raises the flag. It is never lowered while the server runs.
+    pub(crate) fn set_sealed(&self) {
+        self.words[SEALED].store(1, Release);
+    }
+
+    /// The keystore's identity, once it has one.
+    pub(crate) fn keystore_id(&self) -> Option<[u8; 16]> {
+        if self.words[HAS_ID].load(Acquire) == 0 {
+            return None;
+        }
+        let mut id = [0; 16];
+        for (bytes, word) in id.as_chunks_mut::<4>().0.iter_mut().zip(&self.words[ID..]) {
+            *bytes = word.load(Relaxed).to_le_bytes();
+        }
+        Some(id)
+    }
+
+    /// Remembers the keystore's identity.
+    pub(crate) fn set_keystore_id(&self, id: &[u8; 16]) {
+        for (bytes, word) in id.as_chunks::<4>().0.iter().zip(&self.words[ID..ID + ID_WORDS]) {
+            word.store(u32::from_le_bytes(*bytes), Relaxed);
+        }
+        self.words[HAS_ID].store(1, Release);
+    }
+
+    fn log(&self, scope: u32) -> Option<&'static [AtomicU32]> {
+        // Scopes are stored plus one, so that zero means a free entry.
+        let entries = self.words[LOGS..CONTROL_WORDS].chunks_exact(LOG_STRIDE);
+        entries
+            .take_while(|entry| entry[0].load(Acquire) != 0)
+            .find(|entry| entry[0].load(Relaxed) == scope.wrapping_add(1))
+    }
+
+    /// Where the log of a scope ends; `None` if there is no such log.
+    pub(crate) fn position(&self, scope: u32) -> Option<Position> {
+        let entry = self.log(scope)?;
+        let end = u64::from(entry[2].load(Relaxed)) | u64::from(entry[3].load(Relaxed)) << 32;
+        Some(Position {
+            keystore_id: self.keystore_id()?,
+            scope,
+            generation: entry[1].load(Relaxed),
+            end,
+        })
+    }
+
+    /// Remembers where a log ends.
+    pub(crate) fn set_position(&self, position: &Position) -> Result<(), TooManyLogs> {
+        let entry = match self.log(position.scope) {
+            Some(entry) => entry,
+            None => self.words[LOGS..CONTROL_WORDS]
+                .chunks_exact(LOG_STRIDE)
+                .find(|entry| entry[0].load(Acquire) == 0)
+                .ok_or(TooManyLogs)?,
+        };
+        entry[1].store(position.generation, Relaxed);
+        entry[2].store(position.end as u32, Relaxed);
+        entry[3].store((position.end >> 32) as u32, Relaxed);
+        entry[0].store(position.scope.wrapping_add(1), Release);
+        Ok(())
+    }
+
+    /// Why the last attempt to unlock failed; empty when it did not.
+    pub(crate) fn unlock_failure(&self) -> String {
+        let len = (self.words[FAILURE_LEN].load(Acquire) as usize).min(FAILURE_WORDS * 4);
+        let words = self.words[FAILURE..FAILURE + FAILURE_WORDS].iter();
+        let bytes: Vec<u8> = words.flat_map(|w| w.load(Relaxed).to_le_bytes()).take(len).collect();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Remembers why unlocking failed, cut to what fits.
+    pub(crate) fn set_unlock_failure(&self, text: &str) {
+        let bytes = &text.as_bytes()[..text.len().min(FAILURE_WORDS * 4)];
+        for (chunk, word) in bytes.chunks(4).zip(&self.words[FAILURE..]) {
+            let mut padded = [0; 4];
+            padded[..chunk.len()].copy_from_slice(chunk);
+            word.store(u32::from_le_bytes(padded), Relaxed);
+        }
+        self.words[FAILURE_LEN].store(bytes.len() as u32, Release);
+    }
+}

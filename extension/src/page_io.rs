@@ -1,0 +1,195 @@
+//! Sealing and opening runs of pages: which key, which scratch memory, which fault.
+//!
+//! Everything here runs on the page path, some of it inside critical sections: no allocation, no
+//! lock, no key schedule for a key that this process used lately, and no error raised. Faults are
+//! returned; [`report`] words them.
+
+use pagevault_cipher::{CipherId, Epoch, Fork, PAGE_SIZE, Page, page};
+use pagevault_keystore::RelFile;
+use pgrx::PgSqlErrorCode;
+
+use crate::keys::{cache, shared};
+use crate::pg::compat::SmgrFile;
+use crate::pg::process::{ProcessLocal, data_checksums};
+use crate::pg::report::Report;
+
+/// Most pages sealed in one go; longer writes are cut into runs.
+pub(crate) const RUN_MAX: u32 = 16;
+
+/// Why a page could not be sealed or opened.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PageFault {
+    pub(crate) file: SmgrFile,
+    pub(crate) cause: Cause,
+}
+
+/// The cause of a [`PageFault`].
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// The database key that wraps the data key is not unwrapped; `scope` is its database or 0.
+    Locked { scope: u32 },
+    /// The keystore has no data key of this epoch for this file.
+    NoKey { epoch: u16 },
+    /// The wrapped data key does not open: the keystore is damaged or not this cluster's.
+    Damaged { epoch: u16 },
+}
+
+/// Under which key a file's pages are written now.
+#[derive(Clone, Copy)]
+pub(crate) struct SealTarget {
+    file: SmgrFile,
+    epoch: Epoch,
+}
+
+/// The epoch that new writes of temporary files use; their key lives as long as the server.
+const TEMPORARY_EPOCH: Epoch = match Epoch::new(1) {
+    Some(epoch) => epoch,
+    None => panic!("1 is an epoch"),
+};
+
+/// Where and under which key to seal, or `None` when the file is written in plaintext.
+#[inline]
+pub(crate) fn seal_target(file: SmgrFile) -> Option<SealTarget> {
+    if !shared::anything_sealed() {
+        return None;
+    }
+    if file.temporary {
+        return Some(SealTarget { file, epoch: TEMPORARY_EPOCH });
+    }
+    shared::current_epoch(file.file).map(|epoch| SealTarget { file, epoch })
+}
+
+/// Private copies of the pages being written. Aligned for direct I/O (`PG_IO_ALIGN_SIZE`).
+#[repr(C, align(4096))]
+struct Scratch {
+    pages: [Page; RUN_MAX as usize],
+    pointers: [*const u8; RUN_MAX as usize],
+}
+
+static SCRATCH: ProcessLocal<Scratch> = ProcessLocal::new(Scratch {
+    pages: [[0; PAGE_SIZE]; RUN_MAX as usize],
+    pointers: [std::ptr::null(); RUN_MAX as usize],
+});
+
+/// Seals `count` pages into scratch memory and returns pointers to them, good until the next call.
+///
+/// A page in shared buffers may change under us (hint bits): it is read once, into the scratch copy,
+/// and everything after works on that copy.
+///
+/// # Safety
+/// `pages` points to `count` pointers to pages of PostgreSQL; `count <= RUN_MAX`.
+pub(crate) unsafe fn seal(
+    target: SealTarget,
+    fork: i32,
+    first_block: u32,
+    pages: *const *const u8,
+    count: u32,
+) -> Result<*const *const u8, PageFault> {
+    let fork = fork_of(fork);
+    let checksums = data_checksums();
+    cache::with_page_key(target.file, target.epoch, |key| {
+        SCRATCH.with(|scratch| {
+            for i in 0..count.min(RUN_MAX) as usize {
+                let copy = &mut scratch.pages[i];
+                // SAFETY: by contract the source is a page; the copy is ours alone.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(*pages.add(i), copy.as_mut_ptr(), PAGE_SIZE)
+                };
+                page::seal(copy, key, target.epoch, first_block + i as u32, fork, checksums);
+                scratch.pointers[i] = copy.as_ptr();
+            }
+            scratch.pointers.as_ptr()
+        })
+    })
+    .map_err(|cause| PageFault { file: target.file, cause })
+}
+
+/// Opens a page in place if it is sealed.
+///
+/// # Safety
+/// `page` points to one page that nobody else reads or writes now.
+#[inline]
+pub(crate) unsafe fn open(
+    file: SmgrFile,
+    fork: i32,
+    block: u32,
+    page: *mut u8,
+) -> Result<(), PageFault> {
+    // SAFETY: by contract.
+    let page = unsafe { &mut *page.cast::<Page>() };
+    match page::epoch_of(page) {
+        None => Ok(()),
+        Some(epoch) => open_sealed(file, fork, block, page, epoch),
+    }
+}
+
+fn open_sealed(
+    file: SmgrFile,
+    fork: i32,
+    block: u32,
+    page: &mut Page,
+    epoch: Epoch,
+) -> Result<(), PageFault> {
+    cache::with_page_key(file, epoch, |key| {
+        page::open(page, key, block, fork_of(fork), data_checksums());
+    })
+    .map_err(|cause| PageFault { file, cause })
+}
+
+/// Refuses a file whose sealed pages could not be opened because its key is locked.
+pub(crate) fn check_readable(file: SmgrFile) -> Result<(), PageFault> {
+    check_writable(file)
+}
+
+/// Refuses a file whose pages could not be sealed when they are written.
+#[inline]
+pub(crate) fn check_writable(file: SmgrFile) -> Result<(), PageFault> {
+    match seal_target(file) {
+        None => Ok(()),
+        Some(target) => cache::with_page_key(file, target.epoch, |_| ())
+            .map_err(|cause| PageFault { file, cause }),
+    }
+}
+
+/// The fork in the tweak of a page.
+fn fork_of(fork: i32) -> Fork {
+    match fork {
+        1 => Fork::FreeSpaceMap,
+        2 => Fork::VisibilityMap,
+        3 => Fork::Init,
+        _ => Fork::Main,
+    }
+}
+
+/// Words a fault for the user.
+pub(crate) fn report(fault: PageFault, block: u32) -> Report {
+    let RelFile { tablespace, database, relation } = fault.file.file;
+    let file = format!("{tablespace}/{database}/{relation}");
+    match fault.cause {
+        Cause::Locked { scope } => {
+            let whose =
+                if scope == 0 { "the cluster".to_owned() } else { format!("database {scope}") };
+            Report::new(
+                PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+                format!("encrypted relation file {file} is locked"),
+            )
+            .detail(format!("The key of {whose} has not been unwrapped: its key provider did not answer or refused."))
+            .hint("See pagevault.status for the cause. The server keeps trying; pagevault.unlock() tries again now.")
+        }
+        Cause::NoKey { epoch } => Report::new(
+            PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
+            format!("no data key of epoch {epoch} for block {block} of relation file {file}"),
+        )
+        .detail("The page is sealed, but the keystore under pagevault/ in the data directory does not hold its key.")
+        .hint("Restore the keystore from a backup taken together with this data directory. Do not zero or reset the page: it is intact."),
+        Cause::Damaged { epoch } => Report::new(
+            PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
+            format!("data key of epoch {epoch} of relation file {file} cannot be unwrapped"),
+        )
+        .detail("Its record in the keystore does not authenticate under the database key.")
+        .hint("Restore the keystore from a backup taken together with this data directory."),
+    }
+}
+
+/// The cipher that a temporary file is sealed with.
+pub(crate) const TEMPORARY_CIPHER: CipherId = CipherId::Aes256Xts;

@@ -1,0 +1,152 @@
+//! Every difference between PostgreSQL 15, 16, 17 and 18 that the crate meets.
+//!
+//! The newest spelling wins; older majors are translated to it here and nowhere else.
+
+use pagevault_keystore::RelFile;
+use pgrx::pg_sys;
+
+/// The major version this library is built for; the server refuses to load it into another.
+pub(crate) const MAJOR: u32 = pg_sys::PG_VERSION_NUM / 10_000;
+
+/// `INVALID_PROC_NUMBER` (17+), `InvalidBackendId` before: a relation that all backends share.
+pub(crate) const SHARED_BACKEND: i32 = -1;
+
+/// A relation file as the storage manager addresses it: the file and the backend that owns it when
+/// it belongs to a temporary relation.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SmgrFile {
+    /// Tablespace, database and relfilenumber.
+    pub(crate) file: RelFile,
+    /// True for the file of a temporary relation, which only its own backend reads and writes.
+    pub(crate) temporary: bool,
+}
+
+#[cfg(feature = "pg15")]
+pub(crate) type Locator = pg_sys::RelFileNode;
+#[cfg(not(feature = "pg15"))]
+pub(crate) type Locator = pg_sys::RelFileLocator;
+
+/// `RelFileLocator` of the server as ours.
+#[cfg(feature = "pg15")]
+pub(crate) fn rel_file(locator: Locator) -> RelFile {
+    RelFile {
+        tablespace: locator.spcNode.to_u32(),
+        database: locator.dbNode.to_u32(),
+        relation: locator.relNode.to_u32(),
+    }
+}
+
+/// `RelFileLocator` of the server as ours.
+#[cfg(not(feature = "pg15"))]
+pub(crate) fn rel_file(locator: Locator) -> RelFile {
+    RelFile {
+        tablespace: locator.spcOid.to_u32(),
+        database: locator.dbOid.to_u32(),
+        relation: locator.relNumber.to_u32(),
+    }
+}
+
+/// The file behind an open `SMgrRelation`.
+///
+/// # Safety
+/// `reln` is a live `SMgrRelation` of this process.
+#[inline]
+pub(crate) unsafe fn smgr_file(reln: pg_sys::SMgrRelation) -> SmgrFile {
+    // SAFETY: live by contract; the locator is immutable for the life of the object.
+    #[cfg(feature = "pg15")]
+    let (locator, backend) = unsafe { ((*reln).smgr_rnode.node, (*reln).smgr_rnode.backend) };
+    // SAFETY: as above.
+    #[cfg(not(feature = "pg15"))]
+    let (locator, backend) =
+        unsafe { ((*reln).smgr_rlocator.locator, (*reln).smgr_rlocator.backend) };
+    SmgrFile { file: rel_file(locator), temporary: backend != SHARED_BACKEND }
+}
+
+/// The file of an open relation (`rd_locator`; `rd_node` before 16).
+///
+/// # Safety
+/// `relation` is an open relation.
+pub(crate) unsafe fn relation_locator(relation: pg_sys::Relation) -> Locator {
+    #[cfg(feature = "pg15")]
+    // SAFETY: open by contract.
+    return unsafe { (*relation).rd_node };
+    #[cfg(not(feature = "pg15"))]
+    // SAFETY: open by contract.
+    return unsafe { (*relation).rd_locator };
+}
+
+/// Path of one fork of a permanent relation, relative to the data directory (`relpathperm`).
+pub(crate) fn relation_path(file: RelFile, fork: pg_sys::ForkNumber::Type) -> String {
+    // SAFETY: GetRelationPath only formats its arguments; the result is palloc'd (or by value on 18).
+    unsafe {
+        let path = pg_sys::GetRelationPath(
+            file.database.into(),
+            file.tablespace.into(),
+            file.relation.into(),
+            SHARED_BACKEND,
+            fork,
+        );
+        #[cfg(feature = "pg18")]
+        return std::ffi::CStr::from_ptr(path.str_.as_ptr()).to_string_lossy().into_owned();
+        #[cfg(not(feature = "pg18"))]
+        return std::ffi::CStr::from_ptr(path).to_string_lossy().into_owned();
+    }
+}
+
+/// Adds bytes to the WAL record under construction (`XLogRegisterData`).
+///
+/// # Safety
+/// Between `XLogBeginInsert` and `XLogInsert`; `bytes` lives until then.
+pub(crate) unsafe fn xlog_register_data(bytes: &[u8]) {
+    // SAFETY: by contract; the server only reads the bytes. Length limits are checked by the caller.
+    unsafe {
+        #[cfg(feature = "pg15")]
+        pg_sys::XLogRegisterData(bytes.as_ptr().cast_mut().cast(), bytes.len() as i32);
+        #[cfg(any(feature = "pg16", feature = "pg17"))]
+        pg_sys::XLogRegisterData(bytes.as_ptr().cast_mut().cast(), bytes.len() as u32);
+        #[cfg(feature = "pg18")]
+        pg_sys::XLogRegisterData(bytes.as_ptr().cast(), bytes.len() as u32);
+    }
+}
+
+/// Address of the page in a shared or local buffer (`BufferGetBlock`).
+///
+/// # Safety
+/// `buffer` is a valid buffer number of this server.
+#[inline]
+pub(crate) unsafe fn buffer_page(buffer: pg_sys::Buffer) -> *mut u8 {
+    // SAFETY: BufferBlocks and LocalBufferBlockPointers are the bases that the macro uses.
+    unsafe {
+        if buffer < 0 {
+            (*pg_sys::LocalBufferBlockPointers.offset((-buffer - 1) as isize)).cast()
+        } else {
+            pg_sys::BufferBlocks.cast::<u8>().add((buffer - 1) as usize * pg_sys::BLCKSZ as usize)
+        }
+    }
+}
+
+/// The storage manager's object of an open relation (`RelationGetSmgr`).
+///
+/// # Safety
+/// `relation` is open and has storage.
+pub(crate) unsafe fn open_smgr(relation: pg_sys::Relation) -> pg_sys::SMgrRelation {
+    // SAFETY: by contract.
+    unsafe { pg_sys::smgropen(relation_locator(relation), (*relation).rd_backend) }
+}
+
+/// Whether changes of the relation go to WAL (the macro `RelationNeedsWAL` in rel.h).
+///
+/// # Safety
+/// `relation` is open.
+pub(crate) unsafe fn relation_needs_wal(relation: pg_sys::Relation) -> bool {
+    // SAFETY: by contract; wal_level is a plain global.
+    unsafe {
+        #[cfg(feature = "pg15")]
+        let new_file = (*relation).rd_firstRelfilenodeSubid;
+        #[cfg(not(feature = "pg15"))]
+        let new_file = (*relation).rd_firstRelfilelocatorSubid;
+        let permanent = (*(*relation).rd_rel).relpersistence as u8 == b'p';
+        let made_here = (*relation).rd_createSubid != 0 || new_file != 0; // InvalidSubTransactionId
+        permanent && (pg_sys::wal_level >= pg_sys::WalLevel::WAL_LEVEL_REPLICA as i32 || !made_here)
+    }
+}

@@ -1,0 +1,110 @@
+//! Locks: the one that serialises keystore writers, and a look at the heavyweight locks we hold.
+
+use std::sync::atomic::{AtomicPtr, Ordering};
+
+use pgrx::pg_sys;
+
+/// Name of our lock tranche, as `pg_stat_activity.wait_event` shows it.
+const TRANCHE: &std::ffi::CStr = c"pagevault";
+
+static KEYSTORE_LOCK: AtomicPtr<pg_sys::LWLock> = AtomicPtr::new(std::ptr::null_mut());
+
+/// Asks for the lock; from `shmem_request_hook` only.
+pub(crate) fn request() {
+    // SAFETY: the server copies the name; called in the postmaster while requests are open.
+    unsafe { pg_sys::RequestNamedLWLockTranche(TRANCHE.as_ptr(), 1) }
+}
+
+/// Finds the lock that [`request`] asked for; from `shmem_startup_hook` only.
+pub(crate) fn attach() {
+    // SAFETY: the tranche was requested under this name, with one lock.
+    let lock = unsafe { &raw mut (*pg_sys::GetNamedLWLockTranche(TRANCHE.as_ptr())).lock };
+    KEYSTORE_LOCK.store(lock, Ordering::Release);
+}
+
+/// Exclusive right to write the keystore and the shared key directory.
+///
+/// Interrupts are held off while it lives, as with every LWLock.
+pub(crate) struct KeystoreLock(*mut pg_sys::LWLock);
+
+impl KeystoreLock {
+    /// Waits for the lock. In the postmaster and while recovery has a single process this is
+    /// uncontended.
+    pub(crate) fn acquire() -> KeystoreLock {
+        let lock = KEYSTORE_LOCK.load(Ordering::Acquire);
+        // SAFETY: attach() ran before any process that gets here was forked.
+        unsafe { pg_sys::LWLockAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE) };
+        KeystoreLock(lock)
+    }
+}
+
+impl Drop for KeystoreLock {
+    fn drop(&mut self) {
+        // An ERROR has already reset the hold-off count and will release every LWLock itself
+        // (AbortTransaction, LWLockReleaseAll); releasing here would corrupt the count.
+        // SAFETY: we hold the lock; the counter is this process's own.
+        unsafe {
+            if pg_sys::InterruptHoldoffCount > 0 {
+                pg_sys::LWLockRelease(self.0);
+            }
+        }
+    }
+}
+
+/// `dlist_node` and, before 16, `SHM_QUEUE`: the same two words.
+#[repr(C)]
+struct Link {
+    prev: *mut Link,
+    next: *mut Link,
+}
+
+/// Number of lists in `PGPROC.myProcLocks` (`NUM_LOCK_PARTITIONS`).
+const PARTITIONS: usize = 1 << pg_sys::LOG2_NUM_LOCK_PARTITIONS;
+
+/// Modes that PostgreSQL takes on a relation whose storage it replaces: ShareRowExclusiveLock
+/// (ALTER SEQUENCE), ExclusiveLock, AccessExclusiveLock. None of them uses the fast path.
+const REPLACING_MODES: i32 = (1 << pg_sys::ShareRowExclusiveLock)
+    | (1 << pg_sys::ExclusiveLock)
+    | (1 << pg_sys::AccessExclusiveLock);
+
+/// OIDs of the relations of the current database on which this backend holds a lock strong enough
+/// to replace their storage.
+///
+/// Walks our own lists under the partition locks, as `PostPrepare_Locks` in lock.c does: the cost
+/// depends on the locks we hold, not on the number of relations.
+pub(crate) fn relations_locked_for_rewrite() -> Vec<pg_sys::Oid> {
+    let mut found = Vec::new();
+    // SAFETY: backend globals of this process; MyProc may be null in a few auxiliary moments.
+    let (proc, database) = unsafe { (pg_sys::MyProc, pg_sys::MyDatabaseId) };
+    if proc.is_null() {
+        return found;
+    }
+    for partition in 0..PARTITIONS {
+        // SAFETY: a list of ours changes only under its partition lock, which we hold shared while
+        // walking; every link stands inside a PROCLOCK at `procLink`; Link has the layout of both
+        // list types. `found` grows by plain allocation, which cannot raise a server ERROR.
+        unsafe {
+            let lock = &raw mut (*pg_sys::MainLWLockArray
+                .add(pg_sys::LOCK_MANAGER_LWLOCK_OFFSET as usize + partition))
+            .lock;
+            pg_sys::LWLockAcquire(lock, pg_sys::LWLockMode::LW_SHARED);
+            let head = (&raw mut (*proc).myProcLocks).cast::<Link>().add(partition);
+            let mut link = (*head).next;
+            while !link.is_null() && link != head {
+                let proclock = link
+                    .byte_sub(std::mem::offset_of!(pg_sys::PROCLOCK, procLink))
+                    .cast::<pg_sys::PROCLOCK>();
+                let tag = &(*(*proclock).tag.myLock).tag;
+                if tag.locktag_type == pg_sys::LockTagType::LOCKTAG_RELATION as u8
+                    && tag.locktag_field1 == database.to_u32()
+                    && (*proclock).holdMask & REPLACING_MODES != 0
+                {
+                    found.push(pg_sys::Oid::from(tag.locktag_field2));
+                }
+                link = (*link).next;
+            }
+            pg_sys::LWLockRelease(lock);
+        }
+    }
+    found
+}

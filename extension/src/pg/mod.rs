@@ -1,0 +1,13 @@
+//! Unsafe fence 2: everything that touches the server's C API directly.
+//!
+//! The rest of the crate uses the safe faces below. Version differences live in [`compat`] alone.
+
+pub(crate) mod compat;
+pub(crate) mod guc;
+pub(crate) mod locks;
+pub(crate) mod mapping;
+pub(crate) mod pages;
+pub(crate) mod process;
+pub(crate) mod relation;
+pub(crate) mod report;
+pub(crate) mod wal;

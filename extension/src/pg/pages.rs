@@ -1,0 +1,77 @@
+//! Rewriting the pages of a relation through shared buffers.
+
+use pgrx::pg_sys::{self, ForkNumber, Oid};
+
+use super::compat;
+
+/// Marks every page of every fork dirty, with a full-page image in WAL where the relation is logged,
+/// so that it is written again under the key that is current now; then writes and syncs them.
+/// Returns the number of pages touched. Cancellable between pages.
+///
+/// The caller holds AccessExclusiveLock on the relation.
+pub(crate) fn rewrite_all(oid: Oid) -> u64 {
+    let mut touched = 0;
+    // SAFETY: the relation is locked by the caller, so it neither moves nor shrinks; each buffer is
+    // pinned and exclusively locked while it is touched, as log_newpage_range (xloginsert.c) does.
+    unsafe {
+        let relation = pg_sys::relation_open(oid, pg_sys::NoLock as pg_sys::LOCKMODE);
+        let smgr = compat::open_smgr(relation);
+        let logged = compat::relation_needs_wal(relation);
+        for fork in ForkNumber::MAIN_FORKNUM..=ForkNumber::INIT_FORKNUM {
+            if !pg_sys::smgrexists(smgr, fork) {
+                continue;
+            }
+            // The init fork of an unlogged relation is WAL-logged although the relation is not.
+            let logged = logged || fork == ForkNumber::INIT_FORKNUM;
+            for block in 0..pg_sys::RelationGetNumberOfBlocksInFork(relation, fork) {
+                super::process::check_for_interrupts();
+                touched += u64::from(rewrite_page(relation, fork, block, logged));
+            }
+        }
+        pg_sys::FlushRelationBuffers(relation);
+        for fork in ForkNumber::MAIN_FORKNUM..=ForkNumber::INIT_FORKNUM {
+            let smgr = compat::open_smgr(relation);
+            if pg_sys::smgrexists(smgr, fork) {
+                pg_sys::smgrimmedsync(smgr, fork);
+            }
+        }
+        pg_sys::relation_close(relation, pg_sys::NoLock as pg_sys::LOCKMODE);
+    }
+    touched
+}
+
+/// Returns false for an all-zero page, which stays as it is.
+///
+/// # Safety
+/// `relation` is open and locked AccessExclusive; `block` exists in `fork`.
+unsafe fn rewrite_page(
+    relation: pg_sys::Relation,
+    fork: ForkNumber::Type,
+    block: u32,
+    logged: bool,
+) -> bool {
+    // SAFETY: by contract. Inside the critical section nothing of ours can fail: marking a locked
+    // buffer dirty and logging its image only raise what the server itself makes a PANIC.
+    unsafe {
+        let buffer = pg_sys::ReadBufferExtended(
+            relation,
+            fork,
+            block,
+            pg_sys::ReadBufferMode::RBM_NORMAL,
+            std::ptr::null_mut(),
+        );
+        pg_sys::LockBuffer(buffer, pg_sys::BUFFER_LOCK_EXCLUSIVE as i32);
+        let page = compat::buffer_page(buffer).cast::<pg_sys::PageHeaderData>();
+        let is_new = (*page).pd_upper == 0;
+        if !is_new {
+            pg_sys::CritSectionCount += 1;
+            pg_sys::MarkBufferDirty(buffer);
+            if logged {
+                pg_sys::log_newpage_buffer(buffer, false);
+            }
+            pg_sys::CritSectionCount -= 1;
+        }
+        pg_sys::UnlockReleaseBuffer(buffer);
+        !is_new
+    }
+}

@@ -1,0 +1,189 @@
+//! What the catalogs and the relation cache say about a relation.
+
+use pagevault_keystore::RelFile;
+use pgrx::pg_sys::{self, Oid};
+use pgrx::{PgList, PgRelation};
+
+use super::compat;
+
+/// Facts about a relation, copied out of its relation cache entry.
+#[derive(Clone)]
+pub(crate) struct Facts {
+    pub(crate) oid: Oid,
+    pub(crate) name: String,
+    pub(crate) kind: Kind,
+    pub(crate) temporary: bool,
+    /// Its file, for kinds with storage.
+    pub(crate) file: RelFile,
+    pub(crate) toast: Option<Oid>,
+    /// Made by the user, not by initdb.
+    pub(crate) user_made: bool,
+}
+
+/// `relkind`, as far as pagevault tells kinds apart.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    Table,
+    Index,
+    Toast,
+    Sequence,
+    MaterializedView,
+    /// Partitioned tables and indexes, views, foreign tables, composite types.
+    WithoutStorage,
+}
+
+impl Kind {
+    fn of(relkind: u8) -> Kind {
+        match relkind {
+            b'r' => Kind::Table,
+            b'i' => Kind::Index,
+            b't' => Kind::Toast,
+            b'S' => Kind::Sequence,
+            b'm' => Kind::MaterializedView,
+            _ => Kind::WithoutStorage,
+        }
+    }
+
+    /// True for kinds that have files.
+    pub(crate) fn has_storage(self) -> bool {
+        self != Kind::WithoutStorage
+    }
+}
+
+/// Facts about a relation from the relation cache, without taking a lock; `None` if it does not
+/// exist. Works for a relation whose catalog rows are not visible yet.
+pub(crate) fn facts(oid: Oid) -> Option<Facts> {
+    // SAFETY: RelationIdGetRelation returns a counted reference or null; facts are copied before the
+    // reference is given back.
+    unsafe {
+        let relation = pg_sys::RelationIdGetRelation(oid);
+        if relation.is_null() {
+            return None;
+        }
+        let facts = facts_of(relation);
+        pg_sys::RelationClose(relation);
+        Some(facts)
+    }
+}
+
+/// # Safety
+/// `relation` is an open relation.
+unsafe fn facts_of(relation: pg_sys::Relation) -> Facts {
+    // SAFETY: rd_rel is set in every open relation.
+    unsafe {
+        let class = &*(*relation).rd_rel;
+        let name = std::ffi::CStr::from_ptr(class.relname.data.as_ptr());
+        let toast = class.reltoastrelid;
+        Facts {
+            oid: (*relation).rd_id,
+            name: name.to_string_lossy().into_owned(),
+            kind: Kind::of(class.relkind as u8),
+            temporary: class.relpersistence as u8 == b't',
+            file: compat::rel_file(compat::relation_locator(relation)),
+            toast: (toast != Oid::INVALID).then_some(toast),
+            user_made: (*relation).rd_id.to_u32() >= pg_sys::FirstNormalObjectId,
+        }
+    }
+}
+
+/// The table of an index, even of one made by the current command (`pg_index` with SnapshotSelf).
+pub(crate) fn table_of_index(index: Oid) -> Option<Oid> {
+    // SAFETY: a catalog scan by OID; the tuple is read before the scan ends.
+    unsafe {
+        let catalog = pg_sys::table_open(
+            pg_sys::IndexRelationId,
+            pg_sys::AccessShareLock as pg_sys::LOCKMODE,
+        );
+        let mut key = pg_sys::ScanKeyData::default();
+        pg_sys::ScanKeyInit(
+            &raw mut key,
+            pg_sys::Anum_pg_index_indexrelid as pg_sys::AttrNumber,
+            pg_sys::BTEqualStrategyNumber as pg_sys::StrategyNumber,
+            pg_sys::F_OIDEQ.into(),
+            pg_sys::Datum::from(index),
+        );
+        let scan = pg_sys::systable_beginscan(
+            catalog,
+            pg_sys::IndexRelidIndexId.into(),
+            true,
+            &raw mut pg_sys::SnapshotSelfData,
+            1,
+            &raw mut key,
+        );
+        let tuple = pg_sys::systable_getnext(scan);
+        let table = if tuple.is_null() {
+            None
+        } else {
+            let form = pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_index>();
+            Some((*form).indrelid)
+        };
+        pg_sys::systable_endscan(scan);
+        pg_sys::table_close(catalog, pg_sys::AccessShareLock as pg_sys::LOCKMODE);
+        table
+    }
+}
+
+/// A relation together with everything that follows it: its indexes, TOAST table with index, owned
+/// sequences. Opened with `lock`, which is held until the end of the transaction.
+pub(crate) fn family(oid: Oid, lock: pg_sys::LOCKMODE) -> Vec<Facts> {
+    let mut members = Vec::new();
+    collect_family(oid, lock, &mut members);
+    members
+}
+
+fn collect_family(oid: Oid, lock: pg_sys::LOCKMODE, members: &mut Vec<Facts>) {
+    // SAFETY: relation_open raises if the relation is gone; the lists are palloc'd copies.
+    let (facts, indexes, sequences) = unsafe {
+        let relation = pg_sys::relation_open(oid, lock);
+        let facts = facts_of(relation);
+        let has_indexes = matches!(facts.kind, Kind::Table | Kind::Toast | Kind::MaterializedView);
+        let indexes =
+            if has_indexes { oids(pg_sys::RelationGetIndexList(relation)) } else { Vec::new() };
+        let sequences = if facts.kind == Kind::Table {
+            oids(pg_sys::getOwnedSequences(oid))
+        } else {
+            Vec::new()
+        };
+        pg_sys::relation_close(relation, pg_sys::NoLock as pg_sys::LOCKMODE);
+        (facts, indexes, sequences)
+    };
+    let toast = facts.toast;
+    members.push(facts);
+    for follower in indexes.into_iter().chain(toast).chain(sequences) {
+        collect_family(follower, lock, members);
+    }
+}
+
+/// # Safety
+/// `list` is an OID list or NIL.
+unsafe fn oids(list: *mut pg_sys::List) -> Vec<Oid> {
+    // SAFETY: by contract.
+    unsafe { PgList::<Oid>::from_pg(list) }.iter_oid().collect()
+}
+
+/// The relation's name as SQL would write it.
+pub(crate) fn qualified_name(oid: Oid) -> String {
+    // SAFETY: open with a lock for the moment of reading the names.
+    let relation =
+        unsafe { PgRelation::with_lock(oid, pg_sys::AccessShareLock as pg_sys::LOCKMODE) };
+    // SAFETY: quote_qualified_identifier copies both names.
+    unsafe {
+        let namespace = std::ffi::CString::new(relation.namespace()).unwrap_or_default();
+        let name = std::ffi::CString::new(relation.name()).unwrap_or_default();
+        let text = pg_sys::quote_qualified_identifier(namespace.as_ptr(), name.as_ptr());
+        std::ffi::CStr::from_ptr(text).to_string_lossy().into_owned()
+    }
+}
+
+/// The word that SECURITY LABEL wants before the relation's name.
+pub(crate) fn label_keyword(oid: Oid) -> super::report::Result<&'static str> {
+    match facts(oid).map(|f| f.kind) {
+        Some(Kind::MaterializedView) => Ok("MATERIALIZED VIEW"),
+        Some(Kind::Sequence) => Ok("SEQUENCE"),
+        Some(_) => Ok("TABLE"), // the server refuses what is not one, in its own words
+        None => Err(super::report::Report::new(
+            pgrx::PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE,
+            format!("relation with OID {} does not exist", oid.to_u32()),
+        )),
+    }
+}

@@ -1,0 +1,88 @@
+//! The one way in which the crate raises errors: SQLSTATE, message, DETAIL, HINT together.
+//!
+//! Messages follow PostgreSQL's style guide: lower case without a full stop; DETAIL and HINT are
+//! whole sentences.
+
+use pgrx::PgSqlErrorCode;
+use pgrx::pg_sys::panic::ErrorReport;
+use pgrx::prelude::PgLogLevel;
+
+/// What went wrong and what to do about it.
+#[derive(Clone, PartialEq, Eq)]
+pub(crate) struct Report {
+    code: PgSqlErrorCode,
+    message: String,
+    detail: Option<String>,
+    hint: Option<String>,
+}
+
+/// The crate's result type.
+pub(crate) type Result<T> = std::result::Result<T, Report>;
+
+impl Report {
+    /// A report with its SQLSTATE and message.
+    pub(crate) fn new(code: PgSqlErrorCode, message: impl Into<String>) -> Report {
+        Report { code, message: message.into(), detail: None, hint: None }
+    }
+
+    /// Adds the facts: object, provider, cause.
+    pub(crate) fn detail(mut self, detail: impl Into<String>) -> Report {
+        self.detail = Some(detail.into());
+        self
+    }
+
+    /// Adds what the reader can do.
+    pub(crate) fn hint(mut self, hint: impl Into<String>) -> Report {
+        self.hint = Some(hint.into());
+        self
+    }
+
+    /// The message alone, for logs that stand in a sentence of their own.
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// The DETAIL, empty when there is none.
+    pub(crate) fn detail_text(&self) -> &str {
+        self.detail.as_deref().unwrap_or("")
+    }
+
+    /// Sends the report at `level`; ERROR and above do not return.
+    pub(crate) fn send(self, level: PgLogLevel) {
+        let mut report = ErrorReport::new(self.code, self.message, "pagevault");
+        if let Some(detail) = self.detail {
+            report = report.set_detail(detail);
+        }
+        if let Some(hint) = self.hint {
+            report = report.set_hint(hint);
+        }
+        report.report(level);
+    }
+
+    /// Raises the report as ERROR.
+    pub(crate) fn raise(self) -> ! {
+        self.send(PgLogLevel::ERROR);
+        unreachable!("ERROR does not return")
+    }
+
+    /// Ends the process (in the postmaster: the server) with the report.
+    pub(crate) fn fatal(self) -> ! {
+        self.send(PgLogLevel::FATAL);
+        unreachable!("FATAL does not return")
+    }
+}
+
+/// Turns a result at the edge of the crate into a value or an ERROR.
+pub(crate) trait OrRaise<T> {
+    /// The value, or ERROR.
+    fn or_raise(self) -> T;
+}
+
+impl<T> OrRaise<T> for Result<T> {
+    fn or_raise(self) -> T {
+        match self {
+            Ok(value) => value,
+            Err(report) => report.raise(),
+        }
+    }
+}

@@ -1,0 +1,114 @@
+//! Which relations are encrypted: labels, what follows what, and the default.
+//!
+//! The decision sits where storage is made. There are two moments:
+//!
+//! 1. `mdcreate` ([`storage_created`]): a file appears. For TRUNCATE, REINDEX, SET TABLESPACE and other
+//!    replacements of an existing relation's storage nothing else will be heard of it, so the answer is
+//!    looked for among the relations this backend has locked for rewriting. Undecided means encrypted.
+//! 2. `object_access_hook` ([`relation_created`]): a new relation exists and its file is still
+//!    empty. Its kind, name and table are known, and the first answer is put right if need be.
+
+pub(crate) mod label;
+pub(crate) mod labels;
+
+use pagevault_cipher::CipherId;
+use pagevault_keystore::RelFile;
+use pgrx::PgSqlErrorCode;
+use pgrx::pg_sys::Oid;
+
+use crate::keys::{persist, shared};
+use crate::pg::relation::{self, Facts, Kind};
+use crate::pg::report::{Report, Result};
+use crate::pg::{guc, locks, process};
+
+/// A file for a permanent relation is about to be created.
+pub(crate) fn storage_created(file: RelFile) -> Result<()> {
+    if !shared::anything_sealed() && !guc::default_encryption() {
+        return Ok(());
+    }
+    match cipher_for_new_storage(file)? {
+        Some(cipher) => persist::new_epoch(file, cipher).map(|_| ()),
+        // A relfilenumber that was used before must not inherit the old file's key.
+        None => persist::write_plaintext(file),
+    }
+}
+
+fn cipher_for_new_storage(file: RelFile) -> Result<Option<CipherId>> {
+    if file.database == 0 {
+        return Ok(None); // shared catalogs, rewritten in place by VACUUM FULL
+    }
+    if file.database != process::my_database() {
+        return Ok(shared::cipher_of_namesake(file));
+    }
+    let replaced: Vec<Facts> =
+        locks::relations_locked_for_rewrite().into_iter().filter_map(relation::facts).collect();
+    let encrypted = replaced.iter().filter(|r| r.kind.has_storage() && !r.temporary);
+    if let Some(cipher) = encrypted.filter_map(|r| shared::current_cipher(r.file)).next() {
+        return Ok(Some(cipher));
+    }
+    let only_catalogs = !replaced.is_empty() && replaced.iter().all(|r| !r.user_made);
+    if guc::default_encryption() && !only_catalogs {
+        return default_cipher().map(Some);
+    }
+    Ok(None)
+}
+
+/// A relation was created by the current command and its file is still empty.
+pub(crate) fn relation_created(oid: Oid) -> Result<()> {
+    if !shared::anything_sealed() && !guc::default_encryption() {
+        return Ok(());
+    }
+    let Some(facts) = relation::facts(oid) else { return Ok(()) };
+    if !facts.kind.has_storage() || facts.temporary {
+        return Ok(());
+    }
+    let wanted = cipher_for_new_relation(&facts)?;
+    if wanted == shared::current_cipher(facts.file) {
+        return Ok(());
+    }
+    match wanted {
+        Some(cipher) => persist::new_epoch(facts.file, cipher).map(|_| ()),
+        None => persist::write_plaintext(facts.file),
+    }
+}
+
+fn cipher_for_new_relation(facts: &Facts) -> Result<Option<CipherId>> {
+    if let Some(leader) = leader_of(facts) {
+        return Ok(match relation::facts(leader) {
+            Some(leader) if leader.kind.has_storage() => shared::current_cipher(leader.file),
+            _ => None,
+        });
+    }
+    if facts.user_made && guc::default_encryption() {
+        return default_cipher().map(Some);
+    }
+    Ok(None)
+}
+
+/// The relation whose choice a new relation follows.
+fn leader_of(facts: &Facts) -> Option<Oid> {
+    match facts.kind {
+        Kind::Index => relation::table_of_index(facts.oid),
+        Kind::Toast => oid_after(&facts.name, "pg_toast_"),
+        // VACUUM FULL, CLUSTER, REFRESH and rewriting ALTER TABLE fill such a transient relation
+        // while holding the original locked; anyone may use the name, so the lock is asked for.
+        Kind::Table | Kind::MaterializedView => oid_after(&facts.name, "pg_temp_")
+            .filter(|oid| locks::relations_locked_for_rewrite().contains(oid)),
+        _ => None,
+    }
+}
+
+fn oid_after(name: &str, prefix: &str) -> Option<Oid> {
+    name.strip_prefix(prefix)?.parse::<u32>().ok().map(Oid::from)
+}
+
+/// The cipher of new data keys where none is named.
+pub(crate) fn default_cipher() -> Result<CipherId> {
+    guc::cipher().map_err(|name| {
+        Report::new(
+            PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
+            format!("pagevault.cipher is set to the unknown cipher \"{name}\""),
+        )
+        .hint(label::KNOWN_CIPHERS)
+    })
+}

@@ -1,0 +1,114 @@
+//! Custom resource manager: keys travel in WAL, wrapped, so that crash recovery, standbys and
+//! point-in-time recovery hold the same data keys as the primary.
+//!
+//! Redo adds what is missing and never takes anything away.
+
+use pagevault_keystore::batch;
+use pgrx::{PgSqlErrorCode, pg_guard, pg_sys};
+
+use crate::keys::persist;
+use crate::pg::report::Report;
+use crate::pg::wal;
+
+static MANAGER: Manager = Manager(pg_sys::RmgrData {
+    rm_name: c"pagevault".as_ptr(),
+    rm_redo: Some(redo),
+    rm_desc: Some(desc),
+    rm_identify: Some(identify),
+    rm_startup: None,
+    rm_cleanup: None,
+    rm_mask: None,
+    rm_decode: None,
+});
+
+struct Manager(pg_sys::RmgrData);
+// SAFETY: a constant table of static pointers.
+unsafe impl Sync for Manager {}
+
+/// Registers the resource manager; from `_PG_init`.
+pub(crate) fn register() {
+    // SAFETY: in the postmaster while libraries are preloaded; the server only reads the static table.
+    unsafe { pg_sys::RegisterCustomRmgr(wal::RMGR_ID, (&raw const MANAGER.0).cast_mut()) }
+}
+
+/// Op code and payload of the record under replay.
+///
+/// # Safety
+/// `record` is a reader with a decoded record.
+unsafe fn parts<'a>(record: *mut pg_sys::XLogReaderState) -> (u8, &'a [u8]) {
+    // SAFETY: by contract; main_data holds main_data_len bytes until the next record is read.
+    unsafe {
+        let decoded = &*(*record).record;
+        let op = decoded.header.xl_info & !(pg_sys::XLR_INFO_MASK as u8);
+        if decoded.main_data.is_null() {
+            return (op, &[]);
+        }
+        (op, std::slice::from_raw_parts(decoded.main_data.cast(), decoded.main_data_len as usize))
+    }
+}
+
+/// Contract: startup process, not in a critical section; what it raises ends recovery.
+#[pg_guard]
+unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
+    // SAFETY: the server's own argument.
+    let (op, payload) = unsafe { parts(record) };
+    if op != wal::OP_KEYS {
+        unknown_op(op).send(pgrx::prelude::PgLogLevel::PANIC);
+    }
+    let outcome = match wal::split_payload(payload) {
+        Some((scope, id, batch)) => persist::replay(scope, id, batch),
+        None => Err(damaged()),
+    };
+    if let Err(report) = outcome {
+        report.send(pgrx::prelude::PgLogLevel::PANIC);
+    }
+}
+
+/// Contract: pg_waldump-like callers in the server (pg_walinspect, error contexts); must not raise.
+#[pg_guard]
+unsafe extern "C-unwind" fn desc(buffer: pg_sys::StringInfo, record: *mut pg_sys::XLogReaderState) {
+    // SAFETY: the server's own argument.
+    let (op, payload) = unsafe { parts(record) };
+    let text = describe(op, payload);
+    // SAFETY: appends a copy of `text` to the server's string buffer.
+    unsafe {
+        pg_sys::appendBinaryStringInfo(buffer, text.as_ptr().cast(), text.len() as i32);
+    }
+}
+
+fn describe(op: u8, payload: &[u8]) -> String {
+    if op != wal::OP_KEYS {
+        return String::new();
+    }
+    let Some((scope, _, records)) = wal::split_payload(payload) else { return "damaged".into() };
+    match batch::decode(records) {
+        Ok(records) => {
+            let list: Vec<String> = records.iter().map(batch::describe).collect();
+            format!("scope {scope}: {}", list.join("; "))
+        }
+        Err(error) => format!("scope {scope}: damaged ({error})"),
+    }
+}
+
+/// Contract: any process that describes WAL; must not raise.
+#[pg_guard]
+unsafe extern "C-unwind" fn identify(info: u8) -> *const std::ffi::c_char {
+    if info & !(pg_sys::XLR_INFO_MASK as u8) == wal::OP_KEYS {
+        c"KEYS".as_ptr()
+    } else {
+        std::ptr::null()
+    }
+}
+
+fn unknown_op(op: u8) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
+        format!("pagevault: unknown WAL op code {op:#04x}"),
+    )
+    .detail("The record was written by a newer version of pagevault, or it is damaged.")
+    .hint("Install the pagevault version that wrote this WAL.")
+}
+
+fn damaged() -> Report {
+    Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, "pagevault: damaged WAL record")
+}

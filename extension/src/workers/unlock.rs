@@ -1,0 +1,37 @@
+//! Keeps asking for locked keys until none is left, then ends.
+
+use std::time::Duration;
+
+use pgrx::bgworkers::{
+    BackgroundWorker, BackgroundWorkerBuilder, BgWorkerStartTime, SignalWakeFlags,
+};
+use pgrx::{pg_guard, pg_sys};
+
+use crate::keys::unlock;
+
+/// Pause between attempts, and before a worker that died is started again.
+const INTERVAL: Duration = Duration::from_secs(5);
+
+pub(super) fn register() {
+    BackgroundWorkerBuilder::new("pagevault unlock")
+        .set_type("pagevault unlock")
+        .set_library("pagevault")
+        .set_function("pagevault_unlock_main")
+        .enable_shmem_access(None)
+        .set_start_time(BgWorkerStartTime::PostmasterStart)
+        .set_restart_time(Some(INTERVAL))
+        .load();
+}
+
+/// Main function of the worker. Returning (exit code 0) ends it for good.
+#[pg_guard]
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn pagevault_unlock_main(_argument: pg_sys::Datum) {
+    BackgroundWorker::attach_signal_handlers(SignalWakeFlags::SIGTERM | SignalWakeFlags::SIGHUP);
+    while !unlock::locked_keys().is_empty() {
+        if !BackgroundWorker::wait_latch(Some(INTERVAL)) {
+            return; // asked to stop
+        }
+        unlock::unlock_quietly();
+    }
+}

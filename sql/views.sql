@@ -1,0 +1,67 @@
+-- Views and grants. Nothing is granted to PUBLIC but read-only status without key material.
+
+CREATE VIEW pagevault.status AS
+    SELECT * FROM pagevault.status_row();
+COMMENT ON VIEW pagevault.status IS 'state of pagevault in this server';
+
+CREATE VIEW pagevault.providers AS
+    SELECT * FROM pagevault.provider_rows();
+COMMENT ON VIEW pagevault.providers IS 'key providers and their options';
+
+CREATE VIEW pagevault.master_keys AS
+    SELECT CASE WHEN k.scope = 0 THEN 'cluster' ELSE 'database' END AS scope,
+           d.datname AS database,
+           k.provider, k.master_key, k.master_version, k.database_key_version, k.state, k.wrapped_at
+      FROM pagevault.master_key_rows() k
+      LEFT JOIN pg_catalog.pg_database d ON d.oid = k.scope;
+COMMENT ON VIEW pagevault.master_keys IS 'database keys and the master keys that wrap them';
+
+CREATE VIEW pagevault.data_keys AS
+    SELECT pg_catalog.pg_filenode_relation(
+               CASE WHEN k.tablespace = d.dattablespace THEN 0 ELSE k.tablespace END, k.filenode
+           )::pg_catalog.regclass AS relation,
+           k.filenode, k.epoch, k.cipher, k.is_current,
+           CASE WHEN k.scope = 0 THEN 'cluster' ELSE 'database' END AS wrapped_by,
+           k.database_key_version
+      FROM pagevault.data_key_rows() k
+      JOIN pg_catalog.pg_database d ON d.datname = pg_catalog.current_database();
+COMMENT ON VIEW pagevault.data_keys IS 'wrapped data keys of this database; relation is null for files that are gone';
+
+CREATE VIEW pagevault.relations AS
+    SELECT c.oid::pg_catalog.regclass AS relation,
+           c.relkind AS kind,
+           l.label,
+           k.epoch IS NOT NULL AS encrypted,
+           k.epoch, k.cipher,
+           pg_catalog.pg_relation_size(c.oid) AS bytes
+      FROM pg_catalog.pg_class c
+      JOIN pg_catalog.pg_database d ON d.datname = pg_catalog.current_database()
+      LEFT JOIN pg_catalog.pg_seclabel l
+             ON l.objoid = c.oid AND l.classoid = 'pg_catalog.pg_class'::pg_catalog.regclass
+            AND l.objsubid = 0 AND l.provider = 'pagevault'
+      LEFT JOIN pagevault.data_key_rows() k
+             ON k.filenode = pg_catalog.pg_relation_filenode(c.oid)
+            AND k.tablespace = CASE WHEN c.reltablespace = 0 THEN d.dattablespace ELSE c.reltablespace END
+            AND k.is_current
+     WHERE c.relkind IN ('r', 'm', 'i', 't', 'S') AND c.relpersistence <> 't'
+       AND (k.epoch IS NOT NULL OR c.oid >= 16384);
+COMMENT ON VIEW pagevault.relations IS 'relations with storage, and under which key new pages are written';
+
+REVOKE ALL ON FUNCTION
+    pagevault.add_provider(text, text, jsonb), pagevault.alter_provider(text, jsonb),
+    pagevault.drop_provider(text), pagevault.set_master_key(text, text),
+    pagevault.set_cluster_master_key(text, text), pagevault.rotate_master_key(),
+    pagevault.rotate_cluster_master_key(), pagevault.rotate_database_key(), pagevault.unlock(),
+    pagevault.provider_rows(), pagevault.master_key_rows()
+    FROM PUBLIC;
+GRANT EXECUTE ON FUNCTION
+    pagevault.add_provider(text, text, jsonb), pagevault.alter_provider(text, jsonb),
+    pagevault.drop_provider(text), pagevault.set_master_key(text, text),
+    pagevault.set_cluster_master_key(text, text), pagevault.rotate_master_key(),
+    pagevault.rotate_cluster_master_key(), pagevault.rotate_database_key(), pagevault.unlock(),
+    pagevault.provider_rows(), pagevault.master_key_rows()
+    TO pagevault_admin;
+
+GRANT USAGE ON SCHEMA pagevault TO PUBLIC;
+GRANT SELECT ON pagevault.status, pagevault.data_keys, pagevault.relations TO PUBLIC;
+GRANT SELECT ON pagevault.providers, pagevault.master_keys TO pagevault_admin;
