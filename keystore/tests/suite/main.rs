@@ -1,5 +1,11 @@
 //! Tests of the keystore from outside, in one program.
 
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test's helpers fail as its test does"
+)]
+
 mod arbitrary;
 mod batch;
 mod directory;

@@ -33,7 +33,7 @@ fn all_records(state: &State) -> Vec<Record> {
 
 proptest! {
     #[test]
-    fn compaction_loses_nothing(records in vec(any_record(), 0..120)) {
+    fn compaction_loses_nothing(records in vec(any_record(), 0..80)) {
         let mut state = State::default();
         let mut accepted = Vec::new();
         for record in records {
@@ -55,7 +55,7 @@ proptest! {
     }
 
     #[test]
-    fn a_key_once_known_stays(records in vec(any_record(), 0..120)) {
+    fn a_key_once_known_stays(records in vec(any_record(), 0..80)) {
         let mut state = State::default();
         let mut known: Vec<(RelFile, u16, u8)> = vec![];
         for record in records {
