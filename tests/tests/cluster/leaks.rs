@@ -104,8 +104,8 @@ fn a_security_label_encrypts_too() -> Result<()> {
         "rows are missing"
     );
     let cipher = cluster.text(
-        "SELECT cipher FROM pagevault.data_keys WHERE relation = 'labelled'::regclass::text
-         OR relation::text = 'labelled'",
+        "SELECT cipher FROM pagevault.data_keys
+         WHERE relation = 'labelled'::regclass AND is_current",
     )?;
     ensure!(cipher == "aes-128-xts", "the cipher is {cipher:?}");
     cluster.finish()

@@ -93,3 +93,84 @@ fn kill_during_rotation_is_wholly_old_or_wholly_new() -> Result<()> {
     }
     cluster.finish()
 }
+
+/// Runs `statement` `times` times in each of `sessions` sessions at once.
+fn at_once(cluster: &Cluster, sessions: usize, times: usize, statement: &str) -> Result<()> {
+    let sessions: Vec<_> = (0..sessions)
+        .map(|_| -> Result<_> {
+            let mut client = cluster.client()?;
+            let statement = statement.to_owned();
+            Ok(std::thread::spawn(move || -> Result<()> {
+                for _ in 0..times {
+                    pagevault_tests::cluster::run_sql(&mut client, &statement)?;
+                }
+                Ok(())
+            }))
+        })
+        .collect::<Result<_>>()?;
+    for session in sessions {
+        session.join().map_err(|_| anyhow::anyhow!("a session panicked"))??;
+    }
+    Ok(())
+}
+
+#[test]
+fn concurrent_rotations_lose_nothing() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql(TABLE)?;
+    cluster.sql("CREATE SEQUENCE n; CREATE TABLE made (name text)")?;
+    // Tables are made all the while; none may be refused because a key is just being changed.
+    let make = "DO $$ DECLARE name text := 'made_' || nextval('n'); BEGIN
+        SET pagevault.default_encryption = on;
+        EXECUTE format('CREATE TABLE %I AS SELECT i AS id FROM generate_series(1, 10) i', name);
+        INSERT INTO made VALUES (name);
+        END $$";
+    std::thread::scope(|scope| -> Result<()> {
+        let makers = scope.spawn(|| at_once(&cluster, 2, 60, make));
+        let rotations =
+            scope.spawn(|| at_once(&cluster, 4, 6, "SELECT pagevault.rotate_database_key()"));
+        let masters =
+            scope.spawn(|| at_once(&cluster, 2, 6, "SELECT pagevault.rotate_cluster_master_key()"));
+        for thread in [makers, rotations, masters] {
+            thread.join().map_err(|_| anyhow::anyhow!("a thread panicked"))??;
+        }
+        Ok(())
+    })?;
+    cluster.restart()?;
+    ensure!(cluster.text("SELECT count(name) FROM t")? == "2000", "rows are missing");
+    let mut client = cluster.client()?;
+    let names = pagevault_tests::cluster::column(&mut client, "SELECT name FROM made")?;
+    ensure!(names.len() == 120, "{} tables", names.len());
+    for name in names {
+        let count =
+            pagevault_tests::cluster::text(&mut client, &format!("SELECT count(*) FROM {name}"))?;
+        ensure!(count == "10", "{name} has {count} rows");
+    }
+    drop(client);
+    cluster.finish()
+}
+
+#[test]
+fn concurrent_first_master_keys_lose_nothing() -> Result<()> {
+    let cluster = Cluster::start(&Settings::default())?;
+    let keys = cluster.key_file("keys", "main")?;
+    cluster.sql("CREATE EXTENSION pagevault")?;
+    cluster.sql(&keys.add_provider("local"))?;
+    cluster.sql("CREATE SEQUENCE n")?;
+    // Each session uses at once the key that it has just set.
+    at_once(
+        &cluster,
+        6,
+        1,
+        "DO $$ BEGIN
+            PERFORM pagevault.set_cluster_master_key('local', 'main');
+            SET pagevault.default_encryption = on;
+            EXECUTE format('CREATE TABLE made_%s AS SELECT 1 AS id', nextval('n'));
+         END $$",
+    )?;
+    cluster.restart()?;
+    for n in 1..=6 {
+        ensure!(cluster.text(&format!("SELECT id FROM made_{n}"))? == "1", "made_{n}");
+    }
+    cluster.finish()
+}
