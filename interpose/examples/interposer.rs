@@ -10,6 +10,7 @@ use pagevault_interpose::{Code, Error, Executable, Expected, Installed, Plan};
 
 type Call = extern "C" fn(c_int) -> c_int;
 type Read = extern "C" fn(c_int, *mut c_void, usize) -> isize;
+type Lseek = extern "C" fn(c_int, i64, c_int) -> i64;
 type Pwrite = extern "C" fn(c_int, *const c_void, usize, i64) -> isize;
 
 #[derive(Default)]
@@ -19,6 +20,7 @@ struct Originals {
     complete: OnceLock<Code>,
     read: OnceLock<Code>,
     pwrite: OnceLock<Code>,
+    lseek: OnceLock<Code>,
 }
 
 static ORIGINALS: Originals = Originals {
@@ -27,6 +29,7 @@ static ORIGINALS: Originals = Originals {
     complete: OnceLock::new(),
     read: OnceLock::new(),
     pwrite: OnceLock::new(),
+    lseek: OnceLock::new(),
 };
 static INSTALLED: OnceLock<Installed> = OnceLock::new();
 
@@ -73,6 +76,14 @@ extern "C" fn pwrite(fd: c_int, buffer: *const c_void, size: usize, offset: i64)
     call(fd, buffer, size, offset) + 1
 }
 
+/// Seeks, and adds 1000 to the position.
+extern "C" fn lseek(fd: c_int, offset: i64, whence: c_int) -> i64 {
+    let Some(code) = ORIGINALS.lseek.get() else { return -1 };
+    // SAFETY: the field holds the `lseek` of the C library.
+    let call = unsafe { transmute::<*const (), Lseek>(code.as_ptr()) };
+    call(fd, offset, whence) + 1000
+}
+
 const READ: *const () = shelf_read as *const ();
 const WRITE: *const () = shelf_write as *const ();
 const ANCHORS: [&str; 2] = ["shelf_open", "shelf_close"];
@@ -91,6 +102,8 @@ fn run(scenario: &str) -> Result<(), Error> {
     ORIGINALS.read.get_or_init(|| original);
     let original = plan.got("pwrite", pwrite as *const ())?;
     ORIGINALS.pwrite.get_or_init(|| original);
+    let original = plan.got("lseek", lseek as *const ())?;
+    ORIGINALS.lseek.get_or_init(|| original);
 
     let new = complete as *const ();
     match scenario {

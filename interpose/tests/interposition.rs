@@ -18,9 +18,9 @@ const NOW: &str = "-Wl,-z,relro,-z,now";
 const LAZY: &str = "-Wl,-z,relro,-z,lazy";
 
 const UNTOUCHED: &str =
-    "shelf 101 102 103 104 twin 211 complete 108 report 108 wrote 4 read 4 wxyz";
+    "shelf 101 102 103 104 twin 211 complete 108 report 108 wrote 4 read 4 wxyz end 8";
 const REPLACED: &str =
-    "shelf 101 1102 1103 104 twin 211 complete 1108 report 108 wrote 5 read 4 WXYZ";
+    "shelf 101 1102 1103 104 twin 211 complete 1108 report 108 wrote 5 read 4 WXYZ end 2008";
 
 struct Program {
     folder: TempDir,
@@ -69,6 +69,7 @@ impl Program {
             let prefix = format!("{word} ");
             text.lines().find_map(|line| Some(line.strip_prefix(&prefix)?.to_owned()))
         };
+        assert_eq!(line("after"), line("later"), "{scenario}");
         Outcome {
             before: line("before"),
             after: line("after").unwrap(),

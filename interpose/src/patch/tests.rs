@@ -171,6 +171,21 @@ fn unmapped_and_unaligned_words_are_refused() {
     }
 }
 
+/// Code and constants share pages in a program linked with `-z noseparate-code`.
+#[test]
+fn code_stays_executable_while_its_page_is_open() {
+    let pages = Pages::new();
+    let first = pages.start..pages.start + page_size();
+    let code = Protection { read: true, write: false, execute: true };
+    // SAFETY: a whole page of this test.
+    unsafe { Kernel.protect(&first, code) }.unwrap();
+    let executable =
+        |_| !Maps::of_this_process().unwrap().at(first.start).unwrap().protection.execute;
+    // Fails, hence rolls back, at the first call that finds the right to execute gone.
+    swap_with(executable, &pages).unwrap();
+    assert_eq!(Maps::of_this_process().unwrap().at(first.start).unwrap().protection, code);
+}
+
 #[test]
 fn signals_are_blocked_for_the_swap_only() {
     let blocked = || {

@@ -75,17 +75,21 @@ observe(const char *when)
 	char bytes[4] = "....";
 	int fd = mkstemp(path);
 	ssize_t wrote, got;
-	/* The function's address: a GLOB_DAT slot, or a canonical PLT entry without PIE. */
-	ssize_t (*volatile by_pointer) (int, void *, size_t) = read;
+	/* A function's address: a GLOB_DAT slot, or a canonical PLT entry without PIE. */
+	ssize_t (*volatile read_pointer) (int, void *, size_t) = read;
+	off_t (*volatile lseek_pointer) (int, off_t, int) = lseek;
+	off_t end;
 
 	unlink(path);
 	wrote = pwrite(fd, "wxyz", 4, 0);
 	got = read(fd, bytes, 2);
-	got += by_pointer(fd, bytes + 2, 2);
-	printf("%s shelf %d %d %d %d twin %d complete %d report %d wrote %zd read %zd %.4s\n", when,
+	got += read_pointer(fd, bytes + 2, 2);
+	end = lseek(fd, 0, SEEK_END);
+	end += lseek_pointer(fd, 0, SEEK_END);
+	printf("%s shelf %d %d %d %d twin %d complete %d report %d wrote %zd read %zd %.4s end %ld\n", when,
 		   shelf->open(100), shelf->read(100), shelf->write(100), shelf->close(100),
 		   twin->left(100) + twin->right(100), callbacks->complete(100), callbacks->report(100),
-		   wrote, got, bytes);
+		   wrote, got, bytes, (long) end);
 	close(fd);
 }
 
@@ -134,5 +138,7 @@ main(int argc, char **argv)
 	if (failure != NULL)
 		printf("error %s\n", failure);
 	observe("after");
+	/* A call must not undo the replacement (a lazy stub that is forwarded to would). */
+	observe("later");
 	return lonely(answer) == 49 ? 0 : 4;
 }
