@@ -66,7 +66,7 @@ fn converse() -> io::Result<()> {
     let output = File::from(io::stdout().as_fd().try_clone_to_owned()?);
 
     let start = Instant::now();
-    let text = wire::read_to_end(input, SIZE_LIMIT, start + READ_TIME)
+    let text = wire::read_object(input, SIZE_LIMIT, start + READ_TIME)
         .map_err(|error| io::Error::other(format!("could not read the request: {error}")))?;
     if text.is_empty() {
         return Err(io::Error::other("standard input was closed without a request"));

@@ -8,26 +8,76 @@ use nix::libc::PIPE_BUF;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use zeroize::Zeroizing;
 
-/// Reads to the end, at most `limit` bytes; one more byte is returned to show that there are more.
-pub(crate) fn read_to_end(
+/// Reads one JSON object: up to its last brace, which is found without waiting for the end of the
+/// input, for a caller may keep its end open. What follows is left alone. Shorter if the input ends
+/// earlier or does not begin like an object; longer than `limit` by one byte to show that there is
+/// more. Whether it is JSON is for the parser to say.
+pub(crate) fn read_object(
     mut from: impl Read + AsFd,
     limit: usize,
     deadline: Instant,
 ) -> io::Result<Zeroizing<Vec<u8>>> {
-    // One allocation: growing would leave copies of the secrets behind.
-    let mut text = Zeroizing::new(vec![0; limit + 1]);
+    let mut text = Zeroizing::new(vec![0; FIRST_ROOM.min(limit + 1)]);
     let mut filled = 0;
-    while filled < text.len() {
-        wait(&from, PollFlags::POLLIN, deadline)?;
-        match from.read(&mut text[filled..]) {
-            Ok(0) => break,
-            Ok(count) => filled += count,
-            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-            Err(error) => return Err(error),
+    let mut scan = Scan::default();
+    while filled <= limit {
+        if filled == text.len() {
+            // A vector that grows by itself would leave a copy of the secrets behind.
+            let mut larger = Zeroizing::new(vec![0; (2 * text.len()).min(limit + 1)]);
+            larger[..filled].copy_from_slice(&text);
+            text = larger;
         }
+        wait(&from, PollFlags::POLLIN, deadline)?;
+        let count = match from.read(&mut text[filled..]) {
+            Ok(0) => break,
+            Ok(count) => count,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        };
+        let end = text[filled..filled + count].iter().position(|&byte| scan.ends_at(byte));
+        if let Some(end) = end {
+            filled += end + 1;
+            break;
+        }
+        filled += count;
     }
     text.truncate(filled);
     Ok(text)
+}
+
+/// Room for a request of some hundred operations.
+const FIRST_ROOM: usize = 32 * 1024;
+
+/// Looks for the brace that closes the first.
+#[derive(Default)]
+struct Scan {
+    depth: usize,
+    in_string: bool,
+    escaped: bool,
+}
+
+impl Scan {
+    /// Whether the object ends with `byte`, or has not begun although it should have.
+    fn ends_at(&mut self, byte: u8) -> bool {
+        if self.in_string {
+            match byte {
+                _ if self.escaped => self.escaped = false,
+                b'\\' => self.escaped = true,
+                b'"' => self.in_string = false,
+                _ => {}
+            }
+            return false;
+        }
+        match byte {
+            b'{' => self.depth += 1,
+            b' ' | b'\t' | b'\r' | b'\n' => return false,
+            _ if self.depth == 0 => return true,
+            b'"' => self.in_string = true,
+            b'}' => self.depth -= 1,
+            _ => {}
+        }
+        self.depth == 0
+    }
 }
 
 /// Writes all of `text`. Never waits longer than the deadline: a pipe that is ready takes at least
@@ -54,5 +104,73 @@ fn wait(on: &impl AsFd, events: PollFlags, deadline: Instant) -> io::Result<()> 
             Ok(_) => return Ok(()),
             Err(error) => return Err(error.into()),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::thread;
+    use std::time::Duration;
+
+    const LIMIT: usize = 100_000;
+
+    /// What is read of `text`, written in pieces to a pipe that stays open unless `close`.
+    fn read(text: &[u8], piece: usize, close: bool) -> io::Result<Vec<u8>> {
+        let (from, mut to) = io::pipe()?;
+        thread::scope(|scope| {
+            let (stop, wait) = std::sync::mpsc::channel::<()>();
+            scope.spawn(move || {
+                for part in text.chunks(piece) {
+                    let _ = to.write_all(part);
+                }
+                if !close {
+                    let _ = wait.recv();
+                }
+            });
+            let from = File::from(std::os::fd::OwnedFd::from(from));
+            let deadline = Instant::now() + Duration::from_millis(500);
+            let result = read_object(from, LIMIT, deadline).map(|text| text.to_vec());
+            drop(stop);
+            result
+        })
+    }
+
+    #[test]
+    fn an_object_ends_at_its_last_brace() {
+        for (text, end) in [
+            (&br#"{}"#[..], 2),
+            (br#" {"a":{"b":[{}]}} {"#, 17),
+            (br#"{"}":"\"}\\"}x"#, 13),
+            (br#"{"a":1}{"b":2}"#, 7),
+            (b"hello", 1),
+            (b"[{}]", 1),
+            (b"}", 1),
+        ] {
+            for piece in [1, 3, text.len()] {
+                let read = read(text, piece, false).unwrap();
+                assert_eq!(read, &text[..end], "{}", String::from_utf8_lossy(text));
+            }
+        }
+    }
+
+    #[test]
+    fn an_object_without_end_is_waited_for_until_the_deadline_or_the_end() {
+        for text in [&b"{"[..], b"{\"}", b"{\"\\\"}", b"  "] {
+            assert_eq!(read(text, 1, true).unwrap(), text);
+            assert_eq!(read(text, 1, false).unwrap_err().kind(), io::ErrorKind::TimedOut);
+        }
+    }
+
+    #[test]
+    fn large_objects_come_whole_and_too_large_ones_show() {
+        for room in [FIRST_ROOM - 2, FIRST_ROOM, 3 * FIRST_ROOM - 1, LIMIT - 2] {
+            let text = format!("{{{}}}", " ".repeat(room));
+            assert_eq!(read(text.as_bytes(), 5000, false).unwrap(), text.as_bytes());
+        }
+        let text = format!("{{{}}}", " ".repeat(LIMIT - 1));
+        assert_eq!(read(text.as_bytes(), 5000, false).unwrap().len(), LIMIT + 1);
+        assert_eq!(read(&vec![b' '; 2 * LIMIT], 5000, false).unwrap().len(), LIMIT + 1);
     }
 }

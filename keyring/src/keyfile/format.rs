@@ -177,11 +177,16 @@ impl KeyFile {
         }
         let file =
             File { pagevault_key_file: FORMAT_VERSION, keys: self, crc32c: self.checksum()? };
-        // The limit is the capacity, so the vector never moves and leaves no copy behind.
-        let mut text = Limited(Zeroizing::new(Vec::with_capacity(SIZE_LIMIT)));
-        serde_json::to_writer_pretty(&mut text, &file).map_err(|_| FormatError::TooLarge)?;
-        io::Write::write_all(&mut text, b"\n").map_err(|_| FormatError::TooLarge)?;
-        Ok(text.0)
+        // Measured first, so that the vector never moves and leaves no copy behind.
+        let mut length = Length(1);
+        serde_json::to_writer_pretty(&mut length, &file).map_err(malformed)?;
+        if length.0 > SIZE_LIMIT {
+            return Err(FormatError::TooLarge);
+        }
+        let mut text = Zeroizing::new(Vec::with_capacity(length.0));
+        serde_json::to_writer_pretty(&mut *text, &file).map_err(malformed)?;
+        text.push(b'\n');
+        Ok(text)
     }
 
     fn checksum(&self) -> Result<String, FormatError> {
@@ -249,15 +254,12 @@ fn decode_key<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Secret32, D:
     deserializer.deserialize_str(KeyText)
 }
 
-/// Refuses to grow beyond its capacity.
-struct Limited(Zeroizing<Vec<u8>>);
+/// Counts bytes.
+struct Length(usize);
 
-impl io::Write for Limited {
+impl io::Write for Length {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        if bytes.len() > self.0.capacity() - self.0.len() {
-            return Err(io::ErrorKind::FileTooLarge.into());
-        }
-        self.0.extend_from_slice(bytes);
+        self.0 += bytes.len();
         Ok(bytes.len())
     }
 

@@ -123,6 +123,8 @@ impl Place {
     /// Opens the file as [`Place::open`] does, fit for an exclusive lock: NFS gives one only to who
     /// may write.
     pub fn open_to_lock(&self) -> Result<(File, Metadata), ProviderError> {
+        // Reading first: that others own the file says more than that we may not write it.
+        self.open()?;
         self.open_with(OpenOptions::new().read(true).write(true))
     }
 
@@ -137,8 +139,8 @@ impl Place {
                     return insecure(format!("key file \"{shown}\" is a symbolic link"))
                         .with_hint("Give the path of the file itself.");
                 }
-                // What opening a directory or a socket for writing gives.
-                Some(nix::libc::EISDIR | nix::libc::ENXIO) => return not_regular(&path),
+                // What opening a socket gives.
+                Some(nix::libc::ENXIO) => return not_regular(&path),
                 _ => {}
             }
             if error.kind() == io::ErrorKind::NotFound {

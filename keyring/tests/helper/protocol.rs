@@ -1,11 +1,13 @@
 //! One request, one reply; whatever comes in, something sensible comes out.
 
 use std::fs;
+use std::io::Write;
 
 use serde_json::{Value, json};
 
 use crate::bench::{
-    Bench, CONTEXT, chmod, failure, plaintext, reply, serve_text, unwrap_action, wrap_action,
+    Bench, CONTEXT, chmod, command, failure, plaintext, reply, rest, serve_text, unwrap_action,
+    wrap_action,
 };
 
 #[test]
@@ -118,7 +120,27 @@ fn every_truncation_is_refused() {
     for length in (1..text.len()).step_by(17) {
         refused(&text.as_bytes()[..length]);
     }
-    refused(format!("{text}{text}").as_bytes());
+}
+
+#[test]
+fn what_follows_the_request_is_left_alone() {
+    let bench = Bench::new();
+    let text = bench.request(1000, vec![bench.operation(json!("describe"))]).to_string();
+    let reply = reply(&serve_text(format!("\n {text}\n{text}}}").as_bytes()));
+    assert_eq!(reply["results"].as_array().unwrap().len(), 1);
+}
+
+#[test]
+fn the_caller_may_keep_its_end_open() {
+    let bench = Bench::new();
+    let request = bench.request(1000, vec![bench.operation(json!("describe"))]).to_string();
+    let mut child = command(&["serve"]).spawn().unwrap();
+    let mut input = child.stdin.take().unwrap();
+    input.write_all(request.as_bytes()).unwrap();
+    let output = rest(child.stdout.take().unwrap());
+    assert!(output.contains("described"), "{output}");
+    assert!(child.wait().unwrap().success());
+    drop(input);
 }
 
 #[test]
@@ -135,11 +157,12 @@ fn what_is_refused_is_not_repeated() {
 fn too_much_is_refused() {
     let bench = Bench::new();
     let mut request = bench.request(1000, vec![bench.operation(json!("describe"))]).to_string();
+    request.pop();
     request.push_str(&" ".repeat((1 << 20) - request.len()));
-    reply(&serve_text(request.as_bytes()));
-    request.push(' ');
-    assert_eq!(refused(request.as_bytes()), "message is larger than 1048576 bytes");
-    assert_eq!(refused(&vec![b'['; 8 << 20]), "message is larger than 1048576 bytes");
+    assert_eq!(refused(format!("{request}}}").as_bytes()), "message is larger than 1048576 bytes");
+    request.pop();
+    reply(&serve_text(format!("{request}}}").as_bytes()));
+    assert_eq!(refused(&vec![b'{'; 8 << 20]), "message is larger than 1048576 bytes");
 }
 
 #[test]
@@ -178,9 +201,10 @@ fn unknown_fields_are_refused() {
 
 #[test]
 fn a_reply_that_would_be_too_large_says_so() {
-    let bench = Bench::new();
-    // Small requests with long answers.
-    let missing = bench.operation_on(&bench.key_file(), &"k".repeat(90), "", json!("describe"));
+    let bench = Bench::empty();
+    // A small request with a long answer.
+    let mut missing = bench.operation(json!("describe"));
+    missing["provider"] = json!({"name": "p", "kind": "k", "options": {}});
     let count = (1 << 20) / (missing.to_string().len() + 1) - 1;
     let request = bench.request(20_000, vec![missing; count]);
     assert_eq!(refused(request.to_string().as_bytes()), "reply would be too large");

@@ -79,7 +79,7 @@ fn a_killed_rotation_leaves_the_old_file_or_the_new_one() {
     let request = bench.request(10_000, vec![bench.operation(json!("rotate"))]).to_string();
     for round in 0..ROUNDS {
         let mut child = start(request.as_bytes());
-        thread::sleep(Duration::from_micros(u64::from(round % 40) * 250));
+        thread::sleep(Duration::from_micros(u64::from(round % 40) * 750));
         child.kill().unwrap();
         child.wait().unwrap();
         let told = rest(child.stdout.take().unwrap());
@@ -112,6 +112,7 @@ fn a_killed_rotation_leaves_the_old_file_or_the_new_one() {
     }
     eprintln!("{killed} rotations killed, {finished} finished, {} versions", wrapped.len());
     assert!(killed > 0, "no rotation was killed in time");
+    assert!(finished > 0, "every rotation was killed");
     // What was left behind does not stop the next.
     assert_eq!(rotate(&bench), wrapped.last().unwrap().0 + 1);
     assert_eq!(fs::read_dir(bench.path("keys")).unwrap().count(), 1);
