@@ -91,16 +91,19 @@ fn step(sum: u32, value: u32) -> u32 {
 #[inline(always)]
 fn mix(page: &Page) -> u32 {
     let mut sums = BASE_OFFSETS;
-    let mut add = |row: &[[u8; 4]; LANES]| {
+    let mut rest = page.as_chunks::<4>().0.as_chunks::<LANES>().0;
+    if let [header, after @ ..] = rest {
+        let mut header = *header;
+        header[2][..2].fill(0); // bytes 8 and 9 of the page: pd_checksum
+        for lane in 0..LANES {
+            sums[lane] = step(sums[lane], u32::from_le_bytes(header[lane]));
+        }
+        rest = after;
+    }
+    for row in rest {
         for lane in 0..LANES {
             sums[lane] = step(sums[lane], u32::from_le_bytes(row[lane]));
         }
-    };
-    if let [header, rest @ ..] = page.as_chunks::<4>().0.as_chunks::<LANES>().0 {
-        let mut header = *header;
-        header[2][..2].fill(0); // bytes 8 and 9 of the page: pd_checksum
-        add(&header);
-        rest.iter().for_each(add);
     }
     for _ in 0..2 {
         for sum in &mut sums {

@@ -5,7 +5,7 @@
 
 use core::arch::x86_64::*;
 
-use safe_unaligned_simd::x86_64::{_mm512_loadu_si512, _mm512_storeu_si512};
+use safe_unaligned_simd::x86_64::{_mm_storeu_si128, _mm512_loadu_si512, _mm512_storeu_si512};
 
 use super::aesni::{encrypt_tweak, load};
 use super::expand::RoundKeys;
@@ -15,12 +15,12 @@ use super::{Block, Tweak};
 const LANES: usize = 4;
 const WIDTH: usize = 4;
 
-#[target_feature(enable = "aes,vaes,avx512f,avx512bw")]
+#[target_feature(enable = "aes,vaes,avx512f,avx512bw,avx512vbmi")]
 pub(super) fn encrypt<const N: usize>(keys: &RoundKeys<N>, tweak: Tweak, unit: &mut [Block]) {
     run::<true, N>(&keys.seal, encrypt_tweak(&keys.tweak, tweak), unit);
 }
 
-#[target_feature(enable = "aes,vaes,avx512f,avx512bw")]
+#[target_feature(enable = "aes,vaes,avx512f,avx512bw,avx512vbmi")]
 pub(super) fn decrypt<const N: usize>(keys: &RoundKeys<N>, tweak: Tweak, unit: &mut [Block]) {
     run::<false, N>(&keys.open, encrypt_tweak(&keys.tweak, tweak), unit);
 }
@@ -31,7 +31,7 @@ pub(super) fn decrypt<const N: usize>(keys: &RoundKeys<N>, tweak: Tweak, unit: &
 /// and has 511 blocks: 3 blocks and 3 registers in the first group, after which every access is
 /// aligned to the cache line if the page is.
 #[inline]
-#[target_feature(enable = "aes,vaes,avx512f,avx512bw")]
+#[target_feature(enable = "aes,vaes,avx512f,avx512bw,avx512vbmi")]
 fn run<const SEAL: bool, const N: usize>(
     round_keys: &[Block; N],
     tweak: __m128i,
@@ -55,24 +55,40 @@ fn run<const SEAL: bool, const N: usize>(
     let head_tweak = multiply_by_powers(tweak, lanes);
 
     if !head.is_empty() || !first.is_empty() {
-        let mut padded = [0; 64];
-        let head = head.as_flattened_mut();
-        padded[..head.len()].copy_from_slice(head);
-        let mut state = [_mm512_loadu_si512(&padded); WIDTH];
-        for (block, bytes) in state[1..].iter_mut().zip(&*first) {
-            *block = _mm512_loadu_si512(bytes);
+        // Branches, not copies of variable length: those would be calls that spill every register.
+        let mut state = [_mm512_setzero_si512(); WIDTH];
+        if let [a, rest @ ..] = &*head {
+            state[0] = _mm512_zextsi128_si512(load(a));
+            if let [b, rest @ ..] = rest {
+                state[0] = _mm512_inserti32x4::<1>(state[0], load(b));
+                if let [c, ..] = rest {
+                    state[0] = _mm512_inserti32x4::<2>(state[0], load(c));
+                }
+            }
+        }
+        for (i, block) in state[1..].iter_mut().enumerate() {
+            if let Some(bytes) = first.get(i) {
+                *block = _mm512_loadu_si512(bytes);
+            }
         }
         let [a, b, c, _] = tweaks;
         let state = run_group::<SEAL, N>(&keys, &[head_tweak, a, b, c], state);
-        _mm512_storeu_si512(&mut padded, state[0]);
-        head.copy_from_slice(&padded[..head.len()]);
-        for (block, bytes) in state[1..].iter().zip(&mut *first) {
-            _mm512_storeu_si512(bytes, *block);
+        if let [a, rest @ ..] = head {
+            _mm_storeu_si128(a, _mm512_castsi512_si128(state[0]));
+            if let [b, rest @ ..] = rest {
+                _mm_storeu_si128(b, _mm512_extracti32x4_epi32::<1>(state[0]));
+                if let [c, ..] = rest {
+                    _mm_storeu_si128(c, _mm512_extracti32x4_epi32::<2>(state[0]));
+                }
+            }
         }
-        for tweak in &mut tweaks[..first.len()] {
-            *tweak = multiply_by_x16(*tweak);
+        for (i, block) in state[1..].iter().enumerate() {
+            if let Some(bytes) = first.get_mut(i) {
+                _mm512_storeu_si512(bytes, *block);
+                let [used, b, c, d] = tweaks;
+                tweaks = [b, c, d, multiply_by_x16(used)];
+            }
         }
-        tweaks.rotate_left(first.len());
     }
 
     for group in rest.as_chunks_mut::<WIDTH>().0 {
@@ -91,7 +107,7 @@ fn run<const SEAL: bool, const N: usize>(
 }
 
 #[inline]
-#[target_feature(enable = "aes,vaes,avx512f,avx512bw")]
+#[target_feature(enable = "aes,vaes,avx512f,avx512bw,avx512vbmi")]
 fn run_group<const SEAL: bool, const N: usize>(
     keys: &[__m512i; N],
     tweaks: &[__m512i; WIDTH],
@@ -130,22 +146,32 @@ fn xor3(a: __m512i, b: __m512i, c: __m512i) -> __m512i {
 /// Each 128-bit lane times x^16: rotate by two bytes, then add what the two bytes that came
 /// round are worth. They stand at x^128 = x^7 + x^2 + x + 1, and the rotation has added the 1.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 fn multiply_by_x16(tweaks: __m512i) -> __m512i {
     let rotation = _mm_setr_epi8(14, 15, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13);
     let rotated = _mm512_shuffle_epi8(tweaks, _mm512_broadcast_i32x4(rotation));
     let low_two = _mm512_broadcast_i32x4(_mm_setr_epi32(0xffff, 0, 0, 0));
     let carry = _mm512_and_si512(rotated, low_two);
-    // Additions, not shifts: on Intel only one port shifts, and it is the one that does AES.
+    // On Intel only one port does AES and shifts, so two of the three shifts are byte selections
+    // and the third is an addition.
     let x1 = _mm512_add_epi32(carry, carry);
-    let x2 = _mm512_add_epi32(x1, x1);
-    let x7 = _mm512_slli_epi32::<7>(carry);
+    let x2 = _mm512_multishift_epi64_epi8(selection::<2>(), carry);
+    let x7 = _mm512_multishift_epi64_epi8(selection::<7>(), carry);
     _mm512_xor_si512(xor3(rotated, x1, x2), x7)
+}
+
+/// For a shift left by `N` bits: the bit at which each byte of the result begins, modulo 64.
+#[inline]
+#[target_feature(enable = "avx512f")]
+fn selection<const N: i64>() -> __m512i {
+    _mm512_set1_epi64(i64::from_le_bytes(
+        [0, 8, 16, 24, 32, 40, 48, 56].map(|bit| (bit - N) as u8 & 63),
+    ))
 }
 
 /// Each 128-bit lane times x^k; `powers` holds each lane's k (at most 56) in both its halves.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 fn multiply_by_powers(tweaks: __m512i, powers: __m512i) -> __m512i {
     let shifted = _mm512_sllv_epi64(tweaks, powers);
     let carry = _mm512_srlv_epi64(tweaks, _mm512_sub_epi64(_mm512_set1_epi64(64), powers));
@@ -156,5 +182,5 @@ fn multiply_by_powers(tweaks: __m512i, powers: __m512i) -> __m512i {
     let x1 = _mm512_slli_epi64::<1>(reduced);
     let x2 = _mm512_slli_epi64::<2>(reduced);
     let x7 = _mm512_slli_epi64::<7>(reduced);
-    xor3(_mm512_xor_si512(shifted, carry), xor3(x1, x2, x7), _mm512_setzero_si512())
+    xor3(shifted, carry, xor3(x1, x2, x7))
 }

@@ -21,7 +21,8 @@ impl Kernel {
         (Self::aesni().is_some()
             && is_x86_feature_detected!("vaes")
             && is_x86_feature_detected!("avx512f")
-            && is_x86_feature_detected!("avx512bw"))
+            && is_x86_feature_detected!("avx512bw")
+            && is_x86_feature_detected!("avx512vbmi"))
         .then_some(Self(Width::Zmm))
     }
 
