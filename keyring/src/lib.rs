@@ -9,10 +9,10 @@
 //! | [`provider`] | what every provider can do, and how it says that it cannot |
 //! | [`providers`] | one file per provider, and the registry that maps a kind to its constructor |
 //! | [`options`] | reading a provider's options; unknown names are refused |
-//! | [`retry`] | trying again under a deadline, written once for all providers |
-//! | [`serve`] | one request, one reply, a deadline that holds even if a provider hangs |
+//! | [`mod@retry`] | trying again under a deadline, written once for all providers |
+//! | [`mod@serve`] | one request, one reply, a deadline that holds even if a provider hangs |
 //! | [`keyfile`] | the key file of the `file` provider |
-//! | [`harden`] | no core dumps, no readable files, no secrets in panic messages |
+//! | [`mod@harden`] | no core dumps, no readable files, no secrets in panic messages |
 //! | [`cli`] | the command line |
 
 #![forbid(unsafe_code)]

@@ -29,7 +29,9 @@ pub fn retry<T>(
     mut attempt: impl FnMut() -> Result<T, ProviderError>,
 ) -> Result<T, ProviderError> {
     let mut wait = backoff.first;
-    for attempts in 1u32.. {
+    let mut attempts = 0_u32;
+    loop {
+        attempts = attempts.saturating_add(1);
         let mut error = match attempt() {
             Ok(value) => return Ok(value),
             Err(error) => error,
@@ -46,7 +48,6 @@ pub fn retry<T>(
         thread::sleep(pause);
         wait = (wait * 2).min(backoff.limit);
     }
-    unreachable!("more than 4 billion attempts")
 }
 
 /// Between half of `wait` and all of it, so that many servers that lost the same provider do not

@@ -6,6 +6,9 @@
 //! guard     ends the process on SIGTERM, SIGINT, SIGHUP, or when nobody reads the reply any more
 //! ```
 //!
+//! A request ends with the brace that closes it. The caller may keep its end of the pipe open or close
+//! it; it cancels by a signal, or by closing the end at which it would read the reply.
+//!
 //! Nothing is asked to stop: the process ends, and the system takes back its memory and its locks.
 //! Providers are therefore written so that being killed at any step is harmless, which they must be
 //! anyway.

@@ -14,6 +14,9 @@ use super::unprintable;
 use crate::provider::{Environment, Finding, Provider, ProviderError};
 use crate::providers;
 
+/// How long a provider may take for all of it.
+const TIME: Duration = Duration::from_secs(10);
+
 #[derive(Args)]
 pub(super) struct Check {
     /// Kind of the provider, such as "file"
@@ -28,9 +31,6 @@ pub(super) struct Check {
     /// The server's data directory, in which no key may lie
     #[arg(long, value_name = "DIR")]
     data_directory: Option<PathBuf>,
-    /// Seconds to keep trying
-    #[arg(long, value_name = "SECONDS", default_value_t = 10)]
-    timeout: u16,
 }
 
 impl Check {
@@ -71,7 +71,7 @@ impl Check {
                     "Give them as in SQL, for example '{\"path\": \"/etc/pagevault/keys\"}'.",
                 )
         })?;
-        let deadline = Instant::now() + Duration::from_secs(self.timeout.into());
+        let deadline = Instant::now() + TIME;
         let environment =
             Environment { data_directory: self.data_directory.clone(), deadline: Some(deadline) };
         providers::build(&self.provider_kind, &options, &environment)

@@ -2,7 +2,7 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | [`format`] | the text of the file |
+//! | [`mod@format`] | the text of the file |
 //! | [`place`] | where a key file may lie and who may reach it |
 //! | [`store`] | reading it, and replacing it so that no crash and no second writer loses a key |
 

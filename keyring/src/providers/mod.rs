@@ -1,5 +1,5 @@
 //! The providers: one file each, the same shape each (option names, constructor, [`Provider`]).
-//! A new kind is one more file and one more row in [`KINDS`].
+//! A new kind is one more file and one more row in `KINDS`.
 
 pub mod file;
 

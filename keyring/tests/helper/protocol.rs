@@ -97,6 +97,18 @@ fn one_bad_operation_spoils_no_other() {
     assert_eq!(results[2]["described"]["key_version"], 1);
 }
 
+#[test]
+fn names_cannot_forge_log_lines() {
+    let bench = Bench::new();
+    let forged = format!("x\nFATAL: forged\x1b[0m{}", "y".repeat(1000));
+    let mut operation = bench.operation_on(&bench.key_file(), &forged, CONTEXT, json!("describe"));
+    operation["provider"]["name"] = json!(forged);
+    let failed = failure(&bench.one(operation), "key_missing");
+    for text in [failed.message, failed.detail, failed.hint] {
+        assert!(!text.chars().any(char::is_control) && text.len() < 1000, "{text}");
+    }
+}
+
 #[track_caller]
 fn refused(request: &[u8]) -> String {
     let reply = reply(&serve_text(request));
