@@ -12,6 +12,7 @@
 //! In the last two cases the definition is asked of the dynamic linker.
 
 use std::ffi::{CStr, CString, c_void};
+use std::ptr;
 
 use crate::elf::{Import, Version};
 use crate::error::Error;
@@ -58,17 +59,33 @@ fn definition(exe: &Executable, symbol: &str, import: &Import) -> Result<usize, 
     let version = import.version;
     let name = CString::new(symbol).map_err(|_| unresolved(exe, symbol, version))?;
     let version_name = version.and_then(|version| CString::new(exe.name(version.name)).ok());
-    let found = look_up(libc::RTLD_DEFAULT, &name, version_name.as_deref());
-    if found != 0 && !exe.owns(found) {
-        return Ok(found);
-    }
-    // The global scope answers with a canonical PLT entry: ask the library itself.
     let library = version.and_then(|version| CString::new(exe.name(version.library)).ok());
-    let found = library.map_or(0, |library| in_library(&library, &name, version_name.as_deref()));
-    if found != 0 && !exe.owns(found) {
-        return Ok(found);
+    let elsewhere = |found: &usize| *found != 0 && !exe.owns(*found);
+
+    let first = Some(look_up(libc::RTLD_DEFAULT, &name, None)).filter(elsewhere);
+    let exact = Some(look_up(libc::RTLD_DEFAULT, &name, version_name.as_deref()))
+        .filter(elsewhere)
+        // The global scope may answer with a canonical PLT entry: ask the library itself.
+        .or_else(|| Some(in_library(library.as_deref()?, &name, version_name.as_deref())))
+        .filter(elsewhere);
+    match (first, exact) {
+        // A preloaded library without versions comes first, and dlvsym does not see it.
+        (Some(first), Some(exact)) if object_of(first) != object_of(exact) => Ok(first),
+        (_, Some(exact)) => Ok(exact),
+        (Some(first), None) => Ok(first),
+        (None, None) => Err(unresolved(exe, symbol, version)),
     }
-    Err(unresolved(exe, symbol, version))
+}
+
+/// Where the library that holds an address is loaded.
+fn object_of(address: usize) -> usize {
+    // SAFETY: Dl_info is a plain structure of pointers and null is a valid value for each; dladdr
+    // takes any address.
+    unsafe {
+        let mut info: libc::Dl_info = std::mem::zeroed();
+        libc::dladdr(ptr::with_exposed_provenance(address), &raw mut info);
+        info.dli_fbase.expose_provenance()
+    }
 }
 
 fn in_library(library: &CStr, name: &CStr, version: Option<&CStr>) -> usize {

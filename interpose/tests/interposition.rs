@@ -35,31 +35,38 @@ struct Outcome {
     rights_after: BTreeMap<usize, String>,
 }
 
+fn compile(source: &str, flags: &[&str], output: &Path) {
+    let sources = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/program");
+    let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
+    let mut command = Command::new(compiler);
+    command.args(["-O2", "-Wall"]).args(flags).arg("-o").arg(output);
+    let result = command.arg(sources.join(source)).arg("-ldl").output();
+    let result = result.expect("a C compiler, as cc or by the variable CC");
+    let errors = String::from_utf8_lossy(&result.stderr);
+    assert!(result.status.success(), "{flags:?}: {errors}");
+}
+
 impl Program {
     fn build(flags: &[&str]) -> Program {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("program");
-        let source = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/program/program.c");
-        let compiler = std::env::var("CC").unwrap_or_else(|_| "cc".to_owned());
-        let output = Command::new(compiler)
-            .args(["-O2", "-Wall", "-rdynamic"])
-            .args(flags)
-            .arg("-o")
-            .args([&path, &source])
-            .arg("-ldl")
-            .output()
-            .expect("a C compiler, as cc or by the variable CC");
-        let errors = String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{flags:?}: {errors}");
+        compile("program.c", &[&["-rdynamic"], flags].concat(), &path);
         Program { folder, path }
     }
 
     fn run(&self, scenario: &str, early: bool) -> Outcome {
+        self.run_with(scenario, early, None)
+    }
+
+    fn run_with(&self, scenario: &str, early: bool, preload: Option<&Path>) -> Outcome {
         let file = |name: &str| self.folder.path().join(name);
         let mut command = Command::new(&self.path);
         command.arg(library()).arg(scenario).args([file("before"), file("after")]);
         if early {
             command.env("EARLY", "1");
+        }
+        if let Some(preload) = preload {
+            command.env("LD_PRELOAD", preload);
         }
         let output = command.env_remove("LD_BIND_NOW").output().unwrap();
         let text = String::from_utf8(output.stdout).unwrap();
@@ -152,6 +159,20 @@ fn unusual_links_work_too() {
         let program = Program::build(flags);
         assert_replaced(&program, "", false);
         assert_replaced(&program, "", true);
+    }
+}
+
+#[test]
+fn forwards_to_a_preloaded_library() {
+    for (name, flags) in builds() {
+        let program = Program::build(&flags);
+        let preload = program.folder.path().join("preload.so");
+        compile("preload.c", &["-shared", "-fPIC"], &preload);
+        for early in [false, true] {
+            let outcome = program.run_with("", early, Some(&preload));
+            assert_eq!(outcome.error, None, "{name}");
+            assert_eq!(outcome.after, REPLACED.replace("wrote 5", "wrote 105"), "{name}");
+        }
     }
 }
 

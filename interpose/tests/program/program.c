@@ -62,15 +62,13 @@ extern const struct callbacks completion;
 const struct callbacks completion = {on_complete, NULL, on_complete};
 const int answer = 42;
 
-/* Indices the compiler cannot see through, so that calls stay indirect, as in smgr.c. */
-static volatile int which = 0;
-
 static void
 observe(const char *when)
 {
-	const struct shelf *shelf = &shelves[which];
-	const struct twin *twin = which ? &twins.second : &twins.first;
-	const struct callbacks *callbacks = &(&completion)[which];
+	/* Volatile, so that the compiler cannot see through them and calls stay indirect. */
+	const struct shelf *volatile shelf = shelves;
+	const struct twin *volatile twin = zero ? &twins.second : &twins.first;
+	const struct callbacks *volatile callbacks = &completion;
 	char path[] = "/tmp/interpose-XXXXXX";
 	char bytes[4] = "....";
 	int fd = mkstemp(path);
