@@ -4,10 +4,13 @@
 //! and allocates nothing that the image does not back. Names and numbers as in the System V ABI
 //! (generic and processor supplements) and `elf.h`.
 
-use std::collections::HashMap;
 use std::ops::Range;
 
 use thiserror::Error;
+
+mod dynamic;
+#[cfg(test)]
+mod tests;
 
 const PT_LOAD: u32 = 1;
 const PT_DYNAMIC: u32 = 2;
@@ -15,30 +18,8 @@ const PT_GNU_RELRO: u32 = 0x6474_e552;
 const PF_X: u32 = 1;
 const PF_W: u32 = 2;
 
-const DT_NULL: u64 = 0;
-const DT_PLTRELSZ: u64 = 2;
-const DT_HASH: u64 = 4;
-const DT_STRTAB: u64 = 5;
-const DT_SYMTAB: u64 = 6;
-const DT_RELA: u64 = 7;
-const DT_RELASZ: u64 = 8;
-const DT_RELAENT: u64 = 9;
-const DT_STRSZ: u64 = 10;
-const DT_SYMENT: u64 = 11;
-const DT_PLTREL: u64 = 20;
-const DT_JMPREL: u64 = 23;
-const DT_GNU_HASH: u64 = 0x6fff_fef5;
-const DT_VERSYM: u64 = 0x6fff_fff0;
-const DT_VERNEED: u64 = 0x6fff_fffe;
-const DT_VERNEEDNUM: u64 = 0x6fff_ffff;
-
 const FILE_HEADER: u64 = 64;
 const PROGRAM_HEADER: usize = 56;
-const SYMBOL: u64 = 24;
-const RELOCATION: u64 = 24;
-
-/// Version indices have 15 bits (`VERSYM_VERSION`); an image with more entries is malformed.
-const MAX_VERSIONS: usize = 0x7fff;
 
 /// What is wrong with an image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Error)]
@@ -193,7 +174,7 @@ impl Elf {
     ) -> Result<Elf, ElfError> {
         let headers = Headers::parse(program_headers)?;
         let dynamic = headers.dynamic.ok_or(ElfError::Missing("the dynamic segment"))?;
-        let reader = Reader::new(machine, dynamic, bias, image)?;
+        let reader = dynamic::Reader::new(machine, dynamic, bias, image)?;
         Ok(Elf {
             imports: reader.imports()?,
             symbols: reader.exports()?,
@@ -287,219 +268,6 @@ impl Headers {
     }
 }
 
-/// The dynamic section, and the tables it leads to.
-struct Reader<'a, I> {
-    machine: Machine,
-    image: &'a I,
-    bias: u64,
-    entries: HashMap<u64, u64>,
-    strings: &'a [u8],
-    symbol_table: u64,
-}
-
-impl<'a, I: Image> Reader<'a, I> {
-    fn new(
-        machine: Machine,
-        dynamic: Range<u64>,
-        bias: u64,
-        image: &'a I,
-    ) -> Result<Self, ElfError> {
-        let section = image
-            .bytes(dynamic.start, dynamic.end - dynamic.start)
-            .ok_or(ElfError::OutOfBounds("the dynamic section"))?;
-        let entries = section
-            .chunks_exact(16)
-            .map(|entry| (u64_at(entry, 0), u64_at(entry, 8)))
-            .take_while(|&(tag, _)| tag != DT_NULL)
-            .collect();
-        let mut reader = Reader { machine, image, bias, entries, strings: &[], symbol_table: 0 };
-        if reader.entries.get(&DT_SYMENT).is_some_and(|&size| size != SYMBOL) {
-            return Err(ElfError::OutOfBounds("a dynamic symbol"));
-        }
-        reader.symbol_table =
-            reader.pointer(DT_SYMTAB).ok_or(ElfError::Missing("the dynamic symbol table"))?;
-        let table =
-            reader.pointer(DT_STRTAB).ok_or(ElfError::Missing("the dynamic string table"))?;
-        let size = reader.entries.get(&DT_STRSZ).copied().unwrap_or(0);
-        reader.strings =
-            image.bytes(table, size).ok_or(ElfError::OutOfBounds("the dynamic string table"))?;
-        Ok(reader)
-    }
-
-    fn pointer(&self, tag: u64) -> Option<u64> {
-        let value = *self.entries.get(&tag)?;
-        Some(value.checked_sub(self.bias).unwrap_or(value))
-    }
-
-    fn exports(&self) -> Result<Vec<Symbol>, ElfError> {
-        let count = self.symbol_count()?;
-        let table = self
-            .image
-            .bytes(self.symbol_table, count * SYMBOL)
-            .ok_or(ElfError::OutOfBounds("the dynamic symbol table"))?;
-        Ok(table
-            .chunks_exact(SYMBOL as usize)
-            .map(RawSymbol::read)
-            .filter(|symbol| symbol.is_defined() && symbol.is_visible())
-            .map(|symbol| Symbol {
-                name: Name(symbol.name),
-                kind: match symbol.info & 0xf {
-                    1 => SymbolKind::Object,
-                    2 => SymbolKind::Function,
-                    _ => SymbolKind::Other,
-                },
-                address: symbol.value,
-                size: symbol.size,
-            })
-            .collect())
-    }
-
-    /// The dynamic section does not say how long its symbol table is; the hash table does.
-    fn symbol_count(&self) -> Result<u64, ElfError> {
-        const WHAT: &str = "the symbol hash table";
-        let word = |address: Option<u64>| {
-            let bytes = self.image.bytes(address?, 4)?;
-            Some(u32_at(bytes, 0))
-        };
-        if let Some(table) = self.pointer(DT_HASH) {
-            let chains = word(table.checked_add(4)).ok_or(ElfError::OutOfBounds(WHAT))?;
-            return Ok(u64::from(chains));
-        }
-        let table = self.pointer(DT_GNU_HASH).ok_or(ElfError::Missing(WHAT))?;
-        let header = self.image.bytes(table, 16).ok_or(ElfError::OutOfBounds(WHAT))?;
-        let (bucket_count, first) = (u64::from(u32_at(header, 0)), u64::from(u32_at(header, 4)));
-        let bloom_words = u64::from(u32_at(header, 8));
-        let buckets_at =
-            table.checked_add(16 + bloom_words * 8).ok_or(ElfError::OutOfBounds(WHAT))?;
-        let buckets =
-            self.image.bytes(buckets_at, bucket_count * 4).ok_or(ElfError::OutOfBounds(WHAT))?;
-        let last_bucket = buckets.chunks_exact(4).map(|b| u64::from(u32_at(b, 0))).max();
-        let Some(mut last) = last_bucket.filter(|&last| last >= first) else {
-            return Ok(first);
-        };
-        // The chain of the last bucket ends the table; bit 0 marks its end.
-        loop {
-            let at = buckets_at.checked_add((bucket_count + last - first) * 4);
-            if word(at).ok_or(ElfError::OutOfBounds(WHAT))? & 1 == 1 {
-                return Ok(last + 1);
-            }
-            last += 1;
-        }
-    }
-
-    fn imports(&self) -> Result<Vec<Import>, ElfError> {
-        const WHAT: &str = "the relocation table";
-        // DT_PLTREL and DT_RELAENT: both machines use Rela only.
-        if self.entries.get(&DT_PLTREL).is_some_and(|&kind| kind != DT_RELA)
-            || self.entries.get(&DT_RELAENT).is_some_and(|&size| size != RELOCATION)
-        {
-            return Err(ElfError::OutOfBounds("a relocation"));
-        }
-        let versions = self.versions()?;
-        let mut imports = Vec::new();
-        for (tag, size_tag) in [(DT_RELA, DT_RELASZ), (DT_JMPREL, DT_PLTRELSZ)] {
-            let Some(table) = self.pointer(tag) else { continue };
-            let size = self.entries.get(&size_tag).copied().unwrap_or(0);
-            let table = self.image.bytes(table, size).ok_or(ElfError::OutOfBounds(WHAT))?;
-            for relocation in table.chunks_exact(RELOCATION as usize) {
-                let info = u64_at(relocation, 8);
-                if self.machine.is_got_relocation(info as u32) {
-                    let slot = u64_at(relocation, 0);
-                    imports.extend(self.import(slot, info >> 32, &versions)?);
-                }
-            }
-        }
-        // Some linkers let DT_RELA include the range of DT_JMPREL.
-        imports.sort_by_key(|import| import.slot);
-        imports.dedup_by_key(|import| import.slot);
-        Ok(imports)
-    }
-
-    fn import(
-        &self,
-        slot: u64,
-        index: u64,
-        versions: &HashMap<u16, Version>,
-    ) -> Result<Option<Import>, ElfError> {
-        let symbol = self
-            .symbol_table
-            .checked_add(index * SYMBOL)
-            .and_then(|address| self.image.bytes(address, SYMBOL))
-            .map(RawSymbol::read)
-            .ok_or(ElfError::OutOfBounds("an imported symbol"))?;
-        if symbol.is_defined() {
-            return Ok(None);
-        }
-        let version = self
-            .pointer(DT_VERSYM)
-            .and_then(|table| self.image.bytes(table.checked_add(index * 2)?, 2))
-            .and_then(|version| versions.get(&(u16_at(version, 0) & 0x7fff)))
-            .copied();
-        Ok(Some(Import { name: Name(symbol.name), slot, version }))
-    }
-
-    /// The versions that the image asks for, by index (`Elf64_Verneed`, `Elf64_Vernaux`).
-    fn versions(&self) -> Result<HashMap<u16, Version>, ElfError> {
-        const WHAT: &str = "the version requirements";
-        let mut versions = HashMap::new();
-        let Some(mut need_at) = self.pointer(DT_VERNEED) else { return Ok(versions) };
-        let count = self.entries.get(&DT_VERNEEDNUM).copied().unwrap_or(0);
-        let mut seen = 0;
-        for _ in 0..count {
-            let need = self.image.bytes(need_at, 16).ok_or(ElfError::OutOfBounds(WHAT))?;
-            let library = Name(u32_at(need, 4));
-            let mut aux_at = need_at.checked_add(u64::from(u32_at(need, 8)));
-            for _ in 0..u16_at(need, 2) {
-                seen += 1;
-                let aux = aux_at
-                    .and_then(|address| self.image.bytes(address, 16))
-                    .filter(|_| seen <= MAX_VERSIONS)
-                    .ok_or(ElfError::OutOfBounds(WHAT))?;
-                let version = Version { name: Name(u32_at(aux, 8)), library };
-                versions.insert(u16_at(aux, 6) & 0x7fff, version);
-                aux_at = aux_at.and_then(|at| at.checked_add(u64::from(u32_at(aux, 12))));
-            }
-            let next = u64::from(u32_at(need, 12));
-            if next == 0 {
-                break;
-            }
-            need_at = need_at.checked_add(next).ok_or(ElfError::OutOfBounds(WHAT))?;
-        }
-        Ok(versions)
-    }
-}
-
-/// `Elf64_Sym`
-struct RawSymbol {
-    name: u32,
-    info: u8,
-    section: u16,
-    value: u64,
-    size: u64,
-}
-
-impl RawSymbol {
-    fn read(bytes: &[u8]) -> RawSymbol {
-        RawSymbol {
-            name: u32_at(bytes, 0),
-            info: bytes[4],
-            section: u16_at(bytes, 6),
-            value: u64_at(bytes, 8),
-            size: u64_at(bytes, 16),
-        }
-    }
-
-    /// Not `SHN_UNDEF`.
-    fn is_defined(&self) -> bool {
-        self.section != 0
-    }
-
-    /// `STB_GLOBAL` or `STB_WEAK`.
-    fn is_visible(&self) -> bool {
-        matches!(self.info >> 4, 1 | 2)
-    }
-}
-
 fn holds(start: u64, size: u64, address: u64, len: u64) -> bool {
     address.checked_sub(start).and_then(|offset| offset.checked_add(len)).is_some_and(|e| e <= size)
 }
@@ -521,6 +289,3 @@ fn u32_at(bytes: &[u8], at: usize) -> u32 {
 fn u64_at(bytes: &[u8], at: usize) -> u64 {
     u64::from(u32_at(bytes, at)) | u64::from(u32_at(bytes, at + 4)) << 32
 }
-
-#[cfg(test)]
-mod tests;

@@ -1,5 +1,6 @@
 use proptest::prelude::*;
 
+use super::dynamic::*;
 use super::*;
 
 const BASE: u64 = 0x40_0000;
