@@ -14,6 +14,8 @@ mod aesni;
 mod expand;
 #[cfg(target_arch = "x86_64")]
 mod vaes512;
+#[cfg(test)]
+mod vectors;
 #[cfg(target_arch = "x86_64")]
 mod x86;
 
