@@ -12,7 +12,9 @@
 //! Both sides read with [`Request::from_json`] and [`Reply::from_json`], which check size and version
 //! before anything else, refuse unknown fields, and never put content into an error: a message that
 //! cannot be read may hold a key. Secret bytes travel as [`SecretBytes`], and the text that carries them
-//! lives in a buffer that is wiped, also when it has to grow.
+//! lives in a buffer that is wiped, also when it has to grow. (A reader must hand in a buffer that it wipes
+//! itself. Base64 is decoded straight from there, unless it contains JSON escapes, which neither side
+//! writes.)
 
 use std::fmt;
 use std::io;

@@ -19,6 +19,8 @@
 
 use std::fmt;
 
+use pagevault_cipher::{CipherId, Epoch, wrap};
+
 use crate::error::{FormatError, Problem};
 use crate::wire::{Reader, put_bytes, put_i64, put_u8, put_u16, put_u32, put_u64};
 
@@ -31,9 +33,9 @@ pub const MAX_WRAPPED_DATABASE_KEY: usize = 64 << 10;
 /// Longest wrapped data key, in bytes: 64 key bytes and 28 of nonce and tag.
 pub const MAX_WRAPPED_DATA_KEY: usize = 92;
 /// Shortest wrapped data key of any cipher, known or not: one byte of key.
-const MIN_WRAPPED_DATA_KEY: usize = 29;
+const MIN_WRAPPED_DATA_KEY: usize = wrap::OVERHEAD + 1;
 /// Highest epoch that fits a page's 13 bits.
-pub const MAX_EPOCH: u16 = 8191;
+pub const MAX_EPOCH: u16 = Epoch::LAST.get();
 
 /// A relation's file, as PostgreSQL's `RelFileLocator` (`RelFileNode` before 16).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -330,20 +332,12 @@ impl Record {
 
 /// Length of a wrapped data key, `None` for ciphers this version does not know.
 pub fn wrapped_len(cipher: u8) -> Option<usize> {
-    match cipher {
-        1 => Some(92),
-        2 => Some(60),
-        _ => None,
-    }
+    CipherId::try_from(cipher).ok().map(|cipher| cipher.key_len() + wrap::OVERHEAD)
 }
 
 /// SQL name of a cipher, `None` for ciphers this version does not know.
 pub fn cipher_name(cipher: u8) -> Option<&'static str> {
-    match cipher {
-        1 => Some("aes-256-xts"),
-        2 => Some("aes-128-xts"),
-        _ => None,
-    }
+    CipherId::try_from(cipher).ok().map(CipherId::name)
 }
 
 fn put_file(out: &mut Vec<u8>, file: &RelFile) {

@@ -95,6 +95,24 @@ fn the_future_is_refused_by_name_and_offset() {
 }
 
 #[test]
+fn reserved_bytes_are_kept_for_later() {
+    let mut bytes = batch::encode(&[retired(9)]).unwrap();
+    bytes[6] = 1;
+    let checksum = crc32c::crc32c(&bytes[..16]).to_le_bytes();
+    bytes[16..20].copy_from_slice(&checksum);
+    let problem = batch::decode(&bytes).unwrap_err().problem;
+    assert_eq!(problem, Problem::Field("batch header", "reserved bytes are set"));
+
+    let mut body = batch::encode(&[data_key(1, 1, 1, 7)]).unwrap().split_off(HEADER);
+    // Type, version, length, file, epoch, cipher.
+    let reserved = 6 + 12 + 2 + 1;
+    assert_eq!((body[reserved - 1], body[reserved]), (1, 0));
+    body[reserved] = 1;
+    let problem = batch::decode(&sealed(&body)).unwrap_err().problem;
+    assert_eq!(problem, Problem::Field("data key", "reserved byte is set"));
+}
+
+#[test]
 fn lengths_beyond_the_end_ask_for_no_memory() {
     // A record that says it is 4 GiB long, and a text field that does.
     let huge = [2, 1, 255, 255, 255, 255];
