@@ -98,7 +98,7 @@ mod tests {
         let start = Instant::now();
         let deadline = start + Duration::from_millis(50);
         let error = retry::<()>(FAST, Some(deadline), || Err(throttled())).unwrap_err();
-        assert!(Instant::now() <= deadline + Duration::from_millis(20));
+        assert!(Instant::now() <= deadline + Duration::from_secs(1));
         assert_eq!(error.class, ErrorClass::Throttled);
         assert!(error.detail.starts_with("Tried "), "{}", error.detail);
     }

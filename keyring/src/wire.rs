@@ -116,8 +116,11 @@ mod tests {
 
     const LIMIT: usize = 100_000;
 
+    const SHORT: Duration = Duration::from_millis(200);
+    const LONG: Duration = Duration::from_secs(30);
+
     /// What is read of `text`, written in pieces to a pipe that stays open unless `close`.
-    fn read(text: &[u8], piece: usize, close: bool) -> io::Result<Vec<u8>> {
+    fn read(text: &[u8], piece: usize, close: bool, time: Duration) -> io::Result<Vec<u8>> {
         let (from, mut to) = io::pipe()?;
         thread::scope(|scope| {
             let (stop, wait) = std::sync::mpsc::channel::<()>();
@@ -130,8 +133,7 @@ mod tests {
                 }
             });
             let from = File::from(std::os::fd::OwnedFd::from(from));
-            let deadline = Instant::now() + Duration::from_millis(500);
-            let result = read_object(from, LIMIT, deadline).map(|text| text.to_vec());
+            let result = read_object(from, LIMIT, Instant::now() + time).map(|text| text.to_vec());
             drop(stop);
             result
         })
@@ -149,7 +151,7 @@ mod tests {
             (b"}", 1),
         ] {
             for piece in [1, 3, text.len()] {
-                let read = read(text, piece, false).unwrap();
+                let read = read(text, piece, false, LONG).unwrap();
                 assert_eq!(read, &text[..end], "{}", String::from_utf8_lossy(text));
             }
         }
@@ -158,8 +160,8 @@ mod tests {
     #[test]
     fn an_object_without_end_is_waited_for_until_the_deadline_or_the_end() {
         for text in [&b"{"[..], b"{\"}", b"{\"\\\"}", b"  "] {
-            assert_eq!(read(text, 1, true).unwrap(), text);
-            assert_eq!(read(text, 1, false).unwrap_err().kind(), io::ErrorKind::TimedOut);
+            assert_eq!(read(text, 1, true, LONG).unwrap(), text);
+            assert_eq!(read(text, 1, false, SHORT).unwrap_err().kind(), io::ErrorKind::TimedOut);
         }
     }
 
@@ -167,10 +169,10 @@ mod tests {
     fn large_objects_come_whole_and_too_large_ones_show() {
         for room in [FIRST_ROOM - 2, FIRST_ROOM, 3 * FIRST_ROOM - 1, LIMIT - 2] {
             let text = format!("{{{}}}", " ".repeat(room));
-            assert_eq!(read(text.as_bytes(), 5000, false).unwrap(), text.as_bytes());
+            assert_eq!(read(text.as_bytes(), 5000, false, LONG).unwrap(), text.as_bytes());
         }
         let text = format!("{{{}}}", " ".repeat(LIMIT - 1));
-        assert_eq!(read(text.as_bytes(), 5000, false).unwrap().len(), LIMIT + 1);
-        assert_eq!(read(&vec![b' '; 2 * LIMIT], 5000, false).unwrap().len(), LIMIT + 1);
+        assert_eq!(read(text.as_bytes(), 5000, false, LONG).unwrap().len(), LIMIT + 1);
+        assert_eq!(read(&vec![b' '; 2 * LIMIT], 5000, false, LONG).unwrap().len(), LIMIT + 1);
     }
 }

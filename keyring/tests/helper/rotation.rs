@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fs::{self, File};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
@@ -77,9 +77,16 @@ fn a_killed_rotation_leaves_the_old_file_or_the_new_one() {
     let mut wrapped: Vec<(u64, Value)> = vec![(1, bench.wrap(&[7; 32]))];
     let (mut killed, mut finished) = (0, 0);
     let request = bench.request(10_000, vec![bench.operation(json!("rotate"))]).to_string();
+    let whole = (2..=4).map(|version| {
+        let start = Instant::now();
+        assert_eq!(rotate(&bench), version);
+        wrapped.push((version, bench.wrap(&[7; 32])));
+        start.elapsed()
+    });
+    let whole = whole.max().unwrap();
     for round in 0..ROUNDS {
         let mut child = start(request.as_bytes());
-        thread::sleep(Duration::from_micros(u64::from(round % 40) * 750));
+        thread::sleep(whole * (round % 40) / 30);
         child.kill().unwrap();
         child.wait().unwrap();
         let told = rest(child.stdout.take().unwrap());
