@@ -90,19 +90,17 @@ fn step(sum: u32, value: u32) -> u32 {
 /// keep the 32 lanes in vector registers.
 #[inline(always)]
 fn mix(page: &Page) -> u32 {
+    let rows = page.as_chunks::<4>().0.as_chunks::<LANES>().0;
     let mut sums = BASE_OFFSETS;
-    let mut rest = page.as_chunks::<4>().0.as_chunks::<LANES>().0;
-    if let [header, after @ ..] = rest {
-        let mut header = *header;
-        header[2][..2].fill(0); // bytes 8 and 9 of the page: pd_checksum
-        for lane in 0..LANES {
-            sums[lane] = step(sums[lane], u32::from_le_bytes(header[lane]));
+    for (i, row) in rows.iter().enumerate() {
+        // Bytes 8 and 9 of the page are pd_checksum. A mask for every row, not a special first
+        // row: anything else stops the compiler from vectorising the loop over the lanes.
+        let mut mask = [u32::MAX; LANES];
+        if i == 0 {
+            mask[2] = 0xffff_0000;
         }
-        rest = after;
-    }
-    for row in rest {
         for lane in 0..LANES {
-            sums[lane] = step(sums[lane], u32::from_le_bytes(row[lane]));
+            sums[lane] = step(sums[lane], u32::from_le_bytes(row[lane]) & mask[lane]);
         }
     }
     for _ in 0..2 {
