@@ -94,6 +94,18 @@ fn refuses_what_contradicts() {
 }
 
 #[test]
+fn untouched_memory_stays_untouched() {
+    let memory: Vec<AtomicU32> =
+        (0..Directory::words_needed(100)).map(|_| AtomicU32::new(0)).collect();
+    let directory = Directory::init_zeroed(&memory, 100).unwrap();
+    assert!(memory[16..].iter().all(|word| word.load(Ordering::Relaxed) == 0));
+    directory.apply(&data_key(1, 1, 1, 10)).unwrap();
+    directory.apply(&data_key(1, 1, 1, 11)).unwrap();
+    assert_eq!(key(&directory, 1, 1).0, [11; 92]);
+    assert_eq!(Directory::attach(&memory).unwrap().counts().unwrap().keys, 1);
+}
+
+#[test]
 fn memory_that_is_no_directory_is_refused() {
     let none = memory(4);
     assert_eq!(Directory::attach(&none).unwrap_err(), DirectoryError::Damaged);
