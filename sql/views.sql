@@ -9,7 +9,7 @@ CREATE VIEW pagevault.providers AS
 COMMENT ON VIEW pagevault.providers IS 'key providers and their options';
 
 CREATE VIEW pagevault.master_keys AS
-    SELECT CASE WHEN k.scope = 0 THEN 'cluster' ELSE 'database' END AS scope,
+    SELECT CASE WHEN k.scope IS NULL THEN 'cluster' ELSE 'database' END AS scope,
            d.datname AS database,
            k.provider, k.master_key, k.master_version, k.database_key_version, k.state, k.wrapped_at
       FROM pagevault.master_key_rows() k
@@ -21,7 +21,7 @@ CREATE VIEW pagevault.data_keys AS
                CASE WHEN k.tablespace = d.dattablespace THEN 0 ELSE k.tablespace END, k.filenode
            )::pg_catalog.regclass AS relation,
            k.filenode, k.epoch, k.cipher, k.is_current,
-           CASE WHEN k.scope = 0 THEN 'cluster' ELSE 'database' END AS wrapped_by,
+           CASE WHEN k.scope IS NULL THEN 'cluster' ELSE 'database' END AS wrapped_by,
            k.database_key_version
       FROM pagevault.data_key_rows() k
       JOIN pg_catalog.pg_database d ON d.datname = pg_catalog.current_database();

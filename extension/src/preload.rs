@@ -18,6 +18,7 @@ static PREVIOUS_STARTUP: ProcessLocal<ShmemHook> = ProcessLocal::new(None);
 
 /// Stage 1.
 pub(crate) fn start() {
+    keep_backtraces_out_of_errors();
     // SAFETY: a plain global of the loading process.
     if !unsafe { pg_sys::process_shared_preload_libraries_in_progress } {
         return;
@@ -41,6 +42,16 @@ pub(crate) fn start() {
         report.fatal();
     }
     ACTIVE.store(true, Ordering::Release);
+}
+
+/// pgrx puts a backtrace into the DETAIL of every error if the environment asks for one. Users should
+/// see what went wrong, not where in our code; set RUST_LIB_BACKTRACE to see it all the same.
+fn keep_backtraces_out_of_errors() {
+    const SWITCH: &str = "RUST_LIB_BACKTRACE";
+    if std::env::var_os(SWITCH).is_none() {
+        // SAFETY: PostgreSQL processes have one thread, and the server reads other variables only.
+        unsafe { std::env::set_var(SWITCH, "0") };
+    }
 }
 
 /// Stage 2.

@@ -136,7 +136,8 @@ fn self_check() -> Result<()> {
     };
     let epoch = Epoch::new(1).ok_or_else(failed)?;
     for cipher in CipherId::ALL {
-        let key = DataKey::from_bytes(cipher, &[0x5A; 64][..cipher.key_len()]);
+        let bytes: [u8; 64] = std::array::from_fn(|i| i as u8);
+        let key = DataKey::from_bytes(cipher, &bytes[..cipher.key_len()]);
         let key = PageKey::new(&key.map_err(|_| failed())?);
         let mut original = [0u8; PAGE_SIZE];
         for (i, byte) in original.iter_mut().enumerate().skip(24) {
