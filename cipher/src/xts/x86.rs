@@ -26,9 +26,9 @@ impl Kernel {
         .then_some(Self(Width::Zmm))
     }
 
-    /// AES instructions on 128-bit registers, with AVX2 for the tweaks.
+    /// AES instructions on 128-bit registers, with AVX's three-operand forms.
     pub(crate) fn aesni() -> Option<Self> {
-        (is_x86_feature_detected!("aes") && is_x86_feature_detected!("avx2"))
+        (is_x86_feature_detected!("aes") && is_x86_feature_detected!("avx"))
             .then_some(Self(Width::Xmm))
     }
 
