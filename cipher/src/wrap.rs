@@ -116,12 +116,27 @@ pub fn unwrap(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use hex_literal::hex;
     use proptest::prelude::*;
 
     fn wrapped(key: &WrapKey, aad: &[u8], plain: &[u8]) -> Vec<u8> {
         let mut out = vec![0; plain.len() + OVERHEAD];
         assert_eq!(wrap(key, aad, plain, &mut out), Ok(out.len()));
         out
+    }
+
+    /// Wrapped by another implementation: cipher/vectors/wrap.py. The layout is on disk.
+    #[test]
+    fn the_layout_is_fixed() {
+        let wrapped = hex!(
+            "6465666768696a6b6c6d6e6f683afc455dcc70b9164b75c3f64844d272f33439"
+            "bf59c5459fe89673c79e9b778d3eb69af66c72c0a3093d6ebe377cea"
+        );
+        let (key, secret): ([u8; 32], [u8; 32]) =
+            (std::array::from_fn(|i| i as u8), std::array::from_fn(|i| 32 + i as u8));
+        let mut out = [0; 32];
+        assert_eq!(unwrap(&WrapKey::new(&key), b"context", &wrapped, &mut out), Ok(32));
+        assert_eq!(out, secret);
     }
 
     #[test]
