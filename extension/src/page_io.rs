@@ -53,7 +53,7 @@ pub(crate) fn seal_target(file: SmgrFile) -> Option<SealTarget> {
     if !shared::anything_sealed() {
         return None;
     }
-    if file.temporary {
+    if file.is_temporary() {
         return Some(SealTarget { file, epoch: TEMPORARY_EPOCH });
     }
     shared::current_epoch(file.file).map(|epoch| SealTarget { file, epoch })
@@ -189,6 +189,15 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
         .detail("Its record in the keystore does not authenticate under the database key.")
         .hint("Restore the keystore from a backup taken together with this data directory."),
     }
+}
+
+/// The storage manager forgot a file while its encryption was being decided.
+pub(crate) fn invalidated() -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE,
+        "relation cache was reset while new storage was being created",
+    )
+    .hint("Try the command again.")
 }
 
 /// The cipher that a temporary file is sealed with.

@@ -5,8 +5,8 @@ mod keys;
 mod providers;
 mod status;
 
-use crate::pg::process;
 use crate::pg::report::{Report, Result};
+use crate::pg::{locks, process};
 use crate::{preload, roles};
 
 /// What every function that changes keys asks first.
@@ -20,5 +20,6 @@ fn require_key_admin(action: &str) -> Result<()> {
         )
         .hint("Do this on the primary; standbys follow through WAL."));
     }
+    locks::lock_key_management();
     Ok(())
 }

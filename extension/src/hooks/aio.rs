@@ -71,10 +71,11 @@ pub(super) unsafe extern "C-unwind" fn md_readv_complete(
             return done;
         }
         let target = &*GET_TARGET_DATA.get()(handle);
-        let file = SmgrFile {
-            file: compat::rel_file(target.locator),
-            temporary: target.flags & FLAG_IS_TEMP != 0,
-        };
+        // Only the owner of a temporary relation completes reads of it.
+        let is_temporary = target.flags & FLAG_IS_TEMP != 0;
+        let backend =
+            if is_temporary { compat::temporary_backend() } else { compat::SHARED_BACKEND };
+        let file = SmgrFile { file: compat::rel_file(target.locator), backend };
         let mut buffers: u8 = 0;
         let buffer_ids = GET_HANDLE_DATA.get()(handle, &mut buffers);
         let blocks = u32::from(buffers).min(done.result.max(0) as u32);

@@ -220,8 +220,9 @@ pub(super) unsafe extern "C-unwind" fn mdcreate(
     unsafe {
         if !is_redo && fork == pg_sys::ForkNumber::MAIN_FORKNUM {
             let file: SmgrFile = compat::smgr_file(reln);
-            if !file.temporary {
+            if !file.is_temporary() {
                 storage_created(file);
+                check_still_open(reln, file);
             }
         }
         MDCREATE.get()(reln, fork, is_redo);
@@ -236,6 +237,25 @@ pub(super) unsafe extern "C-unwind" fn mdcreate(
 unsafe fn storage_created(file: SmgrFile) {
     // SAFETY: by contract.
     unsafe { pg_sys::panic::pgrx_extern_c_guard(|| ddl::storage_created(file.file)) }
+}
+
+/// Reading catalogs may process invalidations; when their queue has overflowed, 15 and 16 free every
+/// `SMgrRelation`, ours and our caller's among them. Then nothing is left but to give up this command.
+///
+/// # Safety
+/// `file` was read from `reln` while it was alive; otherwise as [`raise`].
+unsafe fn check_still_open(reln: SMgrRelation, file: SmgrFile) {
+    if compat::MAJOR >= 17 {
+        return; // objects in use are only released, never freed
+    }
+    // SAFETY: smgropen finds or makes an entry by value; `reln` is compared, not followed.
+    unsafe {
+        pg_sys::panic::pgrx_extern_c_guard(|| {
+            if compat::open_smgr_of(file) != reln {
+                page_io::invalidated().raise();
+            }
+        });
+    }
 }
 
 /// The bytes to write for one page: the page itself, or its sealed form in scratch memory.

@@ -12,15 +12,14 @@ use zeroize::Zeroizing;
 
 use super::shared;
 use crate::page_io::{Cause, TEMPORARY_CIPHER};
-use crate::pg::compat::SmgrFile;
+use crate::pg::compat::{SHARED_BACKEND, SmgrFile};
 use crate::pg::process::ProcessLocal;
 
 const SETS: usize = 32;
 const WAYS: usize = 4;
 
 struct Entry {
-    file: RelFile,
-    temporary: bool,
+    file: SmgrFile,
     epoch: u16,
     key: Option<PageKey>,
 }
@@ -38,8 +37,10 @@ struct Cache {
 }
 
 const EMPTY: Entry = Entry {
-    file: RelFile { tablespace: 0, database: 0, relation: 0 },
-    temporary: false,
+    file: SmgrFile {
+        file: RelFile { tablespace: 0, database: 0, relation: 0 },
+        backend: SHARED_BACKEND,
+    },
     epoch: 0,
     key: None,
 };
@@ -83,20 +84,17 @@ fn set_of(file: RelFile) -> usize {
 impl Set {
     #[inline]
     fn find(&self, file: SmgrFile, epoch: Epoch) -> Option<usize> {
-        self.entries.iter().position(|e| {
-            e.epoch == epoch.get()
-                && e.file == file.file
-                && e.temporary == file.temporary
-                && e.key.is_some()
-        })
+        self.entries
+            .iter()
+            .position(|e| e.epoch == epoch.get() && e.file == file && e.key.is_some())
     }
 }
 
 impl Cache {
     #[cold]
     fn fill(&mut self, set: usize, file: SmgrFile, epoch: Epoch) -> Result<usize, Cause> {
-        let data_key = if file.temporary {
-            temporary_key(file.file)?
+        let data_key = if file.is_temporary() {
+            temporary_key(file)?
         } else {
             self.unwrap_data_key(file.file, epoch)?
         };
@@ -105,8 +103,7 @@ impl Cache {
         set.hand = (way + 1) % WAYS;
         let entry = &mut set.entries[way];
         entry.key = None; // wipes the old one
-        entry.file = file.file;
-        entry.temporary = file.temporary;
+        entry.file = file;
         entry.epoch = epoch.get();
         entry.key = Some(PageKey::new(&data_key));
         Ok(way)
@@ -155,13 +152,19 @@ pub(crate) fn open_data_key(
 }
 
 /// The key of a temporary file: derived from this server start's random key and the file.
-fn temporary_key(file: RelFile) -> Result<DataKey, Cause> {
+fn temporary_key(file: SmgrFile) -> Result<DataKey, Cause> {
     let missing = Cause::NoKey { epoch: 1 };
     let secret: Secret32 = shared::secrets().and_then(|s| s.temporary()).ok_or(missing)?;
-    let mut context = [0u8; 12];
-    context[..4].copy_from_slice(&file.tablespace.to_le_bytes());
-    context[4..8].copy_from_slice(&file.database.to_le_bytes());
-    context[8..].copy_from_slice(&file.relation.to_le_bytes());
+    let RelFile { tablespace, database, relation } = file.file;
+    let mut context = [0u8; 16];
+    for (bytes, part) in context.as_chunks_mut::<4>().0.iter_mut().zip([
+        tablespace,
+        database,
+        relation,
+        file.backend as u32,
+    ]) {
+        *bytes = part.to_le_bytes();
+    }
     let mut bytes = Zeroizing::new([0u8; 64]);
     kdf::derive(secret.expose(), "pagevault temporary relation v1", &context, &mut bytes);
     DataKey::from_bytes(TEMPORARY_CIPHER, bytes.as_slice()).map_err(|_| missing)

@@ -107,6 +107,8 @@ fn converse(request: &[u8], limit: Duration) -> Result<Zeroizing<Vec<u8>>> {
     }
     drop(stdin);
     if reply.is_empty() {
+        // A cancel is sent to our whole process group: it ended the helper before we saw it.
+        process::check_for_interrupts();
         let status = helper.0.wait().map(|s| s.to_string()).unwrap_or_default();
         return Err(broken(format!("It ended without a reply ({status}).")));
     }

@@ -95,8 +95,7 @@ pub(crate) fn set_master_key(scope: u32, provider: &str, key: &str) -> Result<()
 fn first_master_key(scope: u32, spec: &ProviderSpec, key: &str) -> Result<()> {
     let secret = Secret32::random().map_err(|e| persist::internal(e.to_string()))?;
     let record = wrapped_record(scope, 1, spec, key, &secret)?;
-    write_cluster(&[record])?;
-    publish(scope, 1, &secret)?;
+    write_database_key(record, &secret)?;
     if scope != 0 {
         // What the cluster's key wrapped for this database so far moves under its own.
         persist::rewrap_data_keys(scope, |by, _| by != scope, (scope, 1, &secret))?;
@@ -148,8 +147,7 @@ pub(crate) fn rotate_database_key(database: u32) -> Result<i64> {
     let new_version = version + 1;
     let secret = Secret32::random().map_err(|e| persist::internal(e.to_string()))?;
     let record = wrapped_record(scope, new_version, &spec, &current.master_key, &secret)?;
-    write_cluster(&[record])?;
-    publish(scope, new_version, &secret)?;
+    write_database_key(record, &secret)?;
     let homes = persist::homes_of_scope(scope)?;
     for home in homes {
         persist::rewrap_data_keys(
@@ -286,12 +284,18 @@ fn write_cluster(records: &[Record]) -> Result<()> {
     Ok(())
 }
 
-fn publish(scope: u32, version: u32, secret: &Secret32) -> Result<()> {
-    let _lock = KeystoreLock::acquire();
-    persist::shared_memory()?
-        .secrets
-        .unlock(scope, version, secret)
-        .map_err(|_| persist::too_many_database_keys())
+/// Writes a new database key down and makes it usable in one step, so that nobody meets it locked.
+fn write_database_key(record: Record, secret: &Secret32) -> Result<()> {
+    let Record::DatabaseKey { scope, version, .. } = record else {
+        return Err(persist::internal("not a database key".into()));
+    };
+    let lock = KeystoreLock::acquire();
+    let end = persist::append(&lock, 0, &[record])?;
+    let secrets = &persist::shared_memory()?.secrets;
+    secrets.unlock(scope, version, secret).map_err(|_| persist::too_many_database_keys())?;
+    drop(lock);
+    wal::flush(end);
+    Ok(())
 }
 
 fn scope_name(scope: u32) -> String {

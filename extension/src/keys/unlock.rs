@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use pagevault_keystore::protocol::{Action, Base64, Operation, Outcome};
+use pagevault_keystore::protocol::{Action, Base64, ErrorClass, Operation, Outcome};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
@@ -58,7 +58,9 @@ fn attempt() -> Result<Attempt> {
                 let whose =
                     if scope == 0 { "the cluster".to_owned() } else { format!("database {scope}") };
                 let report = helper::refusal(&format!("unwrap the key of {whose}"), &refused);
-                failure = Some(Attempt::Locked { report, retry: refused.retry });
+                // A key file that is missing may be on a file system not mounted yet.
+                let retry = refused.retry || refused.class == ErrorClass::Unreachable;
+                failure = Some(Attempt::Locked { report, retry });
             }
             _ => {
                 let report = persist::internal("the keyring helper answered something else".into());

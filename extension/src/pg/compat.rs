@@ -17,8 +17,17 @@ pub(crate) const SHARED_BACKEND: i32 = -1;
 pub(crate) struct SmgrFile {
     /// Tablespace, database and relfilenumber.
     pub(crate) file: RelFile,
-    /// True for the file of a temporary relation, which only its own backend reads and writes.
-    pub(crate) temporary: bool,
+    /// For the file of a temporary relation, the backend it belongs to, which alone reads and writes
+    /// it; [`SHARED_BACKEND`] for all others.
+    pub(crate) backend: i32,
+}
+
+impl SmgrFile {
+    /// A file that only one backend uses.
+    #[inline]
+    pub(crate) fn is_temporary(self) -> bool {
+        self.backend != SHARED_BACKEND
+    }
 }
 
 #[cfg(feature = "pg15")]
@@ -59,7 +68,7 @@ pub(crate) unsafe fn smgr_file(reln: pg_sys::SMgrRelation) -> SmgrFile {
     #[cfg(not(feature = "pg15"))]
     let (locator, backend) =
         unsafe { ((*reln).smgr_rlocator.locator, (*reln).smgr_rlocator.backend) };
-    SmgrFile { file: rel_file(locator), temporary: backend != SHARED_BACKEND }
+    SmgrFile { file: rel_file(locator), backend }
 }
 
 /// The file of an open relation (`rd_locator`; `rd_node` before 16).
@@ -134,6 +143,27 @@ pub(crate) unsafe fn open_smgr(relation: pg_sys::Relation) -> pg_sys::SMgrRelati
     unsafe { pg_sys::smgropen(relation_locator(relation), (*relation).rd_backend) }
 }
 
+/// The storage manager's object of a file, made if there is none (`smgropen`).
+///
+/// # Safety
+/// Not in a critical section: the object is allocated.
+pub(crate) unsafe fn open_smgr_of(file: SmgrFile) -> pg_sys::SMgrRelation {
+    #[cfg(feature = "pg15")]
+    let locator = pg_sys::RelFileNode {
+        spcNode: file.file.tablespace.into(),
+        dbNode: file.file.database.into(),
+        relNode: file.file.relation.into(),
+    };
+    #[cfg(not(feature = "pg15"))]
+    let locator = pg_sys::RelFileLocator {
+        spcOid: file.file.tablespace.into(),
+        dbOid: file.file.database.into(),
+        relNumber: file.file.relation.into(),
+    };
+    // SAFETY: by contract.
+    unsafe { pg_sys::smgropen(locator, file.backend) }
+}
+
 /// Whether changes of the relation go to WAL (the macro `RelationNeedsWAL` in rel.h).
 ///
 /// # Safety
@@ -148,5 +178,18 @@ pub(crate) unsafe fn relation_needs_wal(relation: pg_sys::Relation) -> bool {
         let permanent = (*(*relation).rd_rel).relpersistence as u8 == b'p';
         let made_here = (*relation).rd_createSubid != 0 || new_file != 0; // InvalidSubTransactionId
         permanent && (pg_sys::wal_level >= pg_sys::WalLevel::WAL_LEVEL_REPLICA as i32 || !made_here)
+    }
+}
+
+/// The backend number in the names of this session's temporary files
+/// (`ProcNumberForTempRelations`, `BackendIdForTempRelations` before 17).
+pub(crate) fn temporary_backend() -> i32 {
+    // SAFETY: plain globals of this process.
+    unsafe {
+        #[cfg(any(feature = "pg15", feature = "pg16"))]
+        let (own, leader) = (pg_sys::MyBackendId, pg_sys::ParallelLeaderBackendId);
+        #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+        let (own, leader) = (pg_sys::MyProcNumber, pg_sys::ParallelLeaderProcNumber);
+        if leader == SHARED_BACKEND { own } else { leader }
     }
 }

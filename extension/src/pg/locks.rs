@@ -51,6 +51,23 @@ impl Drop for KeystoreLock {
     }
 }
 
+/// Waits until no other session changes providers or master keys; held until the transaction ends.
+///
+/// A heavyweight lock, because a provider may take seconds: waiting can be cancelled, and it shows in
+/// `pg_locks` as a lock on an object of class `pg_extension`.
+pub(crate) fn lock_key_management() {
+    const OBJECT: u32 = u32::from_be_bytes(*b"pvkm");
+    // SAFETY: takes a lock on a name of ours; released by the server at the end of the transaction.
+    unsafe {
+        pg_sys::LockSharedObject(
+            pg_sys::ExtensionRelationId,
+            OBJECT.into(),
+            0,
+            pg_sys::ExclusiveLock as pg_sys::LOCKMODE,
+        );
+    }
+}
+
 /// `dlist_node` and, before 16, `SHM_QUEUE`: the same two words.
 #[repr(C)]
 struct Link {

@@ -79,6 +79,12 @@ pub(crate) fn check_for_interrupts() {
     pgrx::check_for_interrupts!();
 }
 
+/// Reads postgresql.conf again, as every process does after SIGHUP.
+pub(crate) fn reload_configuration() {
+    // SAFETY: outside of any transaction, in a process of ours.
+    unsafe { pg_sys::ProcessConfigFile(pg_sys::GucContext::PGC_SIGHUP) }
+}
+
 /// True when pages carry checksums (`initdb --data-checksums`, `pg_checksums --enable`).
 #[inline]
 pub(crate) fn data_checksums() -> bool {

@@ -82,6 +82,11 @@ fn cipher_for_new_relation(facts: &Facts) -> Result<Option<CipherId>> {
     if facts.user_made && guc::default_encryption() {
         return default_cipher().map(Some);
     }
+    if facts.kind == Kind::Sequence {
+        // Made for a serial column, it is owned later than it is created; the table is locked, and
+        // that has decided.
+        return Ok(shared::current_cipher(facts.file));
+    }
     Ok(None)
 }
 

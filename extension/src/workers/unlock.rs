@@ -8,6 +8,7 @@ use pgrx::bgworkers::{
 use pgrx::{pg_guard, pg_sys};
 
 use crate::keys::unlock;
+use crate::pg::process;
 
 /// Pause between attempts, and before a worker that died is started again.
 const INTERVAL: Duration = Duration::from_secs(5);
@@ -31,6 +32,9 @@ pub extern "C-unwind" fn pagevault_unlock_main(_argument: pg_sys::Datum) {
     while !unlock::locked_keys().is_empty() {
         if !BackgroundWorker::wait_latch(Some(INTERVAL)) {
             return; // asked to stop
+        }
+        if BackgroundWorker::sighup_received() {
+            process::reload_configuration();
         }
         unlock::unlock_quietly();
     }
