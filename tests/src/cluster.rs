@@ -261,7 +261,16 @@ impl Cluster {
     /// # Errors
     /// When a process survives.
     pub fn kill(&self) -> Result<()> {
-        process::kill_all(&self.data_directory())
+        process::kill_all(&self.data_directory())?;
+        // Where nobody collects orphans a dead postmaster stays as a zombie, and the next one takes
+        // it for alive.
+        let locks = ["data/postmaster.pid", ".s.PGSQL.5432.lock"];
+        for lock in locks.map(|name| self.directory.path().join(name)) {
+            if lock.exists() {
+                std::fs::remove_file(lock)?;
+            }
+        }
+        Ok(())
     }
 
     /// [`Cluster::kill`] and a start, which recovers.

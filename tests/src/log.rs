@@ -4,12 +4,13 @@
 const ALARMING: [&str; 3] = ["WARNING:  ", "FATAL:  ", "PANIC:  "];
 
 /// What servers say about their clients and their own stop and start; harmless anywhere.
-const ORDINARY: [&str; 6] = [
+const ORDINARY: [&str; 7] = [
     "the database system is starting up",
     "the database system is shutting down",
     "the database system is in recovery mode",
     "the database system is not yet accepting connections",
     "terminating connection due to administrator command",
+    "terminating connection due to unexpected postmaster exit",
     "terminating background worker",
 ];
 

@@ -77,7 +77,8 @@ fn a_page_moved_to_another_place_is_refused() -> Result<()> {
     file.write_page(2, &first)?;
     cluster.start_server()?;
     let error = cluster.error("SELECT count(*) FROM t")?;
-    ensure!(error.message.contains("invalid page in block 1"), "{error}");
+    // 18 reads both in one run and counts them.
+    ensure!(error.message.contains("invalid page"), "{error}");
     cluster.finish()
 }
 

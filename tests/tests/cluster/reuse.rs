@@ -19,14 +19,14 @@ fn start_in_upgrade_mode(cluster: &Cluster) -> Result<()> {
 
 /// Statements that make the encrypted table `name` with the OIDs from `oid` and the file number
 /// [`FILE`].
-fn create(name: &str, oid: u32) -> String {
+fn create(name: &str, oid: u32, cipher: &str) -> String {
     format!(
         "SELECT pg_catalog.binary_upgrade_set_next_pg_type_oid('{}'::oid);
          SELECT pg_catalog.binary_upgrade_set_next_array_pg_type_oid('{}'::oid);
          SELECT pg_catalog.binary_upgrade_set_next_heap_pg_class_oid('{oid}'::oid);
          SELECT pg_catalog.binary_upgrade_set_next_heap_relfilenode('{FILE}'::oid);
          CREATE TABLE {name} (id int);
-         SELECT pagevault.encrypt('{name}');
+         SELECT pagevault.encrypt('{name}', '{cipher}');
          INSERT INTO {name} SELECT i FROM generate_series({oid}, {oid} + 999) i",
         oid + 1,
         oid + 2,
@@ -45,7 +45,9 @@ fn a_reused_file_number_reads_right_in_sessions_with_stale_handles() -> Result<(
     for life in 0..4_u32 {
         let oid = 50_000 + 1_000 * life;
         let name = format!("life_{life}");
-        run_sql(&mut owner, &create(&name, oid)).context(name.clone())?;
+        // Another cipher each time asks for another key, as the policy does outside this mode.
+        let cipher = ["aes-256-xts", "aes-128-xts"][life as usize % 2];
+        run_sql(&mut owner, &create(&name, oid, cipher)).context(name.clone())?;
         // Out of the buffers, so that the other session reads the file itself.
         run_sql(&mut owner, "CHECKPOINT")?;
         evict(&mut owner)?;

@@ -8,6 +8,7 @@ use crate::assert_sealed;
 const TABLE: &str = "SET pagevault.default_encryption = on;
     CREATE TABLE t (id int PRIMARY KEY, name text);
     INSERT INTO t SELECT i, md5(i::text) FROM generate_series(1, 20000) i;
+    SET pagevault.default_encryption = off;
     CREATE TABLE plain_beside (id int)";
 
 #[test]
@@ -45,7 +46,8 @@ fn checksums_can_be_enabled_and_disabled_by_pg_checksums() -> Result<()> {
 
 #[test]
 fn pg_basebackup_verifies_and_its_restore_opens() -> Result<()> {
-    let (cluster, keys) = Cluster::with_keys(&Settings::default())?;
+    let (mut cluster, keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.allow_log("connection to client lost"); // the load is ended the hard way
     cluster.sql(TABLE)?;
     // Under load, so that neither data files nor the keystore are at rest.
     let mut churn = {
