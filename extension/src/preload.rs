@@ -26,6 +26,7 @@ pub(crate) fn start() {
     guc::define();
     rmgr::register();
     hooks::ddl::install();
+    hooks::utility::install();
     workers::register();
     if let Err(error) = cache::protect() {
         internal(&format!("could not keep keys out of core dumps: {error}")).fatal();

@@ -10,3 +10,4 @@ pub(crate) mod ddl;
 pub(crate) mod forward;
 pub(crate) mod install;
 pub(crate) mod smgr;
+pub(crate) mod utility;

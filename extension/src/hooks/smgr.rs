@@ -4,6 +4,7 @@
 //! are installed, is decided in [`super::install`].
 
 use std::ffi::c_void;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use pgrx::pg_sys::{self, BlockNumber, SMgrRelation};
 
@@ -61,6 +62,19 @@ pub(super) static MDZEROEXTEND: Forward<ZeroExtend> = Forward::unresolved();
 pub(super) static MDCREATE: Forward<Create> = Forward::unresolved();
 pub(super) static MDSTARTREADV: Forward<StartReadV> = Forward::unresolved();
 
+/// Whether a read came through here since [`forget_reads`], in this process.
+static READ_SEEN: AtomicBool = AtomicBool::new(false);
+
+/// See [`saw_read`].
+pub(crate) fn forget_reads() {
+    READ_SEEN.store(false, Ordering::Relaxed);
+}
+
+/// True if this process read a page through our functions since [`forget_reads`].
+pub(crate) fn saw_read() -> bool {
+    READ_SEEN.load(Ordering::Relaxed)
+}
+
 /// Raises the fault as ERROR. Apart from the hot path, so that it costs it nothing.
 ///
 /// # Safety
@@ -82,6 +96,7 @@ pub(super) unsafe extern "C-unwind" fn mdread(
 ) {
     // SAFETY: the server's own arguments; after a return the buffer holds one page, exclusively ours.
     unsafe {
+        READ_SEEN.store(true, Ordering::Relaxed);
         MDREAD.get()(reln, fork, block, buffer);
         if let Err(fault) = page_io::open(compat::smgr_file(reln), fork, block, buffer.cast()) {
             raise(fault, block);
@@ -99,6 +114,7 @@ pub(super) unsafe extern "C-unwind" fn mdreadv(
 ) {
     // SAFETY: as mdread, for each of the `count` buffers.
     unsafe {
+        READ_SEEN.store(true, Ordering::Relaxed);
         MDREADV.get()(reln, fork, block, buffers, count);
         let file = compat::smgr_file(reln);
         for i in 0..count {

@@ -17,6 +17,7 @@ use pgrx::prelude::PgLogLevel;
 use super::cache;
 use super::secrets;
 use super::shared::{self, Shared};
+use super::unlock;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
 use crate::pg::{process, wal};
@@ -147,7 +148,13 @@ pub(crate) fn replay(scope: u32, id: &[u8; 16], batch: &[u8]) -> Result<()> {
         return Ok(());
     }
     write_file(&lock, scope, batch, Some(*id))?;
-    apply(&lock, &records)
+    apply(&lock, &records)?;
+    drop(lock);
+    if records.iter().any(|record| matches!(record, Record::DatabaseKey { .. })) {
+        // A standby meets a new database key: the pages that follow may need it.
+        unlock::unlock_quietly();
+    }
+    Ok(())
 }
 
 /// Whether the record would change nothing. Records of the cluster's log are few and always added.

@@ -193,3 +193,18 @@ pub(crate) fn temporary_backend() -> i32 {
         if leader == SHARED_BACKEND { own } else { leader }
     }
 }
+
+/// Reads one block of the main fork into `page` (`smgrread`, `smgrreadv` from 17 on).
+///
+/// # Safety
+/// `reln` is live, the block exists, and `page` has room for it.
+pub(crate) unsafe fn smgr_read(reln: pg_sys::SMgrRelation, block: u32, page: *mut u8) {
+    let fork = pg_sys::ForkNumber::MAIN_FORKNUM;
+    // SAFETY: by contract.
+    unsafe {
+        #[cfg(any(feature = "pg15", feature = "pg16"))]
+        pg_sys::smgrread(reln, fork, block, page.cast());
+        #[cfg(any(feature = "pg17", feature = "pg18"))]
+        pg_sys::smgrreadv(reln, fork, block, &mut page.cast(), 1);
+    }
+}

@@ -40,6 +40,21 @@ pub(crate) fn rewrite_all(oid: Oid) -> u64 {
     touched
 }
 
+/// Reads block 0 of a shared catalog past shared buffers, from the file.
+pub(crate) fn read_from_disk(shared_catalog: Oid) {
+    let mut page = Box::new([0u64; pg_sys::BLCKSZ as usize / size_of::<u64>()]);
+    // SAFETY: in a transaction; the buffer holds one page; shared catalogs are never empty.
+    unsafe {
+        pg_sys::StartTransactionCommand();
+        let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
+        let relation = pg_sys::relation_open(shared_catalog, lock);
+        let smgr = compat::open_smgr(relation);
+        compat::smgr_read(smgr, 0, page.as_mut_ptr().cast());
+        pg_sys::relation_close(relation, lock);
+        pg_sys::CommitTransactionCommand();
+    }
+}
+
 /// Returns false for an all-zero page, which stays as it is.
 ///
 /// # Safety

@@ -79,6 +79,21 @@ pub(crate) fn check_for_interrupts() {
     pgrx::check_for_interrupts!();
 }
 
+/// Makes this background worker a backend that sees shared catalogs only.
+pub(crate) fn connect_without_database() {
+    // SAFETY: in a background worker that asked for a database connection, once.
+    unsafe {
+        pg_sys::BackgroundWorkerUnblockSignals();
+        pg_sys::BackgroundWorkerInitializeConnection(std::ptr::null(), std::ptr::null(), 0);
+    }
+}
+
+/// Immediate shutdown of the whole server.
+pub(crate) fn shut_server_down() {
+    // SAFETY: the postmaster is our parent for as long as we run.
+    unsafe { libc::kill(pg_sys::PostmasterPid, libc::SIGQUIT) };
+}
+
 /// Reads postgresql.conf again, as every process does after SIGHUP.
 pub(crate) fn reload_configuration() {
     // SAFETY: outside of any transaction, in a process of ours.

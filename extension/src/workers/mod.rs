@@ -1,8 +1,10 @@
 //! Background workers: loop, latch, signal; no logic.
 
+mod self_check;
 mod unlock;
 
 /// Registers the workers; from `_PG_init`.
 pub(crate) fn register() {
+    self_check::register();
     unlock::register();
 }

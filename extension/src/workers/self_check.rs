@@ -1,0 +1,45 @@
+//! Proves in a real backend, once after every start, that reads really come through our functions.
+//!
+//! Interposition checks its own writes to memory; it cannot see whether a compiler turned some of
+//! the server's indirect calls into direct ones. A server where they pass us by must not go on.
+
+use std::time::Duration;
+
+use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
+use pgrx::{PgSqlErrorCode, pg_guard, pg_sys};
+
+use crate::hooks::smgr;
+use crate::pg::pages;
+use crate::pg::process;
+use crate::pg::report::Report;
+
+pub(super) fn register() {
+    BackgroundWorkerBuilder::new("pagevault self-check")
+        .set_type("pagevault self-check")
+        .set_library("pagevault")
+        .set_function("pagevault_self_check_main")
+        .enable_spi_access()
+        .set_start_time(BgWorkerStartTime::ConsistentState)
+        .set_restart_time(Some(Duration::from_secs(5)))
+        .load();
+}
+
+/// Main function of the worker. Returning (exit code 0) ends it for good.
+#[pg_guard]
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn pagevault_self_check_main(_argument: pg_sys::Datum) {
+    process::connect_without_database();
+    smgr::forget_reads();
+    pages::read_from_disk(pg_sys::DatabaseRelationId);
+    if smgr::saw_read() {
+        return;
+    }
+    Report::new(
+        PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
+        "pagevault: this server reads pages past the storage manager table",
+    )
+    .detail("A page was read and pagevault did not see it. The server is shut down before it writes anything unencrypted.")
+    .hint("This build of PostgreSQL cannot be used with pagevault; remove it from shared_preload_libraries.")
+    .send(pgrx::prelude::PgLogLevel::LOG);
+    process::shut_server_down();
+}
