@@ -12,14 +12,27 @@ use crate::policy;
 
 static PREVIOUS: ProcessLocal<pg_sys::object_access_hook_type> = ProcessLocal::new(None);
 
-/// Installs the hook and the provider; from `_PG_init`.
+/// The label provider's name.
+pub(super) const PROVIDER: &CStr = c"pagevault";
+
+static PROVIDER_REGISTERED: ProcessLocal<bool> = ProcessLocal::new(false);
+
+/// Installs the hook; from `_PG_init`.
 pub(crate) fn install() {
-    // SAFETY: in the postmaster, before anything is forked; both calls only store pointers to
-    // functions that live as long as the library, which is never unloaded.
+    // SAFETY: in the postmaster, before anything is forked; the function lives as long as the
+    // library, which is never unloaded.
     unsafe {
         PREVIOUS.with(|previous| *previous = pg_sys::object_access_hook);
         pg_sys::object_access_hook = Some(object_access);
-        pg_sys::register_label_provider(c"pagevault".as_ptr(), Some(relabel));
+    }
+}
+
+/// Makes the label provider known to this session, once it is named. Were it known from the start,
+/// SECURITY LABEL without FOR would mean us, or be ambiguous beside another provider.
+pub(super) fn register_label_provider() {
+    if !PROVIDER_REGISTERED.with(|registered| std::mem::replace(registered, true)) {
+        // SAFETY: stores a pointer to a function that lives as long as the process.
+        unsafe { pg_sys::register_label_provider(PROVIDER.as_ptr(), Some(relabel)) };
     }
 }
 

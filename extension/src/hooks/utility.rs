@@ -1,11 +1,15 @@
+//! Utility commands that concern us before they are carried out.
+//!
 //! Commands that copy a database's files below the storage manager are refused while it has sealed
-//! files: the copies would stand where no key is known for them.
+//! files: the copies would stand where no key is known for them. And SECURITY LABEL FOR pagevault makes
+//! the label provider known to the session.
 
-use std::ffi::CStr;
+use std::ffi::{CStr, c_char};
 
 use pgrx::pg_sys::{self, DefElem};
-use pgrx::{PgList, PgSqlErrorCode, pg_guard};
+use pgrx::{PgList, PgSqlErrorCode};
 
+use super::ddl;
 use crate::keys::shared;
 use crate::pg::process::ProcessLocal;
 use crate::pg::report::{OrRaise, Report, Result};
@@ -22,11 +26,13 @@ pub(crate) fn install() {
 }
 
 /// Contract: called for every utility command, in a backend, before it is carried out; may raise.
-#[pg_guard]
+///
+/// The command itself runs outside of any guard of pgrx: passing through one, its errors would lose
+/// their cursor position and context. Nothing with a destructor is alive across that call.
 #[allow(clippy::too_many_arguments, reason = "the server's signature")]
 unsafe extern "C-unwind" fn process_utility(
     statement: *mut pg_sys::PlannedStmt,
-    query: *const std::ffi::c_char,
+    query: *const c_char,
     read_only: bool,
     context: pg_sys::ProcessUtilityContext::Type,
     params: pg_sys::ParamListInfo,
@@ -34,35 +40,39 @@ unsafe extern "C-unwind" fn process_utility(
     destination: *mut pg_sys::DestReceiver,
     completion: *mut pg_sys::QueryCompletion,
 ) {
-    if shared::anything_sealed() {
-        // SAFETY: the server's own statement.
-        unsafe { check((*statement).utilityStmt) }.or_raise();
-    }
-    // SAFETY: forwarded as received.
+    // SAFETY: the server's own arguments, forwarded as received.
     unsafe {
-        match PREVIOUS.with(|previous| *previous) {
-            Some(previous) => previous(
-                statement,
-                query,
-                read_only,
-                context,
-                params,
-                environment,
-                destination,
-                completion,
-            ),
-            None => pg_sys::standard_ProcessUtility(
-                statement,
-                query,
-                read_only,
-                context,
-                params,
-                environment,
-                destination,
-                completion,
-            ),
+        let node = (*statement).utilityStmt;
+        if concerns_us((*node).type_) {
+            pg_sys::panic::pgrx_extern_c_guard(|| check(node).or_raise());
         }
+        let next = PREVIOUS.with(|previous| *previous).unwrap_or(raw::standard_ProcessUtility);
+        next(statement, query, read_only, context, params, environment, destination, completion);
     }
+}
+
+/// Declared here because pgrx's declaration has a guard around it.
+mod raw {
+    use super::{c_char, pg_sys};
+
+    unsafe extern "C-unwind" {
+        /// utility.c
+        pub(super) fn standard_ProcessUtility(
+            statement: *mut pg_sys::PlannedStmt,
+            query: *const c_char,
+            read_only: bool,
+            context: pg_sys::ProcessUtilityContext::Type,
+            params: pg_sys::ParamListInfo,
+            environment: *mut pg_sys::QueryEnvironment,
+            destination: *mut pg_sys::DestReceiver,
+            completion: *mut pg_sys::QueryCompletion,
+        );
+    }
+}
+
+fn concerns_us(tag: pg_sys::NodeTag) -> bool {
+    use pg_sys::NodeTag::{T_AlterDatabaseStmt, T_CreatedbStmt, T_SecLabelStmt};
+    matches!(tag, T_CreatedbStmt | T_AlterDatabaseStmt | T_SecLabelStmt)
 }
 
 /// # Safety
@@ -87,6 +97,13 @@ unsafe fn check(statement: *mut pg_sys::Node) -> Result<()> {
                 } else {
                     Ok(())
                 }
+            }
+            pg_sys::NodeTag::T_SecLabelStmt => {
+                let provider = (*statement.cast::<pg_sys::SecLabelStmt>()).provider;
+                if !provider.is_null() && CStr::from_ptr(provider) == ddl::PROVIDER {
+                    ddl::register_label_provider();
+                }
+                Ok(())
             }
             _ => Ok(()),
         }
