@@ -6,12 +6,14 @@
 //!  6  zero      u16
 //!  8  length    u32, of the body
 //! 12  checksum  u32, CRC-32C of the body
-//! 16  header    u32, CRC-32C of bytes 0 to 15
-//! 20  body      records, see `record`
+//! 16  settled   u64, in a log: how many of its bytes were known to be durable; else 0
+//! 24  header    u32, CRC-32C of bytes 0 to 23
+//! 28  body      records, see `record`
 //! ```
 //!
-//! The same bytes are a frame of a key log and the payload of a WAL record. The header has its own
-//! checksum so that a log can tell where a frame begins even when its body is damaged (see `log`).
+//! The same bytes are the payload of a WAL record and, but for `settled`, a frame of a key log. The
+//! header has its own checksum so that it can testify even when its body is damaged (see `log`). In a
+//! log, a frame without a body is a *mark*: it is there only for what its header says.
 
 use std::fmt::Write as _;
 
@@ -24,7 +26,7 @@ pub const MAGIC: [u8; 4] = [0xDB, b'p', b'v', 0xB1];
 /// Batch format version.
 pub const VERSION: u16 = 1;
 /// Bytes before the body.
-pub const HEADER: usize = 20;
+pub const HEADER: usize = 28;
 /// Largest body (256 MiB).
 pub const MAX_BODY: usize = 256 << 20;
 /// Most records in a batch, so that a small hostile batch cannot ask for much memory.
@@ -49,29 +51,45 @@ pub fn encode(records: &[Record]) -> Result<Vec<u8>, FormatError> {
         }
     }
     let (head, body) = out.split_at_mut(HEADER);
-    let header = Header { length: body.len(), checksum: crc32c::crc32c(body) };
+    let header = Header { length: body.len(), checksum: crc32c::crc32c(body), settled: 0 };
     head.copy_from_slice(&header.bytes());
     Ok(out)
 }
 
 /// The records of exactly one batch. All of it is checked before anything is returned.
 pub fn decode(bytes: &[u8]) -> Result<Vec<Record>, FormatError> {
-    let (records, length) = decode_at(bytes, 0)?;
-    if length != bytes.len() {
-        return Err(FormatError { offset: length as u64, problem: Problem::Trailing });
+    let frame = decode_at(bytes, 0)?;
+    let fail = |offset: usize, problem| Err(FormatError { offset: offset as u64, problem });
+    if frame.length != bytes.len() {
+        return fail(frame.length, Problem::Trailing);
     }
-    Ok(records)
+    if frame.records.is_empty() {
+        return fail(HEADER, Problem::Empty);
+    }
+    Ok(frame.records)
 }
 
-/// The batch at the start of `bytes`, which lie at `offset` in their file, and its length.
-pub(crate) fn decode_at(bytes: &[u8], offset: u64) -> Result<(Vec<Record>, usize), FormatError> {
-    let header = Header::parse(bytes).map_err(|problem| FormatError { offset, problem })?;
+/// A batch or mark of a log.
+pub(crate) struct Frame {
+    /// None in a mark.
+    pub(crate) records: Vec<Record>,
+    /// Bytes of the log that were known to be durable when this was written.
+    pub(crate) settled: u64,
+    /// Bytes, with the header.
+    pub(crate) length: usize,
+}
+
+/// The frame at the start of `bytes`, which lie at `offset` in their file.
+pub(crate) fn decode_at(bytes: &[u8], offset: u64) -> Result<Frame, FormatError> {
+    let fail = |problem| FormatError { offset, problem };
+    let header = Header::parse(bytes).map_err(fail)?;
     let end = HEADER + header.length;
-    let body = bytes
-        .get(HEADER..end)
-        .ok_or(FormatError { offset: offset + bytes.len() as u64, problem: Problem::Short })?;
+    let body = bytes.get(HEADER..end).ok_or(fail(Problem::Short))?;
     if !header.matches(bytes) {
-        return Err(FormatError { offset, problem: Problem::Checksum });
+        return Err(fail(Problem::Checksum));
+    }
+    if header.settled > offset {
+        return Err(fail(Problem::Field("batch header", "settles what is not yet written")));
     }
     let mut from = Reader::new(body, offset + HEADER as u64);
     let mut records = Vec::new();
@@ -81,17 +99,52 @@ pub(crate) fn decode_at(bytes: &[u8], offset: u64) -> Result<(Vec<Record>, usize
         }
         records.push(Record::take(&mut from)?);
     }
-    if records.is_empty() {
-        return Err(from.error(Problem::Empty));
+    Ok(Frame { records, settled: header.settled, length: end })
+}
+
+/// Makes an encoded batch a frame of a log of which `settled` bytes are known to be durable.
+pub(crate) fn stamp(batch: &[u8], settled: u64) -> Vec<u8> {
+    let mut out = batch.to_vec();
+    if let Ok(header) = Header::parse(batch) {
+        let stamped = Header { settled, ..header }.bytes();
+        out.iter_mut().zip(stamped).for_each(|(byte, stamped)| *byte = stamped);
     }
-    Ok((records, end))
+    out
+}
+
+/// A frame without records, which only says how much of the log is durable.
+pub(crate) fn mark(settled: u64) -> [u8; HEADER] {
+    Header { length: 0, checksum: crc32c::crc32c(&[]), settled }.bytes()
+}
+
+/// Whether a frame is there as it was written, be it understood or not: its checksums are right.
+pub(crate) fn is_intact(bytes: &[u8]) -> bool {
+    match Header::parse(bytes) {
+        Ok(header) => header.matches(bytes),
+        Err(problem) => is_of_later_version(&problem),
+    }
+}
+
+/// Whether a frame that may be half there says that more than `offset` bytes of its log were durable.
+/// What a later pagevault says is not understood, and taken for a yes.
+pub(crate) fn testifies_beyond(bytes: &[u8], offset: u64) -> bool {
+    match Header::parse(bytes) {
+        Ok(header) => header.settled > offset,
+        Err(problem) => is_of_later_version(&problem),
+    }
+}
+
+/// Whether a header that was refused for this reason had a right checksum.
+fn is_of_later_version(problem: &Problem) -> bool {
+    !matches!(problem, Problem::Short | Problem::Magic | Problem::HeaderChecksum)
 }
 
 /// A header that has passed its own checksum.
-pub(crate) struct Header {
+struct Header {
     /// Bytes of the body; at most [`MAX_BODY`].
-    pub(crate) length: usize,
+    length: usize,
     checksum: u32,
+    settled: u64,
 }
 
 impl Header {
@@ -103,7 +156,8 @@ impl Header {
             .chain(VERSION.to_le_bytes())
             .chain([0, 0])
             .chain(length.to_le_bytes())
-            .chain(self.checksum.to_le_bytes());
+            .chain(self.checksum.to_le_bytes())
+            .chain(self.settled.to_le_bytes());
         out.iter_mut().zip(fields).for_each(|(byte, field)| *byte = field);
         let (fields, checksum) = out.split_at_mut(HEADER - 4);
         checksum.copy_from_slice(&crc32c::crc32c(fields).to_le_bytes());
@@ -111,12 +165,12 @@ impl Header {
     }
 
     /// Whether the body of `batch`, all of which must be there, has the right checksum.
-    pub(crate) fn matches(&self, batch: &[u8]) -> bool {
+    fn matches(&self, batch: &[u8]) -> bool {
         let body = batch.get(HEADER..HEADER + self.length);
         body.map(crc32c::crc32c) == Some(self.checksum)
     }
 
-    pub(crate) fn parse(bytes: &[u8]) -> Result<Self, Problem> {
+    fn parse(bytes: &[u8]) -> Result<Self, Problem> {
         let mut from = Reader::new(bytes, 0);
         let mut parse = || -> Result<_, FormatError> {
             let fields = from.take(HEADER - 4)?;
@@ -132,9 +186,9 @@ impl Header {
         let mut from = Reader::new(fields, 0);
         let mut parse = || -> Result<_, FormatError> {
             from.take(MAGIC.len())?;
-            Ok((from.u16()?, from.u16()?, from.u32()?, from.u32()?))
+            Ok((from.u16()?, from.u16()?, from.u32()?, from.u32()?, from.u64()?))
         };
-        let (version, zero, length, checksum) = parse().map_err(|error| error.problem)?;
+        let (version, zero, length, checksum, settled) = parse().map_err(|error| error.problem)?;
         if version != VERSION {
             return Err(Problem::Version(version));
         }
@@ -145,7 +199,7 @@ impl Header {
         if length > MAX_BODY {
             return Err(Problem::TooLarge(MAX_BODY as u64));
         }
-        Ok(Self { length, checksum })
+        Ok(Self { length, checksum, settled })
     }
 }
 
@@ -170,14 +224,13 @@ pub fn describe(record: &Record) -> String {
             let _ = write!(text, " key {scope}/{key_version}");
             text
         }
-        Record::Current { file, epoch: 0, owner } => {
-            format!("current rel {file} plaintext owner {owner}")
-        }
         Record::Current { file, epoch, owner } => {
             format!("current rel {file} epoch {epoch} owner {owner}")
         }
-        Record::Retired { file, lsn } => {
-            format!("retired rel {file} lsn {:X}/{:X}", lsn >> 32, lsn & 0xFFFF_FFFF)
+        Record::Plaintext { file, after } => format!("plaintext rel {file} after epoch {after}"),
+        Record::Retired { file, after, lsn } => {
+            let (high, low) = (lsn >> 32, lsn & 0xFFFF_FFFF);
+            format!("retired rel {file} after epoch {after} lsn {high:X}/{low:X}")
         }
     }
 }

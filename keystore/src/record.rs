@@ -8,7 +8,8 @@
 //! 3 DatabaseKey   scope u32, version u32, master_version u64, created i64, provider text, master_key text, wrapped bytes
 //! 4 DataKey       file, epoch u16, cipher u8, zero u8, scope u32, key_version u32, owner u32, created i64, wrapped bytes
 //! 5 Current       file, epoch u16, owner u32
-//! 6 Retired       file, lsn u64
+//! 6 Plaintext     file, after u16
+//! 7 Retired       file, after u16, lsn u64
 //!
 //! text, bytes: length u32, then as many bytes; text is UTF-8        file: tablespace, database, relation u32
 //! ```
@@ -110,22 +111,52 @@ pub enum Record {
         /// Seconds since 1970.
         created: i64,
     },
-    /// Which key a file is written with from now on.
+    /// Which key a file is written with from now on: one newer than all before.
     Current {
         /// Which file.
         file: RelFile,
-        /// 0: write plaintext.
+        /// 1 to [`MAX_EPOCH`].
         epoch: u16,
         /// OID of the relation.
         owner: u32,
+    },
+    /// A file is written in plaintext from now on. One that never had a key needs no such record.
+    Plaintext {
+        /// Which file.
+        file: RelFile,
+        /// The highest epoch that it has so far.
+        after: u16,
     },
     /// The file is gone. Its keys are kept for old backups.
     Retired {
         /// Which file.
         file: RelFile,
+        /// The highest epoch that it had.
+        after: u16,
         /// Where in WAL.
         lsn: u64,
     },
+}
+
+/// How a file is written: a step of its life, ordered as the steps follow one another.
+///
+/// Sealed with epoch n, in plaintext after epoch n, sealed with epoch n + 1, and so on; an epoch that
+/// is past never comes back. So it does not matter in which order, or how often, the records are heard:
+/// the latest step is what is so. Redo relies on that, as it repeats old records to a keystore that has
+/// newer ones.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
+pub struct Phase {
+    /// Of the key; 0 before all others: nothing was decided yet.
+    pub epoch: u16,
+    /// Written in plaintext, although it has keys up to `epoch`.
+    pub plaintext: bool,
+}
+
+impl Phase {
+    /// The epoch to write with, `None` for plaintext.
+    pub fn current(self) -> Option<u16> {
+        Some(self.epoch).filter(|epoch| *epoch != 0 && !self.plaintext)
+    }
 }
 
 mod kind {
@@ -134,7 +165,8 @@ mod kind {
     pub(super) const DATABASE_KEY: u8 = 3;
     pub(super) const DATA_KEY: u8 = 4;
     pub(super) const CURRENT: u8 = 5;
-    pub(super) const RETIRED: u8 = 6;
+    pub(super) const PLAINTEXT: u8 = 6;
+    pub(super) const RETIRED: u8 = 7;
 }
 
 /// Version of every record type so far.
@@ -148,6 +180,7 @@ impl Record {
             Self::Provider { .. } | Self::DropProvider { .. } | Self::DatabaseKey { .. } => 0,
             Self::DataKey { file, .. }
             | Self::Current { file, .. }
+            | Self::Plaintext { file, .. }
             | Self::Retired { file, .. } => file.database,
         }
     }
@@ -170,7 +203,7 @@ impl Record {
             }
             Self::DataKey { file, epoch, cipher, key_version, wrapped, .. } => {
                 check_file(file)?;
-                check((1..=MAX_EPOCH).contains(epoch), "epoch", "outside 1 to 8191")?;
+                check_epoch(*epoch)?;
                 check(*cipher > 0, "cipher", "must not be 0")?;
                 check(*key_version > 0, "database key version", "must not be 0")?;
                 let right = match wrapped_len(*cipher) {
@@ -181,9 +214,12 @@ impl Record {
             }
             Self::Current { file, epoch, .. } => {
                 check_file(file)?;
-                check(*epoch <= MAX_EPOCH, "epoch", "outside 0 to 8191")
+                check_epoch(*epoch)
             }
-            Self::Retired { file, .. } => check_file(file),
+            Self::Plaintext { file, after } | Self::Retired { file, after, .. } => {
+                check_file(file)?;
+                check_epoch(*after)
+            }
         }
     }
 
@@ -194,6 +230,7 @@ impl Record {
             Self::DatabaseKey { .. } => kind::DATABASE_KEY,
             Self::DataKey { .. } => kind::DATA_KEY,
             Self::Current { .. } => kind::CURRENT,
+            Self::Plaintext { .. } => kind::PLAINTEXT,
             Self::Retired { .. } => kind::RETIRED,
         }
     }
@@ -252,8 +289,13 @@ impl Record {
                 put_u16(out, *epoch);
                 put_u32(out, *owner);
             }
-            Self::Retired { file, lsn } => {
+            Self::Plaintext { file, after } => {
                 put_file(out, file);
+                put_u16(out, *after);
+            }
+            Self::Retired { file, after, lsn } => {
+                put_file(out, file);
+                put_u16(out, *after);
                 put_u64(out, *lsn);
             }
         }
@@ -324,7 +366,10 @@ impl Record {
             kind::CURRENT => {
                 Self::Current { file: take_file(from)?, epoch: from.u16()?, owner: from.u32()? }
             }
-            kind::RETIRED => Self::Retired { file: take_file(from)?, lsn: from.u64()? },
+            kind::PLAINTEXT => Self::Plaintext { file: take_file(from)?, after: from.u16()? },
+            kind::RETIRED => {
+                Self::Retired { file: take_file(from)?, after: from.u16()?, lsn: from.u64()? }
+            }
             other => return Err(from.error(Problem::RecordType(other))),
         })
     }
@@ -359,6 +404,10 @@ fn check_name(field: &'static str, name: &str) -> Result<(), Problem> {
     check(!name.is_empty(), field, "empty")?;
     check(name.len() <= MAX_NAME, field, "too long")?;
     check(!name.chars().any(char::is_control), field, "has a control character")
+}
+
+fn check_epoch(epoch: u16) -> Result<(), Problem> {
+    check((1..=MAX_EPOCH).contains(&epoch), "epoch", "outside 1 to 8191")
 }
 
 fn check_file(file: &RelFile) -> Result<(), Problem> {

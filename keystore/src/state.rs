@@ -6,7 +6,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::record::{MAX_EPOCH, Record, RelFile};
+use crate::record::{MAX_EPOCH, Phase, Record, RelFile};
 
 /// A record that contradicts an earlier one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -20,7 +20,7 @@ pub enum StateError {
         /// Which epoch.
         epoch: u16,
     },
-    /// An epoch is made current that has no key.
+    /// An epoch is spoken of that has no key.
     #[error("relation file {file} has no key for epoch {epoch}")]
     NoKey {
         /// Which file.
@@ -74,15 +74,29 @@ pub struct DataKey {
 /// A relation file.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct File {
-    /// Epoch of new writes and OID of the relation. `None`: never decided.
-    pub current: Option<(u16, u32)>,
+    /// How it is written.
+    pub phase: Phase,
+    /// OID of the relation; 0 unless sealed.
+    pub owner: u32,
     /// Keys by epoch.
     pub keys: BTreeMap<u16, DataKey>,
-    /// Where in WAL the file was dropped, if it has not come into use again.
-    pub retired: Option<u64>,
+    /// Last epoch that the file had when it was dropped, and where in WAL that was.
+    pub retired: Option<(u16, u64)>,
 }
 
 impl File {
+    /// Whether the file was dropped and its number not used for a sealed one since.
+    pub fn is_retired(&self) -> bool {
+        self.retired.is_some_and(|(after, _)| after >= self.phase.epoch)
+    }
+
+    /// Takes a step, if it is one forward.
+    fn enter(&mut self, phase: Phase, owner: u32) {
+        if phase > self.phase {
+            (self.phase, self.owner) = (phase, owner);
+        }
+    }
+
     /// The epoch that a new key gets: numbers go on even where a file number is used again. `None`
     /// after 8191.
     pub fn next_epoch(&self) -> Option<u16> {
@@ -109,8 +123,8 @@ impl State {
 
     /// Folds one more record. On error the state is as it was.
     ///
-    /// Applying the same records again, in order, changes nothing in the end: redo may repeat what a
-    /// log has kept. (Except where a file was retired before it was first heard of.)
+    /// Redo may repeat what a log has kept, in order, from any record on: in the end nothing has
+    /// changed. Of a file's records only those of its keys need their order, see [`Phase`].
     pub fn apply(&mut self, record: Record) -> Result<(), StateError> {
         match record {
             Record::Provider { name, kind, options } => {
@@ -149,22 +163,26 @@ impl State {
                 self.files.entry(file).or_default().keys.insert(epoch, key);
             }
             Record::Current { file, epoch, owner } => {
-                let known = self.files.get(&file).is_some_and(|f| f.keys.contains_key(&epoch));
-                if epoch != 0 && !known {
-                    return Err(StateError::NoKey { file, epoch });
-                }
-                let entry = self.files.entry(file).or_default();
-                entry.current = Some((epoch, owner));
-                entry.retired = None;
+                let entry = self.file_with_key(file, epoch)?;
+                entry.enter(Phase { epoch, plaintext: false }, owner);
             }
-            Record::Retired { file, lsn } => {
-                // A file that never had a key leaves nothing to remember.
-                if let Some(entry) = self.files.get_mut(&file) {
-                    entry.retired = Some(lsn);
+            Record::Plaintext { file, after } => {
+                let entry = self.file_with_key(file, after)?;
+                entry.enter(Phase { epoch: after, plaintext: true }, 0);
+            }
+            Record::Retired { file, after, lsn } => {
+                let entry = self.file_with_key(file, after)?;
+                if entry.retired.is_none_or(|(before, _)| before < after) {
+                    entry.retired = Some((after, lsn));
                 }
             }
         }
         Ok(())
+    }
+
+    fn file_with_key(&mut self, file: RelFile, epoch: u16) -> Result<&mut File, StateError> {
+        let entry = self.files.get_mut(&file).filter(|entry| entry.keys.contains_key(&epoch));
+        entry.ok_or(StateError::NoKey { file, epoch })
     }
 
     /// The records that say all this, for the log of `home` (see [`Record::home`]).
@@ -252,6 +270,11 @@ fn file_records(file: RelFile, entry: &File) -> impl Iterator<Item = Record> {
         owner: key.owner,
         created: key.created,
     });
-    let current = entry.current.map(|(epoch, owner)| Record::Current { file, epoch, owner });
-    keys.chain(current).chain(entry.retired.map(|lsn| Record::Retired { file, lsn }))
+    let Phase { epoch, plaintext } = entry.phase;
+    let phase = (epoch != 0).then_some(match plaintext {
+        true => Record::Plaintext { file, after: epoch },
+        false => Record::Current { file, epoch, owner: entry.owner },
+    });
+    let retired = entry.retired.map(|(after, lsn)| Record::Retired { file, after, lsn });
+    keys.chain(phase).chain(retired)
 }

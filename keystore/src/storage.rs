@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 
 /// A flat directory of small files.
 ///
-/// Every operation that returns `Ok` is durable: it survives a power cut. One that fails, or is killed
-/// in the middle, may have happened not at all, in part, or wholly, and durably or not; of bytes not
+/// Every operation but [`append`](Storage::append) that returns `Ok` is durable: it survives a power
+/// cut. One that fails, or is killed in the middle, may have happened not at all, in part, or wholly, and durably or not; of bytes not
 /// yet durable anything may be found after a power cut: a part, zeros, garbage. `log` is written for
 /// exactly these promises, and its tests run on a fake that breaks off at every step.
 ///
@@ -28,7 +28,8 @@ pub trait Storage {
     /// before it is renamed.
     fn create(&self, name: &str, bytes: &[u8]) -> io::Result<()>;
 
-    /// Adds to a file that is `at` bytes long; fails if it is not.
+    /// Adds to a file that is `at` bytes long; fails if it is not. Durable after the next
+    /// [`sync_data`](Storage::sync_data): until then a power cut may leave any part of it.
     fn append(&self, name: &str, at: u64, bytes: &[u8]) -> io::Result<()>;
 
     /// Cuts a file.
@@ -39,6 +40,9 @@ pub trait Storage {
 
     /// Removes a file; no error if there is none.
     fn remove(&self, name: &str) -> io::Result<()>;
+
+    /// Makes the content that can be read now durable, whoever wrote it.
+    fn sync_data(&self, name: &str) -> io::Result<()>;
 
     /// Makes what can be read now durable, name and content, whoever wrote it.
     fn sync(&self, name: &str) -> io::Result<()>;
@@ -136,9 +140,7 @@ impl Storage for FileStorage {
         if file.metadata()?.len() != at {
             return Err(io::Error::other("file has an unexpected length"));
         }
-        file.write_all_at(bytes, at)?;
-        // fdatasync: also writes the new length, without which the data could not be read.
-        file.sync_data()
+        file.write_all_at(bytes, at)
     }
 
     fn truncate(&self, name: &str, length: u64) -> io::Result<()> {
@@ -161,6 +163,11 @@ impl Storage for FileStorage {
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
             Err(error) => Err(error),
         }
+    }
+
+    fn sync_data(&self, name: &str) -> io::Result<()> {
+        // fdatasync: also writes the new length, without which the data could not be read.
+        self.open_to_write(name)?.sync_data()
     }
 
     fn sync(&self, name: &str) -> io::Result<()> {

@@ -61,19 +61,39 @@ def current(file, epoch, owner):
     return record(5, file + struct.pack("<HI", epoch, owner))
 
 
-def retired(file, lsn):
-    return record(6, file + struct.pack("<Q", lsn))
+def plaintext(file, after):
+    return record(6, file + struct.pack("<H", after))
 
 
-def batch(*records):
+def retired(file, after, lsn):
+    return record(7, file + struct.pack("<HQ", after, lsn))
+
+
+def frame(settled, records):
     body = b"".join(records)
-    head = b"\xdbpv\xb1" + struct.pack("<HHII", 1, 0, len(body), crc32c(body))
+    head = b"\xdbpv\xb1" + struct.pack("<HHIIQ", 1, 0, len(body), crc32c(body), settled)
     return head + struct.pack("<I", crc32c(head)) + body
 
 
-def log(scope, generation, *batches):
-    head = b"pvkeys\r\n" + struct.pack("<HH", 1, 0) + KEYSTORE_ID + struct.pack("<II", scope, generation)
-    return head + struct.pack("<I", crc32c(head)) + b"".join(batches)
+class Log:
+    """A new log, which is wholly durable and ends in a mark that says so."""
+
+    def __init__(self, scope, generation):
+        fixed = struct.pack("<HH", 1, 0) + KEYSTORE_ID + struct.pack("<II", scope, generation)
+        self.content = b"pvkeys\r\n" + fixed
+        self.content += struct.pack("<I", crc32c(self.content))
+        self.settle()
+
+    def append_unsynced(self, *records):
+        self.content += frame(self.settled, records)
+
+    def append(self, *records):
+        self.append_unsynced(*records)
+        self.settled = len(self.content)
+
+    def settle(self):
+        self.settled = len(self.content)
+        self.append_unsynced()
 
 
 WRAPPED_64 = bytes(range(92))
@@ -81,33 +101,27 @@ WRAPPED_32 = bytes(range(100, 160))
 FILE = rel(1663, 5, 16384)
 SHARED = rel(1664, 0, 1260)
 
-FILES = {
-    "cluster.keys": log(
-        0,
-        0,
-        batch(
-            provider("disk", "file", '{"path": "/etc/pagevault/keys"}'),
-            provider("Schlüssel", "vault", "{}"),
-        ),
-        batch(
-            database_key(0, 1, "disk", "main", 1, b"\x01\x02\x03", 1700000000),
-            database_key(5, 2, "disk", "schlüssel", 2**40 + 7, bytes(range(60)), -1),
-        ),
-        batch(drop_provider("Schlüssel")),
-        batch(data_key(SHARED, 1, 2, 0, 1, WRAPPED_32, 1260, 1700000001), current(SHARED, 1, 1260)),
-    ),
-    "5.keys": log(
-        5,
-        3,
-        batch(
-            data_key(FILE, 1, 1, 5, 1, WRAPPED_64, 16384, 1700000002),
-            current(FILE, 1, 16384),
-        ),
-        batch(data_key(FILE, 8191, 2, 0, 4000000000, WRAPPED_32, 16385, 1700000003)),
-        batch(current(FILE, 0, 16384)),
-        batch(retired(FILE, 0x16B374D8F)),
-    ),
-}
+cluster = Log(0, 0)
+cluster.append(
+    provider("disk", "file", '{"path": "/etc/pagevault/keys"}'),
+    provider("Schlüssel", "vault", "{}"),
+)
+cluster.append(
+    database_key(0, 1, "disk", "main", 1, b"\x01\x02\x03", 1700000000),
+    database_key(5, 2, "disk", "schlüssel", 2**40 + 7, bytes(range(60)), -1),
+)
+cluster.append(drop_provider("Schlüssel"))
+cluster.append(data_key(SHARED, 1, 2, 0, 1, WRAPPED_32, 1260, 1700000001), current(SHARED, 1, 1260))
 
-for name, content in FILES.items():
-    (HERE / name).write_bytes(content)
+database = Log(5, 3)
+database.append_unsynced(
+    data_key(FILE, 1, 1, 5, 1, WRAPPED_64, 16384, 1700000002),
+    current(FILE, 1, 16384),
+)
+database.append_unsynced(data_key(FILE, 8191, 2, 0, 4000000000, WRAPPED_32, 16385, 1700000003))
+database.settle()
+database.append(plaintext(FILE, 8191))
+database.append_unsynced(retired(FILE, 8191, 0x16B374D8F))
+
+(HERE / "cluster.keys").write_bytes(cluster.content)
+(HERE / "5.keys").write_bytes(database.content)

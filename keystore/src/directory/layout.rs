@@ -3,7 +3,7 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::{DirectoryError, KeyInfo, Result};
-use crate::record::{MAX_WRAPPED_DATA_KEY, RelFile};
+use crate::record::{MAX_WRAPPED_DATA_KEY, Phase, RelFile};
 
 pub(super) const MAGIC: u32 = 0x7076_6469;
 pub(super) const LAYOUT: u32 = 1;
@@ -31,7 +31,7 @@ pub(super) mod file {
     pub(crate) const TABLESPACE: usize = 0;
     pub(crate) const DATABASE: usize = 1;
     pub(crate) const RELATION: usize = 2;
-    pub(crate) const CURRENT: usize = 3;
+    pub(crate) const PHASE: usize = 3;
     pub(crate) const OWNER: usize = 4;
     pub(crate) const NEXT: usize = 5;
     pub(crate) const KEYS: usize = 6;
@@ -93,7 +93,24 @@ pub(super) fn unpack_meta(meta: u32) -> (u16, u8, usize) {
     (u16::from_le_bytes([low, high]), cipher, usize::from(length).min(MAX_WRAPPED_DATA_KEY))
 }
 
-pub(super) fn unpack_current(current: u32) -> Option<(u16, u8)> {
-    let [low, high, cipher, _] = current.to_le_bytes();
-    Some((u16::from_le_bytes([low, high]), cipher)).filter(|(epoch, _)| *epoch != 0)
+/// Set in the phase word of a file that is written in plaintext.
+const PLAINTEXT: u32 = 1 << 24;
+
+/// `cipher`: of the key of the epoch, 0 for plaintext.
+pub(super) fn pack_phase(phase: Phase, cipher: u8) -> u32 {
+    let plaintext = if phase.plaintext { PLAINTEXT } else { 0 };
+    u32::from(phase.epoch) | u32::from(cipher) << 16 | plaintext
+}
+
+/// Phase and cipher.
+pub(super) fn unpack_phase(word: u32) -> (Phase, u8) {
+    let [low, high, cipher, _] = word.to_le_bytes();
+    let epoch = u16::from_le_bytes([low, high]);
+    (Phase { epoch, plaintext: word & PLAINTEXT != 0 }, cipher)
+}
+
+/// Epoch and cipher, `None` for plaintext.
+pub(super) fn unpack_current(word: u32) -> Option<(u16, u8)> {
+    let (phase, cipher) = unpack_phase(word);
+    phase.current().map(|epoch| (epoch, cipher))
 }

@@ -3,7 +3,8 @@
 //! ```text
 //! header   16 words     magic, layout, capacity, buckets, files, keys, spare body
 //! buckets  2^n words    newest file of each hash chain
-//! files    8 words      tablespace, database, relation, current, owner, next, newest key, retired
+//! files    8 words      tablespace, database, relation, phase (epoch | cipher << 16 | plaintext << 24),
+//!                       owner, next, newest key, retired (last epoch when dropped)
 //! keys     4 words      meta (epoch | cipher << 16 | length << 24), next, sequence, body
 //! bodies   25 words     scope, key version, wrapped key; one more than there are keys
 //! ```
@@ -12,7 +13,7 @@
 //! added, and a chain always leads to older entries, so that readers need no lock: an entry is written
 //! first and linked last (release), a reader follows links (acquire) and sees whole entries.
 //!
-//! What changes in place is one word at a time (`current`, `owner`, `retired`), but for a wrapping, which
+//! What changes in place is one word at a time (`phase`, `owner`, `retired`), but for a wrapping, which
 //! is 25. A new wrapping is written to the *spare* body; then the key is pointed at it, and its old body
 //! becomes the spare. So a writer that sleeps or dies in the middle keeps no reader waiting. A reader
 //! that is itself overtaken, so that its body is written again under its eyes, notices that the key's
@@ -20,10 +21,9 @@
 //! [`RETRIES`] times: that takes as many re-wrappings of this one key, each in the time of a 100-byte
 //! copy, and does not happen unless a writer runs wild; asking again is right, plaintext is not.
 //!
-//! One writer at a time: callers of `init`, `apply`, `insert`, `set_current` and `replace_wrapping` hold an
-//! exclusive lock. If a writer is
-//! killed between two stores, PostgreSQL restarts all processes with fresh shared memory, and the
-//! directory is initialised and loaded again; nothing here outlives that.
+//! One writer at a time: callers of `init`, `apply`, `insert`, `enter` and `replace_wrapping` hold an
+//! exclusive lock. If a writer is killed between two stores, PostgreSQL restarts all processes with
+//! fresh shared memory, and the directory is initialised and loaded again; nothing here outlives that.
 
 mod layout;
 mod write;
@@ -32,7 +32,7 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use self::layout::*;
 
-use crate::record::{MAX_EPOCH, MAX_WRAPPED_DATA_KEY, RelFile};
+use crate::record::{MAX_EPOCH, MAX_WRAPPED_DATA_KEY, Phase, RelFile};
 
 /// Attempts of a reader before it reports [`DirectoryError::Busy`].
 pub const RETRIES: usize = 64;
@@ -103,11 +103,13 @@ pub struct FileInfo {
     pub slot: FileSlot,
     /// Which file.
     pub file: RelFile,
-    /// OID of the relation.
+    /// OID of the relation, 0 when written in plaintext.
     pub owner: u32,
     /// Epoch and cipher of new writes, `None` for plaintext.
     pub current: Option<(u16, u8)>,
-    /// The file was dropped.
+    /// How the file is written.
+    pub phase: Phase,
+    /// The file was dropped, and its number not used for a sealed one since.
     pub retired: bool,
 }
 
@@ -196,18 +198,21 @@ impl<'a> Directory<'a> {
 
     /// Epoch and cipher that the file is written with, `None` for plaintext.
     pub fn current(&self, slot: FileSlot) -> Result<Option<(u16, u8)>> {
-        Ok(unpack_current(self.file(slot)?[file::CURRENT].load(Ordering::Acquire)))
+        Ok(unpack_current(self.file(slot)?[file::PHASE].load(Ordering::Acquire)))
     }
 
     /// All that is known about a file but its keys.
     pub fn info(&self, slot: FileSlot) -> Result<FileInfo> {
         let entry = self.file(slot)?;
+        let (phase, cipher) = unpack_phase(entry[file::PHASE].load(Ordering::Acquire));
+        let retired = entry[file::RETIRED].load(Ordering::Acquire);
         Ok(FileInfo {
             slot,
             file: identity(entry),
             owner: entry[file::OWNER].load(Ordering::Acquire),
-            current: unpack_current(entry[file::CURRENT].load(Ordering::Acquire)),
-            retired: entry[file::RETIRED].load(Ordering::Acquire) != 0,
+            current: phase.current().map(|epoch| (epoch, cipher)),
+            phase,
+            retired: retired != 0 && retired >= u32::from(phase.epoch),
         })
     }
 
@@ -224,13 +229,15 @@ impl<'a> Directory<'a> {
         self.read_key(entry, wrapped)
     }
 
+    /// The highest epoch for which the file has a key; 0 if it has none.
+    pub fn last_epoch(&self, slot: FileSlot) -> Result<u16> {
+        self.keys(slot)?.try_fold(0, |last, key| Ok(last.max(key?.epoch)))
+    }
+
     /// The epoch that a new key of the file gets, `None` after 8191.
     pub fn next_epoch(&self, slot: FileSlot) -> Result<Option<u16>> {
-        let mut last = 0;
-        for key in self.keys(slot)? {
-            last = last.max(key?.epoch);
-        }
-        Ok(Some(last + 1).filter(|epoch| *epoch <= MAX_EPOCH))
+        let next = self.last_epoch(slot)?.checked_add(1);
+        Ok(next.filter(|epoch| *epoch <= MAX_EPOCH))
     }
 
     /// All files that were there at the call, oldest first. Costs the number of files.

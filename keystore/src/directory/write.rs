@@ -2,49 +2,88 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use super::layout::{file, head, identity, key, pack_meta, unpack_meta};
+use super::layout::{file, head, identity, key, pack_meta, pack_phase, unpack_meta, unpack_phase};
 use super::{Directory, DirectoryError, FileSlot, KeyInfo, Result};
 use crate::error::Problem;
-use crate::record::{MAX_EPOCH, MAX_WRAPPED_DATA_KEY, Record, RelFile};
+use crate::record::{MAX_EPOCH, MAX_WRAPPED_DATA_KEY, Phase, Record, RelFile};
 
 impl Directory<'_> {
-    /// Takes a record in. Records about providers and database keys are none of the
-    /// directory's business; so are dropped files that it never heard of.
+    /// Takes a record in, if it is news. Records about providers and database keys are none of the
+    /// directory's business.
     pub fn apply(&self, record: &Record) -> Result<()> {
+        record.validate().map_err(invalid)?;
         match record {
-            Record::DataKey { file, epoch, cipher, scope, key_version, wrapped, owner, .. } => {
-                record.validate().map_err(invalid)?;
-                let info = KeyInfo {
-                    epoch: *epoch,
-                    cipher: *cipher,
-                    scope: *scope,
-                    key_version: *key_version,
-                    length: wrapped.len(),
-                };
-                self.insert(*file, *owner, &info, wrapped)?;
+            Record::DataKey { file, owner, wrapped, .. } => {
+                let news = self.would_change(record)?;
+                if let Some(info) = key_info(record).filter(|_| news) {
+                    self.insert(*file, *owner, &info, wrapped)?;
+                }
             }
             Record::Current { file, epoch, owner } => {
-                record.validate().map_err(invalid)?;
-                let slot = match self.find(*file)? {
-                    Some(slot) => slot,
-                    None if *epoch == 0 => self.add_file(*file, *owner, 0)?,
-                    None => return Err(DirectoryError::NoKey { file: *file, epoch: *epoch }),
-                };
-                self.set_current(slot, *epoch, *owner)?;
+                let slot = self.find_with_key(*file, *epoch)?;
+                self.enter(slot, Phase { epoch: *epoch, plaintext: false }, *owner)?;
             }
-            Record::Retired { file, .. } => {
-                if let Some(slot) = self.find(*file)? {
-                    self.file(slot)?[file::RETIRED].store(1, Ordering::Release);
-                }
+            Record::Plaintext { file, after } => {
+                let slot = self.find_with_key(*file, *after)?;
+                self.enter(slot, Phase { epoch: *after, plaintext: true }, 0)?;
+            }
+            Record::Retired { file, after, .. } => {
+                let retired = &self.file(self.find_with_key(*file, *after)?)?[file::RETIRED];
+                let last = retired.load(Ordering::Relaxed).max(u32::from(*after));
+                retired.store(last, Ordering::Release);
             }
             Record::Provider { .. } | Record::DropProvider { .. } | Record::DatabaseKey { .. } => {}
         }
         Ok(())
     }
 
+    /// Whether a record says what the directory does not have: a key, or another wrapping of one; a
+    /// later [`Phase`] of a file; that a file was dropped since. So redo can pass over what the
+    /// keystore has kept. Of providers and database keys the directory knows nothing, and says yes.
+    pub fn would_change(&self, record: &Record) -> Result<bool> {
+        match record {
+            Record::DataKey { file, epoch, wrapped, .. } => {
+                let Some(slot) = self.find(*file)? else { return Ok(true) };
+                let Some(entry) = self.find_key(slot, *epoch)? else { return Ok(true) };
+                let mut known = [0; MAX_WRAPPED_DATA_KEY];
+                let found = self.read_key(entry, &mut known)?;
+                Ok(key_info(record) != Some(found) || !known.starts_with(wrapped))
+            }
+            Record::Current { file, epoch, .. } => {
+                self.is_later(*file, Phase { epoch: *epoch, plaintext: false })
+            }
+            Record::Plaintext { file, after } => {
+                self.is_later(*file, Phase { epoch: *after, plaintext: true })
+            }
+            Record::Retired { file, after, .. } => {
+                let Some(slot) = self.find(*file)? else { return Ok(true) };
+                let last = self.file(slot)?[file::RETIRED].load(Ordering::Acquire);
+                Ok(u32::from(*after) > last)
+            }
+            Record::Provider { .. } | Record::DropProvider { .. } | Record::DatabaseKey { .. } => {
+                Ok(true)
+            }
+        }
+    }
+
+    fn is_later(&self, file: RelFile, phase: Phase) -> Result<bool> {
+        let Some(slot) = self.find(file)? else { return Ok(true) };
+        Ok(phase > self.phase(slot)?)
+    }
+
+    fn phase(&self, slot: FileSlot) -> Result<Phase> {
+        Ok(unpack_phase(self.file(slot)?[file::PHASE].load(Ordering::Acquire)).0)
+    }
+
+    fn find_with_key(&self, file: RelFile, epoch: u16) -> Result<FileSlot> {
+        let no_key = DirectoryError::NoKey { file, epoch };
+        let slot = self.find(file)?.ok_or(no_key)?;
+        self.find_key(slot, epoch)?.map(|_| slot).ok_or(no_key)
+    }
+
     /// Adds a key, and its file if it is new; or gives a key that is there a new wrapping.
     /// `wrapped` is `info.length` bytes long. The file is written with it only from
-    /// [`set_current`](Self::set_current) on.
+    /// [`enter`](Self::enter) on.
     pub fn insert(
         &self,
         file: RelFile,
@@ -76,21 +115,19 @@ impl Directory<'_> {
         Ok(slot)
     }
 
-    /// Makes an epoch that has a key the one that the file is written with; 0 for plaintext.
-    pub fn set_current(&self, slot: FileSlot, epoch: u16, owner: u32) -> Result<()> {
-        let current = match epoch {
-            0 => 0,
-            epoch => {
-                let entry = self.find_key(slot, epoch)?;
-                let entry = entry.ok_or_else(|| self.no_key(slot, epoch))?;
-                let (_, cipher, _) = unpack_meta(entry[key::META].load(Ordering::Acquire));
-                u32::from(epoch) | u32::from(cipher) << 16
-            }
-        };
+    /// Has a file written otherwise from now on; nothing happens unless `phase` is later than what
+    /// stands. Its epoch must have a key. `owner`: OID of the relation.
+    pub fn enter(&self, slot: FileSlot, phase: Phase, owner: u32) -> Result<()> {
+        let key = self.find_key(slot, phase.epoch)?;
+        let key = key.ok_or_else(|| self.no_key(slot, phase.epoch))?;
+        if phase <= self.phase(slot)? {
+            return Ok(());
+        }
+        let (_, cipher, _) = unpack_meta(key[key::META].load(Ordering::Acquire));
+        let cipher = if phase.plaintext { 0 } else { cipher };
         let entry = self.file(slot)?;
         entry[file::OWNER].store(owner, Ordering::Release);
-        entry[file::RETIRED].store(0, Ordering::Release);
-        entry[file::CURRENT].store(current, Ordering::Release);
+        entry[file::PHASE].store(pack_phase(phase, cipher), Ordering::Release);
         Ok(())
     }
 
@@ -131,7 +168,7 @@ impl Directory<'_> {
         store(file::TABLESPACE, file.tablespace);
         store(file::DATABASE, file.database);
         store(file::RELATION, file.relation);
-        store(file::CURRENT, 0);
+        store(file::PHASE, 0);
         store(file::OWNER, owner);
         store(file::NEXT, bucket.load(Ordering::Relaxed));
         store(file::KEYS, keys);
@@ -170,6 +207,19 @@ impl Directory<'_> {
             word.store(u32::from_le_bytes(value), Ordering::Relaxed);
         }
         Ok(())
+    }
+}
+
+fn key_info(record: &Record) -> Option<KeyInfo> {
+    match record {
+        Record::DataKey { epoch, cipher, scope, key_version, wrapped, .. } => Some(KeyInfo {
+            epoch: *epoch,
+            cipher: *cipher,
+            scope: *scope,
+            key_version: *key_version,
+            length: wrapped.len(),
+        }),
+        _ => None,
     }
 }
 

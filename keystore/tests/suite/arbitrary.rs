@@ -26,8 +26,12 @@ pub(crate) fn current(relation: u32, epoch: u16) -> Record {
     Record::Current { file: file(relation), epoch, owner: relation }
 }
 
-pub(crate) fn retired(relation: u32) -> Record {
-    Record::Retired { file: file(relation), lsn: 0x1_6B37_4D8F }
+pub(crate) fn plaintext(relation: u32, after: u16) -> Record {
+    Record::Plaintext { file: file(relation), after }
+}
+
+pub(crate) fn retired(relation: u32, after: u16) -> Record {
+    Record::Retired { file: file(relation), after, lsn: 0x1_6B37_4D8F }
 }
 
 fn name() -> impl Strategy<Value = String> {
@@ -80,15 +84,19 @@ pub(crate) fn any_record() -> impl Strategy<Value = Record> {
             }
         },
     );
-    let current = (any_file(), 0..5_u16, any::<u32>())
+    let current = (any_file(), 1..5_u16, any::<u32>())
         .prop_map(|(file, epoch, owner)| Record::Current { file, epoch, owner });
-    let retired = (any_file(), any::<u64>()).prop_map(|(file, lsn)| Record::Retired { file, lsn });
+    let plaintext =
+        (any_file(), 1..5_u16).prop_map(|(file, after)| Record::Plaintext { file, after });
+    let retired = (any_file(), 1..5_u16, any::<u64>())
+        .prop_map(|(file, after, lsn)| Record::Retired { file, after, lsn });
     prop_oneof![
         provider,
         name().prop_map(|name| Record::DropProvider { name }),
         database_key,
         any_data_key(),
         current,
+        plaintext,
         retired,
     ]
 }

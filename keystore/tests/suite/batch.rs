@@ -4,7 +4,7 @@ use pagevault_keystore::{Problem, Record};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use crate::arbitrary::{any_record, current, data_key, file, retired};
+use crate::arbitrary::{any_record, current, data_key, file, plaintext, retired};
 
 proptest! {
     #[test]
@@ -57,6 +57,7 @@ pub(crate) fn sealed(body: &[u8]) -> Vec<u8> {
     out.extend([0, 0]);
     out.extend((body.len() as u32).to_le_bytes());
     out.extend(crc32c::crc32c(body).to_le_bytes());
+    out.extend([0; 8]);
     out.extend(crc32c::crc32c(&out).to_le_bytes());
     out.extend(body);
     out
@@ -76,7 +77,7 @@ fn every_prefix_is_refused() {
 #[test]
 fn the_future_is_refused_by_name_and_offset() {
     let record = |kind: u8, version: u8| {
-        let mut body = batch::encode(&[retired(9)]).unwrap().split_off(HEADER);
+        let mut body = batch::encode(&[retired(9, 1)]).unwrap().split_off(HEADER);
         let at = body.len();
         body.extend([kind, version, 0, 0, 0, 0]);
         (batch::decode(&sealed(&body)).unwrap_err(), (HEADER + at) as u64)
@@ -87,19 +88,19 @@ fn the_future_is_refused_by_name_and_offset() {
     let (error, at) = record(4, 9);
     assert_eq!(error.to_string(), format!("unknown version 9 of record type 4 at byte {at}"));
 
-    let mut bytes = batch::encode(&[retired(9)]).unwrap();
+    let mut bytes = batch::encode(&[retired(9, 1)]).unwrap();
     bytes[4] = 2;
-    let checksum = crc32c::crc32c(&bytes[..16]).to_le_bytes();
-    bytes[16..20].copy_from_slice(&checksum);
+    let checksum = crc32c::crc32c(&bytes[..24]).to_le_bytes();
+    bytes[24..28].copy_from_slice(&checksum);
     assert_eq!(batch::decode(&bytes).unwrap_err().problem, Problem::Version(2));
 }
 
 #[test]
 fn reserved_bytes_are_kept_for_later() {
-    let mut bytes = batch::encode(&[retired(9)]).unwrap();
+    let mut bytes = batch::encode(&[retired(9, 1)]).unwrap();
     bytes[6] = 1;
-    let checksum = crc32c::crc32c(&bytes[..16]).to_le_bytes();
-    bytes[16..20].copy_from_slice(&checksum);
+    let checksum = crc32c::crc32c(&bytes[..24]).to_le_bytes();
+    bytes[24..28].copy_from_slice(&checksum);
     let problem = batch::decode(&bytes).unwrap_err().problem;
     assert_eq!(problem, Problem::Field("batch header", "reserved bytes are set"));
 
@@ -110,6 +111,18 @@ fn reserved_bytes_are_kept_for_later() {
     body[reserved] = 1;
     let problem = batch::decode(&sealed(&body)).unwrap_err().problem;
     assert_eq!(problem, Problem::Field("data key", "reserved byte is set"));
+}
+
+/// In WAL there are no marks, and nobody has testified anything.
+#[test]
+fn what_only_a_log_holds_is_no_payload() {
+    assert_eq!(batch::decode(&sealed(&[])).unwrap_err().problem, Problem::Empty);
+    let mut bytes = batch::encode(&[retired(9, 1)]).unwrap();
+    bytes[16] = 1;
+    let checksum = crc32c::crc32c(&bytes[..24]).to_le_bytes();
+    bytes[24..28].copy_from_slice(&checksum);
+    let settles = Problem::Field("batch header", "settles what is not yet written");
+    assert_eq!(batch::decode(&bytes).unwrap_err().problem, settles);
 }
 
 #[test]
@@ -145,8 +158,12 @@ fn nothing_beyond_the_limits_is_written() {
     let epoch = Problem::Field("epoch", "outside 1 to 8191");
     assert_eq!(refused(data_key(1, 0, 1, 0)), epoch);
     assert_eq!(refused(data_key(1, 8192, 1, 0)), epoch);
-    assert_eq!(refused(current(1, 8192)), Problem::Field("epoch", "outside 0 to 8191"));
-    assert_eq!(refused(retired(0)), Problem::Field("relation file number", "must not be 0"));
+    for number in [0, 8192] {
+        assert_eq!(refused(current(1, number)), epoch);
+        assert_eq!(refused(plaintext(1, number)), epoch);
+        assert_eq!(refused(retired(1, number)), epoch);
+    }
+    assert_eq!(refused(retired(0, 1)), Problem::Field("relation file number", "must not be 0"));
     let mut short = data_key(1, 1, 1, 0);
     if let Record::DataKey { wrapped, .. } = &mut short {
         wrapped.pop();
@@ -181,8 +198,8 @@ fn descriptions() {
             created: 0,
         },
         current(16384, 1),
-        current(16384, 0),
-        retired(16384),
+        plaintext(16384, 2),
+        retired(16384, 2),
     ];
     let lines: Vec<String> = all.iter().map(describe).collect();
     assert_eq!(
@@ -194,8 +211,8 @@ fn descriptions() {
             "data key rel 1663/5/16384 epoch 1 aes-256-xts key 5/1",
             "data key rel 1663/5/16384 epoch 2 cipher 99 key 0/1",
             "current rel 1663/5/16384 epoch 1 owner 16384",
-            "current rel 1663/5/16384 plaintext owner 16384",
-            "retired rel 1663/5/16384 lsn 1/6B374D8F",
+            "plaintext rel 1663/5/16384 after epoch 2",
+            "retired rel 1663/5/16384 after epoch 2 lsn 1/6B374D8F",
         ]
     );
     assert_eq!(batch::describe_all(&all[..2]), "provider disk kind file; drop provider disk");

@@ -1,13 +1,13 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use pagevault_keystore::directory::{Directory, DirectoryError, KeyInfo};
-use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
+use pagevault_keystore::record::{MAX_WRAPPED_DATA_KEY, Phase};
 use pagevault_keystore::state::State;
 use pagevault_keystore::{Record, RelFile};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use crate::arbitrary::{any_record, current, data_key, file, retired};
+use crate::arbitrary::{any_record, current, data_key, file, plaintext, retired};
 
 /// Miri interprets: fewer rounds there.
 const fn rounds(native: u32) -> u32 {
@@ -47,14 +47,16 @@ fn answers_what_was_recorded() {
     // A key that is not yet current, then is, then is not.
     let slot = directory.find(file(2)).unwrap().unwrap();
     assert_eq!(directory.current(slot).unwrap(), None);
-    directory.set_current(slot, 1, 7).unwrap();
+    directory.enter(slot, Phase { epoch: 1, plaintext: false }, 7).unwrap();
     assert_eq!(directory.info(slot).unwrap().owner, 7);
     assert_eq!(directory.current(slot).unwrap(), Some((1, 1)));
-    directory.apply(&current(2, 0)).unwrap();
+    directory.apply(&plaintext(2, 1)).unwrap();
     assert_eq!(directory.current(slot).unwrap(), None);
 
-    directory.apply(&retired(2)).unwrap();
-    directory.apply(&retired(3)).unwrap();
+    directory.apply(&retired(2, 1)).unwrap();
+    let no_key = DirectoryError::NoKey { file: file(3), epoch: 1 };
+    assert_eq!(directory.apply(&retired(3, 1)).unwrap_err(), no_key);
+    assert_eq!(directory.last_epoch(slot).unwrap(), 1);
     let files: Vec<_> = directory.files().unwrap().map(Result::unwrap).collect();
     let told: Vec<_> = files.iter().map(|info| (info.file.relation, info.retired)).collect();
     assert_eq!(told, [(1, false), (2, true)]);
@@ -91,6 +93,42 @@ fn refuses_what_contradicts() {
     directory.apply(&data_key(1, 2, 2, 22)).unwrap();
     directory.apply(&data_key(1, 1, 2, 21)).unwrap();
     assert_eq!((key(&directory, 1, 1).0[0], key(&directory, 1, 2).0[0]), (21, 22));
+}
+
+#[test]
+fn knows_what_would_change_it() {
+    let memory = memory(4);
+    let directory = Directory::init(&memory, 4).unwrap();
+    let news = |record: &Record| directory.would_change(record).unwrap();
+    let history = [
+        data_key(1, 1, 1, 10),
+        current(1, 1),
+        plaintext(1, 1),
+        data_key(1, 2, 1, 20),
+        current(1, 2),
+    ];
+    for record in &history {
+        assert!(news(record), "{record:?}");
+        directory.apply(record).unwrap();
+        assert!(!news(record), "{record:?}");
+    }
+    let before: Vec<u32> = memory.iter().map(|word| word.load(Ordering::Relaxed)).collect();
+    for record in &history {
+        assert!(!news(record), "{record:?}");
+        directory.apply(record).unwrap();
+    }
+    let after: Vec<u32> = memory.iter().map(|word| word.load(Ordering::Relaxed)).collect();
+    assert_eq!(before, after);
+    // Another wrapping, by the same database key, another version of it, another scope's.
+    let mut other_scope = data_key(1, 2, 1, 20);
+    if let Record::DataKey { scope, .. } = &mut other_scope {
+        *scope = 0;
+    }
+    for record in [data_key(1, 2, 1, 21), data_key(1, 2, 2, 20), other_scope] {
+        assert!(news(&record));
+    }
+    assert!(news(&retired(1, 2)) && news(&current(9, 1)) && news(&plaintext(1, 2)));
+    assert!(news(&Record::DropProvider { name: "disk".into() }));
 }
 
 #[test]
@@ -159,10 +197,11 @@ proptest! {
             let info = info.unwrap();
             let entry = state.file(info.file).unwrap();
             prop_assert_eq!(directory.find(info.file).unwrap(), Some(info.slot));
-            let epoch = entry.current.map_or(0, |(epoch, _)| epoch);
-            prop_assert_eq!(info.current.map_or(0, |(epoch, _)| epoch), epoch);
-            prop_assert_eq!(info.current.map(|(_, c)| c), entry.keys.get(&epoch).map(|k| k.cipher));
-            prop_assert_eq!(info.retired, entry.retired.is_some());
+            prop_assert_eq!(info.phase, entry.phase);
+            prop_assert_eq!(info.current, directory.current(info.slot).unwrap());
+            let current = entry.phase.current().map(|epoch| (epoch, entry.keys[&epoch].cipher));
+            prop_assert_eq!(info.current, current);
+            prop_assert_eq!(info.retired, entry.is_retired());
             prop_assert_eq!(directory.next_epoch(info.slot).unwrap(), entry.next_epoch());
             prop_assert_eq!(directory.keys(info.slot).unwrap().count(), entry.keys.len());
             for (epoch, known) in &entry.keys {
@@ -297,11 +336,10 @@ fn chains_stay_short() {
         let directory = Directory::init(&memory, count).unwrap();
         for n in 0..count {
             let database = 5 + n % 3;
-            let record = Record::Current {
-                file: RelFile { tablespace: 1663, database, relation: 16384 + n / 3 * step },
-                epoch: 0,
-                owner: 1,
-            };
+            let mut record = data_key(1, 1, 1, 1);
+            if let Record::DataKey { file, .. } = &mut record {
+                *file = RelFile { tablespace: 1663, database, relation: 16384 + n / 3 * step };
+            }
             directory.apply(&record).unwrap();
         }
         // Filled to the brim, a good hash with as many buckets as files or more leaves about half

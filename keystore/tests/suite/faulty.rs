@@ -3,10 +3,12 @@
 //! It keeps two truths: what a reader sees now, and what is safely on disk. Every elementary step
 //! (write, fsync, rename, fsync of the directory) can fail, leaving the process to go on, or be the
 //! last the process ever did; a write may have been done in part. After a kill the reader's truth
-//! remains. After a power cut each file holds what was safe and any remains of what was not.
+//! remains. After a power cut each file holds what was safe and any remains of what was not: the pieces
+//! of unsynced writes reach the disk in any order. After an fsync has failed, what it should have
+//! written is no longer safe by any later one, as on Linux.
 
 use std::cell::RefCell;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io;
 
 use pagevault_keystore::storage::Storage;
@@ -29,6 +31,57 @@ pub(crate) const DONE: [usize; 5] = [0, 1, 2, 3, 4];
 struct Inode {
     now: Vec<u8>,
     safe: Vec<u8>,
+    /// What `now` has beyond `safe`, in pieces that reach the disk separately.
+    unsafe_pieces: Vec<Piece>,
+}
+
+#[derive(Debug, Clone)]
+struct Piece {
+    bytes: Vec<u8>,
+    /// An fsync has failed to write it.
+    lost: bool,
+}
+
+/// Up to so many pieces, a power cut is tried with every subset of them.
+const SUBSETS_OF: usize = 8;
+
+impl Inode {
+    fn durable(bytes: &[u8]) -> Self {
+        Self { now: bytes.to_vec(), safe: bytes.to_vec(), unsafe_pieces: vec![] }
+    }
+
+    fn write(&mut self, bytes: &[u8]) {
+        self.now.extend_from_slice(bytes);
+        let (first, second) = bytes.split_at(bytes.len() / 2);
+        let pieces = [first, second].into_iter().filter(|piece| !piece.is_empty());
+        let pieces = pieces.map(|piece| Piece { bytes: piece.to_vec(), lost: false });
+        self.unsafe_pieces.extend(pieces);
+    }
+
+    fn truncate(&mut self, length: usize) {
+        self.now.truncate(length);
+        let mut left = length.saturating_sub(self.safe.len());
+        for piece in &mut self.unsafe_pieces {
+            piece.bytes.truncate(left);
+            left -= piece.bytes.len();
+        }
+        self.unsafe_pieces.retain(|piece| !piece.bytes.is_empty());
+    }
+
+    fn fsync(&mut self) {
+        self.safe.truncate(self.now.len());
+        for piece in std::mem::take(&mut self.unsafe_pieces) {
+            self.safe.extend(surviving(&piece, true));
+        }
+    }
+
+    fn fail_fsync(&mut self) {
+        self.unsafe_pieces.iter_mut().for_each(|piece| piece.lost = true);
+    }
+}
+
+fn surviving(piece: &Piece, survives: bool) -> Vec<u8> {
+    if survives && !piece.lost { piece.bytes.clone() } else { vec![0; piece.bytes.len()] }
 }
 
 #[derive(Debug, Clone, Default)]
@@ -63,11 +116,14 @@ impl FaultyStorage {
         self.disk.borrow().dead
     }
 
-    /// The machine stayed up: readers see what they saw, nothing became safer.
+    /// The machine stayed up: readers see what they saw, nothing became safer. (That an fsync failed
+    /// before is forgotten here, lest no recovery be possible at all.)
     pub(crate) fn after_kill(&self) -> Self {
         let mut disk = self.disk.borrow().clone();
         disk.dead = false;
         disk.fault = None;
+        let pieces = disk.inodes.iter_mut().flat_map(|inode| &mut inode.unsafe_pieces);
+        pieces.for_each(|piece| piece.lost = false);
         Self { disk: RefCell::new(disk) }
     }
 
@@ -87,7 +143,7 @@ impl FaultyStorage {
         let mut found = Vec::new();
         for names in [&disk.safe_names, &disk.names] {
             for contents in &contents {
-                let inodes = contents.iter().map(|c| Inode { now: c.clone(), safe: c.clone() });
+                let inodes = contents.iter().map(|bytes| Inode::durable(bytes));
                 let disk = Disk {
                     inodes: inodes.collect(),
                     names: names.clone(),
@@ -108,7 +164,7 @@ impl FaultyStorage {
     /// Puts a file there, safely.
     pub(crate) fn put(&self, name: &str, bytes: &[u8]) {
         let mut disk = self.disk.borrow_mut();
-        disk.inodes.push(Inode { now: bytes.to_vec(), safe: bytes.to_vec() });
+        disk.inodes.push(Inode::durable(bytes));
         let inode = disk.inodes.len() - 1;
         disk.names.insert(name.to_owned(), inode);
         disk.safe_names.insert(name.to_owned(), inode);
@@ -117,35 +173,57 @@ impl FaultyStorage {
 
 /// What a power cut may leave of a file.
 fn remains(inode: &Inode) -> Vec<Vec<u8>> {
-    let Inode { now, safe } = inode;
-    let mut found = vec![now.clone()];
-    if now == safe {
-        return found;
+    let Inode { now, safe, unsafe_pieces: pieces } = inode;
+    if now.len() < safe.len() || pieces.is_empty() {
+        // At most, it was cut and that is not safe.
+        return BTreeSet::from([now[..now.len().min(safe.len())].to_vec(), safe.clone()])
+            .into_iter()
+            .collect();
     }
-    found.push(safe.clone());
-    if let Some(added) = now.strip_prefix(safe.as_slice()) {
-        let with = |tail: &[u8]| [safe.as_slice(), tail].concat();
+    let mut found = BTreeSet::from([safe.clone()]);
+    for mask in subsets(pieces.len()) {
+        let mut bytes = safe.clone();
+        let mut last = bytes.len();
+        for (at, piece) in pieces.iter().enumerate() {
+            let survives = mask & 1 << at != 0;
+            bytes.extend(surviving(piece, survives));
+            if survives {
+                last = bytes.len();
+            }
+        }
+        // The length on disk may be behind the data or ahead of it.
+        found.insert(bytes[..last].to_vec());
+        found.insert(bytes);
+    }
+    // The last piece itself in part, or as something else.
+    if let Some(last) = pieces.last().filter(|piece| !piece.lost) {
+        let start = now.len() - last.bytes.len();
         for quarter in 1..4 {
-            let cut = added.len() * quarter / 4;
-            found.push(with(&added[..cut]));
-            // Length on disk, data not: zeros; and blocks written in another order.
-            let mut hole = added.to_vec();
-            hole[..cut].fill(0);
-            found.push(with(&hole));
-            let mut end = added.to_vec();
-            end[cut..].fill(0);
-            found.push(with(&end));
+            found.insert(now[..start + last.bytes.len() * quarter / 4].to_vec());
         }
-        found.push(with(&added[..added.len() - 1]));
-        found.push(with(&vec![0; added.len()]));
-        found.push(with(&added.iter().map(|byte| byte ^ 0x5A).collect::<Vec<_>>()));
-        for at in [0, added.len() / 2, added.len() - 1] {
-            let mut flipped = added.to_vec();
+        found.insert(now[..now.len() - 1].to_vec());
+        let added = safe.len()..now.len();
+        for at in [added.start, added.start.midpoint(added.end), added.end - 1] {
+            let mut flipped = now.clone();
             flipped[at] ^= 0x10;
-            found.push(with(&flipped));
+            found.insert(flipped);
         }
+        let mut garbage = now.clone();
+        garbage[added].iter_mut().for_each(|byte| *byte ^= 0x5A);
+        found.insert(garbage);
     }
-    found
+    found.into_iter().collect()
+}
+
+/// All subsets of a few pieces as bit masks; of many: none, all, one, all but one, from or up to one.
+fn subsets(pieces: usize) -> Vec<u64> {
+    assert!(pieces < 64, "too many unsynced writes for this simulation");
+    let all = (1 << pieces) - 1;
+    if pieces <= SUBSETS_OF {
+        return (0..=all).collect();
+    }
+    let some = (0..pieces).map(|at| 1 << at);
+    some.flat_map(|one| [one, all & !one, one - 1, all & !(one - 1)]).chain([0, all]).collect()
 }
 
 impl Disk {
@@ -178,7 +256,7 @@ impl Disk {
             Ok(()) => (bytes.len(), Ok(())),
             Err(quarters) => (bytes.len() * quarters / 4, Err(failed("write"))),
         };
-        self.inodes[inode].now.extend_from_slice(&bytes[..length]);
+        self.inodes[inode].write(&bytes[..length]);
         result
     }
 
@@ -200,7 +278,11 @@ impl Disk {
     }
 
     fn fsync(&mut self, inode: usize) -> io::Result<()> {
-        self.whole("fsync", |disk| disk.inodes[inode].safe = disk.inodes[inode].now.clone())
+        let result = self.whole("fsync", |disk| disk.inodes[inode].fsync());
+        if result.is_err() && !self.dead {
+            self.inodes[inode].fail_fsync();
+        }
+        result
     }
 
     fn fsync_directory(&mut self) -> io::Result<()> {
@@ -249,14 +331,13 @@ impl Storage for FaultyStorage {
         if disk.inodes[inode].now.len() as u64 != at {
             return Err(failed("length check"));
         }
-        disk.write(inode, bytes)?;
-        disk.fsync(inode)
+        disk.write(inode, bytes)
     }
 
     fn truncate(&self, name: &str, length: u64) -> io::Result<()> {
         let mut disk = self.disk.borrow_mut();
         let inode = disk.inode(name)?;
-        disk.whole("truncate", |disk| disk.inodes[inode].now.truncate(length as usize))?;
+        disk.whole("truncate", |disk| disk.inodes[inode].truncate(length as usize))?;
         disk.fsync(inode)
     }
 
@@ -279,6 +360,12 @@ impl Storage for FaultyStorage {
             disk.names.remove(name);
         })?;
         disk.fsync_directory()
+    }
+
+    fn sync_data(&self, name: &str) -> io::Result<()> {
+        let mut disk = self.disk.borrow_mut();
+        let inode = disk.inode(name)?;
+        disk.fsync(inode)
     }
 
     fn sync(&self, name: &str) -> io::Result<()> {

@@ -97,8 +97,8 @@ fn database() -> Vec<Vec<Record>> {
             owner: 16385,
             created: 1_700_000_003,
         }],
-        vec![Record::Current { file, epoch: 0, owner: 16384 }],
-        vec![Record::Retired { file, lsn: 0x1_6B37_4D8F }],
+        vec![Record::Plaintext { file, after: 8191 }],
+        vec![Record::Retired { file, after: 8191, lsn: 0x1_6B37_4D8F }],
     ]
 }
 
@@ -125,7 +125,15 @@ fn golden_logs_are_written() {
     for _ in 0..3 {
         log.compact(&[]).unwrap();
     }
-    database().iter().for_each(|batch| log.append(batch).unwrap());
+    let batches = database();
+    log.append_unsynced(&batches[0]).unwrap();
+    log.append_unsynced(&batches[1]).unwrap();
+    let position = log.position();
+    log.sync().unwrap();
+    assert!(log.append_settled(&position).unwrap());
+    log.sync().unwrap();
+    log.append(&batches[2]).unwrap();
+    log.append_unsynced(&batches[3]).unwrap();
     assert_eq!(storage.content("5.keys"), DATABASE);
 }
 

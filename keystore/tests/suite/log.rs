@@ -19,7 +19,7 @@ fn three() -> (Vec<u8>, [usize; 3], Vec<Vec<Record>>) {
     let batches = vec![
         vec![data_key(1, 1, 1, 1), current(1, 1)],
         vec![data_key(2, 1, 1, 2), current(2, 1)],
-        vec![retired(1)],
+        vec![retired(1, 1)],
     ];
     let mut log = Log::create(&storage, ID, 5, &[]).unwrap();
     let starts: Vec<usize> = batches
@@ -36,7 +36,7 @@ fn three() -> (Vec<u8>, [usize; 3], Vec<Vec<Record>>) {
 #[test]
 fn replays_what_was_appended() {
     let (bytes, starts, batches) = three();
-    assert_eq!(starts[0], HEADER);
+    assert_eq!(starts[0], HEADER + batch::HEADER);
     let contents = replay(&bytes, 5).unwrap();
     assert_eq!(contents.records, batches.concat());
     assert_eq!((contents.torn, contents.position.keystore_id), (0, ID));
@@ -67,7 +67,8 @@ fn a_damaged_byte_stops_the_middle_and_cuts_the_end() {
             let result = replay(&damaged, 5);
             if at < starts[2] {
                 let error = result.unwrap_err();
-                let start = starts.iter().rev().find(|start| **start <= at).unwrap_or(&0);
+                let begins = [starts[1], starts[0], HEADER];
+                let start = begins.iter().find(|start| **start <= at).unwrap_or(&0);
                 assert_eq!(error.offset, *start as u64, "damage at {at}: {error}");
             } else {
                 let contents = result.unwrap();
@@ -99,13 +100,13 @@ fn a_garbled_end_is_torn() {
 fn a_bad_batch_before_anything_else_is_damage() {
     let (bytes, starts, _) = three();
     let body = starts[1] + batch::HEADER + 9;
-    // Followed by an intact batch, by a damaged one with an intact header, by a piece of one.
+    // Followed by an intact batch, by a damaged one with an intact header, by such a header alone.
     let mut damaged = bytes.clone();
     damaged[body] ^= 1;
     assert_eq!(replay(&damaged, 5).unwrap_err().offset, starts[1] as u64);
     damaged[starts[2] + batch::HEADER] ^= 1;
     assert_eq!(replay(&damaged, 5).unwrap_err().offset, starts[1] as u64);
-    damaged.truncate(starts[2] + 3);
+    damaged.truncate(starts[2] + batch::HEADER);
     let error = replay(&damaged, 5).unwrap_err();
     assert_eq!((error.offset, error.problem), (starts[1] as u64, Problem::Checksum));
     // Even a header that cannot be read is no tear when an intact one follows.
@@ -128,11 +129,156 @@ fn a_last_batch_from_the_future_is_not_torn() {
     assert_eq!(error.offset, (end + batch::HEADER) as u64);
 
     bytes[end + 4] = 2;
-    let checksum = crc32c::crc32c(&bytes[end..end + 16]).to_le_bytes();
-    bytes[end + 16..end + 20].copy_from_slice(&checksum);
+    reseal(&mut bytes, end);
     assert_eq!(replay(&bytes, 5).unwrap_err().problem, Problem::Version(2));
     bytes.truncate(end + batch::HEADER);
     assert_eq!(replay(&bytes, 5).unwrap_err().problem, Problem::Version(2));
+}
+
+/// Makes the checksum of a header right that was changed.
+fn reseal(bytes: &mut [u8], start: usize) {
+    let checksum = crc32c::crc32c(&bytes[start..start + 24]).to_le_bytes();
+    bytes[start + 24..start + 28].copy_from_slice(&checksum);
+}
+
+/// A log of three unsettled batches behind a first one, and where each begins.
+fn unsettled(storage: &FaultyStorage) -> (Log<'_, FaultyStorage>, [usize; 3]) {
+    let mut log = Log::create(storage, ID, 5, &[data_key(1, 1, 1, 1)]).unwrap();
+    let starts = [2, 3, 4].map(|relation| {
+        let start = log.position().end as usize;
+        log.append_unsynced(&[data_key(relation, 1, 1, relation as u8)]).unwrap();
+        start
+    });
+    (log, starts)
+}
+
+/// Settles as a checkpoint does.
+fn settle(log: &mut Log<'_, FaultyStorage>) -> bool {
+    let position = log.position();
+    log.sync().unwrap();
+    let marked = log.append_settled(&position).unwrap();
+    log.sync().unwrap();
+    marked
+}
+
+#[test]
+fn an_unsettled_end_is_cut_at_its_first_hole() {
+    let storage = FaultyStorage::default();
+    let (_, starts) = unsettled(&storage);
+    let bytes = storage.content("5.keys");
+    for (whole, start) in starts.into_iter().enumerate() {
+        // A hole that reaches to anywhere; what follows is there.
+        for end in start + 1..bytes.len() {
+            let mut holed = bytes.clone();
+            holed[start..end].fill(0);
+            let contents = replay(&holed, 5).unwrap();
+            assert_eq!(contents.position.end, start as u64);
+            assert_eq!(contents.torn, (bytes.len() - start) as u64);
+            assert_eq!(contents.records.len(), 1 + whole);
+        }
+    }
+}
+
+#[test]
+fn a_mark_makes_damage_of_every_hole_before_it() {
+    let storage = FaultyStorage::default();
+    let (mut log, starts) = unsettled(&storage);
+    let mark = log.position().end as usize;
+    assert!(settle(&mut log));
+    assert!(log.position().is_settled());
+    log.append_unsynced(&[current(2, 1)]).unwrap();
+    let bytes = storage.content("5.keys");
+    for at in HEADER..bytes.len() {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 1;
+        let result = replay(&damaged, 5);
+        if at < mark {
+            let first = [starts[2], starts[1], starts[0]].into_iter().find(|start| *start <= at);
+            assert!(first.is_none_or(|start| result.unwrap_err().offset == start as u64), "{at}");
+        } else {
+            assert_eq!(result.unwrap().records.len(), 4);
+        }
+    }
+    // Of two headers that testify, one is enough.
+    let mut damaged = bytes.clone();
+    damaged[starts[0]] ^= 1;
+    damaged[mark] ^= 1;
+    assert_eq!(replay(&damaged, 5).unwrap_err().offset, starts[0] as u64);
+    damaged.truncate(mark + batch::HEADER);
+    assert_eq!(replay(&damaged, 5).unwrap().position.end, starts[0] as u64);
+}
+
+#[test]
+fn what_is_settled_needs_no_second_mark() {
+    let storage = FaultyStorage::default();
+    let (mut log, _) = unsettled(&storage);
+    assert!(settle(&mut log));
+    assert!(!settle(&mut log));
+    let end = log.position().end;
+    // Opened again, too; and a log that was rewritten or is new.
+    let (mut log, contents) = Log::open(&storage, 5).unwrap().unwrap();
+    assert_eq!((log.position(), contents.position.end), (contents.position, end));
+    assert!(!settle(&mut log));
+    log.compact(&[data_key(1, 1, 1, 1)]).unwrap();
+    assert!(!settle(&mut log));
+    let (mut log, _) = Log::open(&storage, 5).unwrap().unwrap();
+    assert!(!settle(&mut log));
+    // A synced append is durable, and the mark testifies it.
+    log.append(&[current(1, 1)]).unwrap();
+    assert_eq!(log.position().settled, log.position().end);
+    assert!(settle(&mut log));
+    // What is found at the start is durable, and testified by the first checkpoint.
+    log.append_unsynced(&[retired(1, 1)]).unwrap();
+    let (mut log, _) = Log::open(&storage, 5).unwrap().unwrap();
+    assert_eq!(log.position().settled, log.position().end);
+    assert!(settle(&mut log));
+}
+
+#[test]
+fn a_mark_says_no_more_than_was_synced() {
+    let storage = FaultyStorage::default();
+    let (mut log, _) = unsettled(&storage);
+    let synced = log.position();
+    log.sync().unwrap();
+    // Another process adds to the log before the mark is written.
+    log.append_unsynced(&[current(2, 1)]).unwrap();
+    assert!(log.append_settled(&synced).unwrap());
+    assert_eq!(log.position().settled, synced.end);
+    assert!(!log.position().is_settled());
+    let mut bytes = storage.content("5.keys");
+    bytes[synced.end as usize] ^= 1;
+    assert_eq!(replay(&bytes, 5).unwrap().position.end, synced.end);
+    bytes[synced.end as usize - 1] ^= 1;
+    assert!(replay(&bytes, 5).is_err());
+    // By a synced append it may be more.
+    log.append(&[current(3, 1)]).unwrap();
+    let more = log.position();
+    assert!(log.append_settled(&synced).unwrap());
+    assert_eq!(log.position().settled, more.end);
+    // Another process rewrites it, and then there is nothing to say.
+    log.append_unsynced(&[current(4, 1)]).unwrap();
+    let synced = log.position();
+    log.compact(&[data_key(1, 1, 1, 1)]).unwrap();
+    log.append_unsynced(&[current(1, 1)]).unwrap();
+    let before = log.position();
+    assert!(!log.append_settled(&synced).unwrap());
+    assert_eq!(log.position(), before);
+    // Or removes it.
+    let ahead = log::Position { end: before.end + 1, ..before };
+    assert!(matches!(log.append_settled(&ahead), Err(LogError::Moved { .. })));
+    log::remove(&storage, 5).unwrap();
+    assert!(matches!(log.sync(), Err(LogError::Missing { .. })));
+}
+
+#[test]
+fn a_batch_that_settles_what_follows_it_is_refused() {
+    let (bytes, starts, _) = three();
+    for (settled, right) in [(starts[1], true), (starts[1] + 1, false)] {
+        let mut bytes = bytes.clone();
+        bytes[starts[1] + 16..starts[1] + 24].copy_from_slice(&(settled as u64).to_le_bytes());
+        reseal(&mut bytes, starts[1]);
+        assert_eq!(replay(&bytes, 5).is_ok(), right);
+    }
 }
 
 proptest! {
@@ -170,7 +316,7 @@ fn opening_cuts_the_torn_end_off() {
     let (mut log, contents) = Log::open(&storage, 5).unwrap().unwrap();
     assert_eq!(contents.torn, (bytes.len() - 1 - starts[2]) as u64);
     assert_eq!(storage.content("5.keys").len(), starts[2]);
-    log.append(&[retired(1)]).unwrap();
+    log.append(&[retired(1, 1)]).unwrap();
     assert_eq!(storage.content("5.keys"), bytes);
 }
 
@@ -181,7 +327,7 @@ fn damage_is_left_as_it_is() {
     let storage = FaultyStorage::default();
     storage.put("5.keys", &bytes);
     let error = Log::open(&storage, 5).unwrap_err();
-    assert_eq!(error.to_string(), "key file \"5.keys\" is not readable: wrong checksum at byte 40");
+    assert_eq!(error.to_string(), "key file \"5.keys\" is not readable: wrong checksum at byte 68");
     assert_eq!(storage.content("5.keys"), bytes);
 }
 
@@ -194,7 +340,7 @@ fn a_position_that_is_not_the_end_is_refused() {
     let newest = log.position();
     let moved = |position| {
         let before = storage.content("5.keys");
-        let result = Log::resume(&storage, position).append(&[retired(1)]);
+        let result = Log::resume(&storage, position).append(&[retired(1, 1)]);
         assert!(matches!(result, Err(LogError::Moved { .. })), "{result:?}");
         let result = Log::resume(&storage, position).compact(&[]);
         assert!(matches!(result, Err(LogError::Moved { .. })), "{result:?}");
@@ -217,9 +363,9 @@ fn leftovers_of_a_failed_append_are_cut_by_the_next() {
     let clean = bytes.len();
     bytes.extend(&batch::encode(&[data_key(2, 1, 1, 2)]).unwrap()[..50]);
     storage.put("5.keys", &bytes);
-    log.append(&[retired(1)]).unwrap();
+    log.append(&[retired(1, 1)]).unwrap();
     let (_, contents) = Log::open(&storage, 5).unwrap().unwrap();
-    assert_eq!(contents.records, [data_key(1, 1, 1, 1), retired(1)]);
+    assert_eq!(contents.records, [data_key(1, 1, 1, 1), retired(1, 1)]);
     assert_eq!(storage.content("5.keys")[..clean], bytes[..clean]);
 }
 
@@ -273,7 +419,7 @@ fn files_on_disk_are_private_and_replaced_whole() {
 
     // A second process, from the position alone; then a torn end.
     let storage = FileStorage::new(&directory).unwrap();
-    Log::resume(&storage, log.position()).append(&[retired(1)]).unwrap();
+    Log::resume(&storage, log.position()).append(&[retired(1, 1)]).unwrap();
     let path = directory.join("5.keys");
     let bytes = fs::read(&path).unwrap();
     fs::write(&path, &bytes[..bytes.len() - 2]).unwrap();

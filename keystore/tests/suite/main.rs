@@ -14,4 +14,5 @@ mod faulty;
 mod golden;
 mod log;
 mod protocol;
+mod redo;
 mod state;

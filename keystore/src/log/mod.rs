@@ -10,31 +10,50 @@
 //! `cluster.keys` (scope 0) holds providers, all database keys and the files of shared relations, so
 //! that unlocking reads one small file; `<database oid>.keys` holds the data keys of that database.
 //!
-//! A change is acknowledged once its batch has been written and synced. A batch that is found
-//! unreadable at the end of the file was never acknowledged, and is cut off; anywhere else it is
-//! damage, and opening the log fails with its offset. The two are told apart as follows. An append
-//! starts only where everything before is acknowledged, and writes one batch. So an unreadable batch
-//! is *torn* if it can be the last thing that was ever written:
+//! # Durability
 //!
-//! - its header is damaged or incomplete, or says that the batch reaches to the end of the file or
-//!   beyond; and
-//! - no intact batch header stands anywhere behind its first byte.
+//! Appended records are durable at once ([`Log::append`]), or when they are *settled*
+//! ([`Log::append_unsynced`]), which every checkpoint does. Every change is also in WAL, and redo
+//! begins where the last checkpoint began; so what a power cut takes of the unsettled end of a log is
+//! what redo brings back.
 //!
-//! A batch whose checksums are right but whose content this version does not know is never torn: a
-//! later pagevault has acknowledged it.
+//! To settle, a process takes the log's [`Position`] (under the callers' lock), syncs
+//! ([`Log::sync`], without it), adds a *mark* that everything up to that position is durable
+//! ([`Log::append_settled`], under it), and syncs again. A mark is a batch without records. The header
+//! of every batch says the same as a mark: how many bytes of the log were known to be durable when it
+//! was written. So the log itself testifies how much of it can only be missing through damage.
 //!
-//! What this cannot see: damage by the disk to the very last batch looks like a torn one.
+//! # What is cut off, and what is damage
+//!
+//! Let X be the offset of the first batch or mark that is unreadable: incomplete, or not matching its
+//! checksums. All bytes behind its first are searched for headers with a right checksum.
+//!
+//! - If one of them says that more than X bytes were durable, X is damaged: opening the log fails, and
+//!   names X. So it does if one is of a later version, for what that says is not known.
+//! - Otherwise nothing from X on was ever settled, and all of it is cut off, also what is readable.
+//!
+//! A batch whose checksums are right but whose content this version does not know is always an error: a
+//! later pagevault has written it.
+//!
+//! What this cannot see is damage by the disk behind the last testimony: to the records since the last
+//! settling, which redo brings back; to the last synced append, until the next append or settling; and
+//! to the last mark, which nobody misses. It also cannot see damage to records together with every
+//! header behind them.
 //!
 //! Callers exclude each other by a lock, appending and reading alike. Nothing is kept between calls but
 //! a [`Position`], which many processes can share.
 
+mod replay;
+
 use std::io;
 
-use crate::batch::{self, Header, MAGIC as BATCH_MAGIC};
+pub use self::replay::replay;
+use self::replay::{check_scope, header, parse_header, was_unsettled};
+
+use crate::batch;
 use crate::error::{FormatError, Problem};
 use crate::record::Record;
 use crate::storage::Storage;
-use crate::wire::Reader;
 
 /// First bytes of every log.
 pub const MAGIC: [u8; 8] = *b"pvkeys\r\n";
@@ -44,6 +63,8 @@ pub const VERSION: u16 = 1;
 pub const HEADER: usize = 40;
 /// Largest log (1 GiB, more than five million data keys).
 pub const MAX_LOG: u64 = 1 << 30;
+/// Bytes of a mark.
+const MARK: u64 = batch::HEADER as u64;
 /// Records in one batch of a compacted log.
 const COMPACT_BATCH: usize = 1024;
 
@@ -61,7 +82,8 @@ pub enum LogError {
         source: io::Error,
     },
     /// The operating system said no in such a way that it is not known whether the change is durable.
-    /// Go on as after any failed fsync: stop, and open the log again after the restart.
+    /// Go on as after any failed fsync: stop, and open the log again after the restart. Earlier
+    /// records that are not settled may be gone too.
     #[error("could not {action} key file \"{name}\", and its state is not known: {source}")]
     Unsettled {
         /// File.
@@ -111,8 +133,23 @@ pub struct Position {
     pub scope: u32,
     /// Compactions so far (wraps).
     pub generation: u32,
-    /// Bytes.
+    /// Bytes, marks included.
     pub end: u64,
+    /// How many of them are known to be durable.
+    pub settled: u64,
+}
+
+impl Position {
+    /// Whether the log ends in a mark that everything before it is durable: nothing to settle.
+    pub fn is_settled(&self) -> bool {
+        // No batch is as short as a mark.
+        self.end == self.settled + MARK
+    }
+
+    /// Whether every record is durable, though perhaps not testified.
+    fn is_durable(&self) -> bool {
+        self.settled == self.end || self.is_settled()
+    }
 }
 
 /// A log as it was found.
@@ -122,7 +159,7 @@ pub struct Contents {
     pub records: Vec<Record>,
     /// End of the last intact batch.
     pub position: Position,
-    /// Bytes behind it that were never acknowledged.
+    /// Bytes behind it that were never settled.
     pub torn: u64,
 }
 
@@ -156,99 +193,6 @@ pub fn remove(storage: &impl Storage, scope: u32) -> Result<(), LogError> {
     storage.remove(&name).map_err(|source| LogError::Unsettled { name, action: "remove", source })
 }
 
-/// Reads a log's bytes. Pure: changes nothing, also where the end is torn.
-pub fn replay(bytes: &[u8], scope: u32) -> Result<Contents, FormatError> {
-    let (keystore_id, generation) = parse_header(bytes, scope)?;
-    let mut records = Vec::new();
-    let mut end = HEADER;
-    while let Some(rest) = bytes.get(end..).filter(|rest| !rest.is_empty()) {
-        match batch::decode_at(rest, end as u64) {
-            Ok((batch, length)) => {
-                check_scope(&batch, scope, end as u64)?;
-                records.extend(batch);
-                end += length;
-            }
-            Err(_) if is_torn(rest) => break,
-            Err(error) => return Err(error),
-        }
-    }
-    let torn = (bytes.len() - end) as u64;
-    let position = Position { keystore_id, scope, generation, end: end as u64 };
-    Ok(Contents { records, position, torn })
-}
-
-/// Whether an unreadable batch at the start of `rest`, which reaches to the end of the file, can be an
-/// append that was cut short. The rule is at the head of this file.
-fn is_torn(rest: &[u8]) -> bool {
-    let unreadable = match Header::parse(rest) {
-        Ok(header) => {
-            let end = batch::HEADER + header.length;
-            rest.len() < end || rest.len() == end && !header.matches(rest)
-        }
-        Err(problem) => !is_intact(&problem),
-    };
-    let mut starts = rest.windows(BATCH_MAGIC.len()).enumerate().skip(1);
-    let followed = starts.any(|(at, window)| {
-        window == BATCH_MAGIC
-            && rest.get(at..).is_some_and(|rest| match Header::parse(rest) {
-                Ok(_) => true,
-                Err(problem) => is_intact(&problem),
-            })
-    });
-    unreadable && !followed
-}
-
-/// Whether a header that was refused for this reason had a right checksum.
-fn is_intact(problem: &Problem) -> bool {
-    !matches!(problem, Problem::Short | Problem::Magic | Problem::HeaderChecksum)
-}
-
-fn check_scope(records: &[Record], scope: u32, offset: u64) -> Result<(), FormatError> {
-    match records.iter().map(Record::home).find(|home| *home != scope) {
-        None => Ok(()),
-        Some(found) => {
-            Err(FormatError { offset, problem: Problem::Misplaced { expected: scope, found } })
-        }
-    }
-}
-
-fn header(keystore_id: &[u8; 16], scope: u32, generation: u32) -> Vec<u8> {
-    let mut out = Vec::with_capacity(HEADER);
-    out.extend_from_slice(&MAGIC);
-    out.extend_from_slice(&VERSION.to_le_bytes());
-    out.extend_from_slice(&[0, 0]);
-    out.extend_from_slice(keystore_id);
-    out.extend_from_slice(&scope.to_le_bytes());
-    out.extend_from_slice(&generation.to_le_bytes());
-    out.extend_from_slice(&crc32c::crc32c(&out).to_le_bytes());
-    out
-}
-
-/// Keystore id and generation of a log that must be of `scope`.
-fn parse_header(bytes: &[u8], scope: u32) -> Result<([u8; 16], u32), FormatError> {
-    let mut from = Reader::new(bytes, 0);
-    let fail = |problem| FormatError { offset: 0, problem };
-    if from.take(MAGIC.len())? != MAGIC {
-        return Err(fail(Problem::Magic));
-    }
-    let (version, zero) = (from.u16()?, from.u16()?);
-    let (keystore_id, found, generation) = (from.array()?, from.u32()?, from.u32()?);
-    let checksum = from.u32()?;
-    if bytes.get(..HEADER - 4).map(crc32c::crc32c) != Some(checksum) {
-        return Err(fail(Problem::HeaderChecksum));
-    }
-    if version != VERSION {
-        return Err(fail(Problem::Version(version)));
-    }
-    if zero != 0 {
-        return Err(fail(Problem::Field("file header", "reserved bytes are set")));
-    }
-    if found != scope {
-        return Err(fail(Problem::Misplaced { expected: scope, found }));
-    }
-    Ok((keystore_id, generation))
-}
-
 /// A log that can be changed.
 #[derive(Debug)]
 pub struct Log<'a, S> {
@@ -265,7 +209,7 @@ impl<'a, S: Storage> Log<'a, S> {
         scope: u32,
         records: &[Record],
     ) -> Result<Self, LogError> {
-        let position = Position { keystore_id, scope, generation: 0, end: 0 };
+        let position = Position { keystore_id, scope, generation: 0, end: 0, settled: 0 };
         let mut log = Self::resume(storage, position);
         if storage.len(&log.name).map_err(|error| log.failed("open", error))?.is_some() {
             return Err(LogError::Exists { name: log.name });
@@ -275,9 +219,9 @@ impl<'a, S: Storage> Log<'a, S> {
     }
 
     /// Reads the log of a scope, after making durable what a killed server may have left unsynced,
-    /// and cuts off a torn end. `None` if there is no such log.
+    /// and cuts off a torn end. Then all of it is durable. `None` if there is no such log.
     pub fn open(storage: &'a S, scope: u32) -> Result<Option<(Self, Contents)>, LogError> {
-        let position = Position { keystore_id: [0; 16], scope, generation: 0, end: 0 };
+        let position = Position { keystore_id: [0; 16], scope, generation: 0, end: 0, settled: 0 };
         let mut log = Self::resume(storage, position);
         let Some(length) = storage.len(&log.name).map_err(|error| log.failed("open", error))?
         else {
@@ -288,7 +232,10 @@ impl<'a, S: Storage> Log<'a, S> {
         }
         storage.sync(&log.name).map_err(|error| log.failed("sync", error))?;
         let bytes = log.read(0, MAX_LOG)?;
-        let contents = replay(&bytes, scope).map_err(|error| log.damaged(error))?;
+        let mut contents = replay(&bytes, scope).map_err(|error| log.damaged(error))?;
+        if !contents.position.is_settled() {
+            contents.position.settled = contents.position.end;
+        }
         log.position = contents.position;
         if contents.torn > 0 {
             let cut = storage.truncate(&log.name, log.position.end);
@@ -308,22 +255,76 @@ impl<'a, S: Storage> Log<'a, S> {
         self.position
     }
 
-    /// Adds the records of one change. On return they are durable, or the log is as it was, or the
-    /// error is [`LogError::Unsettled`].
+    /// Adds the records of one change. On return they are durable, and all before them; or the log is
+    /// as it was, or the error is [`LogError::Unsettled`].
     pub fn append(&mut self, records: &[Record]) -> Result<(), LogError> {
-        check_scope(records, self.position.scope, 0).map_err(LogError::Record)?;
-        let batch = batch::encode(records).map_err(LogError::Record)?;
-        self.append_checked(&batch)
+        let batch = self.encode(records)?;
+        self.add(&batch, self.position.settled)?;
+        self.make_durable(batch.len() as u64)
     }
 
-    /// Adds a batch that is encoded already, as a WAL record's payload is.
+    /// As [`Log::append`], of a batch that is encoded already, as a WAL record's payload is.
     pub fn append_batch(&mut self, batch: &[u8]) -> Result<(), LogError> {
-        let records = batch::decode(batch).map_err(LogError::Record)?;
-        check_scope(&records, self.position.scope, 0).map_err(LogError::Record)?;
-        self.append_checked(batch)
+        self.check(batch)?;
+        self.add(batch, self.position.settled)?;
+        self.make_durable(batch.len() as u64)
     }
 
-    fn append_checked(&mut self, batch: &[u8]) -> Result<(), LogError> {
+    /// Adds the records of one change, which must also be in WAL: they are durable once settled. On
+    /// return they are in the log, or the log is as it was, or the error is [`LogError::Unsettled`].
+    pub fn append_unsynced(&mut self, records: &[Record]) -> Result<(), LogError> {
+        let batch = self.encode(records)?;
+        self.add(&batch, self.position.settled)
+    }
+
+    /// As [`Log::append_unsynced`], of a batch that is encoded already.
+    pub fn append_batch_unsynced(&mut self, batch: &[u8]) -> Result<(), LogError> {
+        self.check(batch)?;
+        self.add(batch, self.position.settled)
+    }
+
+    /// Makes the log durable as it is now, without looking at it: needs no lock and no present
+    /// position. An error is [`LogError::Unsettled`], or [`LogError::Missing`] where there is no log.
+    pub fn sync(&self) -> Result<(), LogError> {
+        self.storage.sync_data(&self.name).map_err(|source| match source.kind() {
+            io::ErrorKind::NotFound => LogError::Missing { name: self.name.clone() },
+            _ => self.unsettled("sync", source),
+        })
+    }
+
+    /// Adds the mark that the log is durable up to `synced`, a position it had before a
+    /// [`sync`](Log::sync) that has succeeded. The mark itself is durable after another one. Returns
+    /// whether there is a mark to sync: none is added where the log ends in one that says as much, or
+    /// has been rewritten since, which settles it.
+    pub fn append_settled(&mut self, synced: &Position) -> Result<bool, LogError> {
+        let here = &self.position;
+        if (synced.keystore_id, synced.scope) != (here.keystore_id, here.scope) {
+            return Err(self.moved());
+        }
+        if synced.generation != here.generation || here.is_settled() {
+            return Ok(false);
+        }
+        if synced.end > here.end {
+            return Err(self.moved());
+        }
+        let settled = here.settled.max(synced.end);
+        self.add(&batch::mark(settled), settled)?;
+        self.position.settled = settled;
+        Ok(true)
+    }
+
+    fn encode(&self, records: &[Record]) -> Result<Vec<u8>, LogError> {
+        check_scope(records, self.position.scope, 0).map_err(LogError::Record)?;
+        batch::encode(records).map_err(LogError::Record)
+    }
+
+    fn check(&self, batch: &[u8]) -> Result<(), LogError> {
+        let records = batch::decode(batch).map_err(LogError::Record)?;
+        check_scope(&records, self.position.scope, 0).map_err(LogError::Record)
+    }
+
+    /// Writes a batch or mark, testifying that `settled` bytes are durable.
+    fn add(&mut self, batch: &[u8], settled: u64) -> Result<(), LogError> {
         let end = self.position.end;
         let new_end = end + batch.len() as u64;
         if new_end > MAX_LOG {
@@ -331,14 +332,38 @@ impl<'a, S: Storage> Log<'a, S> {
             return Err(LogError::Record(FormatError { offset: end, problem }));
         }
         self.verify()?;
-        if let Err(source) = self.storage.append(&self.name, end, batch) {
-            return Err(match self.storage.truncate(&self.name, end) {
-                Ok(()) => self.failed("write", source),
-                Err(_) => self.unsettled("write", source),
-            });
+        let frame = batch::stamp(batch, settled);
+        if let Err(source) = self.storage.append(&self.name, end, &frame) {
+            return Err(self.take_back(end, "write", source));
         }
         self.position.end = new_end;
         Ok(())
+    }
+
+    /// Syncs, after the last `added` bytes were written.
+    fn make_durable(&mut self, added: u64) -> Result<(), LogError> {
+        let synced = self.storage.sync_data(&self.name);
+        let end = self.position.end;
+        let Err(source) = synced else {
+            self.position.settled = end;
+            return Ok(());
+        };
+        self.position.end -= added;
+        // The kernel tells of a failure once and forgets what it could not write, which may be more
+        // than this batch.
+        if self.position.is_durable() {
+            Err(self.take_back(self.position.end, "sync", source))
+        } else {
+            Err(self.unsettled("sync", source))
+        }
+    }
+
+    /// Cuts off what was not wholly added.
+    fn take_back(&self, end: u64, action: &'static str, source: io::Error) -> LogError {
+        match self.storage.truncate(&self.name, end) {
+            Ok(()) => self.failed(action, source),
+            Err(_) => self.unsettled(action, source),
+        }
     }
 
     /// Rewrites the log with `records` only, which must say all that the log said and that matters.
@@ -352,8 +377,12 @@ impl<'a, S: Storage> Log<'a, S> {
         check_scope(records, self.position.scope, 0).map_err(LogError::Record)?;
         let mut bytes = header(&self.position.keystore_id, self.position.scope, generation);
         for records in records.chunks(COMPACT_BATCH) {
-            bytes.extend(batch::encode(records).map_err(LogError::Record)?);
+            let batch = batch::encode(records).map_err(LogError::Record)?;
+            // Nobody sees this file before all of it is durable.
+            bytes.extend(batch::stamp(&batch, bytes.len() as u64));
         }
+        let settled = bytes.len() as u64;
+        bytes.extend(batch::mark(settled));
         if bytes.len() as u64 > MAX_LOG {
             let problem = Problem::TooLarge(MAX_LOG);
             return Err(LogError::Record(FormatError { offset: MAX_LOG, problem }));
@@ -369,6 +398,7 @@ impl<'a, S: Storage> Log<'a, S> {
             .map_err(|source| self.unsettled("replace", source))?;
         self.position.generation = generation;
         self.position.end = bytes.len() as u64;
+        self.position.settled = settled;
         Ok(())
     }
 
@@ -380,18 +410,17 @@ impl<'a, S: Storage> Log<'a, S> {
         let head = self.read(0, HEADER as u64)?;
         let found =
             parse_header(&head, self.position.scope).map_err(|error| self.damaged(error))?;
-        let moved = || LogError::Moved { name: self.name.clone() };
         if found != (self.position.keystore_id, self.position.generation) {
-            return Err(moved());
+            return Err(self.moved());
         }
         if length > self.position.end {
-            if !is_torn(&self.read(self.position.end, MAX_LOG)?) {
-                return Err(moved());
+            if !was_unsettled(&self.read(self.position.end, MAX_LOG)?, self.position.end) {
+                return Err(self.moved());
             }
             let cut = self.storage.truncate(&self.name, self.position.end);
             return cut.map_err(|error| self.failed("truncate", error));
         }
-        if length < self.position.end { Err(moved()) } else { Ok(()) }
+        if length < self.position.end { Err(self.moved()) } else { Ok(()) }
     }
 
     fn read(&self, from: u64, limit: u64) -> Result<Vec<u8>, LogError> {
@@ -399,6 +428,10 @@ impl<'a, S: Storage> Log<'a, S> {
         bytes
             .map_err(|error| self.failed("read", error))?
             .ok_or_else(|| LogError::Missing { name: self.name.clone() })
+    }
+
+    fn moved(&self) -> LogError {
+        LogError::Moved { name: self.name.clone() }
     }
 
     fn failed(&self, action: &'static str, source: io::Error) -> LogError {

@@ -1,0 +1,86 @@
+//! Reading a log's bytes. Pure: changes nothing. The rules are at the head of the module `log`.
+
+use super::{Contents, HEADER, MAGIC, Position, VERSION};
+use crate::batch::{self, MAGIC as FRAME_MAGIC};
+use crate::error::{FormatError, Problem};
+use crate::record::Record;
+use crate::wire::Reader;
+
+/// Reads a log's bytes. Pure: changes nothing, also where the end is torn. `position.settled` is what
+/// the log itself says.
+pub fn replay(bytes: &[u8], scope: u32) -> Result<Contents, FormatError> {
+    let (keystore_id, generation) = parse_header(bytes, scope)?;
+    let mut records = Vec::new();
+    let (mut end, mut settled) = (HEADER, HEADER as u64);
+    while let Some(rest) = bytes.get(end..).filter(|rest| !rest.is_empty()) {
+        match batch::decode_at(rest, end as u64) {
+            Ok(frame) => {
+                check_scope(&frame.records, scope, end as u64)?;
+                records.extend(frame.records);
+                settled = settled.max(frame.settled);
+                end += frame.length;
+            }
+            Err(_) if was_unsettled(rest, end as u64) => break,
+            Err(error) => return Err(error),
+        }
+    }
+    let torn = (bytes.len() - end) as u64;
+    let position = Position { keystore_id, scope, generation, end: end as u64, settled };
+    Ok(Contents { records, position, torn })
+}
+
+/// Whether the rest of a log, from the unreadable frame at `offset` on, was never settled.
+pub(super) fn was_unsettled(rest: &[u8], offset: u64) -> bool {
+    let mut behind = rest.windows(FRAME_MAGIC.len()).enumerate().skip(1);
+    let testified = behind.any(|(at, window)| {
+        window == FRAME_MAGIC
+            && rest.get(at..).is_some_and(|frame| batch::testifies_beyond(frame, offset))
+    });
+    !batch::is_intact(rest) && !testified
+}
+
+pub(super) fn check_scope(records: &[Record], scope: u32, offset: u64) -> Result<(), FormatError> {
+    match records.iter().map(Record::home).find(|home| *home != scope) {
+        None => Ok(()),
+        Some(found) => {
+            Err(FormatError { offset, problem: Problem::Misplaced { expected: scope, found } })
+        }
+    }
+}
+
+pub(super) fn header(keystore_id: &[u8; 16], scope: u32, generation: u32) -> Vec<u8> {
+    let mut out = Vec::with_capacity(HEADER);
+    out.extend_from_slice(&MAGIC);
+    out.extend_from_slice(&VERSION.to_le_bytes());
+    out.extend_from_slice(&[0, 0]);
+    out.extend_from_slice(keystore_id);
+    out.extend_from_slice(&scope.to_le_bytes());
+    out.extend_from_slice(&generation.to_le_bytes());
+    out.extend_from_slice(&crc32c::crc32c(&out).to_le_bytes());
+    out
+}
+
+/// Keystore id and generation of a log that must be of `scope`.
+pub(super) fn parse_header(bytes: &[u8], scope: u32) -> Result<([u8; 16], u32), FormatError> {
+    let mut from = Reader::new(bytes, 0);
+    let fail = |problem| FormatError { offset: 0, problem };
+    if from.take(MAGIC.len())? != MAGIC {
+        return Err(fail(Problem::Magic));
+    }
+    let (version, zero) = (from.u16()?, from.u16()?);
+    let (keystore_id, found, generation) = (from.array()?, from.u32()?, from.u32()?);
+    let checksum = from.u32()?;
+    if bytes.get(..HEADER - 4).map(crc32c::crc32c) != Some(checksum) {
+        return Err(fail(Problem::HeaderChecksum));
+    }
+    if version != VERSION {
+        return Err(fail(Problem::Version(version)));
+    }
+    if zero != 0 {
+        return Err(fail(Problem::Field("file header", "reserved bytes are set")));
+    }
+    if found != scope {
+        return Err(fail(Problem::Misplaced { expected: scope, found }));
+    }
+    Ok((keystore_id, generation))
+}

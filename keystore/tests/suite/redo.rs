@@ -1,0 +1,144 @@
+//! Redo repeats old records to a keystore that has newer ones, or that a power cut has cut short; and
+//! may be broken off and begin anew. In the end everything is as if nothing had happened.
+
+use std::sync::atomic::AtomicU32;
+
+use pagevault_keystore::Record;
+use pagevault_keystore::directory::{Directory, FileInfo};
+use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
+use pagevault_keystore::state::State;
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use crate::arbitrary::{current, data_key, plaintext, retired};
+
+/// One of the things that a server does with keys, as a batch. `last`: the file's last epoch.
+fn batch(step: u8, relation: u32, fill: u8, last: &mut u16) -> Vec<Record> {
+    match step {
+        4 | 5 if *last > 0 => return vec![plaintext(relation, *last)],
+        6 if *last > 0 => return vec![retired(relation, *last)],
+        7 | 8 if *last > 0 => {
+            return vec![data_key(relation, 1 + u16::from(fill) % *last, 2, fill)];
+        }
+        _ => {}
+    }
+    *last += 1;
+    let mut records = vec![data_key(relation, *last, 1, fill)];
+    // Some keys are never used.
+    if step != 9 {
+        records.push(current(relation, *last));
+    }
+    records
+}
+
+fn any_history() -> impl Strategy<Value = Vec<Vec<Record>>> {
+    vec((0..10_u8, 1..4_u32, any::<u8>()), 1..40).prop_map(|steps| {
+        let mut last = [0; 4];
+        let steps = steps.into_iter();
+        steps.map(|(step, file, fill)| batch(step, file, fill, &mut last[file as usize])).collect()
+    })
+}
+
+fn fold(batches: &[Vec<Record>]) -> State {
+    State::from_records(batches.concat()).unwrap()
+}
+
+/// Everything the directory answers, but where it keeps it.
+fn answers(directory: &Directory<'_>) -> Vec<(FileInfo, Vec<Vec<u8>>)> {
+    let files = directory.files().unwrap().map(Result::unwrap);
+    let answer = |info: FileInfo| {
+        let last = directory.last_epoch(info.slot).unwrap();
+        let keys = (1..=last).map(|epoch| {
+            let mut wrapped = [0; MAX_WRAPPED_DATA_KEY];
+            let key = directory.key(info.slot, epoch, &mut wrapped).unwrap();
+            [&wrapped[..key.length], &key.key_version.to_le_bytes()].concat()
+        });
+        (info, keys.collect())
+    };
+    files.map(answer).collect()
+}
+
+fn with_directory<T>(batches: &[Vec<Record>], act: impl FnOnce(&Directory<'_>) -> T) -> T {
+    let memory: Vec<_> = (0..Directory::words_needed(100)).map(|_| AtomicU32::new(0)).collect();
+    let directory = Directory::init_zeroed(&memory, 100).unwrap();
+    batches.iter().flatten().for_each(|record| directory.apply(record).unwrap());
+    act(&directory)
+}
+
+/// Redo from what a log holds: batches that change nothing are passed over.
+fn redo(log: &mut Vec<Vec<Record>>, wal: &[Vec<Record>]) {
+    let mut added = vec![];
+    let redone = with_directory(log, |directory| {
+        for batch in wal {
+            if batch.iter().any(|record| directory.would_change(record).unwrap()) {
+                batch.iter().for_each(|record| directory.apply(record).unwrap());
+                added.push(batch.clone());
+            }
+        }
+        answers(directory)
+    });
+    log.extend(added);
+    assert_eq!(with_directory(log, answers), redone, "file and memory differ");
+}
+
+type Crash = [prop::sample::Index; 3];
+
+proptest! {
+    /// The log holds more than the last checkpoint settled. Then the server crashes again and again:
+    /// each time the log loses some of what is not settled, and redo gets somewhere, perhaps to another
+    /// checkpoint.
+    #[test]
+    fn crashes_leave_no_trace(
+        history in any_history(), start: Crash, crashes in vec((any::<Crash>(), any::<bool>()), 0..6),
+    ) {
+        let among = |at: prop::sample::Index, from: usize, to: usize| from + at.index(to - from + 1);
+        let mut log = history[..among(start[0], 0, history.len())].to_vec();
+        let mut checkpoint = among(start[1], 0, log.len());
+        let mut settled = checkpoint;
+        for ([cut, reached, point], checkpoints) in crashes {
+            log.truncate(among(cut, settled, log.len()));
+            let reached = among(reached, checkpoint, history.len());
+            redo(&mut log, &history[checkpoint..reached]);
+            if checkpoints {
+                checkpoint = among(point, checkpoint, reached);
+                settled = log.len();
+            }
+        }
+        redo(&mut log, &history[checkpoint..]);
+        prop_assert_eq!(fold(&log), fold(&history));
+        prop_assert_eq!(with_directory(&log, answers), with_directory(&history, answers));
+    }
+
+    /// Of all but keys the order does not matter at all.
+    #[test]
+    fn steps_may_come_in_any_order(
+        (history, shuffled) in any_history().prop_flat_map(|history| {
+            let steps = history.concat().into_iter();
+            let steps: Vec<_> =
+                steps.filter(|record| !matches!(record, Record::DataKey { .. })).collect();
+            (Just(history), Just([steps.clone(), steps].concat()).prop_shuffle())
+        }),
+    ) {
+        let keys = history.concat().into_iter().filter(|r| matches!(r, Record::DataKey { .. }));
+        let log = [keys.collect(), shuffled];
+        prop_assert_eq!(fold(&log), fold(&history));
+        prop_assert_eq!(with_directory(&log, answers), with_directory(&history, answers));
+    }
+}
+
+#[test]
+fn an_old_step_does_not_come_back() {
+    let history = [
+        vec![data_key(1, 1, 1, 1), current(1, 1)],
+        vec![plaintext(1, 1)],
+        vec![retired(1, 1)],
+        vec![data_key(1, 2, 1, 2), current(1, 2)],
+    ];
+    let mut log = history.to_vec();
+    redo(&mut log, &history[..3]);
+    assert_eq!(log, history, "nothing was news");
+    with_directory(&log, |directory| {
+        let info = directory.files().unwrap().next().unwrap().unwrap();
+        assert_eq!((info.current, info.retired), (Some((2, 1)), false));
+    });
+}
