@@ -17,6 +17,10 @@ fn start_in_upgrade_mode(cluster: &Cluster) -> Result<()> {
     cluster.start_server_with(&["-o", "-b"])
 }
 
+/// Some minor releases stamp columns with an LSN, and want to be told it.
+const ATTRIBUTE_VERSIONS: &str =
+    "SELECT pg_catalog.binary_upgrade_set_next_attribute_versions('{0/1}')";
+
 /// Statements that make the encrypted table `name` with the OIDs from `oid` and the file number
 /// [`FILE`].
 fn create(name: &str, oid: u32, cipher: &str) -> String {
@@ -41,12 +45,17 @@ fn a_reused_file_number_reads_right_in_sessions_with_stale_handles() -> Result<(
     let mut owner = cluster.client()?;
     let mut other = cluster.client()?;
     let mut epochs = Vec::new();
+    let versions = "SELECT to_regproc('pg_catalog.binary_upgrade_set_next_attribute_versions')";
+    let versions = !text(&mut owner, versions)?.is_empty();
     // Each life is read by the session that made it and by one that has read the file's former life.
     for life in 0..4_u32 {
         let oid = 50_000 + 1_000 * life;
         let name = format!("life_{life}");
         // Another cipher each time asks for another key, as the policy does outside this mode.
         let cipher = ["aes-256-xts", "aes-128-xts"][life as usize % 2];
+        if versions {
+            run_sql(&mut owner, ATTRIBUTE_VERSIONS)?;
+        }
         run_sql(&mut owner, &create(&name, oid, cipher)).context(name.clone())?;
         // Out of the buffers, so that the other session reads the file itself.
         run_sql(&mut owner, "CHECKPOINT")?;
