@@ -136,14 +136,10 @@ fn open_sealed(
     .map_err(|cause| PageFault { file, cause })
 }
 
-/// Refuses a file whose sealed pages could not be opened because its key is locked.
-pub(crate) fn check_readable(file: SmgrFile) -> Result<(), PageFault> {
-    check_writable(file)
-}
-
-/// Refuses a file whose pages could not be sealed when they are written.
+/// Refuses a file that is sealed and whose key cannot be had: its pages could be neither opened nor,
+/// when they are written, sealed.
 #[inline]
-pub(crate) fn check_writable(file: SmgrFile) -> Result<(), PageFault> {
+pub(crate) fn check_usable(file: SmgrFile) -> Result<(), PageFault> {
     match seal_target(file) {
         None => Ok(()),
         Some(target) => cache::with_page_key(file, target.epoch, |_| ())

@@ -11,6 +11,7 @@ use crate::keys::{persist, shared};
 use crate::pg::pages;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::Result;
+use crate::pg::wal;
 use crate::policy;
 use crate::verify;
 
@@ -27,7 +28,7 @@ pub(crate) fn encrypt(oid: Oid, cipher: Option<CipherId>) -> Result<()> {
         let current = shared::current_cipher(member.file);
         let right = current == Some(wanted) || (current.is_some() && cipher.is_none());
         if !right {
-            persist::new_epoch(member.file, wanted)?;
+            wal::flush(persist::new_epoch(member.file, wanted)?);
         }
         if !right || has_plaintext(member)? {
             pages::rewrite_all(member.oid);

@@ -8,17 +8,43 @@ use crate::pg::report::{Report, Result};
 /// The role that may manage providers and keys and remove encryption.
 pub(crate) const ADMIN: &std::ffi::CStr = c"pagevault_admin";
 
+/// True for superusers and for members of `role`.
+fn has_role(role: &std::ffi::CStr) -> bool {
+    // SAFETY: catalog look-ups by name and OID in a transaction; nothing is kept.
+    unsafe {
+        let user = pg_sys::GetUserId();
+        let role = pg_sys::get_role_oid(role.as_ptr(), true);
+        pg_sys::superuser_arg(user)
+            || (role != pg_sys::Oid::INVALID && pg_sys::has_privs_of_role(user, role))
+    }
+}
+
+/// True if the caller may see paths of the server and messages of key providers.
+pub(crate) fn may_see_providers() -> bool {
+    has_role(ADMIN) || has_role(c"pg_monitor")
+}
+
+/// Refuses callers who may neither read the relation nor monitor the server: looking at its files
+/// costs I/O and tells about its contents.
+pub(crate) fn require_select(relation: pg_sys::Oid, name: &str) -> Result<()> {
+    // SAFETY: a catalog look-up in a transaction.
+    let allowed = unsafe {
+        let mode = pg_sys::ACL_SELECT as pg_sys::AclMode;
+        pg_sys::pg_class_aclcheck(relation, pg_sys::GetUserId(), mode)
+    };
+    if allowed == pg_sys::AclResult::ACLCHECK_OK || may_see_providers() {
+        return Ok(());
+    }
+    Err(Report::new(
+        PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
+        format!("permission denied for relation {name}"),
+    ))
+}
+
 /// Refuses callers who are neither superuser nor member of [`ADMIN`]. `action` completes
 /// "must be a member of pagevault_admin to ...".
 pub(crate) fn require_admin(action: &str) -> Result<()> {
-    // SAFETY: catalog look-ups by name and OID in a transaction; nothing is kept.
-    let allowed = unsafe {
-        let user = pg_sys::GetUserId();
-        let admin = pg_sys::get_role_oid(ADMIN.as_ptr(), true);
-        pg_sys::superuser_arg(user)
-            || (admin != pg_sys::Oid::INVALID && pg_sys::has_privs_of_role(user, admin))
-    };
-    if allowed {
+    if has_role(ADMIN) {
         return Ok(());
     }
     Err(Report::new(

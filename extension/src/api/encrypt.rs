@@ -7,7 +7,7 @@ use crate::keys::shared;
 use crate::pg::relation;
 use crate::pg::report::OrRaise;
 use crate::verify::{self, PageState};
-use crate::{policy, preload};
+use crate::{policy, preload, roles};
 
 /// The security label as a function: `SECURITY LABEL FOR pagevault ON ... IS 'encrypted'`.
 #[pg_extern(sql = "
@@ -39,6 +39,7 @@ fn encrypt(rel: Option<Oid>, cipher: Option<&str>) {
 ")]
 fn is_encrypted(rel: Oid) -> bool {
     preload::require_active().or_raise();
+    roles::require_select(rel, &relation::qualified_name(rel)).or_raise();
     let members = relation::family(rel, pg_sys::AccessShareLock as pg_sys::LOCKMODE);
     let stored = members.iter().filter(|m| m.kind.has_storage() && !m.temporary);
     let mut any = false;

@@ -7,7 +7,7 @@ use crate::keys::secrets::State;
 use crate::keys::{helper, manage, persist, unlock};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{OrRaise, Result};
-use crate::preload;
+use crate::{preload, roles};
 
 /// Behind the view `pagevault.status`.
 #[pg_extern]
@@ -22,13 +22,14 @@ fn status_row() -> TableIterator<
         name!(files, i64),
         name!(keys, i64),
         name!(max_keys, i64),
-        name!(keyring_command, String),
+        name!(keyring_command, Option<String>),
     ),
 > {
     if preload::require_active().is_err() {
-        let program = helper::program().display().to_string();
-        return TableIterator::once((false, "not loaded", 0, None, 0, 0, 0, program));
+        return TableIterator::once((false, "not loaded", 0, None, 0, 0, 0, None));
     }
+    // Paths and providers are nobody's business who only wants to know whether all is well.
+    let privileged = roles::may_see_providers();
     let shared = persist::shared_memory().or_raise();
     let counts = shared.directory.counts();
     let counts = counts.map_err(|e| persist::internal(e.to_string())).or_raise();
@@ -46,11 +47,11 @@ fn status_row() -> TableIterator<
         true,
         state,
         locked,
-        Some(failure).filter(|text| !text.is_empty()),
+        Some(failure).filter(|text| privileged && !text.is_empty()),
         i64::from(counts.files),
         i64::from(counts.keys),
         i64::from(counts.capacity),
-        helper::program().display().to_string(),
+        privileged.then(|| helper::program().display().to_string()),
     ))
 }
 

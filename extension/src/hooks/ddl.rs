@@ -50,11 +50,15 @@ unsafe extern "C-unwind" fn object_access(
         // SAFETY: the earlier hook, with the server's own arguments.
         unsafe { previous(access, class, object, sub_id, argument) };
     }
-    let relation_made = access == pg_sys::ObjectAccessType::OAT_POST_CREATE
-        && class == pg_sys::RelationRelationId
-        && sub_id == 0;
-    if relation_made && decides() {
-        policy::relation_created(object).or_raise();
+    if class != pg_sys::RelationRelationId || sub_id != 0 || !decides() {
+        return;
+    }
+    match access {
+        pg_sys::ObjectAccessType::OAT_POST_CREATE => policy::relation_created(object).or_raise(),
+        pg_sys::ObjectAccessType::OAT_POST_ALTER => {
+            policy::owned_sequences::relation_altered(object);
+        }
+        _ => {}
     }
 }
 

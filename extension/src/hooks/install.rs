@@ -5,7 +5,7 @@ use pagevault_interpose::{Code, Executable, Expected, Plan};
 use pgrx::PgSqlErrorCode;
 
 use super::forward::Forward;
-use super::{aio, smgr};
+use super::{aio, smgr, sync};
 use crate::pg::compat::MAJOR;
 use crate::pg::report::{Report, Result};
 
@@ -88,6 +88,7 @@ pub(crate) fn install() -> Result<()> {
     for (swap, original) in swaps.iter().zip(originals) {
         swap.keep.keep(original);
     }
+    plan_sync_handler(&mut plan).map_err(|e| refused(&e))?;
     if MAJOR >= 18 {
         plan_read_completion(&exe, &mut plan).map_err(|e| refused(&e))?;
     }
@@ -95,6 +96,23 @@ pub(crate) fn install() -> Result<()> {
     // in this major version, forwards to it (every `keep` above), and lives as long as the process.
     let installed = unsafe { plan.install() }.map_err(|e| refused(&e))?;
     installed.verify().map_err(|e| refused(&e))
+}
+
+/// `syncsw` of sync.c, the table of what can be fsynced at a checkpoint.
+fn plan_sync_handler(plan: &mut Plan<'_>) -> std::result::Result<(), pagevault_interpose::Error> {
+    const ANCHORS: &[&str] = &[
+        "mdunlinkfiletag",
+        "mdfiletagmatches",
+        "clogsyncfiletag",
+        "committssyncfiletag",
+        "multixactoffsetssyncfiletag",
+        "multixactmemberssyncfiletag",
+    ];
+    let ours = [("mdsyncfiletag", sync::mdsyncfiletag as *const ())];
+    for original in plan.table("syncsw", &ours, ANCHORS)? {
+        sync::MDSYNCFILETAG.resolve(original.as_ptr());
+    }
+    Ok(())
 }
 
 /// PostgreSQL 18: `aio_md_readv_cb`, a `PgAioHandleCallbacks` of four pointers: stage,

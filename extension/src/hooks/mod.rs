@@ -10,4 +10,5 @@ pub(crate) mod ddl;
 pub(crate) mod forward;
 pub(crate) mod install;
 pub(crate) mod smgr;
+pub(crate) mod sync;
 pub(crate) mod utility;

@@ -138,7 +138,7 @@ pub(super) unsafe extern "C-unwind" fn mdstartreadv(
 ) {
     // SAFETY: the server's own arguments, passed on.
     unsafe {
-        if let Err(fault) = page_io::check_readable(compat::smgr_file(reln)) {
+        if let Err(fault) = page_io::check_usable(compat::smgr_file(reln)) {
             raise(fault, block);
         }
         MDSTARTREADV.get()(handle, reln, fork, block, buffers, count);
@@ -218,7 +218,7 @@ pub(super) unsafe extern "C-unwind" fn mdzeroextend(
 ) {
     // SAFETY: the server's own arguments, passed on.
     unsafe {
-        if let Err(fault) = page_io::check_writable(compat::smgr_file(reln)) {
+        if let Err(fault) = page_io::check_usable(compat::smgr_file(reln)) {
             raise(fault, block);
         }
         MDZEROEXTEND.get()(reln, fork, block, count, skip_fsync);

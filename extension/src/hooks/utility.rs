@@ -13,6 +13,7 @@ use super::ddl;
 use crate::keys::shared;
 use crate::pg::process::ProcessLocal;
 use crate::pg::report::{OrRaise, Report, Result};
+use crate::policy;
 
 static PREVIOUS: ProcessLocal<pg_sys::ProcessUtility_hook_type> = ProcessLocal::new(None);
 
@@ -44,11 +45,26 @@ unsafe extern "C-unwind" fn process_utility(
     unsafe {
         let node = (*statement).utilityStmt;
         if concerns_us((*node).type_) {
+            let top_level = context == pg_sys::ProcessUtilityContext::PROCESS_UTILITY_TOPLEVEL;
+            LABEL_AT_TOP_LEVEL.with(|flag| *flag = top_level);
             pg_sys::panic::pgrx_extern_c_guard(|| check(node).or_raise());
         }
         let next = PREVIOUS.with(|previous| *previous).unwrap_or(raw::standard_ProcessUtility);
         next(statement, query, read_only, context, params, environment, destination, completion);
+        if policy::owned_sequences::any_altered() {
+            pg_sys::panic::pgrx_extern_c_guard(|| policy::owned_sequences::follow().or_raise());
+        }
     }
+}
+
+/// Whether the last command that concerned us was the client's own, not part of a function.
+static LABEL_AT_TOP_LEVEL: ProcessLocal<bool> = ProcessLocal::new(false);
+
+/// True if the command being carried out can still be rolled back together with others.
+pub(crate) fn in_transaction_block() -> bool {
+    // SAFETY: looks at this process's transaction state.
+    let block = unsafe { pg_sys::IsTransactionBlock() || pg_sys::IsSubTransaction() };
+    block || !LABEL_AT_TOP_LEVEL.with(|flag| *flag)
 }
 
 /// Declared here because pgrx's declaration has a guard around it.

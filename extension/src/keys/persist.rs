@@ -1,13 +1,18 @@
-//! Writing keys down. Always in this order: the keystore file, durable; then WAL; then the shared
-//! directory, from where other processes use them. Killed between any two, the server restarts with
-//! what the file and WAL say: a key too many, never one too few.
+//! Writing keys down. Always in this order: the keystore file; then WAL; then the shared directory, from
+//! where other processes use them. Killed between any two, the server restarts with what the file and
+//! WAL say: a key too many, never one too few.
+//!
+//! Database keys are durable in the file at once. Data keys are durable in WAL before a page that needs
+//! them is, and in the file at the next checkpoint (`hooks/sync.rs`), so that making an encrypted
+//! table costs no fsync of its own.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use pagevault_cipher::secret::fill_random;
 use pagevault_cipher::wrap::{self, WrapKey};
 use pagevault_cipher::{CipherId, DataKey, Secret32};
-use pagevault_keystore::log::{Log, LogError};
+use pagevault_keystore::directory::DirectoryError;
+use pagevault_keystore::log::{self, Log, LogError};
 use pagevault_keystore::state::State;
 use pagevault_keystore::storage::FileStorage;
 use pagevault_keystore::{Record, RelFile, batch, data_key_aad};
@@ -20,7 +25,7 @@ use super::shared::{self, Shared};
 use super::unlock;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
-use crate::pg::{process, wal};
+use crate::pg::{checkpoint, process, wal};
 
 /// The keystore's directory inside the data directory.
 const DIRECTORY: &str = "pagevault";
@@ -70,10 +75,28 @@ pub(crate) fn keystore_failure(error: &LogError) -> Report {
 /// The proof of the lock is the first argument: positions and directory have one writer at a time.
 pub(crate) fn append(lock: &KeystoreLock, scope: u32, records: &[Record]) -> Result<u64> {
     let batch = batch::encode(records).map_err(|e| internal(format!("keystore: {e}")))?;
-    let id = write_file(lock, scope, &batch, None)?;
+    let id = write_file(lock, scope, &batch, Durable::of(records), None)?;
     let lsn = wal::insert_keys(scope, &id, &batch);
     apply(lock, records)?;
     Ok(lsn)
+}
+
+/// When a batch must be durable in its file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Durable {
+    /// Before anyone uses it.
+    Now,
+    /// When the next checkpoint ends; until then WAL has it.
+    AtCheckpoint,
+}
+
+impl Durable {
+    fn of(records: &[Record]) -> Durable {
+        let of_file = |r: &Record| {
+            matches!(r, Record::DataKey { .. } | Record::Current { .. } | Record::Plaintext { .. })
+        };
+        if records.iter().all(of_file) { Durable::AtCheckpoint } else { Durable::Now }
+    }
 }
 
 /// Adds a batch to a log file, making the log (and with it, first of all, the keystore) if need be.
@@ -81,6 +104,7 @@ fn write_file(
     _lock: &KeystoreLock,
     scope: u32,
     batch: &[u8],
+    durable: Durable,
     id_from_wal: Option<[u8; 16]>,
 ) -> Result<[u8; 16]> {
     let shared = shared_memory()?;
@@ -93,7 +117,14 @@ fn write_file(
         Some(position) => Log::resume(&storage, position),
         None => Log::create(&storage, id, scope, &[]).map_err(|e| keystore_failure(&e))?,
     };
-    log.append_batch(batch).map_err(|e| keystore_failure(&e))?;
+    let added = match durable {
+        Durable::Now => log.append_batch(batch),
+        Durable::AtCheckpoint => log.append_batch_unsynced(batch),
+    };
+    added.map_err(|e| keystore_failure(&e))?;
+    if durable == Durable::AtCheckpoint {
+        checkpoint::request_sync(scope);
+    }
     shared.control.set_keystore_id(&id);
     shared.control.set_position(&log.position()).map_err(|_| {
         Report::new(
@@ -147,7 +178,7 @@ pub(crate) fn replay(scope: u32, id: &[u8; 16], batch: &[u8]) -> Result<()> {
     if records.iter().all(is_known) {
         return Ok(());
     }
-    write_file(&lock, scope, batch, Some(*id))?;
+    write_file(&lock, scope, batch, Durable::of(&records), Some(*id))?;
     apply(&lock, &records)?;
     drop(lock);
     if records.iter().any(|record| matches!(record, Record::DatabaseKey { .. })) {
@@ -159,18 +190,47 @@ pub(crate) fn replay(scope: u32, id: &[u8; 16], batch: &[u8]) -> Result<()> {
 
 /// Whether the record would change nothing. Records of the cluster's log are few and always added.
 fn is_known(record: &Record) -> bool {
-    match record {
-        Record::DataKey { file, epoch, wrapped, .. } => {
-            let mut known = [0; pagevault_keystore::record::MAX_WRAPPED_DATA_KEY];
-            shared::data_key(*file, *epoch, &mut known)
-                .is_some_and(|found| known[..found.len] == wrapped[..])
-        }
-        Record::Current { file, epoch, .. } => {
-            let current = shared::current_epoch(*file).map_or(0, |e| e.get());
-            shared::is_known(*file) && current == *epoch
-        }
-        _ => false,
-    }
+    let of_file = Durable::of(std::slice::from_ref(record)) == Durable::AtCheckpoint;
+    of_file && shared::get().is_some_and(|s| s.directory.would_change(record) == Ok(false))
+}
+
+/// Why a log could not be made durable, as the server's sync machinery wants it.
+pub(crate) struct SyncFailure {
+    pub(crate) file: String,
+    pub(crate) errno: i32,
+}
+
+/// Makes the log of a scope durable and has it say so; for the checkpointer.
+pub(crate) fn settle(scope: u32) -> std::result::Result<(), SyncFailure> {
+    let failed = |error: LogError| {
+        let errno = match &error {
+            LogError::Io { source, .. } | LogError::Unsettled { source, .. } => {
+                source.raw_os_error()
+            }
+            _ => None,
+        };
+        let file = format!("{DIRECTORY}/{}", log::file_name(scope));
+        SyncFailure { file, errno: errno.unwrap_or(libc::EIO) }
+    };
+    let unavailable = |_: Report| SyncFailure { file: DIRECTORY.to_owned(), errno: libc::EIO };
+    let control = &shared_memory().map_err(unavailable)?.control;
+    let storage = storage().map_err(unavailable)?;
+    let position = {
+        let _lock = KeystoreLock::acquire();
+        control.position(scope)
+    };
+    let Some(before) = position else { return Ok(()) };
+    Log::resume(&storage, before).sync().map_err(failed)?;
+    let marked = {
+        let _lock = KeystoreLock::acquire();
+        let Some(now) = control.position(scope) else { return Ok(()) };
+        let mut log = Log::resume(&storage, now);
+        let marked = log.append_settled(&before).map_err(failed)?;
+        // The entry exists, so there is room for it.
+        let _ = control.set_position(&log.position());
+        marked
+    };
+    if marked { Log::resume(&storage, before).sync().map_err(failed) } else { Ok(()) }
 }
 
 /// The cluster's log, folded: providers and database keys.
@@ -238,12 +298,14 @@ pub(crate) fn wrap_data_key(
     if proven { Ok(wrapped) } else { Err(internal("a data key could not be wrapped".into())) }
 }
 
-/// Makes a data key of a new epoch for a file and has pages written under it from now on.
-pub(crate) fn new_epoch(file: RelFile, cipher: CipherId) -> Result<u16> {
+/// Makes a data key of a new epoch for a file and has pages written under it from now on. Returns the
+/// end of the WAL record. Pages without an LSN (free space map, unlogged relations) do not wait for
+/// it: where the file has such pages already, flush WAL first.
+pub(crate) fn new_epoch(file: RelFile, cipher: CipherId) -> Result<u64> {
     let lock = KeystoreLock::acquire();
     let (scope, key_version, secret) = wrapping_key(file.database)?;
     let directory = &shared_memory()?.directory;
-    let damaged = |e: pagevault_keystore::directory::DirectoryError| internal(e.to_string());
+    let damaged = |e: DirectoryError| internal(e.to_string());
     let epoch = match directory.find(file).map_err(damaged)? {
         None => 1,
         Some(slot) => directory.next_epoch(slot).map_err(damaged)?.ok_or_else(|| {
@@ -269,8 +331,7 @@ pub(crate) fn new_epoch(file: RelFile, cipher: CipherId) -> Result<u16> {
         },
         Record::Current { file, epoch, owner: 0 },
     ];
-    append(&lock, file.database, &records)?;
-    Ok(epoch)
+    append(&lock, file.database, &records)
 }
 
 /// Has pages of a file written in plaintext from now on. Its keys stay, for pages that are sealed.
@@ -279,7 +340,11 @@ pub(crate) fn write_plaintext(file: RelFile) -> Result<()> {
         return Ok(());
     }
     let lock = KeystoreLock::acquire();
-    append(&lock, file.database, &[Record::Current { file, epoch: 0, owner: 0 }])?;
+    let directory = &shared_memory()?.directory;
+    let damaged = |e: DirectoryError| internal(e.to_string());
+    let Some(slot) = directory.find(file).map_err(damaged)? else { return Ok(()) };
+    let after = directory.last_epoch(slot).map_err(damaged)?;
+    append(&lock, file.database, &[Record::Plaintext { file, after }])?;
     Ok(())
 }
 
@@ -345,5 +410,5 @@ pub(crate) fn homes_of_scope(scope: u32) -> Result<Vec<u32>> {
     if scope != 0 {
         return Ok(vec![scope]);
     }
-    pagevault_keystore::log::scopes(&storage()?).map_err(|e| keystore_failure(&e))
+    log::scopes(&storage()?).map_err(|e| keystore_failure(&e))
 }

@@ -117,6 +117,15 @@ pub(crate) fn database_has_sealed_files(database: u32) -> bool {
     })
 }
 
+fn load_u64(words: &[AtomicU32]) -> u64 {
+    u64::from(words[0].load(Relaxed)) | u64::from(words[1].load(Relaxed)) << 32
+}
+
+fn store_u64(words: &[AtomicU32], value: u64) {
+    words[0].store(value as u32, Relaxed);
+    words[1].store((value >> 32) as u32, Relaxed);
+}
+
 /// Control words: the flag, the keystore's identity, where each log ends, the last failed unlock.
 ///
 /// All but the flag are read and written under the keystore lock.
@@ -133,7 +142,7 @@ const FAILURE_LEN: usize = 6;
 const FAILURE: usize = 8;
 const FAILURE_WORDS: usize = 248;
 const LOGS: usize = FAILURE + FAILURE_WORDS;
-const LOG_STRIDE: usize = 4;
+const LOG_STRIDE: usize = 6;
 const LOGS_MAX: usize = 8192;
 
 /// Words of memory that [`Control`] needs.
@@ -196,12 +205,12 @@ impl Control {
     /// Where the log of a scope ends; `None` if there is no such log.
     pub(crate) fn position(&self, scope: u32) -> Option<Position> {
         let entry = self.log(scope)?;
-        let end = u64::from(entry[2].load(Relaxed)) | u64::from(entry[3].load(Relaxed)) << 32;
         Some(Position {
             keystore_id: self.keystore_id()?,
             scope,
             generation: entry[1].load(Relaxed),
-            end,
+            end: load_u64(&entry[2..4]),
+            settled: load_u64(&entry[4..6]),
         })
     }
 
@@ -215,8 +224,8 @@ impl Control {
                 .ok_or(TooManyLogs)?,
         };
         entry[1].store(position.generation, Relaxed);
-        entry[2].store(position.end as u32, Relaxed);
-        entry[3].store((position.end >> 32) as u32, Relaxed);
+        store_u64(&entry[2..4], position.end);
+        store_u64(&entry[4..6], position.settled);
         entry[0].store(position.scope.wrapping_add(1), Release);
         Ok(())
     }

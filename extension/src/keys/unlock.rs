@@ -82,8 +82,9 @@ pub(crate) fn locked_keys() -> Vec<(u32, u32)> {
 
 /// Remembers for `pagevault.status` why keys are locked, or that none is.
 fn remember(failure: Option<&Report>) -> Result<()> {
-    let text = failure.map_or(String::new(), |report| {
-        [report.message(), report.detail_text()].join(" ").trim().to_owned()
+    let text = failure.map_or(String::new(), |report| match report.detail_text() {
+        "" => report.message().to_owned(),
+        detail => format!("{}. {detail}", report.message()),
     });
     let _lock = KeystoreLock::acquire();
     persist::shared_memory()?.control.set_unlock_failure(&text);

@@ -30,6 +30,34 @@ impl SmgrFile {
     }
 }
 
+/// `RelFileLocator` of a keystore log: no relation has tablespace and number 0.
+fn keystore_locator(scope: u32) -> Locator {
+    locator(RelFile { tablespace: 0, database: scope, relation: 0 })
+}
+
+/// The sync request that stands for the keystore log of `scope`. Dropping the database cancels it,
+/// like those of its relations.
+pub(crate) fn keystore_tag(scope: u32) -> pg_sys::FileTag {
+    pg_sys::FileTag {
+        handler: pg_sys::SyncRequestHandler::SYNC_HANDLER_MD as i16,
+        forknum: pg_sys::ForkNumber::MAIN_FORKNUM as i16,
+        #[cfg(feature = "pg15")]
+        rnode: keystore_locator(scope),
+        #[cfg(not(feature = "pg15"))]
+        rlocator: keystore_locator(scope),
+        segno: 0,
+    }
+}
+
+/// The scope whose keystore log a sync request stands for, if it is one of ours.
+pub(crate) fn keystore_of_tag(tag: &pg_sys::FileTag) -> Option<u32> {
+    #[cfg(feature = "pg15")]
+    let file = rel_file(tag.rnode);
+    #[cfg(not(feature = "pg15"))]
+    let file = rel_file(tag.rlocator);
+    (file.tablespace == 0 && file.relation == 0).then_some(file.database)
+}
+
 #[cfg(feature = "pg15")]
 pub(crate) type Locator = pg_sys::RelFileNode;
 #[cfg(not(feature = "pg15"))]
@@ -53,6 +81,22 @@ pub(crate) fn rel_file(locator: Locator) -> RelFile {
         database: locator.dbOid.to_u32(),
         relation: locator.relNumber.to_u32(),
     }
+}
+
+/// Ours as the server's `RelFileLocator`.
+fn locator(file: RelFile) -> Locator {
+    #[cfg(feature = "pg15")]
+    return Locator {
+        spcNode: file.tablespace.into(),
+        dbNode: file.database.into(),
+        relNode: file.relation.into(),
+    };
+    #[cfg(not(feature = "pg15"))]
+    return Locator {
+        spcOid: file.tablespace.into(),
+        dbOid: file.database.into(),
+        relNumber: file.relation.into(),
+    };
 }
 
 /// The file behind an open `SMgrRelation`.
@@ -148,20 +192,8 @@ pub(crate) unsafe fn open_smgr(relation: pg_sys::Relation) -> pg_sys::SMgrRelati
 /// # Safety
 /// Not in a critical section: the object is allocated.
 pub(crate) unsafe fn open_smgr_of(file: SmgrFile) -> pg_sys::SMgrRelation {
-    #[cfg(feature = "pg15")]
-    let locator = pg_sys::RelFileNode {
-        spcNode: file.file.tablespace.into(),
-        dbNode: file.file.database.into(),
-        relNode: file.file.relation.into(),
-    };
-    #[cfg(not(feature = "pg15"))]
-    let locator = pg_sys::RelFileLocator {
-        spcOid: file.file.tablespace.into(),
-        dbOid: file.file.database.into(),
-        relNumber: file.file.relation.into(),
-    };
     // SAFETY: by contract.
-    unsafe { pg_sys::smgropen(locator, file.backend) }
+    unsafe { pg_sys::smgropen(locator(file.file), file.backend) }
 }
 
 /// Whether changes of the relation go to WAL (the macro `RelationNeedsWAL` in rel.h).

@@ -66,6 +66,35 @@ pub(crate) fn facts(oid: Oid) -> Option<Facts> {
     }
 }
 
+/// As [`facts`], after making the changes of the current command visible.
+pub(crate) fn facts_after_command(oid: Oid) -> Option<Facts> {
+    // SAFETY: between commands of a transaction; a dropped relation has no pg_class row any more.
+    let exists = unsafe {
+        pg_sys::CommandCounterIncrement();
+        pg_sys::SearchSysCacheExists(
+            pg_sys::SysCacheIdentifier::RELOID as i32,
+            pg_sys::Datum::from(oid),
+            pg_sys::Datum::null(),
+            pg_sys::Datum::null(),
+            pg_sys::Datum::null(),
+        )
+    };
+    if exists { facts(oid) } else { None }
+}
+
+/// The table that a sequence belongs to, by OWNED BY or as an identity column's.
+pub(crate) fn owner_of_sequence(sequence: Oid) -> Option<Oid> {
+    let (mut table, mut column) = (Oid::INVALID, 0);
+    // SAFETY: catalog look-ups; both results are written before true is returned.
+    let owned = unsafe {
+        let auto = pg_sys::DependencyType::DEPENDENCY_AUTO as std::ffi::c_char;
+        let internal = pg_sys::DependencyType::DEPENDENCY_INTERNAL as std::ffi::c_char;
+        pg_sys::sequenceIsOwned(sequence, auto, &raw mut table, &raw mut column)
+            || pg_sys::sequenceIsOwned(sequence, internal, &raw mut table, &raw mut column)
+    };
+    owned.then_some(table)
+}
+
 /// # Safety
 /// `relation` is an open relation.
 unsafe fn facts_of(relation: pg_sys::Relation) -> Facts {

@@ -4,6 +4,8 @@ use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Oid};
 
 use super::label::{self, Label};
+use crate::hooks::utility;
+use crate::keys::shared;
 use crate::pg::relation::{self, Kind};
 use crate::pg::report::{Report, Result};
 use crate::{rewrite, roles};
@@ -44,6 +46,9 @@ pub(crate) fn relation_relabelled(oid: Oid, column: i32, label: Option<&str>) ->
         Label::Encrypted(cipher) => rewrite::encrypt(oid, cipher),
         Label::Plain => {
             roles::require_admin(&format!("remove the encryption of {name}"))?;
+            if shared::is_sealed(facts.file) && utility::in_transaction_block() {
+                return Err(cannot_be_rolled_back(&name));
+            }
             rewrite::decrypt(oid)
         }
     }
@@ -58,6 +63,18 @@ pub(crate) fn other_object_relabelled(class: Oid) -> Result<()> {
         _ => "this kind of object",
     };
     Err(unsupported(what, "Label tables, or set pagevault.default_encryption."))
+}
+
+/// A rollback would bring back the label, not the sealed pages.
+fn cannot_be_rolled_back(name: &str) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_ACTIVE_SQL_TRANSACTION,
+        format!(
+            "the encryption of {name} cannot be removed inside a transaction block or function"
+        ),
+    )
+    .detail("The pages are rewritten in place; a rollback would leave them in plaintext.")
+    .hint("Run SECURITY LABEL as a statement of its own.")
 }
 
 fn unsupported(what: &str, hint: &str) -> Report {

@@ -10,6 +10,7 @@
 
 pub(crate) mod label;
 pub(crate) mod labels;
+pub(crate) mod owned_sequences;
 
 use pagevault_cipher::CipherId;
 use pagevault_keystore::RelFile;
