@@ -1,1 +1,214 @@
 //! Every error that a careful user can reach: SQLSTATE, message, DETAIL, HINT.
+
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use pagevault_tests::cluster::{expect_error, run_sql};
+use pagevault_tests::{Cluster, Settings};
+
+/// Runs each statement in a session of its own and compares what the server says with the golden
+/// file `errors/NAME.txt`, which is there to be read. `{dir}` stands for the cluster's directory.
+/// `PAGEVAULT_BLESS=1` writes the file anew.
+fn check(name: &str, cluster: &Cluster, role: Option<&str>, statements: &[&str]) -> Result<()> {
+    let directory = cluster.directory().to_string_lossy().into_owned();
+    let mut said = String::new();
+    for statement in statements {
+        let mut client = cluster.client()?;
+        if let Some(role) = role {
+            run_sql(&mut client, &format!("SET SESSION AUTHORIZATION {role}"))?;
+        }
+        let error = expect_error(&mut client, &statement.replace("{dir}", &directory))?;
+        said.push_str(&format!("{statement};\n{error}\n\n").replace(&directory, "{dir}"));
+    }
+    let golden =
+        Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/cluster/errors/{name}.txt"));
+    if std::env::var_os("PAGEVAULT_BLESS").is_some() {
+        std::fs::write(&golden, &said)?;
+    }
+    let expected = std::fs::read_to_string(&golden)?;
+    let differences: Vec<_> = said
+        .split("\n\n")
+        .zip(expected.split("\n\n"))
+        .filter(|(said, expected)| said != expected)
+        .map(|(said, expected)| format!("said:\n{said}\nexpected:\n{expected}"))
+        .collect();
+    ensure!(said == expected, "{name}:\n{}", differences.join("\n\n"));
+    Ok(())
+}
+
+#[test]
+fn providers_and_master_keys() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    let _other = cluster.key_file("other", "main")?;
+    let _loose = cluster.key_file("loose", "main")?;
+    std::fs::set_permissions(cluster.directory().join("loose"), Permissions::from_mode(0o644))?;
+    check(
+        "providers_and_master_keys",
+        &cluster,
+        None,
+        &[
+            r#"SELECT pagevault.add_provider('local', 'file', '{"path": "/k"}')"#,
+            "SELECT pagevault.add_provider('x', 'abacus', '{}')",
+            "SELECT pagevault.add_provider('x', 'file', '{}')",
+            r#"SELECT pagevault.add_provider('x', 'file', '{"path": "keys"}')"#,
+            r#"SELECT pagevault.add_provider('x', 'file', '{"path": 7}')"#,
+            r#"SELECT pagevault.add_provider('x', 'file', '{"path": "/k", "mode": 1}')"#,
+            "SELECT pagevault.add_provider('x', 'file', '[1]')",
+            r#"SELECT pagevault.add_provider('', 'file', '{"path": "/k"}')"#,
+            r#"SELECT pagevault.add_provider('x', 'file', '{"path": "{dir}/data/keys"}')"#,
+            r#"SELECT pagevault.add_provider('x', 'file', '{"path": "{dir}/loose"}')"#,
+            r#"SELECT pagevault.alter_provider('nobody', '{"path": "/k"}')"#,
+            r#"SELECT pagevault.alter_provider('local', '{"path": "{dir}/other"}')"#,
+            "SELECT pagevault.drop_provider('nobody')",
+            "SELECT pagevault.drop_provider('local')",
+            "SELECT pagevault.set_cluster_master_key('nobody', 'main')",
+            "SELECT pagevault.set_cluster_master_key('local', 'typo')",
+            "SELECT pagevault.set_cluster_master_key('local', '')",
+            "SELECT pagevault.set_master_key('local', 'typo')",
+            "SELECT pagevault.rotate_master_key()",
+        ],
+    )?;
+    cluster.finish()
+}
+
+#[test]
+fn before_there_is_a_master_key() -> Result<()> {
+    let cluster = Cluster::start(&Settings::default())?;
+    cluster.sql("CREATE EXTENSION pagevault")?;
+    cluster.sql("CREATE TABLE t (id int)")?;
+    check(
+        "before_there_is_a_master_key",
+        &cluster,
+        None,
+        &[
+            "SET pagevault.default_encryption = on; CREATE TABLE u (id int)",
+            "SELECT pagevault.encrypt('t')",
+            "SELECT pagevault.set_cluster_master_key('local', 'main')",
+            "SELECT pagevault.rotate_master_key()",
+            "SELECT pagevault.rotate_cluster_master_key()",
+            "SELECT pagevault.rotate_database_key()",
+        ],
+    )?;
+    cluster.finish()
+}
+
+#[test]
+fn labels() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql(
+        "CREATE TABLE t (id int PRIMARY KEY, name text);
+         CREATE VIEW v AS SELECT 1 AS id;
+         CREATE TABLE parts (id int) PARTITION BY RANGE (id);",
+    )?;
+    check(
+        "labels",
+        &cluster,
+        None,
+        &[
+            "SELECT pagevault.encrypt('t', 'rot13')",
+            "SELECT pagevault.encrypt('v')",
+            "SELECT pagevault.encrypt('t_pkey')",
+            "SELECT pagevault.encrypt('parts')",
+            "SELECT pagevault.encrypt('pg_class')",
+            "SELECT pagevault.encrypt(1)",
+            "SECURITY LABEL FOR pagevault ON TABLE t IS 'secret'",
+            "SECURITY LABEL FOR pagevault ON TABLE t IS 'encrypted rot13'",
+            "SECURITY LABEL FOR pagevault ON TABLE t IS 'encrypted aes-256-xts twice'",
+            "SECURITY LABEL FOR pagevault ON COLUMN t.id IS 'encrypted'",
+            "SECURITY LABEL FOR pagevault ON TABLE parts IS 'encrypted'",
+            "SECURITY LABEL FOR pagevault ON SCHEMA public IS 'encrypted'",
+            "SECURITY LABEL FOR pagevault ON DATABASE postgres IS 'encrypted'",
+            "SECURITY LABEL FOR pagevault ON ROLE postgres IS 'encrypted'",
+            "SET pagevault.cipher = 'rot13'; SELECT pagevault.encrypt('t')",
+            "SET pagevault.nonsense = 1",
+            "SELECT * FROM pagevault.verify(1)",
+            "SELECT pagevault.is_encrypted(1)",
+        ],
+    )?;
+    cluster.finish()
+}
+
+#[test]
+fn roles() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql(
+        "CREATE ROLE ordinary;
+         CREATE ROLE keeper; GRANT pagevault_admin TO keeper;
+         GRANT CREATE ON SCHEMA public TO ordinary;
+         CREATE TABLE foreign_table (id int);
+         SET SESSION AUTHORIZATION ordinary;
+         CREATE TABLE own (id int);
+         SELECT pagevault.encrypt('own')",
+    )?;
+    check(
+        "roles",
+        &cluster,
+        Some("ordinary"),
+        &[
+            r#"SELECT pagevault.add_provider('x', 'file', '{"path": "/k"}')"#,
+            "SELECT pagevault.set_cluster_master_key('local', 'main')",
+            "SELECT pagevault.rotate_database_key()",
+            "SELECT pagevault.unlock()",
+            "SELECT * FROM pagevault.providers",
+            "SELECT pagevault.encrypt('foreign_table')",
+            "SECURITY LABEL FOR pagevault ON TABLE own IS 'plain'",
+            "SET pagevault.default_encryption = on",
+            "SELECT * FROM pagevault.verify('own')",
+        ],
+    )?;
+    // The administrator may.
+    let mut keeper = cluster.client()?;
+    run_sql(
+        &mut keeper,
+        "SET SESSION AUTHORIZATION keeper;
+         SELECT pagevault.rotate_cluster_master_key();
+         SELECT pagevault.rotate_database_key();
+         SELECT * FROM pagevault.providers;
+         SELECT * FROM pagevault.master_keys",
+    )?;
+    drop(keeper);
+    cluster.finish()
+}
+
+#[test]
+fn the_helper() -> Result<()> {
+    let (cluster, keys) = Cluster::with_keys(&Settings::default())?;
+    let rotate = "SELECT pagevault.rotate_cluster_master_key()";
+    std::fs::set_permissions(keys.path(), Permissions::from_mode(0o640))?;
+    check("key_file_open_to_others", &cluster, None, &[rotate])?;
+    std::fs::set_permissions(keys.path(), Permissions::from_mode(0o600))?;
+    keys.take_away()?;
+    check("key_file_away", &cluster, None, &[rotate])?;
+    keys.bring_back()?;
+
+    let hanging = cluster.directory().join("hanging");
+    std::fs::write(&hanging, "#!/bin/sh\nexec sleep 60\n")?;
+    std::fs::set_permissions(&hanging, Permissions::from_mode(0o755))?;
+    let hanging = hanging.to_string_lossy().into_owned();
+    let deadline = format!("SET pagevault.keyring_timeout = '1s'; {rotate}");
+    let cancelled = format!("SET statement_timeout = '500ms'; {rotate}");
+    for (name, program, statements) in [
+        ("helper_missing", "/nonexistent/helper", &[rotate] as &[&str]),
+        ("helper_silent", "/bin/true", &[rotate]),
+        ("helper_not_ours", "/bin/echo", &[rotate]),
+        ("helper_hanging", &hanging, &[&deadline, &cancelled]),
+    ] {
+        cluster.sql(&format!("ALTER SYSTEM SET pagevault.keyring_command = '{program}'"))?;
+        reload(&cluster)?;
+        check(name, &cluster, None, statements)?;
+    }
+    cluster.sql("ALTER SYSTEM RESET pagevault.keyring_command")?;
+    reload(&cluster)?;
+    cluster.sql(rotate)?;
+    cluster.finish()
+}
+
+fn reload(cluster: &Cluster) -> Result<()> {
+    cluster.sql("SELECT pg_reload_conf()")?;
+    // New sessions are forked from the postmaster, which has to read the file first.
+    std::thread::sleep(Duration::from_millis(500));
+    Ok(())
+}
