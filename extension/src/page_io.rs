@@ -13,6 +13,9 @@ use crate::pg::compat::SmgrFile;
 use crate::pg::process::{ProcessLocal, data_checksums};
 use crate::pg::report::Report;
 
+const _: () =
+    assert!(pgrx::pg_sys::BLCKSZ as usize == PAGE_SIZE, "page format 1 is for 8 kB pages");
+
 /// Most pages sealed in one go; longer writes are cut into runs.
 pub(crate) const RUN_MAX: u32 = 16;
 

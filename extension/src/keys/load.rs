@@ -55,9 +55,10 @@ fn cut_off(scope: u32, bytes: u64) -> Report {
 fn map(logs: &[Contents]) -> Result<&'static Shared> {
     let existing = logs.iter().flat_map(|log| &log.records);
     let existing = existing.filter(|r| matches!(r, Record::DataKey { .. })).count();
-    let capacity = guc::max_keys().max(existing * 2);
-    let capacity = u32::try_from(capacity)
-        .map_err(|_| internal("the keystore holds too many data keys".into()))?;
+    let capacity = u32::try_from(guc::max_keys().max(existing))
+        .ok()
+        .and_then(|keys| keys.checked_add(persist::RESERVED_KEYS))
+        .ok_or_else(|| internal("the keystore holds too many data keys".into()))?;
     let words = Directory::words_needed(capacity);
     let words = mapping::shared_words(words, Kind::Sparse).map_err(|e| no_memory(words, &e))?;
     let control = mapping::shared_words(shared::CONTROL_WORDS, Kind::Sparse)

@@ -15,6 +15,7 @@ use serde_json::Value;
 use super::{helper, persist};
 use crate::pg::guc;
 use crate::pg::locks::KeystoreLock;
+use crate::pg::relation;
 use crate::pg::report::{Report, Result};
 use crate::pg::wal;
 
@@ -66,11 +67,12 @@ pub(crate) fn drop_provider(name: &str) -> Result<()> {
         return Err(no_such_provider(name, &state));
     }
     if state.uses_provider(name) {
-        let scopes: Vec<String> = state
+        let mut scopes: Vec<String> = state
             .database_keys()
             .filter(|(_, _, key)| key.provider == name)
             .map(|(scope, _, _)| scope_name(scope))
             .collect();
+        scopes.dedup();
         return Err(Report::new(
             Code::ERRCODE_DEPENDENT_OBJECTS_STILL_EXIST,
             format!("cannot drop key provider \"{name}\" because it holds master keys in use"),
@@ -298,8 +300,13 @@ fn write_database_key(record: Record, secret: &Secret32) -> Result<()> {
     Ok(())
 }
 
+/// What a scope is called in messages; only where catalogs can be read.
 fn scope_name(scope: u32) -> String {
-    if scope == 0 { "the cluster".to_owned() } else { format!("database {scope}") }
+    match (scope, relation::database_name(scope)) {
+        (0, _) => "the cluster".to_owned(),
+        (_, Some(name)) => format!("database \"{name}\""),
+        (_, None) => format!("database {scope}"),
+    }
 }
 
 fn check_name(what: &str, name: &str) -> Result<()> {

@@ -40,6 +40,29 @@ pub(crate) fn storage() -> Result<FileStorage> {
     })
 }
 
+/// Room in the key directory that only recovery uses: whatever was written down before a crash must
+/// fit again after it.
+pub(crate) const RESERVED_KEYS: u32 = 1024;
+
+/// Refuses to make keys that would find no room. Asked before anything is written.
+fn require_room(records: &[Record]) -> Result<()> {
+    let directory = &shared_memory()?.directory;
+    let counts = directory.counts().map_err(|e| internal(e.to_string()))?;
+    let limit = counts.capacity.saturating_sub(RESERVED_KEYS) as usize;
+    let new = records.iter().filter(|record| {
+        matches!(record, Record::DataKey { file, epoch, .. } if !shared::has_key(*file, *epoch))
+    });
+    if counts.keys as usize + new.count() <= limit {
+        return Ok(());
+    }
+    Err(Report::new(
+        PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+        format!("all {limit} data keys are in use"),
+    )
+    .detail("Keys of dropped relations are kept for old backups, and count.")
+    .hint("Raise pagevault.max_keys and restart the server."))
+}
+
 /// The shared memory, which exists wherever the library was preloaded.
 pub(crate) fn shared_memory() -> Result<&'static Shared> {
     shared::get().ok_or_else(|| internal("pagevault's shared memory is missing".to_owned()))
@@ -74,6 +97,7 @@ pub(crate) fn keystore_failure(error: &LogError) -> Report {
 ///
 /// The proof of the lock is the first argument: positions and directory have one writer at a time.
 pub(crate) fn append(lock: &KeystoreLock, scope: u32, records: &[Record]) -> Result<u64> {
+    require_room(records)?;
     let batch = batch::encode(records).map_err(|e| internal(format!("keystore: {e}")))?;
     let id = write_file(lock, scope, &batch, Durable::of(records), None)?;
     let lsn = wal::insert_keys(scope, &id, &batch);

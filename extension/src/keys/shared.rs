@@ -71,6 +71,11 @@ pub(crate) fn is_known(file: RelFile) -> bool {
     get().is_some_and(|shared| matches!(shared.directory.find(file), Ok(Some(_))))
 }
 
+/// True if the file has a data key of this epoch.
+pub(crate) fn has_key(file: RelFile, epoch: u16) -> bool {
+    data_key(file, epoch, &mut [0; MAX_WRAPPED_DATA_KEY]).is_some()
+}
+
 /// A wrapped data key, as copied out of the directory.
 pub(crate) struct Found {
     pub(crate) cipher: u8,

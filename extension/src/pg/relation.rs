@@ -216,3 +216,12 @@ pub(crate) fn label_keyword(oid: Oid) -> super::report::Result<&'static str> {
         )),
     }
 }
+
+/// A database's name; `None` if there is no such database.
+pub(crate) fn database_name(oid: u32) -> Option<String> {
+    // SAFETY: a catalog look-up in a transaction; the result is null or a palloc'd copy.
+    unsafe {
+        let name = pg_sys::get_database_name(oid.into());
+        (!name.is_null()).then(|| std::ffi::CStr::from_ptr(name).to_string_lossy().into_owned())
+    }
+}
