@@ -2,10 +2,12 @@
 
 use pagevault_cipher::Secret32;
 use pagevault_keystore::directory::Directory;
-use pagevault_keystore::log::{self, Log};
+use pagevault_keystore::log::{self, Log, LogError};
+use pagevault_keystore::state::State;
 use pagevault_keystore::storage::FileStorage;
 use pagevault_keystore::{Record, log::Contents};
 use pgrx::PgSqlErrorCode;
+use pgrx::prelude::PgLogLevel;
 
 use super::persist::{self, internal, keystore_failure};
 use super::secrets::{self, Secrets};
@@ -19,26 +21,47 @@ use crate::pg::report::{Report, Result};
 /// Stage 3 of start-up, in the postmaster.
 pub(crate) fn start() -> Result<()> {
     let storage = persist::storage()?;
-    let logs = read_logs(&storage)?;
+    let recovering = unlock::needs_recovery();
+    let logs = read_logs(&storage, recovering)?;
     let first_start = shared::get().is_none();
     let shared = if first_start { map(&logs)? } else { reset()? };
     fill(shared, &logs)?;
     // After a crash restart the database keys are still there: the mapping outlived the crash, and
     // nobody is asked again.
-    unlock::at_start(unlock::needs_recovery())
+    unlock::at_start(recovering)
 }
 
-fn read_logs(storage: &FileStorage) -> Result<Vec<Contents>> {
+fn read_logs(storage: &FileStorage, recovering: bool) -> Result<Vec<Contents>> {
     let mut logs = Vec::new();
     for scope in log::scopes(storage).map_err(|e| keystore_failure(&e))? {
-        if let Some((_, contents)) = Log::open(storage, scope).map_err(|e| keystore_failure(&e))? {
-            if contents.torn > 0 {
-                cut_off(scope, contents.torn).send(pgrx::prelude::PgLogLevel::LOG);
-            }
-            logs.push(contents);
+        let opened = Log::open(storage, scope).map_err(|e| keystore_failure(&e))?;
+        let Some((mut log, mut contents)) = opened else { continue };
+        if contents.torn > 0 {
+            cut_off(scope, contents.torn).send(PgLogLevel::LOG);
         }
+        if recovering {
+            rewrite(&mut log, &mut contents)?;
+        }
+        logs.push(contents);
     }
     Ok(logs)
+}
+
+/// After a crash, writes a log anew. If an fsync had failed before, the kernel may go on showing bytes
+/// that the disk does not have, and say that all is well; recovery would believe them and add nothing.
+fn rewrite(log: &mut Log<'_, FileStorage>, contents: &mut Contents) -> Result<()> {
+    let records = std::mem::take(&mut contents.records);
+    let state = State::from_records(records).map_err(|e| {
+        Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, format!("keystore: {e}"))
+    })?;
+    contents.records = state.records(contents.position.scope);
+    match log.compact(&contents.records) {
+        Ok(()) => contents.position = log.position(),
+        // No room for a second copy, say. The log is as it was, which is nearly always right.
+        Err(error @ LogError::Io { .. }) => keystore_failure(&error).send(PgLogLevel::WARNING),
+        Err(error) => return Err(keystore_failure(&error)),
+    }
+    Ok(())
 }
 
 fn cut_off(scope: u32, bytes: u64) -> Report {

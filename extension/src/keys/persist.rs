@@ -243,7 +243,7 @@ pub(crate) fn settle(scope: u32) -> std::result::Result<(), SyncFailure> {
         let _lock = KeystoreLock::acquire();
         control.position(scope)
     };
-    let Some(before) = position else { return Ok(()) };
+    let Some(before) = position.filter(|position| !position.is_settled()) else { return Ok(()) };
     Log::resume(&storage, before).sync().map_err(failed)?;
     let marked = {
         let _lock = KeystoreLock::acquire();
