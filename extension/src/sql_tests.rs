@@ -1,23 +1,129 @@
-//! Tests that run inside a server (`cargo pgrx test`).
+//! Tests that run inside a server (`cargo pgrx test`): what needs no key provider. What does is tested
+//! on whole clusters (`tests/`).
 
 #[pgrx::pg_schema]
 mod tests {
     use pgrx::prelude::*;
+    use pgrx::spi;
+
+    use crate::keys::secrets::{self, Secrets, State};
+    use crate::keys::shared::{CONTROL_WORDS, Control};
+    use crate::pg::mapping::{Kind, shared_words};
+    use crate::policy::label::{self, Label};
 
     #[pg_test]
-    fn is_loaded_from_shared_preload_libraries() {
-        let loaded = Spi::get_one::<bool>("SELECT loaded FROM pagevault.status").unwrap();
+    fn is_loaded_from_shared_preload_libraries() -> spi::Result<()> {
+        let loaded = Spi::get_one::<bool>("SELECT loaded FROM pagevault.status")?;
         assert_eq!(loaded, Some(true));
+        Ok(())
     }
 
     #[pg_test(error = "key provider \"nobody\" does not exist")]
-    fn unknown_provider_is_refused() {
-        Spi::run("SELECT pagevault.set_cluster_master_key('nobody', 'main')").unwrap();
+    fn unknown_provider_is_refused() -> spi::Result<()> {
+        Spi::run("SELECT pagevault.set_cluster_master_key('nobody', 'main')")
+    }
+
+    #[pg_test(error = "cannot encrypt: no master key is set")]
+    fn without_a_master_key_nothing_is_encrypted() -> spi::Result<()> {
+        Spi::run("CREATE TABLE t (a int)")?;
+        Spi::run("SELECT pagevault.encrypt('t')")
+    }
+
+    #[pg_test(error = "cannot encrypt: no master key is set")]
+    fn default_encryption_fails_closed() -> spi::Result<()> {
+        Spi::run("SET pagevault.default_encryption = on")?;
+        Spi::run("CREATE TABLE t (a int)")
     }
 
     #[pg_test(error = "invalid pagevault label \"secret\"")]
-    fn label_is_checked() {
-        Spi::run("CREATE TABLE t (a int); SECURITY LABEL FOR pagevault ON TABLE t IS 'secret'")
-            .unwrap();
+    fn label_is_checked() -> spi::Result<()> {
+        Spi::run("CREATE TABLE t (a int)")?;
+        Spi::run("SECURITY LABEL FOR pagevault ON TABLE t IS 'secret'")
+    }
+
+    #[pg_test(error = "unknown cipher \"rot13\" in pagevault label")]
+    fn cipher_is_checked() -> spi::Result<()> {
+        Spi::run("CREATE TABLE t (a int)")?;
+        Spi::run("SELECT pagevault.encrypt('t', 'rot13')")
+    }
+
+    #[pg_test(error = "pagevault labels cannot be put on a schema")]
+    fn schemas_are_not_labelled_yet() -> spi::Result<()> {
+        Spi::run("SECURITY LABEL FOR pagevault ON SCHEMA public IS 'encrypted'")
+    }
+
+    #[pg_test]
+    fn a_plain_table_is_not_encrypted() -> spi::Result<()> {
+        Spi::run("CREATE TABLE t AS SELECT 1 AS a")?;
+        let encrypted = Spi::get_one::<bool>("SELECT pagevault.is_encrypted('t')")?;
+        assert_eq!(encrypted, Some(false));
+        Ok(())
+    }
+
+    #[pg_test]
+    fn nothing_that_writes_is_executable_by_everyone() -> spi::Result<()> {
+        let open = Spi::get_one::<String>(
+            "SELECT string_agg(proname, ', ' ORDER BY proname) FROM pg_proc
+              WHERE pronamespace = 'pagevault'::regnamespace
+                AND has_function_privilege('public', oid, 'EXECUTE')",
+        )?;
+        assert_eq!(open.as_deref(), Some("data_key_rows, encrypt, is_encrypted, status_row"));
+        Ok(())
+    }
+
+    #[pg_test]
+    fn labels_are_read() {
+        assert!(matches!(label::parse("plain"), Ok(Label::Plain)));
+        assert!(matches!(label::parse(" encrypted "), Ok(Label::Encrypted(None))));
+        assert!(matches!(label::parse("encrypted aes-128-xts"), Ok(Label::Encrypted(Some(_)))));
+        for wrong in ["", "Encrypted", "encrypted rot13", "plain plain", "encrypted aes-128-xts x"]
+        {
+            assert!(label::parse(wrong).is_err(), "{wrong:?}");
+        }
+    }
+
+    #[pg_test]
+    fn database_keys_are_locked_until_unlocked() -> std::io::Result<()> {
+        let table = Secrets::new(shared_words(secrets::WORDS, Kind::Sparse)?);
+        let key = pagevault_cipher::Secret32::from_bytes(&[7; 32]);
+        assert!(table.announce(5, 1).is_ok());
+        assert!(table.state(5, 1) == Some(State::Locked) && table.get(5, 1).is_none());
+        assert!(table.unlock(5, 1, &key).is_ok());
+        assert!(table.state(5, 1) == Some(State::Ready));
+        assert!(table.get(5, 1).is_some_and(|read| read.expose() == key.expose()));
+        assert!(table.unlock(5, 2, &key).is_ok());
+        assert_eq!(table.newest(5), Some(2));
+        assert_eq!(table.newest(0), None);
+        Ok(())
+    }
+
+    #[pg_test]
+    fn a_full_table_of_database_keys_says_so() -> std::io::Result<()> {
+        let table = Secrets::new(shared_words(secrets::WORDS, Kind::Sparse)?);
+        let room = (1..).take_while(|version| table.announce(1, *version).is_ok()).count();
+        assert_eq!(room, 1023);
+        assert_eq!(table.newest(1), Some(1023));
+        Ok(())
+    }
+
+    #[pg_test]
+    fn control_words_remember_where_logs_end() -> std::io::Result<()> {
+        let control = Control::new(shared_words(CONTROL_WORDS, Kind::Sparse)?);
+        assert!(control.position(0).is_none());
+        control.set_keystore_id(&[9; 16]);
+        let position = pagevault_keystore::log::Position {
+            keystore_id: [9; 16],
+            scope: 4_294_967_294,
+            generation: 3,
+            end: 0x1_2345_6789,
+            settled: 0x1_0000_0001,
+        };
+        assert!(control.set_position(&position).is_ok());
+        assert_eq!(control.position(4_294_967_294), Some(position));
+        control.set_unlock_failure("because");
+        assert_eq!(control.unlock_failure(), "because");
+        control.reset();
+        assert!(control.position(4_294_967_294).is_none());
+        Ok(())
     }
 }
