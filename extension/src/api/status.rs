@@ -50,7 +50,7 @@ fn status_row() -> TableIterator<
         Some(failure).filter(|text| privileged && !text.is_empty()),
         i64::from(counts.files),
         i64::from(counts.keys),
-        i64::from(counts.capacity),
+        i64::from(counts.capacity.saturating_sub(persist::RESERVED_KEYS)),
         privileged.then(|| helper::program().display().to_string()),
     ))
 }

@@ -44,7 +44,7 @@ pub(crate) fn ask(operations: Vec<Operation>, timeout: Duration) -> Result<Vec<O
     let request = Request::new(deadline_ms, data_directory, operations)
         .to_json()
         .map_err(|e| broken(format!("The request could not be written: {e}.")))?;
-    let reply = converse(&request, timeout + GRACE)?;
+    let reply = converse(&request, timeout)?;
     let reply = Reply::from_json(&reply, count)
         .map_err(|e| broken(format!("Its reply could not be read: {e}.")))?;
     Ok(reply.results)
@@ -61,7 +61,7 @@ impl Drop for Helper {
     }
 }
 
-fn converse(request: &[u8], limit: Duration) -> Result<Zeroizing<Vec<u8>>> {
+fn converse(request: &[u8], timeout: Duration) -> Result<Zeroizing<Vec<u8>>> {
     let program = program();
     let started = Instant::now();
     let child = Command::new(&program)
@@ -88,8 +88,8 @@ fn converse(request: &[u8], limit: Duration) -> Result<Zeroizing<Vec<u8>>> {
     let mut reply = Zeroizing::new(Vec::with_capacity(64 * 1024));
     let mut chunk = Zeroizing::new([0u8; 4096]);
     loop {
-        if started.elapsed() > limit {
-            return Err(too_late(limit));
+        if started.elapsed() > timeout + GRACE {
+            return Err(too_late(timeout));
         }
         if !wait_readable(stdout.as_raw_fd(), TICK) {
             process::check_for_interrupts();
@@ -132,10 +132,10 @@ fn broken(detail: String) -> Report {
     .hint("Run \"pagevault-keyring check\" as the server's operating system user.")
 }
 
-fn too_late(limit: Duration) -> Report {
+fn too_late(timeout: Duration) -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_EXTERNAL_ROUTINE_EXCEPTION,
-        format!("the keyring helper did not answer within {} s", limit.as_secs()),
+        format!("the keyring helper did not answer within {} s", timeout.as_secs()),
     )
     .detail(format!("The server ran \"{} serve\" and ended it.", program().display()))
     .hint("Check the provider, or raise pagevault.keyring_timeout.")

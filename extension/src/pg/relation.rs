@@ -2,9 +2,10 @@
 
 use pagevault_keystore::RelFile;
 use pgrx::pg_sys::{self, Oid};
-use pgrx::{PgList, PgRelation};
+use pgrx::{PgList, PgRelation, PgSqlErrorCode};
 
 use super::compat;
+use super::report::{Report, Result};
 
 /// Facts about a relation, copied out of its relation cache entry.
 #[derive(Clone)]
@@ -205,16 +206,25 @@ pub(crate) fn qualified_name(oid: Oid) -> String {
 }
 
 /// The word that SECURITY LABEL wants before the relation's name.
-pub(crate) fn label_keyword(oid: Oid) -> super::report::Result<&'static str> {
+pub(crate) fn label_keyword(oid: Oid) -> Result<&'static str> {
     match facts(oid).map(|f| f.kind) {
         Some(Kind::MaterializedView) => Ok("MATERIALIZED VIEW"),
         Some(Kind::Sequence) => Ok("SEQUENCE"),
         Some(_) => Ok("TABLE"), // the server refuses what is not one, in its own words
-        None => Err(super::report::Report::new(
-            pgrx::PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE,
-            format!("relation with OID {} does not exist", oid.to_u32()),
-        )),
+        None => Err(no_such_relation(oid)),
     }
+}
+
+/// Refuses an OID that belongs to no relation.
+pub(crate) fn require_exists(oid: Oid) -> Result<()> {
+    facts(oid).map(|_| ()).ok_or_else(|| no_such_relation(oid))
+}
+
+fn no_such_relation(oid: Oid) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE,
+        format!("relation with OID {} does not exist", oid.to_u32()),
+    )
 }
 
 /// A database's name; `None` if there is no such database.
