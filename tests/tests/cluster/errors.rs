@@ -184,16 +184,21 @@ fn the_helper() -> Result<()> {
     check("key_file_away", &cluster, None, &[rotate])?;
     keys.bring_back()?;
 
-    let hanging = cluster.directory().join("hanging");
-    std::fs::write(&hanging, "#!/bin/sh\nexec sleep 60\n")?;
-    std::fs::set_permissions(&hanging, Permissions::from_mode(0o755))?;
-    let hanging = hanging.to_string_lossy().into_owned();
+    let program = |name: &str, script: &str| -> Result<String> {
+        let path = cluster.directory().join(name);
+        std::fs::write(&path, script)?;
+        std::fs::set_permissions(&path, Permissions::from_mode(0o755))?;
+        Ok(path.to_string_lossy().into_owned())
+    };
+    let hanging = program("hanging", "#!/bin/sh\nexec sleep 60\n")?;
+    let not_ours = program("not_ours", "#!/bin/sh\ncat >/dev/null\necho hello\n")?;
+    let silent = program("silent", "#!/bin/sh\ncat >/dev/null\n")?;
     let deadline = format!("SET pagevault.keyring_timeout = '1s'; {rotate}");
     let cancelled = format!("SET statement_timeout = '500ms'; {rotate}");
     for (name, program, statements) in [
         ("helper_missing", "/nonexistent/helper", &[rotate] as &[&str]),
-        ("helper_silent", "/bin/true", &[rotate]),
-        ("helper_not_ours", "/bin/echo", &[rotate]),
+        ("helper_silent", &silent, &[rotate]),
+        ("helper_not_ours", &not_ours, &[rotate]),
         ("helper_hanging", &hanging, &[&deadline, &cancelled]),
     ] {
         cluster.sql(&format!("ALTER SYSTEM SET pagevault.keyring_command = '{program}'"))?;
