@@ -27,8 +27,8 @@ test-regress: ## PostgreSQL's own regression suite with everything encrypted; PG
 install: ## build and install into PostgreSQL PG, or into the server of PG_CONFIG=/path/to/pg_config
 	@tools/install $(or $(PG),15) $(PG_CONFIG)
 
-bench: ## cipher speed beside memcpy and OpenSSL, from one run
-	@tools/setup && cargo bench --package pagevault-benches
+bench: ## cipher speed beside memcpy and OpenSSL; what keys cost on a server
+	@tools/bench $(or $(PG),15)
 
 lint: ## formatting, clippy, dependency policy
 	@tools/lint $(or $(PG),15)
