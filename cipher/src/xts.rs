@@ -37,7 +37,7 @@ pub(crate) type Tweak = u128;
 pub enum Backend {
     /// VAES on 512-bit registers (x86-64: Ice Lake, Zen 4 and later).
     Vaes512,
-    /// AES instructions on 128-bit registers (x86-64 with AES-NI and AVX).
+    /// AES instructions on 128-bit registers (x86-64 with AES-NI, PCLMULQDQ and AVX).
     AesNi,
     /// The `aes` crate, which does its own detection: AES instructions, or constant-time code.
     Portable,

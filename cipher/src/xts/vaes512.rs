@@ -15,12 +15,12 @@ use super::{Block, Tweak};
 const LANES: usize = 4;
 const WIDTH: usize = 4;
 
-#[target_feature(enable = "aes,vaes,avx512f,avx512bw,avx512vbmi")]
+#[target_feature(enable = "aes,vaes,avx512f,avx512bw,avx512vbmi,vpclmulqdq")]
 pub(super) fn encrypt<const N: usize>(keys: &RoundKeys<N>, tweak: Tweak, unit: &mut [Block]) {
     run::<true, N>(&keys.seal, encrypt_tweak(&keys.tweak, tweak), unit);
 }
 
-#[target_feature(enable = "aes,vaes,avx512f,avx512bw,avx512vbmi")]
+#[target_feature(enable = "aes,vaes,avx512f,avx512bw,avx512vbmi,vpclmulqdq")]
 pub(super) fn decrypt<const N: usize>(keys: &RoundKeys<N>, tweak: Tweak, unit: &mut [Block]) {
     run::<false, N>(&keys.open, encrypt_tweak(&keys.tweak, tweak), unit);
 }
@@ -31,7 +31,7 @@ pub(super) fn decrypt<const N: usize>(keys: &RoundKeys<N>, tweak: Tweak, unit: &
 /// and has 511 blocks: 3 blocks and 3 registers in the first group, after which every access is
 /// aligned to the cache line if the page is.
 #[inline]
-#[target_feature(enable = "aes,vaes,avx512f,avx512bw,avx512vbmi")]
+#[target_feature(enable = "aes,vaes,avx512f,avx512bw,avx512vbmi,vpclmulqdq")]
 fn run<const SEAL: bool, const N: usize>(
     round_keys: &[Block; N],
     tweak: __m128i,
@@ -107,7 +107,7 @@ fn run<const SEAL: bool, const N: usize>(
 }
 
 #[inline]
-#[target_feature(enable = "aes,vaes,avx512f,avx512bw,avx512vbmi")]
+#[target_feature(enable = "aes,vaes,avx512f,avx512bw,avx512vbmi,vpclmulqdq")]
 fn run_group<const SEAL: bool, const N: usize>(
     keys: &[__m512i; N],
     tweaks: &[__m512i; WIDTH],
@@ -171,16 +171,12 @@ fn selection<const N: i64>() -> __m512i {
 
 /// Each 128-bit lane times x^k; `powers` holds each lane's k (at most 56) in both its halves.
 #[inline]
-#[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
+#[target_feature(enable = "avx512f,avx512bw,avx512vbmi,vpclmulqdq")]
 fn multiply_by_powers(tweaks: __m512i, powers: __m512i) -> __m512i {
     let shifted = _mm512_sllv_epi64(tweaks, powers);
     let carry = _mm512_srlv_epi64(tweaks, _mm512_sub_epi64(_mm512_set1_epi64(64), powers));
-    // The low half's carry enters the high half; the high half's is reduced into the low half.
-    let carry = _mm512_shuffle_epi32::<0b01_00_11_10>(carry);
-    let low_half = _mm512_broadcast_i32x4(_mm_setr_epi32(-1, -1, 0, 0));
-    let reduced = _mm512_and_si512(carry, low_half);
-    let x1 = _mm512_slli_epi64::<1>(reduced);
-    let x2 = _mm512_slli_epi64::<2>(reduced);
-    let x7 = _mm512_slli_epi64::<7>(reduced);
-    xor3(shifted, carry, xor3(x1, x2, x7))
+    // The low half's carry enters the high half; the high half's comes back times
+    // x^128 = x^7 + x^2 + x + 1.
+    let reduced = _mm512_clmulepi64_epi128::<0x01>(carry, _mm512_set1_epi64(0x87));
+    xor3(shifted, _mm512_bslli_epi128::<8>(carry), reduced)
 }

@@ -20,6 +20,7 @@ impl Kernel {
     pub(crate) fn vaes512() -> Option<Self> {
         (Self::aesni().is_some()
             && is_x86_feature_detected!("vaes")
+            && is_x86_feature_detected!("vpclmulqdq")
             && is_x86_feature_detected!("avx512f")
             && is_x86_feature_detected!("avx512bw")
             && is_x86_feature_detected!("avx512vbmi"))
@@ -28,8 +29,10 @@ impl Kernel {
 
     /// AES instructions on 128-bit registers, with AVX's three-operand forms.
     pub(crate) fn aesni() -> Option<Self> {
-        (is_x86_feature_detected!("aes") && is_x86_feature_detected!("avx"))
-            .then_some(Self(Width::Xmm))
+        (is_x86_feature_detected!("aes")
+            && is_x86_feature_detected!("pclmulqdq")
+            && is_x86_feature_detected!("avx"))
+        .then_some(Self(Width::Xmm))
     }
 
     /// Whether this is the 512-bit kernel.
