@@ -4,7 +4,7 @@ use pagevault_cipher::Secret32;
 use pagevault_keystore::directory::Directory;
 use pagevault_keystore::log::{self, Log, LogError};
 use pagevault_keystore::state::State;
-use pagevault_keystore::storage::FileStorage;
+use pagevault_keystore::storage::{FileStorage, Storage};
 use pagevault_keystore::{Record, log::Contents};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
@@ -34,6 +34,9 @@ pub(crate) fn start() -> Result<()> {
 fn read_logs(storage: &FileStorage, recovering: bool) -> Result<Vec<Contents>> {
     let mut logs = Vec::new();
     for scope in log::scopes(storage).map_err(|e| keystore_failure(&e))? {
+        if !recovering {
+            refuse_torn(storage, scope)?;
+        }
         let opened = Log::open(storage, scope).map_err(|e| keystore_failure(&e))?;
         let Some((mut log, mut contents)) = opened else { continue };
         if contents.torn > 0 {
@@ -45,6 +48,30 @@ fn read_logs(storage: &FileStorage, recovering: bool) -> Result<Vec<Contents>> {
         logs.push(contents);
     }
     Ok(logs)
+}
+
+/// After a clean shutdown nothing is unfinished, and no WAL would bring back what is cut off: an
+/// unreadable end is damage. Looks only.
+fn refuse_torn(storage: &FileStorage, scope: u32) -> Result<()> {
+    let name = log::file_name(scope);
+    let bytes = storage.read(&name, 0, log::MAX_LOG).map_err(|e| {
+        Report::new(
+            PgSqlErrorCode::ERRCODE_IO_ERROR,
+            format!("could not read key file \"{name}\": {e}"),
+        )
+    })?;
+    match log::replay(&bytes.unwrap_or_default(), scope) {
+        Ok(contents) if contents.torn > 0 => Err(Report::new(
+            PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
+            format!(
+                "key file \"{name}\" is damaged: its last {} bytes are not readable",
+                contents.torn
+            ),
+        )
+        .detail("The server was shut down cleanly, so this is not an unfinished write. Nothing was changed.")
+        .hint("Restore the directory pagevault/ of the data directory from a backup.")),
+        _ => Ok(()), // whole, or refused with more detail when it is opened
+    }
 }
 
 /// After a crash, writes a log anew. If an fsync had failed before, the kernel may go on showing bytes

@@ -240,13 +240,13 @@ pub(crate) fn settle(scope: u32) -> std::result::Result<(), SyncFailure> {
     let control = &shared_memory().map_err(unavailable)?.control;
     let storage = storage().map_err(unavailable)?;
     let position = {
-        let _lock = KeystoreLock::acquire();
+        let _lock = KeystoreLock::acquire_absorbing_requests();
         control.position(scope)
     };
     let Some(before) = position.filter(|position| !position.is_settled()) else { return Ok(()) };
     Log::resume(&storage, before).sync().map_err(failed)?;
     let marked = {
-        let _lock = KeystoreLock::acquire();
+        let _lock = KeystoreLock::acquire_absorbing_requests();
         let Some(now) = control.position(scope) else { return Ok(()) };
         let mut log = Log::resume(&storage, now);
         let marked = log.append_settled(&before).map_err(failed)?;

@@ -38,6 +38,32 @@ impl KeystoreLock {
     }
 }
 
+impl KeystoreLock {
+    /// As [`KeystoreLock::acquire`], for the checkpointer: a process that holds the lock may be waiting
+    /// for room in the queue of sync requests, which only the checkpointer empties.
+    pub(crate) fn acquire_absorbing_requests() -> KeystoreLock {
+        const PAUSE_US: std::ffi::c_long = 1000;
+        let lock = KEYSTORE_LOCK.load(Ordering::Acquire);
+        // SAFETY: as acquire(); absorbing does nothing in processes that are not the checkpointer, and
+        // is what ProcessSyncRequests (sync.c) itself does between two files.
+        unsafe {
+            while !pg_sys::LWLockConditionalAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE) {
+                raw::AbsorbSyncRequests();
+                pg_sys::pg_usleep(PAUSE_US);
+            }
+        }
+        KeystoreLock(lock)
+    }
+}
+
+/// Not among pgrx's bindings.
+mod raw {
+    unsafe extern "C-unwind" {
+        /// checkpointer.c
+        pub(super) fn AbsorbSyncRequests();
+    }
+}
+
 impl Drop for KeystoreLock {
     fn drop(&mut self) {
         // An ERROR has already reset the hold-off count and will release every LWLock itself

@@ -1,0 +1,144 @@
+//! The keystore rides the checkpoint: what a power cut takes from a key file since the last checkpoint
+//! comes back from WAL, what lies before must be there, and neither waits for the other for ever.
+
+use std::fs::{File, OpenOptions};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use pagevault_tests::cluster::run_sql;
+use pagevault_tests::{Cluster, Settings, StopMode};
+
+use crate::assert_sealed;
+
+/// The file that holds the data keys of the database that tests connect to.
+fn key_file(cluster: &Cluster) -> Result<PathBuf> {
+    let database =
+        cluster.text("SELECT oid FROM pg_database WHERE datname = current_database()")?;
+    Ok(cluster.data_directory().join(format!("pagevault/{database}.keys")))
+}
+
+fn length(path: &PathBuf) -> Result<u64> {
+    Ok(File::open(path)?.metadata()?.len())
+}
+
+fn cut(path: &PathBuf, length: u64) -> Result<()> {
+    Ok(OpenOptions::new().write(true).open(path)?.set_len(length)?)
+}
+
+/// A cluster with an encrypted table from before a checkpoint.
+fn cluster_with_old_table() -> Result<(Cluster, pagevault_tests::KeyFile)> {
+    let settings = Settings::default()
+        .conf("pagevault.default_encryption = on")
+        .conf("fsync = on") // else checkpoints sync nothing
+        .conf("checkpoint_timeout = 1h")
+        .conf("autovacuum = off");
+    let (cluster, keys) = Cluster::with_keys(&settings)?;
+    cluster.sql("CREATE TABLE old AS SELECT generate_series(1, 5000) AS id; CHECKPOINT")?;
+    Ok((cluster, keys))
+}
+
+#[test]
+fn keys_made_since_the_checkpoint_come_back_from_wal() -> Result<()> {
+    let (cluster, _keys) = cluster_with_old_table()?;
+    let file = key_file(&cluster)?;
+    // Of the new record remain: nothing, some of it, all but the last byte.
+    for (round, keep) in [|_| 0, |_| 17, |new: u64| new - 1].into_iter().enumerate() {
+        cluster.sql("CHECKPOINT")?;
+        let settled = length(&file)?;
+        cluster
+            .sql(&format!("CREATE TABLE new_{round} AS SELECT generate_series(1, 5000) AS id"))?;
+        let new = length(&file)? - settled;
+        ensure!(new > 17, "the new table's key is in the file before any checkpoint");
+        cluster.kill()?;
+        cut(&file, settled + keep(new))?;
+        cluster.start_server()?;
+        for table in ["old".to_owned(), format!("new_{round}")] {
+            let rows = cluster.text(&format!("SELECT count(*) FROM {table}"))?;
+            ensure!(rows == "5000", "{rows} rows in {table} in round {round}");
+        }
+    }
+    // What recovery brought back is there to stay.
+    cluster.restart()?;
+    for table in ["old", "new_0", "new_1", "new_2"] {
+        ensure!(cluster.text(&format!("SELECT count(*) FROM {table}"))? == "5000", "{table}");
+        assert_sealed(&cluster.family_files(table)?)?;
+    }
+    cluster.finish()
+}
+
+#[test]
+fn keys_from_before_the_checkpoint_are_missed() -> Result<()> {
+    let (mut cluster, _keys) = cluster_with_old_table()?;
+    let file = key_file(&cluster)?;
+    cluster.allow_log("is not readable");
+    cluster.kill()?;
+    // Damage in the middle, with a mark behind it that says the file was durable.
+    let mut bytes = std::fs::read(&file)?;
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    std::fs::write(&file, &bytes)?;
+    let refused = cluster.start_server();
+    ensure!(refused.is_err(), "a damaged key file is refused");
+    bytes[middle] ^= 1;
+    std::fs::write(&file, &bytes)?;
+    cluster.start_server()?;
+    ensure!(cluster.text("SELECT count(*) FROM old")? == "5000", "nothing was changed");
+    cluster.finish()
+}
+
+#[test]
+fn an_unreadable_end_is_damage_after_a_clean_shutdown() -> Result<()> {
+    let (mut cluster, _keys) = cluster_with_old_table()?;
+    let file = key_file(&cluster)?;
+    cluster.allow_log("is damaged: its last");
+    cluster.stop(StopMode::Fast)?;
+    let bytes = std::fs::read(&file)?;
+    std::fs::write(&file, &bytes[..bytes.len() - 1])?;
+    ensure!(cluster.start_server().is_err(), "a key file cut short is refused");
+    ensure!(std::fs::read(&file)? == bytes[..bytes.len() - 1], "and left as it is");
+    std::fs::write(&file, &bytes)?;
+    cluster.start_server()?;
+    ensure!(cluster.text("SELECT count(*) FROM old")? == "5000", "nothing was changed");
+    cluster.finish()
+}
+
+#[test]
+fn many_new_keys_and_checkpoints_do_not_wait_for_each_other() -> Result<()> {
+    const FOR: Duration = Duration::from_secs(8);
+    const SESSIONS: usize = 4;
+    // The queue of sync requests has room for as many as there are buffers.
+    let settings = Settings::default()
+        .conf("shared_buffers = 128kB")
+        .conf("fsync = on") // else checkpoints sync nothing
+        .conf("max_connections = 12")
+        .conf("statement_timeout = 60s")
+        .conf("pagevault.default_encryption = on");
+    let (cluster, _keys) = Cluster::with_keys(&settings)?;
+    let ends = Instant::now() + FOR;
+    std::thread::scope(|scope| -> Result<()> {
+        let mut sessions = Vec::new();
+        for session in 0..SESSIONS {
+            let mut client = cluster.client()?;
+            sessions.push(scope.spawn(move || -> Result<()> {
+                let mut table = 0;
+                while Instant::now() < ends {
+                    run_sql(&mut client, &format!("CREATE TABLE t_{session}_{table} (id int)"))?;
+                    table += 1;
+                }
+                Ok(())
+            }));
+        }
+        let mut client = cluster.client()?;
+        while Instant::now() < ends {
+            run_sql(&mut client, "CHECKPOINT")?;
+        }
+        for session in sessions {
+            session.join().ok().context("a session died")??;
+        }
+        Ok(())
+    })?;
+    cluster.crash()?;
+    cluster.sql("INSERT INTO t_0_0 VALUES (1); INSERT INTO t_3_1 VALUES (2)")?;
+    cluster.finish()
+}
