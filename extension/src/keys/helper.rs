@@ -84,6 +84,7 @@ fn converse(request: &[u8], timeout: Duration) -> Result<Zeroizing<Vec<u8>>> {
     };
     // A request is far smaller than a pipe holds, so this does not block on a helper that hangs.
     stdin.write_all(request).map_err(|e| broken(format!("It took no request: {e}.")))?;
+    drop(stdin);
 
     let mut reply = Zeroizing::new(Vec::with_capacity(64 * 1024));
     let mut chunk = Zeroizing::new([0u8; 4096]);
@@ -105,7 +106,6 @@ fn converse(request: &[u8], timeout: Duration) -> Result<Zeroizing<Vec<u8>>> {
             Err(e) => return Err(broken(format!("Its reply could not be read: {e}."))),
         }
     }
-    drop(stdin);
     if reply.is_empty() {
         // A cancel is sent to our whole process group: it ended the helper before we saw it.
         process::check_for_interrupts();
