@@ -55,8 +55,9 @@ apt_install() {
     if [ -z "$(find /var/lib/apt/lists -maxdepth 1 -name '*_Packages*' -mtime -1 2>/dev/null)" ]; then
         as_root apt-get -qq update
     fi
-    as_root env DEBIAN_FRONTEND=noninteractive \
-        apt-get -qq -y --no-install-recommends install "${missing[@]}" >&2
+    mkdir -p "$cache/log"
+    progress "apt-get install" "$cache/log/apt.log" as_root env DEBIAN_FRONTEND=noninteractive \
+        apt-get -qq -y --no-install-recommends install "${missing[@]}"
 }
 
 # progress TEXT LOG CMD...: runs CMD with its output in LOG; a line every 15 s says it is alive,

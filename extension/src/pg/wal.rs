@@ -4,8 +4,9 @@ use pgrx::pg_sys;
 
 use super::compat;
 
-/// Resource manager number. Numbers from 128 on are for extensions; see
-/// <https://wiki.postgresql.org/wiki/CustomWALResourceManagers>.
+/// Resource manager number. Numbers from 128 on are for extensions, which reserve theirs at
+/// <https://wiki.postgresql.org/wiki/CustomWALResourceManagers>; ours is to be entered there before the
+/// first release. The server refuses to start if another extension took the same.
 pub(crate) const RMGR_ID: u8 = 161;
 
 /// Op code of the one record we write: keystore records added.
