@@ -23,6 +23,7 @@ pub(crate) fn start() -> Result<()> {
     let storage = persist::storage()?;
     let recovering = unlock::needs_recovery();
     let logs = read_logs(&storage, recovering)?;
+    require_one_keystore(&logs)?;
     let first_start = shared::get().is_none();
     let shared = if first_start { map(&logs)? } else { reset()? };
     fill(shared, &logs)?;
@@ -48,6 +49,25 @@ fn read_logs(storage: &FileStorage, recovering: bool) -> Result<Vec<Contents>> {
         logs.push(contents);
     }
     Ok(logs)
+}
+
+/// Refuses key files that do not belong together, as an incomplete restore leaves them: made up for,
+/// they would be lost for good.
+fn require_one_keystore(logs: &[Contents]) -> Result<()> {
+    let Some(first) = logs.first() else { return Ok(()) };
+    // Scopes ascend, so the cluster's log is the first.
+    let problem = if first.position.scope != 0 {
+        format!("key file \"{}\" is missing", log::file_name(0))
+    } else if let Some(other) =
+        logs.iter().find(|log| log.position.keystore_id != first.position.keystore_id)
+    {
+        format!("key file \"{}\" is of another keystore", log::file_name(other.position.scope))
+    } else {
+        return Ok(());
+    };
+    Err(Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, problem)
+        .detail("The directory pagevault/ of the data directory is incomplete or mixed. Nothing was changed.")
+        .hint("Restore it from the backup that the data directory is from."))
 }
 
 /// After a clean shutdown nothing is unfinished, and no WAL would bring back what is cut off: an

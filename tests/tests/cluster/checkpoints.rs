@@ -104,6 +104,22 @@ fn an_unreadable_end_is_damage_after_a_clean_shutdown() -> Result<()> {
 }
 
 #[test]
+fn an_incomplete_keystore_is_refused() -> Result<()> {
+    let (mut cluster, _keys) = cluster_with_old_table()?;
+    let cluster_keys = cluster.data_directory().join("pagevault/cluster.keys");
+    let away = cluster.directory().join("cluster.keys.away");
+    cluster.allow_log("is missing");
+    cluster.stop(StopMode::Fast)?;
+    std::fs::rename(&cluster_keys, &away)?;
+    ensure!(cluster.start_server().is_err(), "data keys without the key that wraps them");
+    ensure!(!cluster_keys.exists(), "nothing was made up");
+    std::fs::rename(&away, &cluster_keys)?;
+    cluster.start_server()?;
+    ensure!(cluster.text("SELECT count(*) FROM old")? == "5000", "nothing was changed");
+    cluster.finish()
+}
+
+#[test]
 fn many_new_keys_and_checkpoints_do_not_wait_for_each_other() -> Result<()> {
     const FOR: Duration = Duration::from_secs(8);
     const SESSIONS: usize = 4;
