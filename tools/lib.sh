@@ -1,4 +1,5 @@
 # shellcheck shell=bash
+# shellcheck disable=SC2034  # what looks unused is for the scripts that source this
 # What every script in tools/ shares: where things live, how they talk, how they become root.
 
 set -euo pipefail
