@@ -7,7 +7,7 @@
 use pagevault_cipher::CipherId;
 use pgrx::pg_sys::{self, Oid};
 
-use crate::keys::{persist, shared};
+use crate::keys::{data_keys, shared};
 use crate::page_io;
 use crate::pg::compat::{SHARED_BACKEND, SmgrFile};
 use crate::pg::pages;
@@ -31,7 +31,7 @@ pub(crate) fn encrypt(oid: Oid, cipher: Option<CipherId>) -> Result<()> {
         let right = current == Some(wanted) || (current.is_some() && cipher.is_none());
         if !right {
             refuse_lost_epochs(member)?;
-            wal::flush(persist::new_epoch(member.file, wanted)?);
+            wal::flush(data_keys::new_epoch(member.file, wanted)?);
         }
         if !right || has_plaintext(member)? {
             pages::rewrite_all(member.oid);
@@ -44,7 +44,7 @@ pub(crate) fn encrypt(oid: Oid, cipher: Option<CipherId>) -> Result<()> {
 pub(crate) fn decrypt(oid: Oid) -> Result<()> {
     for member in relation::family(oid, LOCK).iter().filter(|m| m.kind.has_storage()) {
         if shared::is_known(member.file) {
-            persist::write_plaintext(member.file)?;
+            data_keys::write_plaintext(member.file)?;
             pages::rewrite_all(member.oid);
         }
     }

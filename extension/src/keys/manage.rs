@@ -12,7 +12,7 @@ use pagevault_keystore::{Record, master_context};
 use pgrx::PgSqlErrorCode as Code;
 use serde_json::Value;
 
-use super::{helper, persist};
+use super::{data_keys, helper, persist};
 use crate::pg::guc;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::relation;
@@ -100,7 +100,7 @@ fn first_master_key(scope: u32, spec: &ProviderSpec, key: &str) -> Result<()> {
     write_database_key(record, &secret)?;
     if scope != 0 {
         // What the cluster's key wrapped for this database so far moves under its own.
-        persist::rewrap_data_keys(scope, |by, _| by != scope, (scope, 1, &secret))?;
+        data_keys::rewrap_data_keys(scope, |by, _| by != scope, (scope, 1, &secret))?;
     }
     Ok(())
 }
@@ -127,7 +127,7 @@ fn wrap_versions(state: &State, scope: u32, spec: &ProviderSpec, key: &str) -> R
     let mut records = Vec::new();
     let mut newest = 0;
     for (_, version, _) in state.database_keys().filter(|(s, _, _)| *s == scope) {
-        let secret = secrets.get(scope, version).ok_or_else(|| persist::locked(scope))?;
+        let secret = secrets.get(scope, version).ok_or_else(|| data_keys::locked(scope))?;
         let record = wrapped_record(scope, version, spec, key, &secret)?;
         if let Record::DatabaseKey { master_version, .. } = &record {
             newest = *master_version;
@@ -150,9 +150,9 @@ pub(crate) fn rotate_database_key(database: u32) -> Result<i64> {
     let secret = Secret32::random().map_err(|e| persist::internal(e.to_string()))?;
     let record = wrapped_record(scope, new_version, &spec, &current.master_key, &secret)?;
     write_database_key(record, &secret)?;
-    let homes = persist::homes_of_scope(scope)?;
+    let homes = data_keys::homes_of_scope(scope)?;
     for home in homes {
-        persist::rewrap_data_keys(
+        data_keys::rewrap_data_keys(
             home,
             |by, v| by == scope && v != new_version,
             (scope, new_version, &secret),

@@ -1,6 +1,7 @@
 //! Keys in the server: where they are kept, how they are found, made, unlocked and persisted.
 
 pub(crate) mod cache;
+pub(crate) mod data_keys;
 pub(crate) mod helper;
 pub(crate) mod load;
 pub(crate) mod manage;

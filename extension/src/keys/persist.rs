@@ -9,17 +9,13 @@
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use pagevault_cipher::secret::fill_random;
-use pagevault_cipher::wrap::{self, WrapKey};
-use pagevault_cipher::{CipherId, DataKey, Secret32};
-use pagevault_keystore::directory::DirectoryError;
 use pagevault_keystore::log::{self, Log, LogError};
 use pagevault_keystore::state::State;
 use pagevault_keystore::storage::FileStorage;
-use pagevault_keystore::{Record, RelFile, batch, data_key_aad};
+use pagevault_keystore::{Record, batch};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
-use super::cache;
 use super::secrets;
 use super::shared::{self, Shared};
 use super::unlock;
@@ -258,12 +254,12 @@ pub(crate) fn settle(scope: u32) -> std::result::Result<(), SyncFailure> {
 }
 
 /// The cluster's log, folded: providers and database keys.
-pub(crate) fn cluster_state(_lock: &KeystoreLock) -> Result<State> {
-    log_state(0)
+pub(crate) fn cluster_state(lock: &KeystoreLock) -> Result<State> {
+    log_state(lock, 0)
 }
 
-/// A log, folded. The caller holds the keystore lock.
-fn log_state(scope: u32) -> Result<State> {
+/// A log, folded.
+pub(super) fn log_state(_lock: &KeystoreLock, scope: u32) -> Result<State> {
     let storage = storage()?;
     let Some((_, contents)) = Log::open(&storage, scope).map_err(|e| keystore_failure(&e))? else {
         return Ok(State::default());
@@ -275,164 +271,4 @@ fn log_state(scope: u32) -> Result<State> {
 /// Seconds since 1970.
 pub(crate) fn now() -> i64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs() as i64)
-}
-
-/// Which database key wraps new data keys of a database, unwrapped: its own, else the cluster's.
-fn wrapping_key(database: u32) -> Result<(u32, u32, Secret32)> {
-    let secrets = &shared_memory()?.secrets;
-    let scope = if secrets.newest(database).is_some() { database } else { 0 };
-    let Some(version) = secrets.newest(scope) else {
-        return Err(Report::new(
-            PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-            "cannot encrypt: no master key is set",
-        )
-        .detail("Neither this database nor the cluster has a master key.")
-        .hint("Use pagevault.add_provider() and then pagevault.set_cluster_master_key() or pagevault.set_master_key()."));
-    };
-    match secrets.get(scope, version) {
-        Some(secret) => Ok((scope, version, secret)),
-        None => Err(locked(scope)),
-    }
-}
-
-/// The report for a database key that is known but not unwrapped.
-pub(crate) fn locked(scope: u32) -> Report {
-    let whose = if scope == 0 { "the cluster".to_owned() } else { format!("database {scope}") };
-    Report::new(
-        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-        format!("the key of {whose} is locked"),
-    )
-    .detail("Its key provider did not answer or refused when the server started.")
-    .hint("See pagevault.status for the cause. The server keeps trying; pagevault.unlock() tries again now.")
-}
-
-/// Wraps a data key and proves that it unwraps.
-pub(crate) fn wrap_data_key(
-    key: &DataKey,
-    wrap_key: &WrapKey,
-    file: RelFile,
-    epoch: u16,
-) -> Result<Vec<u8>> {
-    let mut wrapped = vec![0; key.expose().len() + wrap::OVERHEAD];
-    let aad = data_key_aad(file, epoch, key.cipher() as u8);
-    let proven = wrap::wrap(wrap_key, &aad, key.expose(), &mut wrapped)
-        .ok()
-        .and_then(|_| cache::open_data_key(wrap_key, file, epoch, key.cipher(), &wrapped))
-        .is_some_and(|again| again.expose() == key.expose());
-    if proven { Ok(wrapped) } else { Err(internal("a data key could not be wrapped".into())) }
-}
-
-/// Makes a data key of a new epoch for a file and has pages written under it from now on. Returns the
-/// end of the WAL record. Pages without an LSN (free space map, unlogged relations) do not wait for
-/// it: where the file has such pages already, flush WAL first.
-pub(crate) fn new_epoch(file: RelFile, cipher: CipherId) -> Result<u64> {
-    let lock = KeystoreLock::acquire();
-    let (scope, key_version, secret) = wrapping_key(file.database)?;
-    let directory = &shared_memory()?.directory;
-    let damaged = |e: DirectoryError| internal(e.to_string());
-    let epoch = match directory.find(file).map_err(damaged)? {
-        None => 1,
-        Some(slot) => directory.next_epoch(slot).map_err(damaged)?.ok_or_else(|| {
-            Report::new(
-                PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
-                format!("relation file {file} has used up its key epochs"),
-            )
-            .hint("Rewrite the relation into a new file with VACUUM FULL or REINDEX.")
-        })?,
-    };
-    let key = DataKey::random(cipher).map_err(|e| internal(e.to_string()))?;
-    let wrapped = wrap_data_key(&key, &WrapKey::new(secret.expose()), file, epoch)?;
-    let records = [
-        Record::DataKey {
-            file,
-            epoch,
-            cipher: cipher as u8,
-            scope,
-            key_version,
-            wrapped,
-            owner: 0,
-            created: now(),
-        },
-        Record::Current { file, epoch, owner: 0 },
-    ];
-    append(&lock, file.database, &records)
-}
-
-/// Has pages of a file written in plaintext from now on. Its keys stay, for pages that are sealed.
-pub(crate) fn write_plaintext(file: RelFile) -> Result<()> {
-    if !shared::is_sealed(file) {
-        return Ok(());
-    }
-    let lock = KeystoreLock::acquire();
-    let directory = &shared_memory()?.directory;
-    let damaged = |e: DirectoryError| internal(e.to_string());
-    let Some(slot) = directory.find(file).map_err(damaged)? else { return Ok(()) };
-    let after = directory.last_epoch(slot).map_err(damaged)?;
-    append(&lock, file.database, &[Record::Plaintext { file, after }])?;
-    Ok(())
-}
-
-/// Wraps every data key in the log of `home` that `from` wraps with the key `to` instead. Returns how
-/// many; readable at every moment, since each record names the key that wraps it.
-pub(crate) fn rewrap_data_keys(
-    home: u32,
-    from: impl Fn(u32, u32) -> bool,
-    to: (u32, u32, &Secret32),
-) -> Result<u64> {
-    const RECORDS_AT_ONCE: usize = 10_000;
-    let lock = KeystoreLock::acquire();
-    let (scope, key_version, secret) = to;
-    let new_key = WrapKey::new(secret.expose());
-    let mut records = Vec::new();
-    for (file, entry) in log_state(home)?.files() {
-        for (&epoch, key) in entry.keys.iter().filter(|(_, k)| from(k.scope, k.key_version)) {
-            let data_key = unwrap_record(file, epoch, key)?;
-            records.push(Record::DataKey {
-                file,
-                epoch,
-                cipher: key.cipher,
-                scope,
-                key_version,
-                wrapped: wrap_data_key(&data_key, &new_key, file, epoch)?,
-                owner: key.owner,
-                created: key.created,
-            });
-        }
-    }
-    let mut end = 0;
-    for batch in records.chunks(RECORDS_AT_ONCE) {
-        end = append(&lock, home, batch)?;
-    }
-    drop(lock);
-    wal::flush(end);
-    Ok(records.len() as u64)
-}
-
-fn unwrap_record(
-    file: RelFile,
-    epoch: u16,
-    key: &pagevault_keystore::state::DataKey,
-) -> Result<DataKey> {
-    let secret = shared_memory()?.secrets.get(key.scope, key.key_version);
-    let secret = secret.ok_or_else(|| locked(key.scope))?;
-    CipherId::try_from(key.cipher)
-        .ok()
-        .and_then(|cipher| {
-            cache::open_data_key(&WrapKey::new(secret.expose()), file, epoch, cipher, &key.wrapped)
-        })
-        .ok_or_else(|| {
-            Report::new(
-                PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
-                format!("data key of epoch {epoch} of relation file {file} cannot be unwrapped"),
-            )
-        })
-}
-
-/// The logs that may hold data keys wrapped by a scope's key: the database's own, or for the cluster
-/// every one there is.
-pub(crate) fn homes_of_scope(scope: u32) -> Result<Vec<u32>> {
-    if scope != 0 {
-        return Ok(vec![scope]);
-    }
-    log::scopes(&storage()?).map_err(|e| keystore_failure(&e))
 }

@@ -17,7 +17,7 @@ use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
 
-use crate::keys::{persist, shared};
+use crate::keys::{data_keys, shared};
 use crate::pg::relation::{self, Facts, Kind};
 use crate::pg::report::{Report, Result};
 use crate::pg::{guc, locks, process};
@@ -28,9 +28,9 @@ pub(crate) fn storage_created(file: RelFile) -> Result<()> {
         return Ok(());
     }
     match cipher_for_new_storage(file)? {
-        Some(cipher) => persist::new_epoch(file, cipher).map(|_| ()),
+        Some(cipher) => data_keys::new_epoch(file, cipher).map(|_| ()),
         // A relfilenumber that was used before must not inherit the old file's key.
-        None => persist::write_plaintext(file),
+        None => data_keys::write_plaintext(file),
     }
 }
 
@@ -68,8 +68,8 @@ pub(crate) fn relation_created(oid: Oid) -> Result<()> {
         return Ok(());
     }
     match wanted {
-        Some(cipher) => persist::new_epoch(facts.file, cipher).map(|_| ()),
-        None => persist::write_plaintext(facts.file),
+        Some(cipher) => data_keys::new_epoch(facts.file, cipher).map(|_| ()),
+        None => data_keys::write_plaintext(facts.file),
     }
 }
 

@@ -1,0 +1,169 @@
+//! Data keys: made, wrapped by a database key, wrapped again by another.
+
+use pagevault_cipher::wrap::{self, WrapKey};
+use pagevault_cipher::{CipherId, DataKey, Secret32};
+use pagevault_keystore::directory::DirectoryError;
+use pagevault_keystore::{Record, RelFile, data_key_aad, log, state};
+use pgrx::PgSqlErrorCode;
+
+use super::persist::{self, append, internal, now, shared_memory};
+use super::{cache, shared};
+use crate::pg::locks::KeystoreLock;
+use crate::pg::report::{Report, Result};
+use crate::pg::wal;
+
+/// Which database key wraps new data keys of a database, unwrapped: its own, else the cluster's.
+fn wrapping_key(database: u32) -> Result<(u32, u32, Secret32)> {
+    let secrets = &shared_memory()?.secrets;
+    let scope = if secrets.newest(database).is_some() { database } else { 0 };
+    let Some(version) = secrets.newest(scope) else {
+        return Err(Report::new(
+            PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            "cannot encrypt: no master key is set",
+        )
+        .detail("Neither this database nor the cluster has a master key.")
+        .hint("Use pagevault.add_provider() and then pagevault.set_cluster_master_key() or pagevault.set_master_key()."));
+    };
+    match secrets.get(scope, version) {
+        Some(secret) => Ok((scope, version, secret)),
+        None => Err(locked(scope)),
+    }
+}
+
+/// The report for a database key that is known but not unwrapped.
+pub(crate) fn locked(scope: u32) -> Report {
+    let whose = if scope == 0 { "the cluster".to_owned() } else { format!("database {scope}") };
+    Report::new(
+        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        format!("the key of {whose} is locked"),
+    )
+    .detail("Its key provider did not answer or refused when the server started.")
+    .hint("See pagevault.status for the cause. The server keeps trying; pagevault.unlock() tries again now.")
+}
+
+/// Wraps a data key and proves that it unwraps.
+pub(crate) fn wrap_data_key(
+    key: &DataKey,
+    wrap_key: &WrapKey,
+    file: RelFile,
+    epoch: u16,
+) -> Result<Vec<u8>> {
+    let mut wrapped = vec![0; key.expose().len() + wrap::OVERHEAD];
+    let aad = data_key_aad(file, epoch, key.cipher() as u8);
+    let proven = wrap::wrap(wrap_key, &aad, key.expose(), &mut wrapped)
+        .ok()
+        .and_then(|_| cache::open_data_key(wrap_key, file, epoch, key.cipher(), &wrapped))
+        .is_some_and(|again| again.expose() == key.expose());
+    if proven { Ok(wrapped) } else { Err(internal("a data key could not be wrapped".into())) }
+}
+
+/// Makes a data key of a new epoch for a file and has pages written under it from now on. Returns the
+/// end of the WAL record. Pages without an LSN (free space map, unlogged relations) do not wait for
+/// it: where the file has such pages already, flush WAL first.
+pub(crate) fn new_epoch(file: RelFile, cipher: CipherId) -> Result<u64> {
+    let lock = KeystoreLock::acquire();
+    let (scope, key_version, secret) = wrapping_key(file.database)?;
+    let directory = &shared_memory()?.directory;
+    let damaged = |e: DirectoryError| internal(e.to_string());
+    let epoch = match directory.find(file).map_err(damaged)? {
+        None => 1,
+        Some(slot) => directory.next_epoch(slot).map_err(damaged)?.ok_or_else(|| {
+            Report::new(
+                PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+                format!("relation file {file} has used up its key epochs"),
+            )
+            .hint("Rewrite the relation into a new file with VACUUM FULL or REINDEX.")
+        })?,
+    };
+    let key = DataKey::random(cipher).map_err(|e| internal(e.to_string()))?;
+    let wrapped = wrap_data_key(&key, &WrapKey::new(secret.expose()), file, epoch)?;
+    let records = [
+        Record::DataKey {
+            file,
+            epoch,
+            cipher: cipher as u8,
+            scope,
+            key_version,
+            wrapped,
+            owner: 0,
+            created: now(),
+        },
+        Record::Current { file, epoch, owner: 0 },
+    ];
+    append(&lock, file.database, &records)
+}
+
+/// Has pages of a file written in plaintext from now on. Its keys stay, for pages that are sealed.
+pub(crate) fn write_plaintext(file: RelFile) -> Result<()> {
+    if !shared::is_sealed(file) {
+        return Ok(());
+    }
+    let lock = KeystoreLock::acquire();
+    let directory = &shared_memory()?.directory;
+    let damaged = |e: DirectoryError| internal(e.to_string());
+    let Some(slot) = directory.find(file).map_err(damaged)? else { return Ok(()) };
+    let after = directory.last_epoch(slot).map_err(damaged)?;
+    append(&lock, file.database, &[Record::Plaintext { file, after }])?;
+    Ok(())
+}
+
+/// Wraps every data key in the log of `home` that `from` wraps with the key `to` instead. Returns how
+/// many; readable at every moment, since each record names the key that wraps it.
+pub(crate) fn rewrap_data_keys(
+    home: u32,
+    from: impl Fn(u32, u32) -> bool,
+    to: (u32, u32, &Secret32),
+) -> Result<u64> {
+    const RECORDS_AT_ONCE: usize = 10_000;
+    let lock = KeystoreLock::acquire();
+    let (scope, key_version, secret) = to;
+    let new_key = WrapKey::new(secret.expose());
+    let mut records = Vec::new();
+    for (file, entry) in persist::log_state(&lock, home)?.files() {
+        for (&epoch, key) in entry.keys.iter().filter(|(_, k)| from(k.scope, k.key_version)) {
+            let data_key = unwrap_record(file, epoch, key)?;
+            records.push(Record::DataKey {
+                file,
+                epoch,
+                cipher: key.cipher,
+                scope,
+                key_version,
+                wrapped: wrap_data_key(&data_key, &new_key, file, epoch)?,
+                owner: key.owner,
+                created: key.created,
+            });
+        }
+    }
+    let mut end = 0;
+    for batch in records.chunks(RECORDS_AT_ONCE) {
+        end = append(&lock, home, batch)?;
+    }
+    drop(lock);
+    wal::flush(end);
+    Ok(records.len() as u64)
+}
+
+fn unwrap_record(file: RelFile, epoch: u16, key: &state::DataKey) -> Result<DataKey> {
+    let secret = shared_memory()?.secrets.get(key.scope, key.key_version);
+    let secret = secret.ok_or_else(|| locked(key.scope))?;
+    CipherId::try_from(key.cipher)
+        .ok()
+        .and_then(|cipher| {
+            cache::open_data_key(&WrapKey::new(secret.expose()), file, epoch, cipher, &key.wrapped)
+        })
+        .ok_or_else(|| {
+            Report::new(
+                PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
+                format!("data key of epoch {epoch} of relation file {file} cannot be unwrapped"),
+            )
+        })
+}
+
+/// The logs that may hold data keys wrapped by a scope's key: the database's own, or for the cluster
+/// every one there is.
+pub(crate) fn homes_of_scope(scope: u32) -> Result<Vec<u32>> {
+    if scope != 0 {
+        return Ok(vec![scope]);
+    }
+    log::scopes(&persist::storage()?).map_err(|e| persist::keystore_failure(&e))
+}
