@@ -230,3 +230,35 @@ fn a_database_moved_to_another_tablespace_is_readable_or_the_move_is_refused() -
     drop(client);
     cluster.finish()
 }
+
+/// As pg_dump writes it: the label before the sequence has an owner.
+#[test]
+fn a_sequence_follows_the_table_that_comes_to_own_it() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql("CREATE TABLE t (id int); SELECT pagevault.encrypt('t')")?;
+    // In a transaction of its own: while the table is locked, what is made is sealed.
+    cluster.sql("CREATE SEQUENCE s; SELECT nextval('s'); CHECKPOINT")?;
+    assert_plain(&cluster.files("s")?)?;
+    cluster.sql("ALTER SEQUENCE s OWNED BY t.id; CHECKPOINT")?;
+    assert_sealed(&cluster.files("s")?)?;
+    ensure!(cluster.text("SELECT nextval('s')")? == "2", "the sequence goes on");
+    cluster.finish()
+}
+
+#[test]
+fn encryption_is_not_removed_where_it_could_be_rolled_back() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql("CREATE TABLE t AS SELECT 1 AS id; SELECT pagevault.encrypt('t')")?;
+    const REMOVE: &str = "SECURITY LABEL FOR pagevault ON TABLE t IS 'plain'";
+    for statements in
+        [format!("BEGIN; {REMOVE}"), format!("DO $$ BEGIN EXECUTE $s$ {REMOVE} $s$; END $$")]
+    {
+        let refused = cluster.error(&statements)?;
+        ensure!(refused.sqlstate == "25001", "{statements}: {refused:?}");
+        assert_sealed(&cluster.family_files("t")?)?;
+    }
+    cluster.sql(REMOVE)?;
+    assert_plain(&cluster.files("t")?)?;
+    ensure!(cluster.text("SELECT id FROM t")? == "1", "the row");
+    cluster.finish()
+}

@@ -11,6 +11,7 @@ mod errors;
 mod io_methods;
 mod keys;
 mod leaks;
+mod limits;
 mod preload;
 mod reuse;
 mod rotation;
