@@ -8,7 +8,7 @@ use pagevault_cipher::{CipherId, Epoch, Fork, PAGE_SIZE, Page, page};
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 
-use crate::keys::{cache, shared};
+use crate::keys::{cache, persist, shared};
 use crate::pg::compat::SmgrFile;
 use crate::pg::process::{ProcessLocal, data_checksums};
 use crate::pg::report::Report;
@@ -166,8 +166,7 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
     let file = format!("{tablespace}/{database}/{relation}");
     match fault.cause {
         Cause::Locked { scope } => {
-            let whose =
-                if scope == 0 { "the cluster".to_owned() } else { format!("database {scope}") };
+            let whose = persist::scope_name(scope);
             Report::new(
                 PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
                 format!("encrypted relation file {file} is locked"),

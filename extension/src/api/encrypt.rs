@@ -41,7 +41,7 @@ fn is_encrypted(rel: Oid) -> bool {
     preload::require_active().and_then(|()| relation::require_exists(rel)).or_raise();
     roles::require_select(rel, &relation::qualified_name(rel)).or_raise();
     let members = relation::family(rel, pg_sys::AccessShareLock as pg_sys::LOCKMODE);
-    let stored = members.iter().filter(|m| m.kind.has_storage() && !m.temporary);
+    let stored = members.iter().filter(|m| m.is_stored());
     let mut any = false;
     for member in stored {
         any = true;
@@ -78,7 +78,7 @@ fn verify(
     preload::require_active().and_then(|()| relation::require_exists(rel)).or_raise();
     let mut rows = Vec::new();
     for member in relation::family(rel, pg_sys::AccessShareLock as pg_sys::LOCKMODE) {
-        if !member.kind.has_storage() || member.temporary {
+        if !member.is_stored() {
             continue;
         }
         for count in verify::count_pages(member.file).or_raise() {

@@ -6,7 +6,7 @@ use pgrx::prelude::*;
 use crate::keys::secrets::State;
 use crate::keys::{helper, manage, persist, unlock};
 use crate::pg::locks::KeystoreLock;
-use crate::pg::report::{OrRaise, Result};
+use crate::pg::report::{OrRaise, Report, Result};
 use crate::{preload, roles};
 
 /// Behind the view `pagevault.status`.
@@ -31,8 +31,7 @@ fn status_row() -> TableIterator<
     // Paths and providers are nobody's business who only wants to know whether all is well.
     let privileged = roles::may_see_providers();
     let shared = persist::shared_memory().or_raise();
-    let counts = shared.directory.counts();
-    let counts = counts.map_err(|e| persist::internal(e.to_string())).or_raise();
+    let counts = shared.directory.counts().map_err(Report::from).or_raise();
     let locked = unlock::locked_keys().len() as i64;
     let failure = {
         let _lock = KeystoreLock::acquire();
@@ -133,17 +132,15 @@ fn data_key_rows() -> TableIterator<
 type KeyRow = (pg_sys::Oid, pg_sys::Oid, i32, String, bool, pg_sys::Oid, i64);
 
 fn key_rows(directory: &Directory<'_>) -> Result<Vec<KeyRow>> {
-    let damaged =
-        |e: pagevault_keystore::directory::DirectoryError| persist::internal(e.to_string());
     let database = crate::pg::process::my_database();
     let mut rows = Vec::new();
-    for file in directory.files().map_err(damaged)? {
-        let file = file.map_err(damaged)?;
+    for file in directory.files()? {
+        let file = file?;
         if file.file.database != database && file.file.database != 0 {
             continue;
         }
-        for key in directory.keys(file.slot).map_err(damaged)? {
-            let key = key.map_err(damaged)?;
+        for key in directory.keys(file.slot)? {
+            let key = key?;
             let cipher = pagevault_cipher::CipherId::try_from(key.cipher);
             rows.push((
                 file.file.tablespace.into(),

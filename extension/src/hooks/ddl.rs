@@ -62,15 +62,17 @@ unsafe extern "C-unwind" fn object_access(
     }
 }
 
-/// A file for a permanent relation is about to be created; called by the storage manager hook.
+/// A file for a permanent relation is about to be created; called by the storage manager hook if
+/// [`decides`].
 pub(super) fn storage_created(file: RelFile) {
-    if decides() {
-        policy::storage_created(file).or_raise();
-    }
+    policy::storage_created(file).or_raise();
 }
 
 /// pg_upgrade lays out files itself, and processes without transactions only replay decisions.
-fn decides() -> bool {
+pub(super) fn decides() -> bool {
+    if policy::is_idle() {
+        return false;
+    }
     // SAFETY: a plain global, set before libraries are loaded.
     let binary_upgrade = unsafe { pg_sys::IsBinaryUpgrade };
     !binary_upgrade && process::runs_transactions()

@@ -236,7 +236,7 @@ pub(super) unsafe extern "C-unwind" fn mdcreate(
     unsafe {
         if !is_redo && fork == pg_sys::ForkNumber::MAIN_FORKNUM {
             let file: SmgrFile = compat::smgr_file(reln);
-            if !file.is_temporary() {
+            if !file.is_temporary() && ddl::decides() {
                 storage_created(file);
                 check_still_open(reln, file);
             }

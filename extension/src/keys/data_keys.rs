@@ -2,7 +2,6 @@
 
 use pagevault_cipher::wrap::{self, WrapKey};
 use pagevault_cipher::{CipherId, DataKey, Secret32};
-use pagevault_keystore::directory::DirectoryError;
 use pagevault_keystore::{Record, RelFile, data_key_aad, log, state};
 use pgrx::PgSqlErrorCode;
 
@@ -32,10 +31,9 @@ fn wrapping_key(database: u32) -> Result<(u32, u32, Secret32)> {
 
 /// The report for a database key that is known but not unwrapped.
 pub(crate) fn locked(scope: u32) -> Report {
-    let whose = if scope == 0 { "the cluster".to_owned() } else { format!("database {scope}") };
     Report::new(
         PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-        format!("the key of {whose} is locked"),
+        format!("the key of {} is locked", persist::scope_name(scope)),
     )
     .detail("Its key provider did not answer or refused when the server started.")
     .hint("See pagevault.status for the cause. The server keeps trying; pagevault.unlock() tries again now.")
@@ -64,10 +62,9 @@ pub(crate) fn new_epoch(file: RelFile, cipher: CipherId) -> Result<u64> {
     let lock = KeystoreLock::acquire();
     let (scope, key_version, secret) = wrapping_key(file.database)?;
     let directory = &shared_memory()?.directory;
-    let damaged = |e: DirectoryError| internal(e.to_string());
-    let epoch = match directory.find(file).map_err(damaged)? {
+    let epoch = match directory.find(file)? {
         None => 1,
-        Some(slot) => directory.next_epoch(slot).map_err(damaged)?.ok_or_else(|| {
+        Some(slot) => directory.next_epoch(slot)?.ok_or_else(|| {
             Report::new(
                 PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
                 format!("relation file {file} has used up its key epochs"),
@@ -75,7 +72,7 @@ pub(crate) fn new_epoch(file: RelFile, cipher: CipherId) -> Result<u64> {
             .hint("Rewrite the relation into a new file with VACUUM FULL or REINDEX.")
         })?,
     };
-    let key = DataKey::random(cipher).map_err(|e| internal(e.to_string()))?;
+    let key = DataKey::random(cipher)?;
     let wrapped = wrap_data_key(&key, &WrapKey::new(secret.expose()), file, epoch)?;
     let records = [
         Record::DataKey {
@@ -100,9 +97,8 @@ pub(crate) fn write_plaintext(file: RelFile) -> Result<()> {
     }
     let lock = KeystoreLock::acquire();
     let directory = &shared_memory()?.directory;
-    let damaged = |e: DirectoryError| internal(e.to_string());
-    let Some(slot) = directory.find(file).map_err(damaged)? else { return Ok(()) };
-    let after = directory.last_epoch(slot).map_err(damaged)?;
+    let Some(slot) = directory.find(file)? else { return Ok(()) };
+    let after = directory.last_epoch(slot)?;
     append(&lock, file.database, &[Record::Plaintext { file, after }])?;
     Ok(())
 }

@@ -4,7 +4,7 @@ use pagevault_cipher::Secret32;
 use pagevault_keystore::directory::Directory;
 use pagevault_keystore::log::{self, Log, LogError};
 use pagevault_keystore::state::State;
-use pagevault_keystore::storage::{FileStorage, Storage};
+use pagevault_keystore::storage::FileStorage;
 use pagevault_keystore::{Record, log::Contents};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
@@ -13,15 +13,15 @@ use super::persist::{self, internal, keystore_failure};
 use super::secrets::{self, Secrets};
 use super::shared::{self, Control, Shared};
 use super::unlock;
-use crate::pg::guc;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::mapping::{self, Kind};
 use crate::pg::report::{Report, Result};
+use crate::pg::{guc, process};
 
 /// Stage 3 of start-up, in the postmaster.
 pub(crate) fn start() -> Result<()> {
     let storage = persist::storage()?;
-    let recovering = unlock::needs_recovery();
+    let recovering = process::was_not_shut_down();
     let logs = read_logs(&storage, recovering)?;
     require_one_keystore(&logs)?;
     let first_start = shared::get().is_none();
@@ -73,25 +73,19 @@ fn require_one_keystore(logs: &[Contents]) -> Result<()> {
 /// After a clean shutdown nothing is unfinished, and no WAL would bring back what is cut off: an
 /// unreadable end is damage. Looks only.
 fn refuse_torn(storage: &FileStorage, scope: u32) -> Result<()> {
-    let name = log::file_name(scope);
-    let bytes = storage.read(&name, 0, log::MAX_LOG).map_err(|e| {
-        Report::new(
-            PgSqlErrorCode::ERRCODE_IO_ERROR,
-            format!("could not read key file \"{name}\": {e}"),
-        )
-    })?;
-    match log::replay(&bytes.unwrap_or_default(), scope) {
-        Ok(contents) if contents.torn > 0 => Err(Report::new(
-            PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
-            format!(
-                "key file \"{name}\" is damaged: its last {} bytes are not readable",
-                contents.torn
-            ),
-        )
-        .detail("The server was shut down cleanly, so this is not an unfinished write. Nothing was changed.")
-        .hint("Restore the directory pagevault/ of the data directory from a backup.")),
-        _ => Ok(()), // whole, or refused with more detail when it is opened
+    let torn = persist::read_log(storage, scope)?.map_or(0, |contents| contents.torn);
+    if torn == 0 {
+        return Ok(());
     }
+    Err(Report::new(
+        PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
+        format!(
+            "key file \"{}\" is damaged: its last {torn} bytes are not readable",
+            log::file_name(scope)
+        ),
+    )
+    .detail("The server was shut down cleanly, so this is not an unfinished write. Nothing was changed.")
+    .hint("Restore the directory pagevault/ of the data directory from a backup."))
 }
 
 /// After a crash, writes a log anew. If an fsync had failed before, the kernel may go on showing bytes
@@ -135,9 +129,9 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
         .map_err(|e| no_memory(shared::CONTROL_WORDS, &e))?;
     let secrets = mapping::shared_words(secrets::WORDS, Kind::Secret)
         .map_err(|e| no_memory(secrets::WORDS, &e))?;
-    let directory = Directory::init_zeroed(words, capacity).map_err(|e| internal(e.to_string()))?;
+    let directory = Directory::init_zeroed(words, capacity)?;
     let secrets = Secrets::new(secrets);
-    let temporary = Secret32::random().map_err(|e| internal(e.to_string()))?;
+    let temporary = Secret32::random()?;
     secrets.set_temporary(&temporary);
     Ok(shared::publish(Shared { directory, words, secrets, control: Control::new(control) }))
 }
@@ -145,9 +139,9 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
 /// Crash restart: a process may have died while writing, so the directory is made anew.
 fn reset() -> Result<&'static Shared> {
     let shared = persist::shared_memory()?;
-    let capacity = shared.directory.counts().map_err(|e| internal(e.to_string()))?.capacity;
+    let capacity = shared.directory.counts()?.capacity;
     mapping::zero(shared.words).map_err(|e| internal(format!("could not clear memory: {e}")))?;
-    Directory::init_zeroed(shared.words, capacity).map_err(|e| internal(e.to_string()))?;
+    Directory::init_zeroed(shared.words, capacity)?;
     shared.control.reset();
     Ok(shared)
 }

@@ -95,7 +95,7 @@ pub(crate) fn set_master_key(scope: u32, provider: &str, key: &str) -> Result<()
 }
 
 fn first_master_key(scope: u32, spec: &ProviderSpec, key: &str) -> Result<()> {
-    let secret = Secret32::random().map_err(|e| persist::internal(e.to_string()))?;
+    let secret = Secret32::random()?;
     let record = wrapped_record(scope, 1, spec, key, &secret)?;
     write_database_key(record, &secret)?;
     if scope != 0 {
@@ -147,7 +147,7 @@ pub(crate) fn rotate_database_key(database: u32) -> Result<i64> {
         state.current_database_key(scope).ok_or_else(|| no_master_key(database))?;
     let spec = spec_of(&state, &current.provider)?;
     let new_version = version + 1;
-    let secret = Secret32::random().map_err(|e| persist::internal(e.to_string()))?;
+    let secret = Secret32::random()?;
     let record = wrapped_record(scope, new_version, &spec, &current.master_key, &secret)?;
     write_database_key(record, &secret)?;
     let homes = data_keys::homes_of_scope(scope)?;
@@ -300,12 +300,11 @@ fn write_database_key(record: Record, secret: &Secret32) -> Result<()> {
     Ok(())
 }
 
-/// What a scope is called in messages; only where catalogs can be read.
+/// As [`persist::scope_name`] with the database's name; only where catalogs can be read.
 fn scope_name(scope: u32) -> String {
-    match (scope, relation::database_name(scope)) {
-        (0, _) => "the cluster".to_owned(),
-        (_, Some(name)) => format!("database \"{name}\""),
-        (_, None) => format!("database {scope}"),
+    match relation::database_name(scope) {
+        Some(name) => format!("database \"{name}\""),
+        None => persist::scope_name(scope),
     }
 }
 

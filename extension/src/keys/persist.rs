@@ -8,10 +8,11 @@
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use pagevault_cipher::secret::fill_random;
-use pagevault_keystore::log::{self, Log, LogError};
+use pagevault_cipher::secret::{RandomError, fill_random};
+use pagevault_keystore::directory::DirectoryError;
+use pagevault_keystore::log::{self, Contents, Log, LogError};
 use pagevault_keystore::state::State;
-use pagevault_keystore::storage::FileStorage;
+use pagevault_keystore::storage::{FileStorage, Storage};
 use pagevault_keystore::{Record, batch};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
@@ -43,7 +44,7 @@ pub(crate) const RESERVED_KEYS: u32 = 1024;
 /// Refuses to make keys that would find no room. Asked before anything is written.
 fn require_room(records: &[Record]) -> Result<()> {
     let directory = &shared_memory()?.directory;
-    let counts = directory.counts().map_err(|e| internal(e.to_string()))?;
+    let counts = directory.counts()?;
     let limit = counts.capacity.saturating_sub(RESERVED_KEYS) as usize;
     let new = records.iter().filter(|record| {
         matches!(record, Record::DataKey { file, epoch, .. } if !shared::has_key(*file, *epoch))
@@ -67,6 +68,23 @@ pub(crate) fn shared_memory() -> Result<&'static Shared> {
 /// What an unexpected state inside pagevault is reported as.
 pub(crate) fn internal(message: String) -> Report {
     Report::new(PgSqlErrorCode::ERRCODE_INTERNAL_ERROR, message)
+}
+
+impl From<DirectoryError> for Report {
+    fn from(error: DirectoryError) -> Report {
+        internal(error.to_string())
+    }
+}
+
+impl From<RandomError> for Report {
+    fn from(error: RandomError) -> Report {
+        internal(error.to_string())
+    }
+}
+
+/// Whose key a scope's is, in messages that are also written where no catalog can be read.
+pub(crate) fn scope_name(scope: u32) -> String {
+    if scope == 0 { "the cluster".to_owned() } else { format!("database {scope}") }
 }
 
 /// A keystore failure as a report. When it is not known what reached the disk, the server restarts.
@@ -157,7 +175,7 @@ fn write_file(
 
 fn new_keystore_id() -> Result<[u8; 16]> {
     let mut id = [0; 16];
-    fill_random(&mut id).map_err(|e| internal(e.to_string()))?;
+    fill_random(&mut id)?;
     Ok(id)
 }
 
@@ -258,13 +276,20 @@ pub(crate) fn cluster_state(lock: &KeystoreLock) -> Result<State> {
     log_state(lock, 0)
 }
 
+/// What a log says, if there is one. Only looks: nothing is synced, an unreadable end is left alone.
+pub(super) fn read_log(storage: &FileStorage, scope: u32) -> Result<Option<Contents>> {
+    let name = log::file_name(scope);
+    let bytes = storage.read(&name, 0, log::MAX_LOG).map_err(|source| {
+        keystore_failure(&LogError::Io { name: name.clone(), action: "read", source })
+    })?;
+    let contents = bytes.map(|bytes| log::replay(&bytes, scope)).transpose();
+    contents.map_err(|error| keystore_failure(&LogError::Format { name, error }))
+}
+
 /// A log, folded.
 pub(super) fn log_state(_lock: &KeystoreLock, scope: u32) -> Result<State> {
-    let storage = storage()?;
-    let Some((_, contents)) = Log::open(&storage, scope).map_err(|e| keystore_failure(&e))? else {
-        return Ok(State::default());
-    };
-    State::from_records(contents.records)
+    let records = read_log(&storage()?, scope)?.map(|contents| contents.records);
+    State::from_records(records.unwrap_or_default())
         .map_err(|e| Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, format!("keystore: {e}")))
 }
 

@@ -8,9 +8,9 @@ use pgrx::prelude::PgLogLevel;
 
 use super::secrets::State as KeyState;
 use super::{helper, manage, persist};
+use crate::pg::guc;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
-use crate::pg::{guc, process};
 
 /// How one attempt ended.
 enum Attempt {
@@ -55,9 +55,8 @@ fn attempt() -> Result<Attempt> {
                 published.map_err(|_| persist::too_many_database_keys())?;
             }
             Outcome::Failed(refused) => {
-                let whose =
-                    if scope == 0 { "the cluster".to_owned() } else { format!("database {scope}") };
-                let report = helper::refusal(&format!("unwrap the key of {whose}"), &refused);
+                let what = format!("unwrap the key of {}", persist::scope_name(scope));
+                let report = helper::refusal(&what, &refused);
                 // A key file that is missing may be on a file system not mounted yet.
                 let retry = refused.retry || refused.class == ErrorClass::Unreachable;
                 failure = Some(Attempt::Locked { report, retry });
@@ -155,9 +154,4 @@ fn starts_locked(cause: &Report) -> Report {
     )
     .detail(cause.detail_text().to_owned())
     .hint("Everything else works. The server keeps trying and unlocks without a restart.")
-}
-
-/// True if the server has WAL to replay before it can open: it was not shut down cleanly.
-pub(super) fn needs_recovery() -> bool {
-    process::was_not_shut_down()
 }

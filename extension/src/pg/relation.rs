@@ -21,6 +21,13 @@ pub(crate) struct Facts {
     pub(crate) user_made: bool,
 }
 
+impl Facts {
+    /// True if it has files that outlive its session.
+    pub(crate) fn is_stored(&self) -> bool {
+        self.kind.has_storage() && !self.temporary
+    }
+}
+
 /// `relkind`, as far as pagevault tells kinds apart.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum Kind {

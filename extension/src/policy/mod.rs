@@ -22,11 +22,13 @@ use crate::pg::relation::{self, Facts, Kind};
 use crate::pg::report::{Report, Result};
 use crate::pg::{guc, locks, process};
 
+/// True where there is nothing to decide: nothing is encrypted, and nothing is to be.
+pub(crate) fn is_idle() -> bool {
+    !shared::anything_sealed() && !guc::default_encryption()
+}
+
 /// A file for a permanent relation is about to be created.
 pub(crate) fn storage_created(file: RelFile) -> Result<()> {
-    if !shared::anything_sealed() && !guc::default_encryption() {
-        return Ok(());
-    }
     match cipher_for_new_storage(file)? {
         Some(cipher) => data_keys::new_epoch(file, cipher).map(|_| ()),
         // A relfilenumber that was used before must not inherit the old file's key.
@@ -43,7 +45,7 @@ fn cipher_for_new_storage(file: RelFile) -> Result<Option<CipherId>> {
     }
     let replaced: Vec<Facts> =
         locks::relations_locked_for_rewrite().into_iter().filter_map(relation::facts).collect();
-    let encrypted = replaced.iter().filter(|r| r.kind.has_storage() && !r.temporary);
+    let encrypted = replaced.iter().filter(|r| r.is_stored());
     if let Some(cipher) = encrypted.filter_map(|r| shared::current_cipher(r.file)).next() {
         return Ok(Some(cipher));
     }
@@ -56,11 +58,8 @@ fn cipher_for_new_storage(file: RelFile) -> Result<Option<CipherId>> {
 
 /// A relation was created by the current command and its file is still empty.
 pub(crate) fn relation_created(oid: Oid) -> Result<()> {
-    if !shared::anything_sealed() && !guc::default_encryption() {
-        return Ok(());
-    }
     let Some(facts) = relation::facts(oid) else { return Ok(()) };
-    if !facts.kind.has_storage() || facts.temporary {
+    if !facts.is_stored() {
         return Ok(());
     }
     let wanted = cipher_for_new_relation(&facts)?;
