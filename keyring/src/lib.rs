@@ -9,17 +9,21 @@
 //! | [`provider`] | what every provider can do, and how it says that it cannot |
 //! | [`providers`] | one file per provider, and the registry that maps a kind to its constructor |
 //! | [`options`] | reading a provider's options; unknown names are refused |
+//! | `net` | TLS, deadlines and causes of failure for the providers that use the network |
 //! | [`mod@retry`] | trying again under a deadline, written once for all providers |
 //! | [`mod@serve`] | one request, one reply, a deadline that holds even if a provider hangs |
+//! | [`mod@check`] | trying out a provider and a key, in plain words |
 //! | [`keyfile`] | the key file of the `file` provider |
 //! | [`mod@harden`] | no core dumps, no readable files, no secrets in panic messages |
 //! | [`cli`] | the command line |
 
 #![forbid(unsafe_code)]
 
+pub mod check;
 pub mod cli;
 pub mod harden;
 pub mod keyfile;
+mod net;
 pub mod options;
 pub mod provider;
 pub mod providers;

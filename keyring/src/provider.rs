@@ -4,7 +4,7 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use pagevault_keystore::protocol::{ErrorClass, Failure};
+use pagevault_keystore::protocol::{self, ErrorClass, Failure};
 use zeroize::Zeroizing;
 
 /// Something that wraps and unwraps with a master key: a key file, Vault, a KMS, a command.
@@ -19,8 +19,24 @@ pub trait Provider {
     /// Unwraps what [`wrap`](Provider::wrap) made, with whichever version of `key` made it.
     fn unwrap(&self, key: &str, context: &str, wrapped: &[u8]) -> Result<Unwrapped, ProviderError>;
 
-    /// Adds a version to `key` and returns its number. Older versions keep unwrapping.
-    fn rotate(&self, key: &str) -> Result<u64, ProviderError>;
+    /// Wraps again under the newest version of `key` what `from_key` of this provider wrapped.
+    ///
+    /// A provider that can do this by itself overrides it, so that the plaintext stays there.
+    fn rewrap(
+        &self,
+        from_key: &str,
+        key: &str,
+        context: &str,
+        wrapped: &[u8],
+    ) -> Result<Wrapped, ProviderError> {
+        let unwrapped = self.unwrap(from_key, context, wrapped)?;
+        self.wrap(key, context, &unwrapped.plaintext)
+    }
+
+    /// Adds a version to `key` and returns its number. Older versions keep unwrapping. `wrapped` is
+    /// what the key wraps now: where a name can be pointed at another key, that counts as the rotation
+    /// if it has happened since.
+    fn rotate(&self, key: &str, wrapped: &[u8]) -> Result<u64, ProviderError>;
 
     /// Tells about `key` without using it.
     fn describe(&self, key: &str) -> Result<KeyInfo, ProviderError>;
@@ -72,10 +88,20 @@ pub struct KeyInfo {
 
 /// One thing that [`Provider::examine`] looked at.
 pub struct Finding {
-    /// What was looked at, such as "directory is safe".
+    /// What should be, such as "nobody else can read the file".
     pub what: String,
     /// What was seen, or what is wrong.
     pub result: Result<String, ProviderError>,
+}
+
+impl From<Finding> for protocol::Finding {
+    fn from(finding: Finding) -> protocol::Finding {
+        let (seen, failure) = match finding.result {
+            Ok(seen) => (seen, None),
+            Err(error) => (String::new(), Some(error.into())),
+        };
+        protocol::Finding { what: finding.what, seen, failure }
+    }
 }
 
 /// A failure in four parts, as PostgreSQL reports them, and a class that decides behaviour.

@@ -31,6 +31,7 @@ use pagevault_keystore::protocol::{
     SIZE_LIMIT, SecretBytes,
 };
 
+use crate::check::check;
 use crate::provider::{Environment, Provider, ProviderError};
 use crate::providers;
 use crate::retry::{Backoff, retry};
@@ -75,18 +76,18 @@ fn converse() -> io::Result<()> {
         return Err(io::Error::other("standard input was closed without a request"));
     }
     let start = Instant::now();
-    let (results, limit) = match Request::from_json(&text) {
+    let (reply, limit) = match Request::from_json(&text) {
         Ok(request) => {
             let limit = Duration::from_millis(request.deadline_ms).min(LONGEST_DEADLINE);
             (answer(request, start, limit), limit)
         }
-        Err(error) => (vec![refuse(&error)], Duration::ZERO),
+        Err(error) => (refuse(unreadable(&error)), Duration::ZERO),
     };
     drop(text);
-    let reply = Reply::new(results).to_json().or_else(|_| {
+    let reply = reply.to_json().or_else(|_| {
         let error = bad_request("reply would be too large")
             .with_hint("Ask for fewer operations in one request.");
-        Reply::new(vec![Outcome::Failed(error.into())]).to_json()
+        refuse(error).to_json()
     });
     let reply = reply.map_err(io::Error::other)?;
     REPLYING.store(true, Ordering::SeqCst);
@@ -94,8 +95,14 @@ fn converse() -> io::Result<()> {
         .map_err(|error| io::Error::other(format!("could not write the reply: {error}")))
 }
 
+/// What a worker did and how long it took.
+struct Done {
+    result: Result<Outcome, ProviderError>,
+    elapsed: Duration,
+}
+
 /// Has all operations done and returns their outcomes in order, in time.
-fn answer(request: Request, start: Instant, limit: Duration) -> Vec<Outcome> {
+fn answer(request: Request, start: Instant, limit: Duration) -> Reply {
     let deadline = start + limit.saturating_sub(REPLY_TIME.min(limit / 10));
     let environment = Environment {
         data_directory: Some(PathBuf::from(request.data_directory)),
@@ -104,7 +111,7 @@ fn answer(request: Request, start: Instant, limit: Duration) -> Vec<Outcome> {
     let titles: Vec<String> = request.operations.iter().map(title).collect();
     let works = match divide(request.operations) {
         Ok(works) => works,
-        Err(error) => return vec![Outcome::Failed(error.into())],
+        Err(error) => return refuse(error),
     };
 
     let (sender, receiver) = mpsc::channel();
@@ -117,15 +124,15 @@ fn answer(request: Request, start: Instant, limit: Duration) -> Vec<Outcome> {
     }
     drop(sender);
 
-    let mut results: Vec<Option<Result<Outcome, ProviderError>>> = Vec::new();
-    results.resize_with(titles.len(), || None);
+    let mut all: Vec<Option<Done>> = Vec::new();
+    all.resize_with(titles.len(), || None);
     let ended = loop {
         match receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            Ok((index, result)) => results[index] = Some(result),
+            Ok((index, done)) => all[index] = Some(done),
             Err(ended) => break ended,
         }
     };
-    let missing = || match ended {
+    let cause = || match ended {
         RecvTimeoutError::Timeout => ProviderError::new(
             ErrorClass::Deadline,
             format!("no answer within {} ms", limit.as_millis()),
@@ -137,14 +144,20 @@ fn answer(request: Request, start: Instant, limit: Duration) -> Vec<Outcome> {
                 .with_detail("Its messages are in the server's log.")
         }
     };
-    let outcome =
-        |(result, title): (Option<_>, String)| match result.unwrap_or_else(|| Err(missing())) {
-            Ok(outcome) => outcome,
-            Err(error) => Outcome::Failed(
-                ProviderError { message: format!("{title}: {}", error.message), ..error }.into(),
-            ),
-        };
-    results.into_iter().zip(titles).map(outcome).collect()
+    let missing = || Done { result: Err(cause()), elapsed: start.elapsed() };
+    let (results, elapsed_us) = all
+        .into_iter()
+        .zip(titles)
+        .map(|(done, title)| {
+            let Done { result, elapsed } = done.unwrap_or_else(missing);
+            let outcome = result.unwrap_or_else(|error| {
+                let message = format!("{title}: {}", error.message);
+                Outcome::Failed(ProviderError { message, ..error }.into())
+            });
+            (outcome, u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX))
+        })
+        .unzip();
+    Reply::new(results, elapsed_us)
 }
 
 /// What an error message says an operation was about.
@@ -152,7 +165,7 @@ fn title(operation: &Operation) -> String {
     use crate::options::printable;
     let provider = printable(&operation.provider.name);
     match operation.action {
-        Action::CheckOptions => format!("provider \"{provider}\""),
+        _ if operation.key.is_empty() => format!("provider \"{provider}\""),
         _ => format!("master key \"{}\" of provider \"{provider}\"", printable(&operation.key)),
     }
 }
@@ -186,20 +199,17 @@ fn divide(operations: Vec<Operation>) -> Result<Vec<Work>, ProviderError> {
 }
 
 impl Work {
-    fn run(
-        self,
-        environment: &Environment,
-        sender: &Sender<(usize, Result<Outcome, ProviderError>)>,
-    ) {
+    fn run(self, environment: &Environment, sender: &Sender<(usize, Done)>) {
         let provider = providers::build(&self.provider.kind, &self.provider.options, environment);
         for (index, operation) in self.operations {
+            let start = Instant::now();
             let result = match &provider {
                 Ok(provider) => retry(Backoff::default(), environment.deadline, || {
                     perform(provider.as_ref(), &operation)
                 }),
                 Err(error) => Err(error.clone()),
             };
-            if sender.send((index, result)).is_err() {
+            if sender.send((index, Done { result, elapsed: start.elapsed() })).is_err() {
                 return; // the deadline has passed
             }
         }
@@ -218,7 +228,13 @@ fn perform(provider: &dyn Provider, operation: &Operation) -> Result<Outcome, Pr
             let plaintext = SecretBytes::from_vec(done.plaintext);
             Outcome::Unwrapped { plaintext, key_version: done.key_version }
         }
-        Action::Rotate => Outcome::Rotated { key_version: provider.rotate(key)? },
+        Action::Rewrap { from_key, wrapped } => {
+            let done = provider.rewrap(from_key, key, context, &wrapped.0)?;
+            Outcome::Wrapped { wrapped: Base64(done.wrapped), key_version: done.key_version }
+        }
+        Action::Rotate { wrapped } => {
+            Outcome::Rotated { key_version: provider.rotate(key, &wrapped.0)? }
+        }
         Action::Describe => {
             let info = provider.describe(key)?;
             Outcome::Described {
@@ -227,11 +243,21 @@ fn perform(provider: &dyn Provider, operation: &Operation) -> Result<Outcome, Pr
                 summary: info.summary,
             }
         }
+        Action::Check => {
+            let key = Some(key.as_str()).filter(|key| !key.is_empty());
+            let findings = check(provider, key).into_iter().map(Into::into).collect();
+            Outcome::Checked { findings }
+        }
         Action::CheckOptions => provider.check_options().map(|()| Outcome::OptionsOk)?,
     })
 }
 
-fn refuse(error: &ProtocolError) -> Outcome {
+/// The reply to a request that is not carried out at all.
+fn refuse(error: ProviderError) -> Reply {
+    Reply::new(vec![Outcome::Failed(error.into())], vec![0])
+}
+
+fn unreadable(error: &ProtocolError) -> ProviderError {
     let hint = match error {
         ProtocolError::Version { .. } => {
             "Extension and pagevault-keyring must be of the same release. Check the setting \
@@ -239,7 +265,7 @@ fn refuse(error: &ProtocolError) -> Outcome {
         }
         _ => "",
     };
-    Outcome::Failed(bad_request(error.to_string()).with_hint(hint).into())
+    bad_request(error.to_string()).with_hint(hint)
 }
 
 fn bad_request(message: impl Into<String>) -> ProviderError {

@@ -6,7 +6,7 @@
 //!   {"provider":{"name":"disk","kind":"file","options":{"path":"/etc/pagevault/keys"}},
 //!    "key":"main","context":"pagevault/1/...","action":{"wrap":{"plaintext":"<base64>"}}}]}
 //!
-//! {"version":1,"results":[{"wrapped":{"wrapped":"<base64>","key_version":3}}]}
+//! {"version":1,"results":[{"wrapped":{"wrapped":"<base64>","key_version":3}}],"elapsed_us":[812]}
 //! ```
 //!
 //! Both sides read with [`Request::from_json`] and [`Reply::from_json`], which check size and version
@@ -128,10 +128,26 @@ pub enum Action {
         /// From [`Outcome::Wrapped`].
         wrapped: Base64,
     },
-    /// Add a new version to the key.
-    Rotate,
+    /// Wrap again under the newest version of this operation's key what `from_key` of the same
+    /// provider wrapped; answered by [`Outcome::Wrapped`]. Where the provider can, the plaintext stays
+    /// with it.
+    Rewrap {
+        /// The master key that wrapped it: the same key, or the one that is being left.
+        from_key: String,
+        /// From [`Outcome::Wrapped`].
+        wrapped: Base64,
+    },
+    /// Add a new version to the key, if it is still the one that wrapped `wrapped`: where a name can be
+    /// pointed at another key (an alias), that may have been done already.
+    Rotate {
+        /// What the key wraps now.
+        wrapped: Base64,
+    },
     /// Tell the key's state.
     Describe,
+    /// Look at everything from the options to the provider's answers and, if the operation names a key,
+    /// have it wrap and unwrap a secret made for the purpose.
+    Check,
     /// Check the provider's options only. No key is looked up, the network is not used.
     CheckOptions,
 }
@@ -145,6 +161,8 @@ pub struct Reply {
     /// As many as there were operations. A request that could not be read at all is answered by one
     /// [`Outcome::Failed`] of class [`ErrorClass::BadRequest`].
     pub results: Vec<Outcome>,
+    /// Microseconds that each operation took, repeated attempts included, in the same order.
+    pub elapsed_us: Vec<u64>,
 }
 
 /// How one operation ended.
@@ -179,10 +197,28 @@ pub enum Outcome {
         /// One line in plain words: where the key is and what protects it.
         summary: String,
     },
+    /// Answers [`Action::Check`]: what was looked at, in order, up to the first failure.
+    Checked {
+        /// One entry for each thing looked at.
+        findings: Vec<Finding>,
+    },
     /// Answers [`Action::CheckOptions`].
     OptionsOk,
     /// The operation was not done.
     Failed(Failure),
+}
+
+/// One thing that [`Action::Check`] looked at.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Finding {
+    /// What should be, such as "the key is there".
+    pub what: String,
+    /// What was seen, in plain words; empty after a failure.
+    pub seen: String,
+    /// Why it is not so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub failure: Option<Failure>,
 }
 
 /// Why an operation was not done, in the parts of a PostgreSQL error.
@@ -284,15 +320,15 @@ impl Request {
 }
 
 impl Reply {
-    /// A reply of this version.
-    pub fn new(results: Vec<Outcome>) -> Self {
-        Self { version: VERSION, results }
+    /// A reply of this version. `elapsed_us` belongs to `results`, one for one.
+    pub fn new(results: Vec<Outcome>, elapsed_us: Vec<u64>) -> Self {
+        Self { version: VERSION, results, elapsed_us }
     }
 
     /// Reads the reply to a request of `operations` operations.
     pub fn from_json(text: &[u8], operations: usize) -> Result<Self, ProtocolError> {
         let mut reply: Self = read(text)?;
-        if reply.results.len() == operations {
+        if reply.results.len() == operations && reply.elapsed_us.len() == operations {
             return Ok(reply);
         }
         match (reply.results.len(), reply.results.pop()) {

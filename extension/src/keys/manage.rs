@@ -112,7 +112,8 @@ pub(crate) fn rotate_master_key(scope: u32) -> Result<i64> {
     let (provider, key) = (current.provider.clone(), current.master_key.clone());
     let spec = spec_of(&state, &provider)?;
     let what = format!("rotate master key \"{key}\"");
-    match ask_one(&spec, scope, &key, Action::Rotate, &what)? {
+    let wrapped = Base64(current.wrapped.clone());
+    match ask_one(&spec, scope, &key, Action::Rotate { wrapped }, &what)? {
         Outcome::Rotated { .. } => {}
         other => return Err(unexpected(&what, &other)),
     }

@@ -6,13 +6,12 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use pagevault_cipher::Secret32;
 use pagevault_keystore::protocol::ErrorClass;
 use serde_json::{Map, Value};
 
 use super::unprintable;
 use crate::provider::{Environment, Finding, Provider, ProviderError};
-use crate::providers;
+use crate::{check, providers};
 
 /// How long a provider may take for all of it.
 const TIME: Duration = Duration::from_secs(10);
@@ -55,10 +54,7 @@ impl Check {
         let told = provider.as_ref().map(|_| format!("kind {}", self.provider_kind));
         let mut findings = vec![finding("the options are understood", told.map_err(Clone::clone))];
         let Ok(provider) = provider else { return findings };
-        findings.extend(provider.examine());
-        if findings.iter().all(|finding| finding.result.is_ok()) {
-            self.try_key(provider.as_ref(), &mut findings);
-        }
+        findings.extend(check::check(provider.as_ref(), Some(&self.key)));
         findings
     }
 
@@ -76,58 +72,6 @@ impl Check {
             Environment { data_directory: self.data_directory.clone(), deadline: Some(deadline) };
         providers::build(&self.provider_kind, &options, &environment)
     }
-
-    /// Uses the key as the server does, with a secret made for the purpose.
-    fn try_key(&self, provider: &dyn Provider, findings: &mut Vec<Finding>) {
-        const CONTEXT: &str = "pagevault-keyring check";
-        let described = provider.describe(&self.key);
-        let there = described.is_ok();
-        findings.push(finding(
-            "the key is there",
-            described.map(|info| {
-                format!(
-                    "version {} wraps, versions from {} on unwrap; {}",
-                    info.key_version, info.oldest_version, info.summary
-                )
-            }),
-        ));
-        if !there {
-            return;
-        }
-        let tried = round_trip(provider, &self.key, CONTEXT);
-        let (told, wrapped) = match tried {
-            Ok(wrapped) => (Ok("a test key came back unharmed".to_owned()), Some(wrapped)),
-            Err(error) => (Err(error), None),
-        };
-        findings.push(finding("the key wraps and unwraps", told));
-        let Some(wrapped) = wrapped else { return };
-        let refused = match provider.unwrap(&self.key, "another context", &wrapped) {
-            Err(error) if error.class == ErrorClass::WrongCiphertext => {
-                Ok("a test key does not open for another database".to_owned())
-            }
-            Err(error) => Err(error),
-            Ok(_) => Err(ProviderError::new(
-                ErrorClass::Insecure,
-                "a key wrapped for one database opens for another",
-            )),
-        };
-        findings.push(finding("wrapped keys are bound to their database", refused));
-    }
-}
-
-/// Wraps a random key, unwraps it, and returns it wrapped.
-fn round_trip(provider: &dyn Provider, key: &str, context: &str) -> Result<Vec<u8>, ProviderError> {
-    let secret = Secret32::random()
-        .map_err(|error| ProviderError::new(ErrorClass::Internal, error.to_string()))?;
-    let wrapped = provider.wrap(key, context, secret.expose())?.wrapped;
-    let unwrapped = provider.unwrap(key, context, &wrapped)?;
-    if unwrapped.plaintext.as_slice() != secret.expose() {
-        return Err(ProviderError::new(
-            ErrorClass::Internal,
-            "the key that came back is not the one that was wrapped",
-        ));
-    }
-    Ok(wrapped)
 }
 
 fn finding(what: &str, result: Result<String, ProviderError>) -> Finding {

@@ -145,7 +145,7 @@ impl Provider for FileProvider {
         Ok(Unwrapped { plaintext, key_version })
     }
 
-    fn rotate(&self, key: &str) -> Result<u64, ProviderError> {
+    fn rotate(&self, key: &str, _wrapped: &[u8]) -> Result<u64, ProviderError> {
         let place = self.place()?;
         let mut locked = store::lock(&place)?;
         self.find(&locked.keys, key)?;

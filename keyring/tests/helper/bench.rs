@@ -100,6 +100,10 @@ pub(crate) fn unwrap_action(wrapped: &Value) -> Value {
     json!({"unwrap": {"wrapped": wrapped}})
 }
 
+pub(crate) fn rotate_action() -> Value {
+    json!({"rotate": {"wrapped": ""}})
+}
+
 pub(crate) fn plaintext(outcome: &Value) -> Vec<u8> {
     let text = outcome["unwrapped"]["plaintext"].as_str();
     STANDARD.decode(text.unwrap_or_else(|| panic!("{outcome}"))).unwrap()

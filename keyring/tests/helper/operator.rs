@@ -6,7 +6,7 @@ use std::process::Output;
 
 use serde_json::json;
 
-use crate::bench::{Bench, chmod, run, stderr, stdout};
+use crate::bench::{Bench, chmod, rotate_action, run, stderr, stdout};
 
 fn check(bench: &Bench, options: &str, key: &str) -> Output {
     let data = bench.path("data");
@@ -183,7 +183,7 @@ fn create_refuses_bad_places_and_names() {
 #[test]
 fn list_shows_versions_but_no_key() {
     let bench = Bench::new();
-    bench.one(bench.operation(json!("rotate")));
+    bench.one(bench.operation(rotate_action()));
     let output = run(&["file", "list", bench.key_file().to_str().unwrap()]);
     assert!(output.status.success());
     let listed = stdout(&output);

@@ -12,13 +12,15 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::{Pid, geteuid};
 use serde_json::json;
 
-use crate::bench::{Bench, CONTEXT, chmod, command, failure, reply, serve_text, start, stderr};
+use crate::bench::{
+    Bench, CONTEXT, chmod, command, failure, reply, rotate_action, serve_text, start, stderr,
+};
 
 /// A rotation that hangs: we hold the lock that it wants.
 fn hanging(bench: &Bench, deadline_ms: u64) -> (File, Child) {
     let lock = File::open(bench.key_file()).unwrap();
     lock.lock().unwrap();
-    let request = bench.request(deadline_ms, vec![bench.operation(json!("rotate"))]);
+    let request = bench.request(deadline_ms, vec![bench.operation(rotate_action())]);
     let child = start(request.to_string().as_bytes());
     thread::sleep(Duration::from_millis(300));
     (lock, child)
@@ -45,9 +47,9 @@ fn a_provider_that_hangs_is_reported_in_time_and_takes_no_other_with_it() {
     lock.lock().unwrap();
     let operations = vec![
         bench.operation(json!("describe")),
-        bench.operation(json!("rotate")),
+        bench.operation(rotate_action()),
         bench.operation(json!("describe")),
-        bench.operation_on(&other, "main", CONTEXT, json!("rotate")),
+        bench.operation_on(&other, "main", CONTEXT, rotate_action()),
     ];
     let start = Instant::now();
     let output = serve_text(bench.request(1000, operations).to_string().as_bytes());
@@ -94,7 +96,7 @@ fn signals_that_the_parent_ignores_end_it_too() {
     let bench = Bench::new();
     let lock = File::open(bench.key_file()).unwrap();
     lock.lock().unwrap();
-    let request = bench.request(60_000, vec![bench.operation(json!("rotate"))]).to_string();
+    let request = bench.request(60_000, vec![bench.operation(rotate_action())]).to_string();
     for signal in [Signal::SIGTERM, Signal::SIGINT] {
         let mut child = Command::new("sh")
             .args(["-c", "trap '' TERM INT; exec \"$0\" serve"])

@@ -6,8 +6,8 @@ use std::io::Write;
 use serde_json::{Value, json};
 
 use crate::bench::{
-    Bench, CONTEXT, chmod, command, failure, plaintext, reply, rest, serve_text, unwrap_action,
-    wrap_action,
+    Bench, CONTEXT, chmod, command, failure, plaintext, reply, rest, rotate_action, serve_text,
+    unwrap_action, wrap_action,
 };
 
 #[test]
@@ -17,7 +17,7 @@ fn a_batch_is_answered_in_order() {
     let wrapped = bench.wrap(&secret);
     let results = bench.serve(vec![
         bench.operation(json!("describe")),
-        bench.operation(json!("rotate")),
+        bench.operation(rotate_action()),
         bench.operation(unwrap_action(&wrapped)),
         bench.operation(wrap_action(&secret)),
         bench.operation(json!("check_options")),

@@ -10,7 +10,7 @@ use nix::unistd::{geteuid, mkfifo};
 use serde_json::{Value, json};
 
 use crate::bench::{
-    Bench, CONTEXT, Failure, chmod, failure, plaintext, unwrap_action, wrap_action,
+    Bench, CONTEXT, Failure, chmod, failure, plaintext, rotate_action, unwrap_action, wrap_action,
 };
 
 /// The failure of all four operations that touch the file, which must be one and the same.
@@ -18,7 +18,7 @@ use crate::bench::{
 fn refused(bench: &Bench, path: &Path, class: &str) -> Failure {
     let wrapped = json!("AQAAAAAAAAABAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA");
     let actions =
-        [json!("describe"), wrap_action(&[1; 32]), unwrap_action(&wrapped), json!("rotate")];
+        [json!("describe"), wrap_action(&[1; 32]), unwrap_action(&wrapped), rotate_action()];
     let operations = actions.map(|action| bench.operation_on(path, "main", CONTEXT, action));
     let outcomes = bench.serve(operations.to_vec());
     let mut failures: Vec<Failure> =
@@ -312,7 +312,7 @@ fn what_is_no_key_file_is_refused() {
         assert!(detail.is_empty() || failed.detail == detail, "{failed:?}");
         assert!(!failed.hint.is_empty());
         // A rotation must not replace what it cannot read.
-        failure(&bench.one(bench.operation(json!("rotate"))), "key_missing");
+        failure(&bench.one(bench.operation(rotate_action())), "key_missing");
         assert_eq!(fs::read_to_string(&path).unwrap(), text);
     }
 }
@@ -342,7 +342,7 @@ fn every_flipped_bit_of_a_key_file_is_noticed() {
 fn an_unknown_key_is_named_with_those_that_are_there() {
     let bench = Bench::new();
     bench.create(&bench.key_file(), "second");
-    let operation = bench.operation_on(&bench.key_file(), "mian", CONTEXT, json!("rotate"));
+    let operation = bench.operation_on(&bench.key_file(), "mian", CONTEXT, rotate_action());
     let failed = failure(&bench.one(operation), "key_missing");
     let shown = bench.key_file();
     let shown = shown.display();
@@ -426,7 +426,7 @@ fn every_changed_byte_of_a_wrapped_key_is_refused() {
 fn a_version_that_is_not_there_is_named() {
     let bench = Bench::new();
     let copy = fs::read(bench.key_file()).unwrap();
-    bench.one(bench.operation(json!("rotate")));
+    bench.one(bench.operation(rotate_action()));
     let wrapped = bench.wrap(&[5; 32]);
     fs::write(bench.key_file(), copy).unwrap();
     let failed = failure(&bench.unwrap(&wrapped), "wrong_ciphertext");

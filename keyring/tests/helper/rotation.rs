@@ -8,10 +8,10 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::bench::{Bench, plaintext, rest, start, stdout, unwrap_action};
+use crate::bench::{Bench, plaintext, rest, rotate_action, start, stdout, unwrap_action};
 
 fn rotate(bench: &Bench) -> u64 {
-    let outcome = bench.one(bench.operation(json!("rotate")));
+    let outcome = bench.one(bench.operation(rotate_action()));
     outcome["rotated"]["key_version"].as_u64().unwrap_or_else(|| panic!("{outcome}"))
 }
 
@@ -44,7 +44,7 @@ fn other_keys_of_the_file_are_left_alone() {
     let bench = Bench::new();
     let wrapped = bench.wrap(&[1; 32]);
     bench.create(&bench.key_file(), "other");
-    let operation = bench.operation_on(&bench.key_file(), "other", "", json!("rotate"));
+    let operation = bench.operation_on(&bench.key_file(), "other", "", rotate_action());
     assert_eq!(bench.one(operation), json!({"rotated": {"key_version": 2}}));
     assert_eq!(plaintext(&bench.unwrap(&wrapped)), [1; 32]);
     assert_eq!(rotate(&bench), 2);
@@ -76,7 +76,7 @@ fn a_killed_rotation_leaves_the_old_file_or_the_new_one() {
     let bench = Bench::new();
     let mut wrapped: Vec<(u64, Value)> = vec![(1, bench.wrap(&[7; 32]))];
     let (mut killed, mut finished) = (0, 0);
-    let request = bench.request(10_000, vec![bench.operation(json!("rotate"))]).to_string();
+    let request = bench.request(10_000, vec![bench.operation(rotate_action())]).to_string();
     let whole = (2..=4).map(|version| {
         let start = Instant::now();
         assert_eq!(rotate(&bench), version);
@@ -139,7 +139,7 @@ fn a_rotation_that_cannot_write_changes_nothing() {
     let before = fs::read(bench.key_file()).unwrap();
     // A directory in the place of the new file stops even root.
     fs::create_dir(bench.path("keys/.main.json.new")).unwrap();
-    let outcome = bench.one(bench.operation(json!("rotate")));
+    let outcome = bench.one(bench.operation(rotate_action()));
     let message = outcome["failed"]["message"].as_str().unwrap();
     assert!(message.contains("could not write key file"), "{outcome}");
     assert_eq!(fs::read(bench.key_file()).unwrap(), before);
@@ -150,13 +150,13 @@ fn who_waited_on_a_replaced_file_starts_anew() {
     let bench = Bench::new();
     let old = File::open(bench.key_file()).unwrap();
     old.lock().unwrap();
-    let request = bench.request(10_000, vec![bench.operation(json!("rotate"))]).to_string();
+    let request = bench.request(10_000, vec![bench.operation(rotate_action())]).to_string();
     let child = start(request.as_bytes());
     thread::sleep(Duration::from_millis(300));
     // Another writer replaces the file while the rotation waits for the old one.
     let copy = bench.path("keys/copy");
     bench.create(&copy, "main");
-    let copied = bench.operation_on(&copy, "main", "", json!("rotate"));
+    let copied = bench.operation_on(&copy, "main", "", rotate_action());
     assert_eq!(bench.one(copied)["rotated"]["key_version"], 2);
     fs::rename(&copy, bench.key_file()).unwrap();
     drop(old);

@@ -17,8 +17,10 @@ pub(crate) fn request() -> Request {
     let actions = vec![
         Action::Wrap { plaintext: SecretBytes::from_slice(&[0xA5; 32]) },
         Action::Unwrap { wrapped: Base64(vec![1, 2, 3]) },
-        Action::Rotate,
+        Action::Rewrap { from_key: "old".into(), wrapped: Base64(vec![1, 2, 3]) },
+        Action::Rotate { wrapped: Base64(vec![1, 2, 3]) },
         Action::Describe,
+        Action::Check,
         Action::CheckOptions,
     ];
     let operations = actions.into_iter().map(operation).collect();
@@ -36,14 +38,22 @@ pub(crate) fn failure() -> Failure {
 }
 
 pub(crate) fn reply() -> Reply {
-    Reply::new(vec![
+    let results = vec![
         Outcome::Wrapped { wrapped: Base64(vec![1, 2, 3]), key_version: 3 },
         Outcome::Unwrapped { plaintext: SecretBytes::from_slice(&[0xA5; 32]), key_version: 3 },
         Outcome::Rotated { key_version: 4 },
         Outcome::Described { key_version: 4, oldest_version: 1, summary: "key file".into() },
         Outcome::OptionsOk,
         Outcome::Failed(failure()),
-    ])
+        Outcome::Checked {
+            findings: vec![
+                Finding { what: "the place".into(), seen: "there".into(), failure: None },
+                Finding { what: "the key".into(), seen: String::new(), failure: Some(failure()) },
+            ],
+        },
+    ];
+    let elapsed_us = (1..=results.len() as u64).collect();
+    Reply::new(results, elapsed_us)
 }
 
 #[test]
@@ -55,7 +65,7 @@ fn messages_come_back() {
     assert_eq!(plaintext.expose(), [0xA5; 32]);
 
     let text = reply().to_json().unwrap();
-    let read = Reply::from_json(&text, 6).unwrap();
+    let read = Reply::from_json(&text, 7).unwrap();
     assert_eq!(*read.to_json().unwrap(), *text);
     assert!(matches!(&read.results[5], Outcome::Failed(found) if *found == failure()));
 }
@@ -118,16 +128,18 @@ fn size_is_limited_both_ways() {
 fn a_reply_answers_each_operation() {
     let text = reply().to_json().unwrap();
     let error = Reply::from_json(&text, 5).unwrap_err();
-    assert!(matches!(error, ProtocolError::Count { expected: 5, found: 6 }));
-    let none = Reply::new(vec![]).to_json().unwrap();
+    assert!(matches!(error, ProtocolError::Count { expected: 5, found: 7 }));
+    let untimed = Reply::new(vec![Outcome::OptionsOk], vec![]).to_json().unwrap();
+    assert!(matches!(Reply::from_json(&untimed, 1), Err(ProtocolError::Count { .. })));
+    let none = Reply::new(vec![], vec![]).to_json().unwrap();
     let error = Reply::from_json(&none, 1).unwrap_err();
     assert!(matches!(error, ProtocolError::Count { expected: 1, found: 0 }));
 
     let refusal = Failure { class: ErrorClass::BadRequest, ..failure() };
-    let text = Reply::new(vec![Outcome::Failed(refusal.clone())]).to_json().unwrap();
+    let text = Reply::new(vec![Outcome::Failed(refusal.clone())], vec![0]).to_json().unwrap();
     let error = Reply::from_json(&text, 5).unwrap_err();
     assert!(matches!(error, ProtocolError::Refused(found) if found == refusal));
-    let other = Reply::new(vec![Outcome::Failed(failure())]).to_json().unwrap();
+    let other = Reply::new(vec![Outcome::Failed(failure())], vec![0]).to_json().unwrap();
     assert!(matches!(Reply::from_json(&other, 5), Err(ProtocolError::Count { .. })));
 }
 

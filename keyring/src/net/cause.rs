@@ -1,0 +1,129 @@
+//! Why a server was not reached, read from a chain of errors.
+//!
+//! The HTTP clients wrap what happened many times over. Only the kinds of errors below are repeated in
+//! messages: others may hold parts of requests.
+
+use std::error::Error;
+use std::io;
+
+use pagevault_keystore::protocol::ErrorClass;
+
+use crate::provider::ProviderError;
+
+/// What was at the bottom of an error.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Cause {
+    /// `tls`, `deadline`, `unreachable`.
+    pub(crate) class: ErrorClass,
+    /// A whole sentence.
+    pub(crate) detail: String,
+    /// Whether it may go away by itself.
+    pub(crate) retry: bool,
+}
+
+impl Cause {
+    /// As an error about `server`, which is an address.
+    pub(crate) fn about(self, server: &str) -> ProviderError {
+        let (message, hint) = match self.class {
+            ErrorClass::Tls => (
+                format!("no trusted connection to {server}"),
+                "Check the address, the server's certificate and the option \"ca_file\".",
+            ),
+            ErrorClass::Deadline => (
+                format!("{server} did not answer in time"),
+                "The provider is slow or hangs. Try again, or raise pagevault.keyring_timeout.",
+            ),
+            _ => (
+                format!("could not reach {server}"),
+                "Check that the provider runs, its address, name resolution and firewalls.",
+            ),
+        };
+        let error =
+            ProviderError::new(self.class, message).with_detail(self.detail).with_hint(hint);
+        if self.retry { error.transient() } else { error }
+    }
+}
+
+/// Looks through an error and its sources for what really happened.
+pub(crate) fn cause_of(error: &(dyn Error + 'static)) -> Cause {
+    let mut next = Some(error);
+    let mut found = None;
+    while let Some(error) = next {
+        if let Some(error) = error.downcast_ref::<rustls::Error>() {
+            return refused(error);
+        }
+        if let Some(error) = error.downcast_ref::<io::Error>() {
+            // io::Error hides what it wraps from source().
+            if let Some(inner) = error.get_ref() {
+                let inner: &(dyn Error + 'static) = inner;
+                if let Some(error) = inner.downcast_ref::<rustls::Error>() {
+                    return refused(error);
+                }
+            }
+            found = Some(broken(error));
+        }
+        next = error.source();
+    }
+    found.unwrap_or_else(|| Cause {
+        class: ErrorClass::Unreachable,
+        detail: "The connection failed.".to_owned(),
+        retry: true,
+    })
+}
+
+fn refused(error: &rustls::Error) -> Cause {
+    Cause { class: ErrorClass::Tls, detail: format!("TLS: {error}."), retry: false }
+}
+
+fn broken(error: &io::Error) -> Cause {
+    let class = match error.kind() {
+        io::ErrorKind::TimedOut => ErrorClass::Deadline,
+        _ => ErrorClass::Unreachable,
+    };
+    Cause { class, detail: format!("{}.", upper_first(&error.to_string())), retry: true }
+}
+
+fn upper_first(text: &str) -> String {
+    let mut chars = text.chars();
+    chars.next().map_or(String::new(), |first| first.to_uppercase().chain(chars).collect())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[derive(Debug)]
+    struct Wrapper(Box<dyn Error + 'static>);
+
+    impl std::fmt::Display for Wrapper {
+        fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            f.write_str("secret request")
+        }
+    }
+
+    impl Error for Wrapper {
+        fn source(&self) -> Option<&(dyn Error + 'static)> {
+            Some(self.0.as_ref())
+        }
+    }
+
+    #[test]
+    fn the_cause_is_found_below_wrappers_which_are_not_repeated() {
+        let refused = io::Error::from(io::ErrorKind::ConnectionRefused);
+        let cause = cause_of(&Wrapper(Box::new(Wrapper(Box::new(refused)))));
+        assert_eq!((cause.class, cause.retry), (ErrorClass::Unreachable, true));
+        assert_eq!(cause.detail, "Connection refused.");
+
+        let untrusted = rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
+        for error in [
+            Wrapper(Box::new(untrusted.clone())),
+            Wrapper(Box::new(io::Error::new(io::ErrorKind::InvalidData, untrusted))),
+        ] {
+            let cause = cause_of(&error);
+            assert_eq!((cause.class, cause.retry), (ErrorClass::Tls, false));
+            assert!(cause.detail.contains("UnknownIssuer"), "{}", cause.detail);
+        }
+        let nothing = Wrapper(Box::new(std::fmt::Error));
+        assert!(!cause_of(&nothing).detail.contains("secret"));
+    }
+}

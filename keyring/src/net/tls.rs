@@ -1,0 +1,90 @@
+//! TLS, once: rustls with ring, and the certificates that a server must present.
+
+use std::path::{Path, PathBuf};
+use std::sync::Once;
+
+use pagevault_keystore::protocol::ErrorClass;
+use rustls::pki_types::pem::PemObject;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer};
+use rustls::{ClientConfig, RootCertStore};
+
+use crate::provider::ProviderError;
+
+/// Whom to believe, and who we are.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Trust {
+    /// PEM file of certificate authorities; replaces the system's.
+    pub(crate) ca_file: Option<PathBuf>,
+    /// PEM files of our own certificate chain and its key.
+    pub(crate) identity: Option<(PathBuf, PathBuf)>,
+}
+
+/// Makes ring the cryptography of every rustls in this process.
+pub(crate) fn use_ring() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        // It fails only if there is one already, which nothing here installs.
+        let _ = rustls::crypto::ring::default_provider().install_default();
+    });
+}
+
+/// A client configuration that verifies servers against `trust`, always.
+///
+/// # Errors
+/// `bad_options` for a file that cannot be read or holds no certificate, `tls` where rustls refuses.
+pub(crate) fn client_config(trust: &Trust) -> Result<ClientConfig, ProviderError> {
+    use_ring();
+    let builder = ClientConfig::builder().with_root_certificates(roots(trust.ca_file.as_deref())?);
+    let Some((certificate, key)) = &trust.identity else {
+        return Ok(builder.with_no_client_auth());
+    };
+    let chain = read_certificates(certificate)?;
+    let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| unreadable(key, &error))?;
+    builder.with_client_auth_cert(chain, secret).map_err(|error| {
+        ProviderError::new(
+            ErrorClass::Tls,
+            format!(
+                "certificate \"{}\" and key \"{}\" cannot be used",
+                certificate.display(),
+                key.display()
+            ),
+        )
+        .with_detail(format!("{error}."))
+    })
+}
+
+fn roots(ca_file: Option<&Path>) -> Result<RootCertStore, ProviderError> {
+    let mut store = RootCertStore::empty();
+    match ca_file {
+        Some(path) => {
+            for certificate in read_certificates(path)? {
+                store.add(certificate).map_err(|error| unreadable(path, &error))?;
+            }
+        }
+        // What of the system's certificates cannot be read is left out; without any, no server is
+        // believed, and the error says so.
+        None => {
+            store.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
+        }
+    }
+    Ok(store)
+}
+
+/// The certificates of a PEM file, one at least.
+pub(crate) fn read_certificates(
+    path: &Path,
+) -> Result<Vec<CertificateDer<'static>>, ProviderError> {
+    let certificates: Vec<_> = CertificateDer::pem_file_iter(path)
+        .and_then(Iterator::collect)
+        .map_err(|error| unreadable(path, &error))?;
+    if certificates.is_empty() {
+        return Err(unreadable(path, &"there is no certificate in it"));
+    }
+    Ok(certificates)
+}
+
+fn unreadable(path: &Path, cause: &dyn std::fmt::Display) -> ProviderError {
+    ProviderError::new(ErrorClass::BadOptions, format!("could not use \"{}\"", path.display()))
+        .with_detail(format!("{cause}."))
+        .with_hint("It must be a PEM file that the server's operating system user can read.")
+}
