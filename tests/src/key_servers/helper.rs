@@ -1,0 +1,133 @@
+//! `pagevault-keyring` as the server runs it: one request, one reply, as the server user.
+
+use std::io::Write;
+use std::process::Stdio;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde_json::{Value, json};
+
+use crate::Installation;
+
+/// A provider as SQL defines it.
+#[derive(Clone, Debug)]
+pub struct Provider {
+    /// `vault`, `aws_kms`, `command`.
+    pub kind: String,
+    /// Its options.
+    pub options: Value,
+    /// Environment variables of the helper.
+    pub environment: Vec<(String, String)>,
+    /// How long the helper may take.
+    pub deadline_ms: u64,
+}
+
+impl Provider {
+    /// A provider with ten seconds for each request.
+    #[must_use]
+    pub fn new(kind: &str, options: Value) -> Provider {
+        Provider { kind: kind.into(), options, environment: Vec::new(), deadline_ms: 10_000 }
+    }
+
+    /// One more variable in the helper's environment.
+    #[must_use]
+    pub fn env(mut self, name: &str, value: &str) -> Provider {
+        self.environment.push((name.into(), value.into()));
+        self
+    }
+
+    /// The outcome of one action on one key.
+    ///
+    /// # Errors
+    /// When the helper gives no reply.
+    pub fn ask(&self, key: &str, context: &str, action: Value) -> Result<Value> {
+        let provider = json!({"name": "under-test", "kind": self.kind, "options": self.options});
+        let operation =
+            json!({"provider": provider, "key": key, "context": context, "action": action});
+        let request = json!({"version": 1, "deadline_ms": self.deadline_ms,
+            "data_directory": "/nonexistent/data", "operations": [operation]});
+        let mut child = Installation::get()?
+            .command("pagevault-keyring")
+            .arg("serve")
+            .envs(self.environment.iter().map(|(name, value)| (name, value)))
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let mut input = child.stdin.take().context("no pipe")?;
+        input.write_all(request.to_string().as_bytes())?;
+        drop(input);
+        let output = child.wait_with_output()?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{:?}: {said}", output.status);
+        ensure!(said.is_empty(), "the helper says: {said}");
+        let mut reply: Value = serde_json::from_slice(&output.stdout)?;
+        Ok(reply["results"][0].take())
+    }
+
+    /// Wraps `plaintext` and returns it in base64, with the version of the key.
+    ///
+    /// # Errors
+    /// When the provider refuses.
+    pub fn wrap(&self, key: &str, context: &str, plaintext: &str) -> Result<(Value, u64)> {
+        wrapped(&self.ask(key, context, json!({"wrap": {"plaintext": plaintext}}))?)
+    }
+
+    /// Wraps `wrapped` again.
+    ///
+    /// # Errors
+    /// When the provider refuses.
+    pub fn rewrap(
+        &self,
+        from: &str,
+        key: &str,
+        context: &str,
+        what: &Value,
+    ) -> Result<(Value, u64)> {
+        let action = json!({"rewrap": {"from_key": from, "wrapped": what}});
+        wrapped(&self.ask(key, context, action)?)
+    }
+
+    /// Unwraps and returns the plaintext in base64.
+    ///
+    /// # Errors
+    /// When the provider refuses.
+    pub fn unwrap(&self, key: &str, context: &str, what: &Value) -> Result<String> {
+        let outcome = self.ask(key, context, json!({"unwrap": {"wrapped": what}}))?;
+        let plaintext = outcome["unwrapped"]["plaintext"].as_str();
+        plaintext.map(str::to_owned).with_context(|| format!("{outcome}"))
+    }
+
+    /// Adds a version to `key`.
+    ///
+    /// # Errors
+    /// When the provider refuses.
+    pub fn rotate(&self, key: &str, what: &Value) -> Result<u64> {
+        let outcome = self.ask(key, "", json!({"rotate": {"wrapped": what}}))?;
+        outcome["rotated"]["key_version"].as_u64().with_context(|| format!("{outcome}"))
+    }
+
+    /// What [`Provider::ask`] must fail with, as `class`.
+    ///
+    /// # Errors
+    /// When it succeeds or fails otherwise; also when detail or hint are missing.
+    pub fn refused(&self, key: &str, context: &str, action: Value, class: &str) -> Result<Value> {
+        let mut outcome = self.ask(key, context, action)?;
+        let failure = outcome["failed"].take();
+        if failure["class"] != class {
+            bail!("expected {class}, got {failure} {outcome}");
+        }
+        for part in ["message", "detail", "hint"] {
+            ensure!(
+                failure[part].as_str().is_some_and(|text| !text.is_empty()),
+                "no {part}: {failure}"
+            );
+        }
+        Ok(failure)
+    }
+}
+
+fn wrapped(outcome: &Value) -> Result<(Value, u64)> {
+    let done = &outcome["wrapped"];
+    let version = done["key_version"].as_u64().with_context(|| format!("{outcome}"))?;
+    Ok((done["wrapped"].clone(), version))
+}

@@ -1,0 +1,69 @@
+//! Real key servers for tests: Vault or OpenBao, emulators of AWS KMS, a PKCS#11 token in software.
+//!
+//! `tools/key-servers` installs them and names them in the environment; what is not there is skipped,
+//! loudly ([`missing`]).
+
+pub mod helper;
+
+use std::ffi::OsString;
+use std::net::TcpListener;
+use std::path::PathBuf;
+
+use anyhow::Result;
+
+/// Programs that a test may need.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Server {
+    /// HashiCorp Vault or OpenBao: `PAGEVAULT_VAULT`, else `bao` or `vault` on the path.
+    Vault,
+    /// ministack, an emulator of AWS that knows key states: the Python of its environment in
+    /// `PAGEVAULT_MINISTACK`.
+    Ministack,
+    /// moto, an emulator of AWS that knows ReEncrypt: `moto_server` in `PAGEVAULT_MOTO`.
+    Moto,
+    /// SoftHSM2 and `pkcs11-tool` (OpenSC): on the path.
+    SoftHsm,
+}
+
+impl Server {
+    /// The program, if this machine has it.
+    #[must_use]
+    pub fn program(self) -> Option<PathBuf> {
+        match self {
+            Server::Vault => {
+                named("PAGEVAULT_VAULT").or_else(|| on_path("bao")).or_else(|| on_path("vault"))
+            }
+            Server::Ministack => named("PAGEVAULT_MINISTACK"),
+            Server::Moto => named("PAGEVAULT_MOTO").or_else(|| on_path("moto_server")),
+            Server::SoftHsm => on_path("pkcs11-tool").and_then(|_| on_path("softhsm2-util")),
+        }
+    }
+}
+
+/// What of `needed` this machine lacks, in words.
+#[must_use]
+pub fn missing(needed: &[Server]) -> Option<String> {
+    let lacking: Vec<String> = needed
+        .iter()
+        .filter(|server| server.program().is_none())
+        .map(|server| format!("{server:?}"))
+        .collect();
+    (!lacking.is_empty()).then(|| lacking.join(", "))
+}
+
+fn named(variable: &str) -> Option<PathBuf> {
+    std::env::var_os(variable).map(PathBuf::from).filter(|path| path.exists())
+}
+
+fn on_path(name: &str) -> Option<PathBuf> {
+    let path: OsString = std::env::var_os("PATH")?;
+    std::env::split_paths(&path).map(|directory| directory.join(name)).find(|file| file.is_file())
+}
+
+/// A port of 127.0.0.1 that is free at this moment.
+///
+/// # Errors
+/// When there is none.
+pub fn free_port() -> Result<u16> {
+    Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}

@@ -1,0 +1,33 @@
+//! Providers against real key servers, alone and below a real PostgreSQL.
+//!
+//! A test whose key server is not on this machine counts as ignored and is named on standard error.
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use libtest_mimic::{Arguments, Failed, Trial};
+use pagevault_tests::key_servers::{Server, missing};
+
+/// A test: its name, the servers it needs, itself.
+struct Test {
+    name: &'static str,
+    needs: &'static [Server],
+    run: fn() -> Result<()>,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let tests: Vec<Test> = [[]].into_iter().flatten().collect();
+    let trials = tests.into_iter().map(trial).collect();
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+fn trial(test: Test) -> Trial {
+    let lacking = missing(test.needs);
+    if let Some(lacking) = &lacking {
+        eprintln!("SKIPPED {}: {lacking} is not on this machine (tools/key-servers)", test.name);
+    }
+    let run = test.run;
+    Trial::test(test.name, move || run().map_err(|error| Failed::from(format!("{error:#}"))))
+        .with_ignored_flag(lacking.is_some())
+}
