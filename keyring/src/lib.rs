@@ -12,6 +12,7 @@
 //! | `net` | TLS, deadlines and causes of failure for the providers that use the network |
 //! | [`mod@retry`] | trying again under a deadline, written once for all providers |
 //! | [`mod@serve`] | one request, one reply, a deadline that holds even if a provider hangs |
+//! | `program` | running a program of the operator's, and leaving nothing of it behind |
 //! | [`mod@check`] | trying out a provider and a key, in plain words |
 //! | [`keyfile`] | the key file of the `file` provider |
 //! | [`mod@harden`] | no core dumps, no readable files, no secrets in panic messages |
@@ -25,6 +26,7 @@ pub mod harden;
 pub mod keyfile;
 mod net;
 pub mod options;
+mod program;
 pub mod provider;
 pub mod providers;
 pub mod retry;

@@ -31,6 +31,31 @@ impl<'a> Options<'a> {
         }
     }
 
+    /// A program and its arguments, if they are given: an array of texts, of which the first is an
+    /// absolute path. Only the form is looked at, not the file system.
+    pub fn program(&self, name: &str) -> Result<Option<(PathBuf, Vec<String>)>, ProviderError> {
+        let Some(value) = self.values.get(name) else { return Ok(None) };
+        let texts: Option<Vec<String>> = value.as_array().and_then(|values| {
+            values.iter().map(|value| value.as_str().map(str::to_owned)).collect()
+        });
+        let mut texts = texts.filter(|texts| !texts.is_empty()).ok_or_else(|| {
+            bad(format!(
+                "option \"{name}\" must be an array of strings, a program and its arguments"
+            ))
+            .with_hint(format!("Give it as {{\"{name}\": [\"/absolute/path\", \"argument\"]}}."))
+        })?;
+        if texts.iter().any(|text| text.len() > 4095 || text.chars().any(char::is_control)) {
+            return Err(bad(format!(
+                "option \"{name}\" holds a control character or more than 4095 bytes"
+            )));
+        }
+        let path = absolute_path(&texts.remove(0)).map_err(|error| ProviderError {
+            message: format!("option \"{name}\": {}", error.message),
+            ..error
+        })?;
+        Ok(Some((path, texts)))
+    }
+
     /// A required absolute path to a file. Only the form is looked at, not the file system.
     pub fn absolute_path(&self, name: &str) -> Result<PathBuf, ProviderError> {
         let kind = self.kind;

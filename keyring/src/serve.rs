@@ -14,7 +14,7 @@
 //! anyway.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, IsTerminal};
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::{self, ExitCode};
@@ -65,6 +65,12 @@ pub fn serve() -> ExitCode {
 }
 
 fn converse() -> io::Result<()> {
+    if io::stdin().is_terminal() || io::stdout().is_terminal() {
+        return Err(io::Error::other(
+            "serve answers a server, through pipes; to try out a provider, use: \
+             pagevault-keyring check --help",
+        ));
+    }
     // Duplicates of the descriptors, unlike std's handles, keep no buffer that holds secrets.
     let input = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     let output = File::from(io::stdout().as_fd().try_clone_to_owned()?);

@@ -3,6 +3,7 @@
 mod check;
 mod file;
 
+use std::ffi::OsString;
 use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -10,7 +11,7 @@ use std::process::ExitCode;
 use clap::{Parser, Subcommand};
 
 use crate::provider::ProviderError;
-use crate::{harden, serve};
+use crate::{harden, program, serve};
 
 /// Wraps and unwraps pagevault's keys with master keys, outside the server process.
 #[derive(Parser)]
@@ -29,6 +30,13 @@ enum Command {
     /// Make and list key files for providers of kind "file"
     #[command(subcommand)]
     File(FileCommand),
+    /// What `serve` and `check` start a program of the operator's with
+    #[command(hide = true)]
+    Run {
+        program: OsString,
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        arguments: Vec<OsString>,
+    },
 }
 
 #[derive(Subcommand)]
@@ -59,6 +67,7 @@ pub fn main() -> ExitCode {
     }
     let done = match Arguments::parse().command {
         Command::Serve => return serve::serve(),
+        Command::Run { program, arguments } => return program::supervise(&program, &arguments),
         Command::Check(check) => check.run(&mut io::stdout().lock()),
         Command::File(FileCommand::Create { path, key, data_directory }) => {
             file::create(&mut io::stdout().lock(), &path, &key, data_directory.as_deref())

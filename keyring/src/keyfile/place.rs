@@ -1,4 +1,4 @@
-//! Where a key file may lie and who may reach it.
+//! Where a key file, or a program that is given keys, may lie and who may reach it.
 //!
 //! Once the directories above the file are known to be changeable by root and ourselves only, no
 //! other user can exchange what a path means between our looking and our opening.
@@ -10,24 +10,48 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::OFlag;
-use nix::unistd::geteuid;
+use nix::unistd::{AccessFlags, access, geteuid};
 use pagevault_keystore::protocol::ErrorClass;
 
 use crate::provider::ProviderError;
 
+/// What lies at a place.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum What {
+    /// A file of master keys.
+    KeyFile,
+    /// A program of the operator's.
+    Program,
+}
+
+impl What {
+    fn name(self) -> &'static str {
+        match self {
+            What::KeyFile => "key file",
+            What::Program => "program",
+        }
+    }
+}
+
 /// A file's directory, free of symbolic links, and its name therein.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
+    what: What,
     directory: PathBuf,
     name: OsString,
 }
 
 impl Place {
-    /// Follows the symbolic links above the file at the absolute `path`.
+    /// Follows the symbolic links above the key file at the absolute `path`.
     ///
     /// # Errors
     /// `unreachable` if there is no such directory, `denied` if it may not be entered.
     pub fn resolve(path: &Path) -> Result<Place, ProviderError> {
+        Place::resolve_as(What::KeyFile, path)
+    }
+
+    /// [`Place::resolve`] for what may be something else than a key file.
+    pub fn resolve_as(what: What, path: &Path) -> Result<Place, ProviderError> {
         let (Some(above), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(ProviderError::new(
                 ErrorClass::BadOptions,
@@ -37,14 +61,15 @@ impl Place {
         let directory = above.canonicalize().map_err(|error| {
             let shown = above.display();
             let failure = io_error(&error, &format!("could not find directory \"{shown}\""));
-            match error.kind() {
-                io::ErrorKind::NotFound => failure.with_hint(format!(
+            match (error.kind(), what) {
+                (io::ErrorKind::NotFound, What::KeyFile) => failure.with_hint(format!(
                     "Check the path. As the user that runs the server: mkdir -m 0700 \"{shown}\""
                 )),
+                (io::ErrorKind::NotFound, What::Program) => failure.with_hint("Check the path."),
                 _ => failure,
             }
         })?;
-        Ok(Place { directory, name: name.to_owned() })
+        Ok(Place { what, directory, name: name.to_owned() })
     }
 
     /// The directory.
@@ -100,18 +125,59 @@ impl Place {
     }
 
     fn inside(&self, what: &str, root: &Path) -> ProviderError {
-        insecure(format!("key file \"{}\" lies inside the {what}", self.path().display()))
-            .with_detail(format!(
-                "Every copy and backup of {what} \"{}\" would carry the key along.",
-                root.display()
-            ))
-            .with_hint("Put the key file elsewhere, for example under /etc/pagevault.")
+        let name = self.what.name();
+        let root = root.display();
+        insecure(format!("{name} \"{}\" lies inside the {what}", self.path().display()))
+            .with_detail(match self.what {
+                What::KeyFile => {
+                    format!("Every copy and backup of {what} \"{root}\" would carry the key along.")
+                }
+                What::Program => {
+                    format!("Whatever restores or writes {what} \"{root}\" could exchange it.")
+                }
+            })
+            .with_hint(format!("Put the {name} elsewhere, for example under /etc/pagevault."))
     }
 
     /// Refuses a place where others could exchange the file: each directory above it must belong to
     /// root or to us, and be writable by others only with the sticky bit.
     pub fn check_directories(&self) -> Result<(), ProviderError> {
-        self.directory.ancestors().try_for_each(check_directory)
+        self.directory.ancestors().try_for_each(|directory| check_directory(self.what, directory))
+    }
+
+    /// Refuses a program that somebody else than root and us could have written, and what is none.
+    ///
+    /// # Errors
+    /// `unreachable` if it does not exist, `insecure` or `denied` if it must or can not be run.
+    pub fn check_program(&self) -> Result<(), ProviderError> {
+        let path = self.path();
+        let shown = path.display();
+        let metadata = fs::symlink_metadata(&path).map_err(|error| match error.kind() {
+            io::ErrorKind::NotFound => {
+                io_error(&error, &format!("program \"{shown}\" does not exist"))
+                    .with_hint("Install the program, or check the path.")
+            }
+            _ => io_error(&error, &format!("could not examine program \"{shown}\"")),
+        })?;
+        if metadata.is_symlink() {
+            return Err(insecure(format!("program \"{shown}\" is a symbolic link"))
+                .with_detail("Whoever can change the link could choose another program.")
+                .with_hint("Give the path of the program itself."));
+        }
+        if !metadata.is_file() {
+            return Err(insecure(format!("program \"{shown}\" is not a regular file"))
+                .with_detail("Only a regular file can be run.")
+                .with_hint("Give the path of the program itself."));
+        }
+        judge_program(&path, Rights::of(&metadata))?;
+        access(&path, AccessFlags::X_OK).map_err(|error| {
+            ProviderError::new(
+                ErrorClass::Denied,
+                format!("program \"{shown}\" is not executable for the server's user"),
+            )
+            .with_detail(format!("{}.", error.desc()))
+            .with_hint(format!("As its owner, run: chmod go-w,a+rx \"{shown}\""))
+        })
     }
 
     /// Opens the file for reading if nobody else could have read or written it. Never waits, not
@@ -175,30 +241,30 @@ impl Rights {
     }
 }
 
-fn check_directory(directory: &Path) -> Result<(), ProviderError> {
+fn check_directory(what: What, directory: &Path) -> Result<(), ProviderError> {
     let shown = directory.display();
     let metadata = fs::metadata(directory)
         .map_err(|error| io_error(&error, &format!("could not examine directory \"{shown}\"")))?;
-    judge_directory(directory, Rights::of(&metadata))
+    judge_directory(what, directory, Rights::of(&metadata))
 }
 
-fn judge_directory(directory: &Path, rights: Rights) -> Result<(), ProviderError> {
+fn judge_directory(what: What, directory: &Path, rights: Rights) -> Result<(), ProviderError> {
     const STICKY: u32 = 0o1000;
     let Rights { mode, owner, us } = rights;
     let shown = directory.display();
+    let name = what.name();
     let unsafe_directory = |detail: String| {
-        insecure(format!("directory \"{shown}\" is not safe for a key file")).with_detail(detail)
+        insecure(format!("directory \"{shown}\" is not safe for a {name}")).with_detail(detail)
     };
     if owner != 0 && owner != us {
         return Err(unsafe_directory(format!(
-            "It belongs to user ID {owner}, who could exchange the key file; we run as user ID \
-             {us}."
+            "It belongs to user ID {owner}, who could exchange the {name}; we run as user ID {us}."
         ))
         .with_hint(ownership_hint(directory, rights)));
     }
     if mode & 0o022 != 0 && mode & STICKY == 0 {
         return Err(unsafe_directory(format!(
-            "Its mode is {mode:04o}: others than its owner may exchange the key file."
+            "Its mode is {mode:04o}: others than its owner may exchange the {name}."
         ))
         .with_hint(format!("Run: chmod go-w \"{shown}\"")));
     }
@@ -220,6 +286,24 @@ fn judge_file(path: &Path, rights: Rights) -> Result<(), ProviderError> {
                 "Run: chmod 0600 \"{shown}\". If others may have read the key, rotate it and \
                  re-wrap what it wraps."
             )));
+    }
+    Ok(())
+}
+
+fn judge_program(path: &Path, rights: Rights) -> Result<(), ProviderError> {
+    let Rights { mode, owner, us } = rights;
+    let shown = path.display();
+    if owner != 0 && owner != us {
+        return Err(insecure(format!("program \"{shown}\" belongs to another user"))
+            .with_detail(format!(
+                "It belongs to user ID {owner}, who could change it; we run as user ID {us}."
+            ))
+            .with_hint(format!("Run as root: chown root \"{shown}\"")));
+    }
+    if mode & 0o022 != 0 {
+        return Err(insecure(format!("program \"{shown}\" can be changed by other users"))
+            .with_detail(format!("Its mode is {mode:04o}."))
+            .with_hint(format!("Run: chmod go-w \"{shown}\"")));
     }
     Ok(())
 }
@@ -291,7 +375,7 @@ mod tests {
     const US: u32 = 1000;
 
     fn directory(mode: u32, owner: u32) -> Result<(), ProviderError> {
-        judge_directory(Path::new("/d"), Rights { mode, owner, us: US })
+        judge_directory(What::KeyFile, Path::new("/d"), Rights { mode, owner, us: US })
     }
 
     fn file(mode: u32, owner: u32) -> Result<(), ProviderError> {
@@ -318,6 +402,21 @@ mod tests {
             assert_eq!(file(mode, US).is_ok(), mode & 0o077 == 0, "{mode:o}");
             assert!(file(mode, 0).is_err() && file(mode, 7).is_err());
         }
+    }
+
+    #[test]
+    fn programs_are_written_by_root_or_us_alone() {
+        for mode in 0..0o1000 {
+            for owner in [0, US] {
+                let judged = judge_program(Path::new("/d/p"), Rights { mode, owner, us: US });
+                assert_eq!(judged.is_ok(), mode & 0o022 == 0, "{mode:o}");
+            }
+        }
+        let rights = Rights { mode: 0o755, owner: 7, us: US };
+        assert_eq!(
+            judge_program(Path::new("/d/p"), rights).unwrap_err().class,
+            ErrorClass::Insecure
+        );
     }
 
     #[test]

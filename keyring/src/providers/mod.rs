@@ -1,6 +1,7 @@
 //! The providers: one file each, the same shape each (option names, constructor, [`Provider`]).
 //! A new kind is one more file and one more row in `KINDS`.
 
+pub mod command;
 pub mod file;
 
 use pagevault_keystore::protocol::ErrorClass;
@@ -18,7 +19,10 @@ struct Kind {
 
 type Constructor = fn(&Options<'_>, &Environment) -> Result<Box<dyn Provider>, ProviderError>;
 
-const KINDS: &[Kind] = &[Kind { name: "file", options: file::OPTIONS, build: file::build }];
+const KINDS: &[Kind] = &[
+    Kind { name: "file", options: file::OPTIONS, build: file::build },
+    Kind { name: "command", options: command::OPTIONS, build: command::build },
+];
 
 /// Makes a provider of the named kind. Touches neither network nor keys.
 ///

@@ -1,0 +1,457 @@
+//! `command`: master keys behind programs of the operator's, for whatever pagevault has no provider for.
+//!
+//! Options: `wrap` and `unwrap`, and optionally `rotate`, each an array of a program and its arguments.
+//! What a program reads and prints: docs/command-provider.md.
+//!
+//! A program may not be able to bind a context, so it never sees the secret: it wraps a random key made
+//! for this one wrapping, and that key wraps the secret. Associated data are everything before the
+//! nonce, the key's name and the context.
+//!
+//! ```text
+//! byte   0        1                        9            11
+//!        +--------+------------------------+------------+------------------+-------------------------+
+//!        | format | key version, 8 bytes,  | length     | what the program | nonce, ciphertext, tag  |
+//!        | = 1    | most significant first | of what    | returned: text   | (pagevault_cipher::wrap)|
+//!        +--------+------------------------+------------+------------------+-------------------------+
+//! ```
+
+mod reply;
+
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use nix::sys::signal::Signal;
+use pagevault_cipher::Secret32;
+use pagevault_cipher::wrap::{self, OVERHEAD, WrapKey};
+use pagevault_keystore::protocol::ErrorClass;
+use zeroize::Zeroizing;
+
+use crate::keyfile::place::{Place, What};
+use crate::options::{Options, printable};
+use crate::program::{self, Ended, Stopped};
+use crate::provider::{Environment, Finding, KeyInfo, Provider, ProviderError, Unwrapped, Wrapped};
+use crate::providers::file::outside;
+use reply::Reply;
+
+/// The options it knows.
+pub const OPTIONS: &[&str] = &["wrap", "unwrap", "rotate"];
+
+const FORMAT: u8 = 1;
+const HEADER: usize = 11;
+
+/// A program is ended this long before the deadline, so that the reply can still tell of it.
+const MARGIN: Duration = Duration::from_millis(100);
+
+/// How long a program may run if the caller does not say.
+const LONGEST: Duration = Duration::from_secs(60 * 60);
+
+struct CommandProvider {
+    wrap: Program,
+    unwrap: Program,
+    rotate: Option<Program>,
+    environment: Environment,
+}
+
+struct Program {
+    option: &'static str,
+    path: PathBuf,
+    arguments: Vec<String>,
+}
+
+/// Makes the provider from its options.
+pub fn build(
+    options: &Options<'_>,
+    environment: &Environment,
+) -> Result<Box<dyn Provider>, ProviderError> {
+    let given = |option: &'static str| {
+        let program = options.program(option)?;
+        Ok(program.map(|(path, arguments)| Program { option, path, arguments }))
+    };
+    let required = |option: &'static str| {
+        given(option)?.ok_or_else(|| {
+            ProviderError::new(
+                ErrorClass::BadOptions,
+                format!("option \"{option}\" is missing for a provider of kind \"command\""),
+            )
+            .with_hint(format!("Give it as {{\"{option}\": [\"/absolute/path\", \"argument\"]}}."))
+        })
+    };
+    Ok(Box::new(CommandProvider {
+        wrap: required("wrap")?,
+        unwrap: required("unwrap")?,
+        rotate: given("rotate")?,
+        environment: environment.clone(),
+    }))
+}
+
+impl Provider for CommandProvider {
+    fn wrap(&self, key: &str, context: &str, plaintext: &[u8]) -> Result<Wrapped, ProviderError> {
+        let once = Secret32::random().map_err(|error| internal(format!("{error}.")))?;
+        let encoded = Zeroizing::new(STANDARD.encode(once.expose()));
+        let fields = [("key", key), ("context", context), ("plaintext", encoded.as_str())];
+        let ended = self.run(&self.wrap, "wrap", &fields)?;
+        let reply = self.read(&self.wrap, &ended, &["wrapped", "key_version"])?;
+        let text = reply.wrapped.ok_or_else(|| unusable(&self.wrap, "It lacks \"wrapped\"."))?;
+        let key_version = reply.key_version.unwrap_or(1);
+
+        let mut wrapped = vec![FORMAT];
+        wrapped.extend_from_slice(&key_version.to_be_bytes());
+        let length = u16::try_from(text.len());
+        wrapped.extend_from_slice(&length.map_err(|_| too_much(&self.wrap))?.to_be_bytes());
+        wrapped.extend_from_slice(text.as_bytes());
+        let bound = associated_data(&wrapped, key, context);
+        let start = wrapped.len();
+        wrapped.resize(start + plaintext.len() + OVERHEAD, 0);
+        wrap::wrap(&WrapKey::new(once.expose()), &bound, plaintext, &mut wrapped[start..])
+            .map_err(|error| internal(format!("{error}.")))?;
+        Ok(Wrapped { wrapped, key_version })
+    }
+
+    fn unwrap(&self, key: &str, context: &str, wrapped: &[u8]) -> Result<Unwrapped, ProviderError> {
+        let Parts { head, key_version, text, body } = Parts::of(wrapped)
+            .ok_or_else(|| refused("It is not what a provider of kind \"command\" makes."))?;
+        let version = key_version.to_string();
+        let fields =
+            [("key", key), ("context", context), ("key_version", &version), ("wrapped", text)];
+        let ended = self.run(&self.unwrap, "unwrap", &fields)?;
+        let reply = self.read(&self.unwrap, &ended, &["plaintext"])?;
+        let once = reply
+            .plaintext
+            .ok_or_else(|| unusable(&self.unwrap, "It lacks \"plaintext\", 32 bytes in base64."))?;
+        let mut plaintext = Zeroizing::new(vec![0; body.len().saturating_sub(OVERHEAD)]);
+        let bound = associated_data(head, key, context);
+        wrap::unwrap(&WrapKey::new(&once), &bound, body, &mut plaintext).map_err(|_| {
+            refused(
+                "It was wrapped by another key of the same name, for another database or under \
+                 another name, or it is damaged.",
+            )
+        })?;
+        Ok(Unwrapped { plaintext, key_version })
+    }
+
+    fn rotate(&self, key: &str, wrapped: &[u8]) -> Result<u64, ProviderError> {
+        let current = Parts::of(wrapped).map_or(0, |parts| parts.key_version);
+        let Some(program) = &self.rotate else {
+            // The operator's own tools may have done it.
+            return match self.describe(key)?.key_version {
+                newest if current > 0 && newest > current => Ok(newest),
+                _ => Err(cannot_rotate(key)),
+            };
+        };
+        let ended = self.run(program, "rotate", &[("key", key)])?;
+        let reply = self.read(program, &ended, &["key_version"])?;
+        let version =
+            reply.key_version.ok_or_else(|| unusable(program, "It lacks \"key_version\"."))?;
+        if version <= current {
+            return Err(unusable(
+                program,
+                &format!(
+                    "It says that the key has version {version} now; it had version {current}."
+                ),
+            ));
+        }
+        Ok(version)
+    }
+
+    /// There is no asking without using: a key that is made for the purpose is wrapped.
+    fn describe(&self, key: &str) -> Result<KeyInfo, ProviderError> {
+        let tried = self.wrap(key, "pagevault/1/describe", &[])?;
+        Ok(KeyInfo {
+            key_version: tried.key_version,
+            oldest_version: 1,
+            summary: format!("wrapped by program {}", self.wrap.path.display()),
+        })
+    }
+
+    fn examine(&self) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        for program in self.programs() {
+            let result = self.safe(program).map(|place| {
+                format!(
+                    "{}, outside the data directory, can be changed by root and us only",
+                    place.path().display()
+                )
+            });
+            let failed = result.is_err();
+            let what = format!("the program for \"{}\" is safe to run", program.option);
+            findings.push(Finding { what, result });
+            if failed {
+                break;
+            }
+        }
+        findings
+    }
+
+    fn check_options(&self) -> Result<(), ProviderError> {
+        for program in self.programs() {
+            match self.safe(program) {
+                // It may come later, but not to where it must not be.
+                Err(error) if error.class == ErrorClass::Unreachable => {
+                    self.outside_by_name(program)?;
+                }
+                other => drop(other?),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl CommandProvider {
+    fn programs(&self) -> impl Iterator<Item = &Program> {
+        [&self.wrap, &self.unwrap].into_iter().chain(&self.rotate)
+    }
+
+    /// Where the program lies, if it may be given keys.
+    fn safe(&self, program: &Program) -> Result<Place, ProviderError> {
+        let place = Place::resolve_as(What::Program, &program.path)?;
+        outside(&place, self.environment.data_directory.as_deref())?;
+        place.check_directories()?;
+        place.check_program()?;
+        Ok(place)
+    }
+
+    /// For a program that does not exist: all that can be told is from its path.
+    fn outside_by_name(&self, program: &Program) -> Result<(), ProviderError> {
+        let path = &program.path;
+        match &self.environment.data_directory {
+            Some(root) if path.starts_with(root) => Err(ProviderError::new(
+                ErrorClass::Insecure,
+                format!("program \"{}\" lies inside the data directory", path.display()),
+            )
+            .with_hint("Put the program elsewhere, for example under /etc/pagevault.")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Gives the program its request and waits for its end, which must be a good one.
+    fn run(
+        &self,
+        program: &Program,
+        operation: &str,
+        fields: &[(&str, &str)],
+    ) -> Result<Ended, ProviderError> {
+        for (name, value) in fields {
+            if value.is_empty() || value.trim() != *value || value.chars().any(char::is_control) {
+                return Err(unspeakable(name));
+            }
+        }
+        let path = self.safe(program)?.path();
+        let size = fields.iter().map(|(name, value)| name.len() + value.len() + 2).sum::<usize>();
+        // With all room at once: text that grows by itself leaves copies behind.
+        let mut request = Zeroizing::new(String::with_capacity(64 + operation.len() + size));
+        request.push_str("pagevault-command 1\n");
+        for (name, value) in [("operation", operation)].iter().chain(fields) {
+            for part in [name, " ", value, "\n"] {
+                request.push_str(part);
+            }
+        }
+        let now = Instant::now();
+        let deadline = self
+            .environment
+            .deadline
+            .map_or(now + LONGEST, |deadline| deadline.checked_sub(MARGIN).unwrap_or(now));
+        let ended = program::run(&path, &program.arguments, request.as_bytes(), deadline)
+            .map_err(|stopped| interrupted(program, stopped))?;
+        if ended.code == 0 {
+            return Ok(ended);
+        }
+        // What a careless program prints of its request must not reach the log.
+        let secrets = fields.iter().filter(|(name, _)| *name == "plaintext");
+        let leaks = secrets.into_iter().any(|(_, secret)| ended.said.contains(secret));
+        Err(failed(program, ended.code, if leaks { None } else { Some(&ended.said) }))
+    }
+
+    fn read(
+        &self,
+        program: &Program,
+        ended: &Ended,
+        known: &[&str],
+    ) -> Result<Reply, ProviderError> {
+        Reply::read(&ended.output, known).map_err(|wrong| unusable(program, &wrong))
+    }
+}
+
+/// A wrapped key, taken apart.
+struct Parts<'a> {
+    /// Everything before the nonce.
+    head: &'a [u8],
+    key_version: u64,
+    text: &'a str,
+    body: &'a [u8],
+}
+
+impl Parts<'_> {
+    fn of(wrapped: &[u8]) -> Option<Parts<'_>> {
+        let ([FORMAT, version @ .., l0, l1], rest) = wrapped.split_first_chunk::<HEADER>()? else {
+            return None;
+        };
+        let length = usize::from(u16::from_be_bytes([*l0, *l1]));
+        let text = std::str::from_utf8(rest.get(..length)?).ok()?;
+        let (head, body) = wrapped.split_at(HEADER + length);
+        let key_version = u64::from_be_bytes(*version);
+        reply::is_opaque(text).then_some(Parts { head, key_version, text, body })
+    }
+}
+
+/// What a wrapping is bound to, each part with its length, so that no two triples look the same.
+fn associated_data(head: &[u8], key: &str, context: &str) -> Vec<u8> {
+    let mut bound = b"pagevault command provider 1".to_vec();
+    for part in [head, key.as_bytes(), context.as_bytes()] {
+        bound.extend_from_slice(&(part.len() as u64).to_be_bytes());
+        bound.extend_from_slice(part);
+    }
+    bound
+}
+
+/// What an exit status means: class, whether it may pass by itself, what to say and what to do.
+const STATUSES: &[(i32, ErrorClass, bool, &str, &str)] = &[
+    (
+        10,
+        ErrorClass::Unreachable,
+        true,
+        "the key server or token cannot be reached",
+        "Check that the key server runs or the token is there, and the way to it.",
+    ),
+    (
+        11,
+        ErrorClass::Unauthenticated,
+        false,
+        "its credentials are not accepted",
+        "Check the credentials or the PIN that the program uses. Some tokens lock after a few wrong \
+         attempts.",
+    ),
+    (
+        12,
+        ErrorClass::Denied,
+        false,
+        "it may not use the key",
+        "Grant the program's account the use of the key.",
+    ),
+    (
+        13,
+        ErrorClass::KeyMissing,
+        false,
+        "there is no such key",
+        "Check the key's name, or make the key with the tools of the key server.",
+    ),
+    (
+        14,
+        ErrorClass::KeyDisabled,
+        false,
+        "the key is disabled or about to be deleted",
+        "Enable the key with the tools of the key server.",
+    ),
+    (15, ErrorClass::Sealed, false, "the key server is sealed", "Unseal the key server."),
+    (
+        16,
+        ErrorClass::Throttled,
+        true,
+        "the key server refuses so many requests",
+        "Try again later, or raise the limit of the key server.",
+    ),
+    (
+        17,
+        ErrorClass::WrongCiphertext,
+        false,
+        "the wrapped key does not open",
+        "Give the provider the master key that wrapped it.",
+    ),
+];
+
+fn failed(program: &Program, code: i32, said: Option<&str>) -> ProviderError {
+    let path = program.path.display();
+    let said = match said {
+        None => "It printed a key on standard error, which is not repeated here.".to_owned(),
+        Some("") => "It printed nothing on standard error.".to_owned(),
+        Some(said) => format!("It printed: \"{}\".", printable(said)),
+    };
+    let known = STATUSES.iter().find(|(status, ..)| *status == code);
+    let Some((_, class, passes, what, hint)) = known else {
+        let signal = Signal::try_from(code - 128);
+        let how = signal.map_or(format!("Its exit status was {code}."), |signal| {
+            format!("It was ended by {signal} (exit status {code}).")
+        });
+        return ProviderError::new(ErrorClass::Unreachable, format!("program \"{path}\" failed"))
+            .with_detail(format!("{how} {said}"))
+            .with_hint(TRY_OUT);
+    };
+    let error = ProviderError::new(*class, format!("program \"{path}\" says that {what}"))
+        .with_detail(format!("Its exit status was {code}. {said}"))
+        .with_hint(*hint);
+    if *passes { error.transient() } else { error }
+}
+
+const TRY_OUT: &str = "Try the provider out as the server's operating system user, with: \
+                       pagevault-keyring check --provider-kind command";
+
+fn interrupted(program: &Program, stopped: Stopped) -> ProviderError {
+    let path = program.path.display();
+    match stopped {
+        Stopped::Late => ProviderError::new(
+            ErrorClass::Deadline,
+            format!("program \"{path}\" did not end in time"),
+        )
+        .with_detail("It was killed, with everything that it had started.")
+        .with_hint(
+            "The program, or what it waits for, is slow or hangs. Try again, or raise \
+             pagevault.keyring_timeout.",
+        )
+        .transient(),
+        Stopped::TooMuch => too_much(program),
+        Stopped::System(error) => {
+            ProviderError::new(ErrorClass::Unreachable, format!("could not run program \"{path}\""))
+                .with_detail(format!("{error}."))
+                .with_hint(TRY_OUT)
+                .transient()
+        }
+    }
+}
+
+fn too_much(program: &Program) -> ProviderError {
+    let limit = program::OUTPUT_LIMIT;
+    unusable(program, &format!("It has more than {limit} bytes."))
+}
+
+/// For a program that says it did its work, but did not.
+fn unusable(program: &Program, wrong: &str) -> ProviderError {
+    ProviderError::new(
+        ErrorClass::Unreachable,
+        format!("program \"{}\" gave no usable answer", program.path.display()),
+    )
+    .with_detail(wrong)
+    .with_hint(
+        "Each line of the answer is a name, a space and a value. Base64 must be on one line, as \
+         \"base64 -w0\" gives it.",
+    )
+}
+
+fn unspeakable(name: &str) -> ProviderError {
+    let name = name.replace('_', " ");
+    ProviderError::new(ErrorClass::BadRequest, format!("{name} cannot be given to a program"))
+        .with_detail("It is empty, holds a control character, or begins or ends with white space.")
+        .with_hint("Use a key with another name.")
+}
+
+fn cannot_rotate(key: &str) -> ProviderError {
+    ProviderError::new(ErrorClass::BadOptions, "provider has no program that rotates keys")
+        .with_detail(format!(
+            "It has no option \"rotate\", and key \"{}\" has no newer version than the one in use.",
+            printable(key)
+        ))
+        .with_hint(
+            "Make a new version of the key with the tools of the key server and try again; or make \
+             a new key, and give its name to set_master_key() or set_cluster_master_key().",
+        )
+}
+
+fn refused(cause: &str) -> ProviderError {
+    ProviderError::new(ErrorClass::WrongCiphertext, "wrapped key does not open")
+        .with_detail(cause)
+        .with_hint("Give the provider the master key that wrapped it.")
+}
+
+fn internal(cause: String) -> ProviderError {
+    ProviderError::new(ErrorClass::Internal, "could not wrap").with_detail(cause)
+}
