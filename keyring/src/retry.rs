@@ -3,6 +3,8 @@
 use std::thread;
 use std::time::{Duration, Instant};
 
+use pagevault_keystore::protocol::ErrorClass;
+
 use crate::provider::ProviderError;
 
 /// How long to wait between attempts: twice as long each time, less a random part.
@@ -21,8 +23,8 @@ impl Default for Backoff {
 }
 
 /// Calls `attempt` until it succeeds, fails for good, or the next wait would pass `deadline`.
-/// The last error is returned as it came, with the number of attempts added to its detail: it says
-/// more than "deadline exceeded" would.
+/// The last error is returned as it came, with the number of attempts added to its detail; but not one
+/// of class `deadline` if there was another before, which says more.
 pub fn retry<T>(
     backoff: Backoff,
     deadline: Option<Instant>,
@@ -30,11 +32,13 @@ pub fn retry<T>(
 ) -> Result<T, ProviderError> {
     let mut wait = backoff.first;
     let mut attempts = 0_u32;
+    let mut before = None;
     loop {
         attempts = attempts.saturating_add(1);
-        let mut error = match attempt() {
-            Ok(value) => return Ok(value),
-            Err(error) => error,
+        let mut error = match (attempt(), before.take()) {
+            (Ok(value), _) => return Ok(value),
+            (Err(late), Some(before)) if late.class == ErrorClass::Deadline => before,
+            (Err(error), _) => error,
         };
         let pause = jittered(wait);
         let in_time = deadline.is_some_and(|deadline| Instant::now() + pause < deadline);
@@ -45,6 +49,7 @@ pub fn retry<T>(
             }
             return Err(error);
         }
+        before = Some(error);
         thread::sleep(pause);
         wait = (wait * 2).min(backoff.limit);
     }
@@ -60,7 +65,6 @@ fn jittered(wait: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use pagevault_keystore::protocol::ErrorClass;
 
     const FAST: Backoff =
         Backoff { first: Duration::from_millis(1), limit: Duration::from_millis(4) };
@@ -91,6 +95,18 @@ mod tests {
             Err(ProviderError::new(ErrorClass::Denied, "no"))
         });
         assert_eq!((calls, result.unwrap_err().detail.as_str()), (1, ""));
+    }
+
+    #[test]
+    fn running_out_of_time_does_not_hide_why() {
+        let mut calls = 0;
+        let result: Result<(), _> =
+            retry(FAST, Some(Instant::now() + Duration::from_millis(50)), || {
+                calls += 1;
+                let late = ProviderError::new(ErrorClass::Deadline, "late").transient();
+                Err(if calls == 1 { throttled() } else { late })
+            });
+        assert_eq!((calls > 1, result.unwrap_err().class), (true, ErrorClass::Throttled));
     }
 
     #[test]

@@ -25,7 +25,7 @@ use std::time::{Duration, Instant};
 
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::signal::{SigSet, Signal};
-use nix::sys::signalfd::SignalFd;
+use nix::sys::signalfd::{SfdFlags, SignalFd};
 use pagevault_keystore::protocol::{
     Action, Base64, ErrorClass, Operation, Outcome, ProtocolError, ProviderSpec, Reply, Request,
     SIZE_LIMIT, SecretBytes,
@@ -289,7 +289,8 @@ const ENDED: i32 = 143;
 fn guard() -> io::Result<()> {
     let signals: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP].into_iter().collect();
     signals.thread_block()?; // threads started from here on inherit this
-    let told = SignalFd::new(&signals)?;
+    // Programs that we run must not inherit it.
+    let told = SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC)?;
     let output = io::stdout().as_fd().try_clone_to_owned()?;
     let watch = move || {
         loop {

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the golden files beside it: formats of the file provider, version 1, by another implementation.
+"""Writes the golden files beside it: formats of the file and command providers, version 1, by another implementation.
 
 Needs the package "cryptography". The files never change once released; a new format gets new files.
 """
@@ -54,3 +54,28 @@ wrapped = [
     for context, plaintext in (("pagevault/1/0", b"\xa5" * 32), ("b\u00e9", b""))
 ]
 (HERE / "file_wrapped_1.json").write_text(json.dumps(wrapped, indent=2, ensure_ascii=False) + "\n")
+
+
+def wrap_by_command(once, returned, version, name, context, plaintext, nonce):
+    head = b"\x01" + struct.pack(">QH", version, len(returned)) + returned
+    bound = b"pagevault command provider 1"
+    for part in (head, name.encode(), context.encode()):
+        bound += struct.pack(">Q", len(part)) + part
+    return head + nonce + AESGCM(once).encrypt(nonce, plaintext, bound)
+
+
+# The program that goes with these: what it returns for a key is the key in base64.
+once = bytes(range(32, 64))
+wrapped = [
+    {
+        "key": name,
+        "context": "pagevault/1/0",
+        "key_version": version,
+        "plaintext": text(plaintext),
+        "wrapped": text(
+            wrap_by_command(once, text(once).encode(), version, name, "pagevault/1/0", plaintext, bytes([version % 251] * 12))
+        ),
+    }
+    for name, version, plaintext in (("main", 1, b"\xa5" * 32), ("b\u00e9 1", 2**40, b""))
+]
+(HERE / "command_wrapped_1.json").write_text(json.dumps(wrapped, indent=2, ensure_ascii=False) + "\n")

@@ -3,8 +3,11 @@
 #![cfg(test)]
 
 mod bench;
+mod command;
+mod command_process;
 mod operator;
 mod process;
+mod programs;
 mod protocol;
 mod refusals;
 mod rotation;

@@ -214,3 +214,43 @@ fn output_that_is_a_file_will_do() {
     assert!(child.wait().unwrap().success());
     assert!(fs::read_to_string(path).unwrap().contains("described"));
 }
+
+#[test]
+fn a_person_at_a_terminal_is_shown_the_way() {
+    // Either end of a pseudo-terminal is a terminal.
+    let terminal = || File::options().read(true).write(true).open("/dev/ptmx").unwrap();
+    let on_input = command(&["serve"]).stdin(terminal()).output().unwrap();
+    let on_output = command(&["serve"]).stdin(Stdio::null()).stdout(terminal()).output().unwrap();
+    for output in [on_input, on_output] {
+        assert_eq!(output.status.code(), Some(1));
+        assert!(stderr(&output).contains("pagevault-keyring check --help"), "{}", stderr(&output));
+    }
+}
+
+#[test]
+fn it_keeps_no_privilege_that_its_user_does_not_have() {
+    // Root gives the server's user a capability, as a service manager may, and keeps its own.
+    let bench = Bench::empty();
+    let program = bench.path("helper");
+    fs::copy(env!("CARGO_BIN_EXE_pagevault-keyring"), &program).unwrap();
+    chmod(&program, 0o755);
+    chmod(&bench.path(""), 0o711);
+    let mut command = if geteuid().is_root() {
+        let mut command = Command::new("setpriv");
+        command.args(["--reuid=65534", "--clear-groups", "--inh-caps=+ipc_lock"]);
+        command.arg("--ambient-caps=+ipc_lock").arg(program);
+        command
+    } else {
+        Command::new(program)
+    };
+    let mut child =
+        command.arg("serve").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    thread::sleep(Duration::from_millis(300));
+    let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
+    child.kill().unwrap();
+    child.wait().unwrap();
+    for line in ["CapInh", "CapPrm", "CapEff", "CapAmb"] {
+        assert!(status.contains(&format!("{line}:\t0000000000000000\n")), "{status}");
+    }
+    assert!(status.contains("NoNewPrivs:\t1\n"), "{status}");
+}
