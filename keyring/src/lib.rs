@@ -28,5 +28,6 @@ pub mod options;
 pub mod provider;
 pub mod providers;
 pub mod retry;
+mod secret_file;
 pub mod serve;
 mod wire;

@@ -2,6 +2,7 @@
 //! A new kind is one more file and one more row in `KINDS`.
 
 pub mod file;
+pub mod vault;
 
 use pagevault_keystore::protocol::ErrorClass;
 use serde_json::{Map, Value};
@@ -18,7 +19,10 @@ struct Kind {
 
 type Constructor = fn(&Options<'_>, &Environment) -> Result<Box<dyn Provider>, ProviderError>;
 
-const KINDS: &[Kind] = &[Kind { name: "file", options: file::OPTIONS, build: file::build }];
+const KINDS: &[Kind] = &[
+    Kind { name: "file", options: file::OPTIONS, build: file::build },
+    Kind { name: "vault", options: vault::OPTIONS, build: vault::build },
+];
 
 /// Makes a provider of the named kind. Touches neither network nor keys.
 ///
