@@ -30,5 +30,6 @@ mod program;
 pub mod provider;
 pub mod providers;
 pub mod retry;
+mod secret_file;
 pub mod serve;
 mod wire;

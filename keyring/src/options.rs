@@ -58,21 +58,51 @@ impl<'a> Options<'a> {
 
     /// A required absolute path to a file. Only the form is looked at, not the file system.
     pub fn absolute_path(&self, name: &str) -> Result<PathBuf, ProviderError> {
-        let kind = self.kind;
-        let text = match self.values.get(name) {
-            Some(Value::String(text)) => text,
-            Some(_) => return Err(bad(format!("option \"{name}\" must be a string"))),
-            None => {
-                return Err(bad(format!(
-                    "option \"{name}\" is missing for a provider of kind \"{kind}\""
-                ))
-                .with_hint(format!("Give it as {{\"{name}\": \"/absolute/path\"}}.")));
-            }
-        };
-        absolute_path(text).map_err(|error| ProviderError {
+        self.optional_path(name)?.ok_or_else(|| self.missing(name, "\"/absolute/path\""))
+    }
+
+    /// An absolute path to a file, if it is given.
+    pub fn optional_path(&self, name: &str) -> Result<Option<PathBuf>, ProviderError> {
+        let path = self.text(name)?.map(absolute_path).transpose();
+        path.map_err(|error| ProviderError {
             message: format!("option \"{name}\": {}", error.message),
             ..error
         })
+    }
+
+    /// A required text.
+    pub fn required_text(&self, name: &str) -> Result<&'a str, ProviderError> {
+        self.text(name)?.ok_or_else(|| self.missing(name, "\"...\""))
+    }
+
+    /// A text, if it is given: not empty, at most 4095 bytes, no control characters.
+    pub fn text(&self, name: &str) -> Result<Option<&'a str>, ProviderError> {
+        match self.values.get(name) {
+            None => Ok(None),
+            Some(Value::String(text))
+                if !text.is_empty() && text.len() < 4096 && !text.chars().any(char::is_control) =>
+            {
+                Ok(Some(text))
+            }
+            Some(Value::String(_)) => Err(bad(format!(
+                "option \"{name}\" is empty, too long or holds a control character"
+            ))),
+            Some(_) => Err(bad(format!("option \"{name}\" must be a string"))),
+        }
+    }
+
+    /// Options within an option, if they are given.
+    pub fn object(&self, name: &str) -> Result<Option<&'a Map<String, Value>>, ProviderError> {
+        match self.values.get(name) {
+            None => Ok(None),
+            Some(Value::Object(values)) => Ok(Some(values)),
+            Some(_) => Err(bad(format!("option \"{name}\" must be an object"))),
+        }
+    }
+
+    fn missing(&self, name: &str, example: &str) -> ProviderError {
+        bad(format!("option \"{name}\" is missing for a provider of kind \"{}\"", self.kind))
+            .with_hint(format!("Give it as {{\"{name}\": {example}}}."))
     }
 }
 
@@ -113,6 +143,6 @@ fn escape_control(c: char) -> impl Iterator<Item = char> {
     plain.into_iter().chain(escaped.into_iter().flatten())
 }
 
-fn bad(message: impl Into<String>) -> ProviderError {
+pub(crate) fn bad(message: impl Into<String>) -> ProviderError {
     ProviderError::new(ErrorClass::BadOptions, message)
 }

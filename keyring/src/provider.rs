@@ -33,9 +33,9 @@ pub trait Provider {
         self.wrap(key, context, &unwrapped.plaintext)
     }
 
-    /// Adds a version to `key` and returns its number. Older versions keep unwrapping. `wrapped` is
-    /// what the key wraps now: where a name can be pointed at another key, that counts as the rotation
-    /// if it has happened since.
+    /// Makes sure that `key` has a version newer than the one that wrapped `wrapped`, and returns the
+    /// newest. If it has one already, because somebody rotated it elsewhere, pointed its name at
+    /// another key, or a rotation was cut short, that one will do. Older versions keep unwrapping.
     fn rotate(&self, key: &str, wrapped: &[u8]) -> Result<u64, ProviderError>;
 
     /// Tells about `key` without using it.

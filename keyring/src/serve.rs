@@ -143,7 +143,8 @@ fn answer(request: Request, start: Instant, limit: Duration) -> Reply {
             ErrorClass::Deadline,
             format!("no answer within {} ms", limit.as_millis()),
         )
-        .with_hint("The provider is slow or hangs. Try again, or allow more time.")
+        .with_detail("The provider had not finished when its time was up.")
+        .with_hint("It is slow or hangs. Try again, or raise pagevault.keyring_timeout.")
         .transient(),
         RecvTimeoutError::Disconnected => {
             ProviderError::new(ErrorClass::Internal, "the helper failed at this operation")
@@ -170,9 +171,11 @@ fn answer(request: Request, start: Instant, limit: Duration) -> Reply {
 fn title(operation: &Operation) -> String {
     use crate::options::printable;
     let provider = printable(&operation.provider.name);
-    match operation.action {
-        _ if operation.key.is_empty() => format!("provider \"{provider}\""),
-        _ => format!("master key \"{}\" of provider \"{provider}\"", printable(&operation.key)),
+    let about_key = !operation.key.is_empty() && !matches!(operation.action, Action::CheckOptions);
+    if about_key {
+        format!("master key \"{}\" of provider \"{provider}\"", printable(&operation.key))
+    } else {
+        format!("provider \"{provider}\"")
     }
 }
 

@@ -137,8 +137,8 @@ pub enum Action {
         /// From [`Outcome::Wrapped`].
         wrapped: Base64,
     },
-    /// Add a new version to the key, if it is still the one that wrapped `wrapped`: where a name can be
-    /// pointed at another key (an alias), that may have been done already.
+    /// Make sure that the key has a version newer than the one that wrapped `wrapped`. If it has one
+    /// already (rotated elsewhere, or a rotation that was cut short), that one will do.
     Rotate {
         /// What the key wraps now.
         wrapped: Base64,

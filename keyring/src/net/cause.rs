@@ -49,20 +49,24 @@ pub(crate) fn cause_of(error: &(dyn Error + 'static)) -> Cause {
     let mut next = Some(error);
     let mut found = None;
     while let Some(error) = next {
+        next = error.source();
         if let Some(error) = error.downcast_ref::<rustls::Error>() {
             return refused(error);
         }
-        if let Some(error) = error.downcast_ref::<io::Error>() {
-            // io::Error hides what it wraps from source().
-            if let Some(inner) = error.get_ref() {
-                let inner: &(dyn Error + 'static) = inner;
-                if let Some(error) = inner.downcast_ref::<rustls::Error>() {
-                    return refused(error);
-                }
-            }
-            found = Some(broken(error));
+        if error.downcast_ref::<reqwest::Error>().is_some_and(reqwest::Error::is_timeout) {
+            return Cause {
+                class: ErrorClass::Deadline,
+                detail: "It took the connection, if any, and said nothing.".to_owned(),
+                retry: true,
+            };
         }
-        next = error.source();
+        if let Some(error) = error.downcast_ref::<io::Error>() {
+            found = Some(broken(error));
+            // What an io::Error wraps is not its source; that is the source of what it wraps.
+            if let Some(inner) = error.get_ref() {
+                next = Some(inner);
+            }
+        }
     }
     found.unwrap_or_else(|| Cause {
         class: ErrorClass::Unreachable,
@@ -117,7 +121,8 @@ mod tests {
         let untrusted = rustls::Error::InvalidCertificate(rustls::CertificateError::UnknownIssuer);
         for error in [
             Wrapper(Box::new(untrusted.clone())),
-            Wrapper(Box::new(io::Error::new(io::ErrorKind::InvalidData, untrusted))),
+            Wrapper(Box::new(io::Error::new(io::ErrorKind::InvalidData, untrusted.clone()))),
+            Wrapper(Box::new(io::Error::other(io::Error::other(untrusted)))),
         ] {
             let cause = cause_of(&error);
             assert_eq!((cause.class, cause.retry), (ErrorClass::Tls, false));

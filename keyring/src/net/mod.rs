@@ -12,8 +12,8 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::provider::ProviderError;
 
-pub(crate) use cause::{Cause, cause_of};
-pub(crate) use tls::{Trust, client_config, read_certificates, use_ring};
+pub(crate) use cause::cause_of;
+pub(crate) use tls::{Trust, client_config, use_ring};
 
 /// Longest time for one connection to come about.
 pub(crate) const CONNECT_TIME: Duration = Duration::from_secs(5);

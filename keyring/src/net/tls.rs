@@ -71,9 +71,7 @@ fn roots(ca_file: Option<&Path>) -> Result<RootCertStore, ProviderError> {
 }
 
 /// The certificates of a PEM file, one at least.
-pub(crate) fn read_certificates(
-    path: &Path,
-) -> Result<Vec<CertificateDer<'static>>, ProviderError> {
+fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ProviderError> {
     let certificates: Vec<_> = CertificateDer::pem_file_iter(path)
         .and_then(Iterator::collect)
         .map_err(|error| unreadable(path, &error))?;

@@ -132,25 +132,22 @@ impl Provider for CommandProvider {
     }
 
     fn rotate(&self, key: &str, wrapped: &[u8]) -> Result<u64, ProviderError> {
-        let current = Parts::of(wrapped).map_or(0, |parts| parts.key_version);
-        let Some(program) = &self.rotate else {
-            // The operator's own tools may have done it.
-            return match self.describe(key)?.key_version {
-                newest if current > 0 && newest > current => Ok(newest),
-                _ => Err(cannot_rotate(key)),
-            };
-        };
+        let current = Parts::of(wrapped).map(|parts| parts.key_version);
+        let is_new = |version: u64| current.is_none_or(|current| version > current);
+        if current.is_some() {
+            let newest = self.describe(key)?.key_version;
+            if is_new(newest) {
+                return Ok(newest);
+            }
+        }
+        let program = self.rotate.as_ref().ok_or_else(|| cannot_rotate(key))?;
         let ended = self.run(program, "rotate", &[("key", key)])?;
         let reply = self.read(program, &ended, &["key_version"])?;
         let version =
             reply.key_version.ok_or_else(|| unusable(program, "It lacks \"key_version\"."))?;
-        if version <= current {
-            return Err(unusable(
-                program,
-                &format!(
-                    "It says that the key has version {version} now; it had version {current}."
-                ),
-            ));
+        if !is_new(version) {
+            let wrong = format!("It says that the key has version {version}, which is not new.");
+            return Err(unusable(program, &wrong));
         }
         Ok(version)
     }

@@ -117,15 +117,11 @@ impl Provider for FileProvider {
     }
 
     fn unwrap(&self, key: &str, context: &str, wrapped: &[u8]) -> Result<Unwrapped, ProviderError> {
-        let Some((header, body)) = wrapped.split_first_chunk::<HEADER>() else {
-            return Err(self.refused("It is too short."));
-        };
-        let [FORMAT, version @ ..] = *header else {
+        let Some((key_version, body)) = header(wrapped) else {
             return Err(self.refused(
                 "It was not made by a provider of kind \"file\", or by a newer version of it.",
             ));
         };
-        let key_version = u64::from_be_bytes(version);
         let file = self.load()?;
         let Some(version) = self.find(&file, key)?.version(key_version) else {
             return Err(self.refused(format!(
@@ -145,10 +141,13 @@ impl Provider for FileProvider {
         Ok(Unwrapped { plaintext, key_version })
     }
 
-    fn rotate(&self, key: &str, _wrapped: &[u8]) -> Result<u64, ProviderError> {
+    fn rotate(&self, key: &str, wrapped: &[u8]) -> Result<u64, ProviderError> {
         let place = self.place()?;
         let mut locked = store::lock(&place)?;
-        self.find(&locked.keys, key)?;
+        let newest = self.newest(&locked.keys, key)?.version;
+        if header(wrapped).is_some_and(|(version, _)| version < newest) {
+            return Ok(newest);
+        }
         let version = add_version(&mut locked.keys, key)?;
         locked.replace()?;
         Ok(version)
@@ -257,6 +256,14 @@ pub fn outside(place: &Place, data_directory: Option<&Path>) -> Result<(), Provi
         place.outside_of(data_directory)?;
     }
     place.outside_of_any()
+}
+
+/// The version of the key that wrapped, and the wrapping.
+fn header(wrapped: &[u8]) -> Option<(u64, &[u8])> {
+    match wrapped.split_first_chunk::<HEADER>()? {
+        ([FORMAT, version @ ..], body) => Some((u64::from_be_bytes(*version), body)),
+        _ => None,
+    }
 }
 
 /// What a wrapping is bound to, each part with its length, so that no two triples look the same.

@@ -3,6 +3,7 @@
 
 pub mod command;
 pub mod file;
+pub mod vault;
 
 use pagevault_keystore::protocol::ErrorClass;
 use serde_json::{Map, Value};
@@ -21,6 +22,7 @@ type Constructor = fn(&Options<'_>, &Environment) -> Result<Box<dyn Provider>, P
 
 const KINDS: &[Kind] = &[
     Kind { name: "file", options: file::OPTIONS, build: file::build },
+    Kind { name: "vault", options: vault::OPTIONS, build: vault::build },
     Kind { name: "command", options: command::OPTIONS, build: command::build },
 ];
 

@@ -3,13 +3,18 @@
 //! `tools/key-servers` installs them and names them in the environment; what is not there is skipped,
 //! loudly ([`missing`]).
 
+pub mod certificates;
 pub mod helper;
+pub mod vault;
 
 use std::ffi::OsString;
 use std::net::TcpListener;
-use std::path::PathBuf;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
 
 use anyhow::Result;
+
+use crate::Installation;
 
 /// Programs that a test may need.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,4 +71,15 @@ fn on_path(name: &str) -> Option<PathBuf> {
 /// When there is none.
 pub fn free_port() -> Result<u16> {
     Ok(TcpListener::bind("127.0.0.1:0")?.local_addr()?.port())
+}
+
+/// Writes a file that belongs to the server user.
+///
+/// # Errors
+/// When it cannot be written.
+pub fn write_file(path: &Path, content: &str, mode: u32) -> Result<PathBuf> {
+    std::fs::write(path, content)?;
+    std::fs::set_permissions(path, std::fs::Permissions::from_mode(mode))?;
+    Installation::get()?.give(path)?;
+    Ok(path.to_owned())
 }

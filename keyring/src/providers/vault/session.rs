@@ -1,0 +1,253 @@
+//! One conversation with Vault: log in once, ask, give the token back.
+
+use std::cell::OnceCell;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use pagevault_keystore::protocol::ErrorClass;
+use reqwest::Url;
+use reqwest::redirect::Policy;
+use rustify::clients::reqwest::Client as Http;
+use serde::Deserialize;
+use vaultrs::api::EndpointMiddleware;
+use vaultrs::client::{Client, VaultClient, VaultClientSettingsBuilder};
+use vaultrs::error::ClientError;
+
+use super::auth::Auth;
+use super::failure;
+use crate::net::{CONNECT_TIME, Network, REQUEST_TIME, Trust, cause_of, client_config};
+use crate::provider::{Finding, ProviderError};
+
+/// Where Vault is and whom to believe.
+pub(super) struct Server {
+    pub(super) address: Url,
+    pub(super) namespace: Option<String>,
+    pub(super) ca_file: Option<PathBuf>,
+}
+
+impl Server {
+    /// The address, for messages.
+    pub(super) fn shown(&self) -> &str {
+        self.address.as_str().trim_end_matches('/')
+    }
+}
+
+/// A connection that logs in when it is first needed.
+pub(super) struct Session {
+    pub(super) server: Server,
+    auth: Auth,
+    network: Network,
+    client: OnceCell<VaultClient>,
+}
+
+/// What an operation needs in Vault's policy, for messages.
+pub(super) struct Need<'a> {
+    pub(super) capability: &'a str,
+    pub(super) path: &'a str,
+}
+
+impl Session {
+    pub(super) fn new(
+        server: Server,
+        auth: Auth,
+        deadline: Option<Instant>,
+    ) -> Result<Session, ProviderError> {
+        let network = Network::new(deadline)?;
+        Ok(Session { server, auth, network, client: OnceCell::new() })
+    }
+
+    /// Asks Vault for something that takes `capability` on `path`.
+    pub(super) fn run<T>(
+        &self,
+        capability: &str,
+        path: &str,
+        ask: impl AsyncFnOnce(&VaultClient) -> Result<T, ClientError>,
+    ) -> Result<T, ProviderError> {
+        let client = self.client()?;
+        self.network.run(async {
+            let error = match ask(client).await {
+                Ok(answer) => return Ok(answer),
+                Err(error) => error,
+            };
+            // Vault says the same to a token that it does not know and to one that may not.
+            let known = failure::is_denial(&error).then_some(client.lookup().await.is_ok());
+            let need = Need { capability, path };
+            Err(failure::of_request(error, &self.server, &self.auth, &need, known))
+        })
+    }
+
+    /// The files that credentials and certificates are in, as far as they are there.
+    pub(super) fn check_files(&self) -> Result<(), ProviderError> {
+        let later = |error: ProviderError| match error.class {
+            ErrorClass::Unreachable => Ok(()),
+            _ => Err(error),
+        };
+        self.auth.read().map(drop).or_else(later)?;
+        let missing = |path: &PathBuf| !path.exists();
+        let trust = self.trust();
+        let files = trust.ca_file.iter().chain(trust.identity.iter().flat_map(|(c, k)| [c, k]));
+        if files.clone().any(missing) { Ok(()) } else { client_config(&trust).map(drop) }
+    }
+
+    fn trust(&self) -> Trust {
+        Trust { ca_file: self.server.ca_file.clone(), identity: self.auth.identity() }
+    }
+
+    /// A client without a token. Nothing is taken from the environment, no redirection is followed:
+    /// it would carry the token to wherever it points.
+    fn http(&self) -> Result<reqwest::Client, ProviderError> {
+        reqwest::Client::builder()
+            .tls_backend_preconfigured(client_config(&self.trust())?)
+            .redirect(Policy::none())
+            .no_proxy()
+            .connect_timeout(CONNECT_TIME)
+            .timeout(REQUEST_TIME)
+            .build()
+            .map_err(|_| ProviderError::new(ErrorClass::Internal, "could not make an HTTP client"))
+    }
+
+    fn stranger(&self) -> Result<VaultClient, ProviderError> {
+        // Each field is set: the defaults come from VAULT_* in the environment.
+        let settings = VaultClientSettingsBuilder::default()
+            .address(&self.server.address)
+            .ca_certs(Vec::new())
+            .identity(None)
+            .timeout(None)
+            .token("")
+            .verify(true)
+            .namespace(self.server.namespace.clone())
+            .build()
+            .map_err(|_| {
+                ProviderError::new(ErrorClass::Internal, "could not set Vault's client up")
+            })?;
+        let middle = EndpointMiddleware {
+            token: String::new(),
+            version: "v1".to_owned(),
+            wrap: None,
+            namespace: self.server.namespace.clone(),
+        };
+        let http = Http::new(self.server.address.as_str(), self.http()?);
+        Ok(VaultClient { http, middle, settings })
+    }
+
+    /// The client that is logged in.
+    fn client(&self) -> Result<&VaultClient, ProviderError> {
+        if let Some(client) = self.client.get() {
+            return Ok(client);
+        }
+        let credentials = self.auth.read()?;
+        let mut client = self.stranger()?;
+        self.network.run(async {
+            let token = self.auth.token(&client, &credentials).await;
+            let token = token.map_err(|e| failure::of_login(e, &self.server, &self.auth))?;
+            client.set_token(&token);
+            if !self.auth.token_is_ours() {
+                renew(&client).await;
+            }
+            Ok(())
+        })?;
+        Ok(self.client.get_or_init(|| client))
+    }
+
+    /// Looks at what stands between us and a key.
+    pub(super) fn examine(&self) -> Vec<Finding> {
+        let mut findings = Vec::new();
+        // The first failure ends the list; the findings up to it are what is told.
+        let _ = self.examine_into(&mut findings);
+        findings
+    }
+
+    fn examine_into(&self, findings: &mut Vec<Finding>) -> Result<(), ()> {
+        let mut note = |what: &str, result: Result<String, ProviderError>| {
+            let ended = result.as_ref().map(drop).map_err(drop);
+            findings.push(Finding { what: what.to_owned(), result });
+            ended
+        };
+        let health = self.health();
+        let told = health
+            .as_ref()
+            .map(|health| format!("{} answers, version {}", self.server.shown(), health.version));
+        note("the server is reachable and trusted", told.map_err(Clone::clone))?;
+        let health = health.map_err(drop)?;
+        let open = match (health.initialized, health.sealed) {
+            (true, false) => Ok("it is".to_owned()),
+            _ => Err(failure::sealed(&self.server)),
+        };
+        note("the server is unsealed", open)?;
+
+        let read = self.auth.read().map(|_| format!("for {}", self.auth.shown()));
+        note("the credentials can be read", read)?;
+        let known = self.client().and_then(|client| {
+            self.network.run(async {
+                match client.lookup().await {
+                    Ok(token) => Ok(told_of(token.ttl, token.renewable, &token.policies)),
+                    Err(error) if self.auth.token_is_ours() && failure::is_denial(&error) => {
+                        Ok("logged in; the token may not look at itself".to_owned())
+                    }
+                    Err(error) => Err(failure::of_login(error, &self.server, &self.auth)),
+                }
+            })
+        });
+        note("the credentials are accepted", known)
+    }
+
+    /// Vault's own view of its state. Not through the client, which wants fields that OpenBao does
+    /// not send.
+    fn health(&self) -> Result<Health, ProviderError> {
+        let http = self.http()?;
+        let url = format!("{}/v1/sys/health", self.server.shown());
+        self.network.run(async {
+            let unreached = |error: reqwest::Error| cause_of(&error).about(self.server.shown());
+            let body = http.get(url).send().await.map_err(unreached)?.bytes().await;
+            serde_json::from_slice(&body.map_err(unreached)?).map_err(|_| {
+                ProviderError::new(
+                    ErrorClass::Unreachable,
+                    format!("{} is no Vault", self.server.shown()),
+                )
+                .with_detail("It answers, but not as Vault does.")
+                .with_hint("Check the option \"address\".")
+            })
+        })
+    }
+}
+
+#[derive(Deserialize)]
+struct Health {
+    initialized: bool,
+    sealed: bool,
+    #[serde(default)]
+    version: String,
+}
+
+fn told_of(ttl: u64, renewable: Option<bool>, policies: &[String]) -> String {
+    let life = match (ttl, renewable) {
+        (0, _) => "does not expire".to_owned(),
+        (seconds, Some(true)) => format!("expires in {seconds} s and is renewed in time"),
+        (seconds, _) => format!("expires in {seconds} s and cannot be renewed"),
+    };
+    format!("the token {life}; policies: {}", policies.join(", "))
+}
+
+/// Prolongs a token of which less than half of its life is left. Best done by an agent; a token that
+/// nobody looks after is kept alive by our asking, which happens at `pagevault.revalidate_interval`.
+async fn renew(client: &VaultClient) {
+    let Ok(token) = client.lookup().await else { return };
+    if token.renewable == Some(true) && token.ttl > 0 && token.ttl < token.creation_ttl / 2 {
+        // The token is still good; what is wrong with renewing it shows when it has ended.
+        let _ = client.renew(None).await;
+    }
+}
+
+impl Drop for Session {
+    /// A token that was made for us ends with us, not when its time is up.
+    fn drop(&mut self) {
+        if let Some(client) = self.client.get()
+            && self.auth.token_is_ours()
+        {
+            let _ = self.network.run(async {
+                let _ = client.revoke().await;
+                Ok(())
+            });
+        }
+    }
+}

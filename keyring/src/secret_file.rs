@@ -1,0 +1,112 @@
+//! Files that hold credentials: options name them, they never hold what is in them.
+
+use std::fs::File;
+use std::io::Read;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+
+use pagevault_keystore::protocol::ErrorClass;
+use zeroize::Zeroizing;
+
+use crate::provider::ProviderError;
+
+/// Larger files are no credentials.
+const LIMIT: u64 = 64 * 1024;
+
+/// Who may read a file of credentials besides its owner.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Readers {
+    /// The owner's group at most, as agents that write tokens do it.
+    Group,
+    /// Anybody: Kubernetes mounts service account tokens like that into containers.
+    Anybody,
+}
+
+/// Reads a file of one line of printable ASCII, without the white space around it.
+///
+/// # Errors
+/// `unreachable` if it cannot be read (a mount or an agent may be late), `insecure` if others can read
+/// or write it, `bad_options` if it holds anything else.
+pub(crate) fn read(path: &Path, readers: Readers) -> Result<Zeroizing<String>, ProviderError> {
+    let shown = path.display();
+    let unreadable = |error: std::io::Error| {
+        ProviderError::new(ErrorClass::Unreachable, format!("could not read \"{shown}\""))
+            .with_detail(format!("{error}."))
+            .with_hint("The server's operating system user must be able to read this file.")
+    };
+    let wrong = |detail: &str| {
+        ProviderError::new(ErrorClass::BadOptions, format!("\"{shown}\" is not usable"))
+            .with_detail(detail)
+            .with_hint("The file must hold the credential alone, on one line.")
+    };
+    let file = File::open(path).map_err(unreadable)?;
+    let metadata = file.metadata().map_err(unreadable)?;
+    let forbidden = match readers {
+        Readers::Group => 0o027,
+        Readers::Anybody => 0o022,
+    };
+    if !metadata.is_file() {
+        return Err(wrong("It is not a regular file."));
+    }
+    if metadata.mode() & forbidden != 0 {
+        return Err(ProviderError::new(
+            ErrorClass::Insecure,
+            format!("\"{shown}\" is open to others"),
+        )
+        .with_detail(format!("Its mode is {:04o}.", metadata.mode() & 0o7777))
+        .with_hint(format!("Give it to the server's user alone: chmod 0600 \"{shown}\"")));
+    }
+    // Read at once into room for all of it: a text that grows leaves copies behind.
+    let mut text = Zeroizing::new(String::with_capacity(LIMIT as usize + 1));
+    file.take(LIMIT + 1).read_to_string(&mut text).map_err(|error| match error.kind() {
+        std::io::ErrorKind::InvalidData => wrong("It holds something else than text."),
+        _ => unreadable(error),
+    })?;
+    let secret = Zeroizing::new(text.trim().to_owned());
+    if secret.is_empty() || secret.len() as u64 > LIMIT {
+        return Err(wrong("It is empty or too long."));
+    }
+    if !secret.bytes().all(|byte| byte.is_ascii_graphic()) {
+        return Err(wrong("It holds more than one word of printable ASCII."));
+    }
+    Ok(secret)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::{Permissions, set_permissions, write};
+    use std::os::unix::fs::PermissionsExt;
+
+    #[test]
+    fn only_safe_files_of_one_word_are_read() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("token");
+        let read_as = |content: &[u8], mode: u32, readers: Readers| {
+            write(&path, content).unwrap();
+            set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+            read(&path, readers).map(|text| text.to_string()).map_err(|error| error.class)
+        };
+        assert_eq!(read_as(b" hvs.abc\n", 0o600, Readers::Group), Ok("hvs.abc".to_owned()));
+        assert_eq!(read_as(b"hvs.abc", 0o640, Readers::Group), Ok("hvs.abc".to_owned()));
+        assert_eq!(read_as(b"hvs.abc", 0o644, Readers::Anybody), Ok("hvs.abc".to_owned()));
+        for (mode, readers) in [
+            (0o644, Readers::Group),
+            (0o604, Readers::Group),
+            (0o620, Readers::Group),
+            (0o646, Readers::Anybody),
+        ] {
+            assert_eq!(read_as(b"hvs.abc", mode, readers), Err(ErrorClass::Insecure));
+        }
+        let large = vec![b'a'; LIMIT as usize + 1];
+        for content in
+            [&b""[..], b" \n ", b"two words", b"two\nlines", b"\xff\xfe", b"a\0b", &large]
+        {
+            assert_eq!(read_as(content, 0o600, Readers::Group), Err(ErrorClass::BadOptions));
+        }
+        let missing = read(&directory.path().join("none"), Readers::Group).unwrap_err();
+        assert_eq!(missing.class, ErrorClass::Unreachable);
+        let no_file = read(directory.path(), Readers::Group).unwrap_err();
+        assert_eq!(no_file.class, ErrorClass::BadOptions);
+    }
+}

@@ -1,0 +1,305 @@
+//! A real Vault or OpenBao: its own storage, its own certificates, unsealed with one key.
+
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::certificates::Authority;
+use super::{Server, free_port};
+use crate::Installation;
+
+/// The policy that the user guide recommends.
+pub const POLICY: &str = include_str!("../../../docs/examples/vault/pagevault.hcl");
+
+/// A server that a test can stop, seal, pause and bring back. Dropping it kills it.
+pub struct Vault {
+    program: PathBuf,
+    directory: TempDir,
+    port: u16,
+    child: Option<Child>,
+    unseal_key: String,
+    root_token: String,
+    authority: Authority,
+}
+
+impl Vault {
+    /// A server with the Transit engine at `transit`, the key `db-kek`, AppRole with the role
+    /// `db` that may use it, and an audit log.
+    ///
+    /// # Errors
+    /// When any of it fails.
+    pub fn start() -> Result<Vault> {
+        let program = Server::Vault.program().context("there is no Vault on this machine")?;
+        let directory = tempfile::Builder::new().prefix("pagevault-vault-").tempdir()?;
+        Installation::get()?.give(directory.path())?;
+        let mut vault = Vault {
+            program,
+            directory,
+            port: free_port()?,
+            child: None,
+            unseal_key: String::new(),
+            root_token: String::new(),
+            authority: Authority::new()?,
+        };
+        vault.write("ca.pem", vault.authority.pem(), 0o644)?;
+        let (certificate, key) = vault.authority.sign("vault", &["127.0.0.1"])?;
+        vault.write("server.pem", &certificate, 0o644)?;
+        vault.write("server.key", &key, 0o600)?;
+        let storage = vault.path("storage");
+        std::fs::create_dir(&storage)?;
+        Installation::get()?.give(&storage)?;
+        vault.run_server()?;
+        let made = vault.cli(&[
+            "operator",
+            "init",
+            "-key-shares=1",
+            "-key-threshold=1",
+            "-format=json",
+        ])?;
+        let made: Value = serde_json::from_str(&made)?;
+        let text = |value: &Value| value.as_str().map(str::to_owned).context("operator init");
+        vault.unseal_key = text(&made["unseal_keys_b64"][0])?;
+        vault.root_token = text(&made["root_token"])?;
+        vault.unseal()?;
+        vault.furnish()?;
+        Ok(vault)
+    }
+
+    fn furnish(&self) -> Result<()> {
+        let audit = format!("file_path={}", self.path("audit.log").display());
+        self.cli(&["audit", "enable", "file", &audit])?;
+        self.cli(&["secrets", "enable", "transit"])?;
+        self.cli(&["auth", "enable", "approle"])?;
+        self.make_key("db-kek")
+    }
+
+    /// Makes a Transit key as pagevault wants it, and lets the role `db` use it.
+    ///
+    /// # Errors
+    /// When Vault refuses.
+    pub fn make_key(&self, name: &str) -> Result<()> {
+        self.cli(&["write", &format!("transit/keys/{name}"), "derived=true"])?;
+        self.write_policy(name, &POLICY.replace("db-kek", name))?;
+        let policies = self.cli(&["policy", "list"])?;
+        let policies: Vec<&str> = policies.lines().filter(|policy| *policy != "root").collect();
+        let policies = policies.join(",");
+        self.cli(&[
+            "write",
+            "auth/approle/role/db",
+            &format!("token_policies={policies}"),
+            "token_ttl=20m",
+        ])
+        .map(drop)
+    }
+
+    /// Writes a policy.
+    ///
+    /// # Errors
+    /// When Vault refuses.
+    pub fn write_policy(&self, name: &str, rules: &str) -> Result<()> {
+        let file = self.write(&format!("{name}.hcl"), rules, 0o644)?;
+        self.cli(&["policy", "write", name, &file.display().to_string()]).map(drop)
+    }
+
+    /// Provider options: this server, and AppRole with fresh files of credentials.
+    ///
+    /// # Errors
+    /// When Vault refuses.
+    pub fn approle(&self) -> Result<Value> {
+        let role = self.cli(&["read", "-field=role_id", "auth/approle/role/db/role-id"])?;
+        let secret =
+            self.cli(&["write", "-f", "-field=secret_id", "auth/approle/role/db/secret-id"])?;
+        let role = self.write("role-id", &role, 0o644)?;
+        let secret = self.write("secret-id", &secret, 0o600)?;
+        Ok(self.options(json!({"approle": {"role_id_file": role, "secret_id_file": secret}})))
+    }
+
+    /// Provider options: this server, and a token in the file `name`.
+    ///
+    /// # Errors
+    /// When the file cannot be written.
+    pub fn token(&self, name: &str, token: &str) -> Result<Value> {
+        let file = self.write(name, token, 0o600)?;
+        Ok(self.options(json!({"token_file": file})))
+    }
+
+    /// Provider options: this server and a way to log in.
+    #[must_use]
+    pub fn options(&self, auth: Value) -> Value {
+        json!({"address": self.address(), "ca_file": self.path("ca.pem"), "auth": auth})
+    }
+
+    /// `https://127.0.0.1:<port>`.
+    #[must_use]
+    pub fn address(&self) -> String {
+        format!("https://127.0.0.1:{}", self.port)
+    }
+
+    /// A path in the server's directory.
+    #[must_use]
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.directory.path().join(name)
+    }
+
+    /// Writes a file for the server user and returns its path.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn write(&self, name: &str, content: &str, mode: u32) -> Result<PathBuf> {
+        super::write_file(&self.path(name), content, mode)
+    }
+
+    /// A certificate for clients, signed by the authority that signed the server's: certificate, key.
+    ///
+    /// # Errors
+    /// When it cannot be made.
+    pub fn client_certificate(&self, name: &str) -> Result<(String, String)> {
+        self.authority.sign(name, &[])
+    }
+
+    /// What Vault's audit log holds.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    pub fn audit_log(&self) -> Result<String> {
+        Ok(std::fs::read_to_string(self.path("audit.log"))?)
+    }
+
+    /// Runs the command-line client with the root token and returns what it printed.
+    ///
+    /// # Errors
+    /// When it fails; what it said is in the message.
+    pub fn cli(&self, arguments: &[&str]) -> Result<String> {
+        let output = self.command()?.args(arguments).output()?;
+        ensure!(
+            output.status.success(),
+            "vault {arguments:?}: {}{}",
+            String::from_utf8_lossy(&output.stdout),
+            String::from_utf8_lossy(&output.stderr)
+        );
+        Ok(String::from_utf8(output.stdout)?.trim().to_owned())
+    }
+
+    fn command(&self) -> Result<Command> {
+        let mut command = Installation::get()?.command(&self.program.display().to_string());
+        command.env("HOME", self.directory.path());
+        for prefix in ["VAULT", "BAO"] {
+            command
+                .env(format!("{prefix}_ADDR"), self.address())
+                .env(format!("{prefix}_CACERT"), self.path("ca.pem"))
+                .env(format!("{prefix}_TOKEN"), &self.root_token);
+        }
+        Ok(command)
+    }
+
+    fn run_server(&mut self) -> Result<()> {
+        let log = std::fs::File::options().create(true).append(true).open(self.path("log"))?;
+        let path = |name| self.path(name).display().to_string();
+        let configuration = format!(
+            "storage \"raft\" {{\n  path = \"{}\"\n  node_id = \"one\"\n}}\n\
+             listener \"tcp\" {{\n  address = \"127.0.0.1:{}\"\n  tls_cert_file = \"{}\"\n  \
+             tls_key_file = \"{}\"\n}}\n\
+             disable_mlock = true\napi_addr = \"{}\"\n\
+             cluster_addr = \"https://127.0.0.1:{}\"\n",
+            path("storage"),
+            self.port,
+            path("server.pem"),
+            path("server.key"),
+            self.address(),
+            free_port()?
+        );
+        let file = self.write("server.hcl", &configuration, 0o600)?;
+        let mut child = self
+            .command()?
+            .arg("server")
+            .arg(format!("-config={}", file.display()))
+            .stdout(Stdio::from(log.try_clone()?))
+            .stderr(Stdio::from(log))
+            .spawn()?;
+        let deadline = Instant::now() + Duration::from_secs(60);
+        // Sealed is 2, unsealed 0; 1 means that it does not answer yet.
+        while self.command()?.arg("status").output()?.status.code() == Some(1) {
+            if let Some(status) = child.try_wait()? {
+                let said = std::fs::read_to_string(self.path("log")).unwrap_or_default();
+                bail!("Vault has ended: {status}: {said}");
+            }
+            ensure!(Instant::now() < deadline, "Vault does not answer");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        self.child = Some(child);
+        Ok(())
+    }
+
+    /// Ends the server with SIGKILL.
+    pub fn stop(&mut self) {
+        if let Some(mut child) = self.child.take() {
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+
+    /// Starts it again and unseals it.
+    ///
+    /// # Errors
+    /// When it does not come back.
+    pub fn restart(&mut self) -> Result<()> {
+        self.run_server()?;
+        self.unseal()
+    }
+
+    /// Seals it.
+    ///
+    /// # Errors
+    /// When Vault refuses.
+    pub fn seal(&self) -> Result<()> {
+        self.cli(&["operator", "seal"]).map(drop)
+    }
+
+    /// Unseals it and waits until it is ready.
+    ///
+    /// # Errors
+    /// When Vault refuses.
+    pub fn unseal(&self) -> Result<()> {
+        self.cli(&["operator", "unseal", &self.unseal_key])?;
+        let deadline = Instant::now() + Duration::from_secs(60);
+        // Unsealed at once, it becomes active a moment later.
+        while self.cli(&["token", "lookup"]).is_err() {
+            ensure!(Instant::now() < deadline, "Vault does not become active");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        Ok(())
+    }
+
+    /// Stops it from answering, connections are still taken; [`Vault::wake`] ends this.
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn freeze(&self) -> Result<()> {
+        self.signal(Signal::STOP)
+    }
+
+    /// Lets it go on after [`Vault::freeze`].
+    ///
+    /// # Errors
+    /// When it does not run.
+    pub fn wake(&self) -> Result<()> {
+        self.signal(Signal::CONT)
+    }
+
+    fn signal(&self, signal: Signal) -> Result<()> {
+        let child = self.child.as_ref().context("Vault does not run")?;
+        let pid = Pid::from_raw(i32::try_from(child.id())?).context("no process")?;
+        Ok(kill_process(pid, signal)?)
+    }
+}
+
+impl Drop for Vault {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

@@ -1,0 +1,347 @@
+//! `vault` against a real Vault or OpenBao, over TLS.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use pagevault_tests::key_servers::Server;
+use pagevault_tests::key_servers::helper::Provider;
+use pagevault_tests::key_servers::vault::Vault;
+use serde_json::{Value, json};
+
+use crate::Test;
+
+const CONTEXT: &str = "pagevault/1/00112233445566778899aabbccddeeff/0";
+const OTHER: &str = "pagevault/1/00112233445566778899aabbccddeeff/5";
+/// 32 bytes that are easy to recognise, in base64.
+const SECRET: &str = "c2VjcmV0IHNlY3JldCBzZWNyZXQgc2VjcmV0ISEhISE=";
+
+pub(crate) fn tests() -> Vec<Test> {
+    let test = |name, run| Test { name, needs: &[Server::Vault], run };
+    vec![
+        test("vault::keys_wrap_rotate_and_rewrap", keys_wrap_rotate_and_rewrap),
+        test("vault::each_way_to_log_in", each_way_to_log_in),
+        test("vault::refusals_have_a_class_a_cause_and_advice", refusals),
+        test("vault::tokens_are_renewed_and_given_back", tokens),
+        test("vault::nothing_secret_is_logged_or_sent_elsewhere", secrecy),
+        test("vault::the_operator_can_try_it_out", check),
+    ]
+}
+
+fn provider(options: Value) -> Provider {
+    Provider::new("vault", options)
+}
+
+fn keys_wrap_rotate_and_rewrap() -> Result<()> {
+    let vault = Vault::start()?;
+    vault.make_key("db-other")?;
+    let provider = provider(vault.approle()?);
+    let (old, version) = provider.wrap("db-kek", CONTEXT, SECRET)?;
+    ensure!(version == 1 && provider.unwrap("db-kek", CONTEXT, &old)? == SECRET);
+
+    // Bound to context and key.
+    let unwrap = |wrapped: &Value| json!({"unwrap": {"wrapped": wrapped}});
+    provider.refused("db-kek", OTHER, unwrap(&old), "wrong_ciphertext")?;
+    provider.refused("db-other", CONTEXT, unwrap(&old), "wrong_ciphertext")?;
+    provider.refused("db-kek", CONTEXT, unwrap(&json!("AAAA")), "wrong_ciphertext")?;
+
+    // Rotation adds a version; what the old one wrapped opens, and rewraps under the new one.
+    ensure!(provider.rotate("db-kek", &old)? == 2);
+    ensure!(provider.unwrap("db-kek", CONTEXT, &old)? == SECRET);
+    // Cut short before the rewrap, it goes on where it was.
+    ensure!(provider.rotate("db-kek", &old)? == 2, "rotated twice for one wrapping");
+    let (new, version) = provider.rewrap("db-kek", "db-kek", CONTEXT, &old)?;
+    ensure!(version == 2 && provider.unwrap("db-kek", CONTEXT, &new)? == SECRET);
+    provider.refused(
+        "db-kek",
+        OTHER,
+        json!({"rewrap": {"from_key": "db-kek", "wrapped": old}}),
+        "wrong_ciphertext",
+    )?;
+    let (moved, version) = provider.rewrap("db-kek", "db-other", CONTEXT, &new)?;
+    ensure!(version == 1 && provider.unwrap("db-other", CONTEXT, &moved)? == SECRET);
+
+    // Many rotations later the first wrapping still opens, until Vault is told otherwise.
+    for _ in 0..10 {
+        vault.cli(&["write", "-f", "transit/keys/db-kek/rotate"])?;
+    }
+    ensure!(provider.unwrap("db-kek", CONTEXT, &old)? == SECRET);
+    vault.cli(&["write", "transit/keys/db-kek/config", "min_decryption_version=12"])?;
+    provider.refused("db-kek", CONTEXT, unwrap(&old), "key_disabled")?;
+    Ok(())
+}
+
+fn each_way_to_log_in() -> Result<()> {
+    let vault = Vault::start()?;
+    let works = |options: Value| -> Result<()> {
+        let provider = provider(options);
+        let (wrapped, _) = provider.wrap("db-kek", CONTEXT, SECRET)?;
+        ensure!(provider.unwrap("db-kek", CONTEXT, &wrapped)? == SECRET);
+        Ok(())
+    };
+    let fails = |options: Value| {
+        provider(options).refused("db-kek", CONTEXT, json!("describe"), "unauthenticated")
+    };
+    works(vault.approle()?)?;
+    let wrong = vault.write("wrong", "00000000-0000-0000-0000-000000000000", 0o600)?;
+    let mut options = vault.approle()?;
+    options["auth"]["approle"]["secret_id_file"] = json!(wrong);
+    fails(options)?;
+
+    let token = vault.cli(&["token", "create", "-policy=db-kek", "-field=token"])?;
+    works(vault.token("token", &token)?)?;
+    fails(vault.token("no-token", "hvs.nobody")?)?;
+
+    // Kubernetes hands out signed tokens; Vault's JWT method checks such a token against the public key
+    // of who signed it and takes the same login as its Kubernetes method, which wants a whole
+    // Kubernetes to ask.
+    let (public, jwt) = service_account()?;
+    let key = vault.write("signer.pem", &public, 0o644)?;
+    vault.cli(&["auth", "enable", "-path=kubernetes", "jwt"])?;
+    let keys = format!("jwt_validation_pubkeys=@{}", key.display());
+    vault.cli(&["write", "auth/kubernetes/config", &keys])?;
+    vault.cli(&[
+        "write",
+        "auth/kubernetes/role/postgres",
+        "role_type=jwt",
+        "bound_audiences=vault",
+        "user_claim=sub",
+        "token_policies=db-kek",
+    ])?;
+    let file = vault.write("jwt", &jwt, 0o644)?;
+    let auth = |role: &str| json!({"kubernetes": {"role": role, "jwt_file": file}});
+    works(vault.options(auth("postgres")))?;
+    fails(vault.options(auth("nobody")))?;
+
+    let (certificate, key) = vault.client_certificate("postgres")?;
+    let cert_file = vault.write("client.pem", &certificate, 0o644)?;
+    let key_file = vault.write("client.key", &key, 0o600)?;
+    vault.cli(&["auth", "enable", "cert"])?;
+    let authority = format!("certificate=@{}", vault.path("ca.pem").display());
+    vault.cli(&[
+        "write",
+        "auth/cert/certs/postgres",
+        &authority,
+        "allowed_common_names=postgres",
+        "token_policies=db-kek",
+    ])?;
+    let auth = |cert: &std::path::Path, key: &std::path::Path| {
+        vault.options(json!({"cert": {"cert_file": cert, "key_file": key}}))
+    };
+    works(auth(&cert_file, &key_file))?;
+    let (certificate, key) = vault.client_certificate("stranger")?;
+    let cert_file = vault.write("stranger.pem", &certificate, 0o644)?;
+    let key_file = vault.write("stranger.key", &key, 0o600)?;
+    fails(auth(&cert_file, &key_file))?;
+    Ok(())
+}
+
+/// A public key and a token of a service account, signed with it.
+fn service_account() -> Result<(String, String)> {
+    use base64::Engine;
+    use base64::engine::general_purpose::URL_SAFE_NO_PAD as BASE64;
+    use openssl::bn::BigNumRef;
+    use openssl::ec::{EcGroup, EcKey};
+    use openssl::ecdsa::EcdsaSig;
+    use openssl::hash::{MessageDigest, hash};
+    use openssl::nid::Nid;
+
+    let key = EcKey::generate(EcGroup::from_curve_name(Nid::X9_62_PRIME256V1)?.as_ref())?;
+    let public = String::from_utf8(key.public_key_to_pem()?)?;
+    let part = |value: Value| BASE64.encode(value.to_string());
+    let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH)?.as_secs();
+    let claims = json!({"sub": "system:serviceaccount:db:postgres", "aud": "vault",
+        "iat": now, "nbf": now, "exp": now + 3600});
+    let signed = format!("{}.{}", part(json!({"alg": "ES256", "typ": "JWT"})), part(claims));
+    let digest = hash(MessageDigest::sha256(), signed.as_bytes())?;
+    let signature = EcdsaSig::sign(&digest, &key)?;
+    let number = |n: &BigNumRef| n.to_vec_padded(32);
+    let raw = [number(signature.r())?, number(signature.s())?].concat();
+    Ok((public, format!("{signed}.{}", BASE64.encode(raw))))
+}
+
+fn refusals() -> Result<()> {
+    let mut vault = Vault::start()?;
+    let options = vault.approle()?;
+    let good = provider(options.clone());
+    let (wrapped, _) = good.wrap("db-kek", CONTEXT, SECRET)?;
+    let describe = || json!("describe");
+    let with = |name: &str, value: Value| {
+        let mut options = options.clone();
+        options[name] = value;
+        provider(options)
+    };
+
+    // denied: a token that Vault knows and that may not.
+    let failure = {
+        vault.cli(&["write", "transit/keys/foreign", "derived=true"])?;
+        good.refused("foreign", CONTEXT, describe(), "denied")?
+    };
+    ensure!(failure["hint"].as_str().unwrap_or("").contains("transit/keys/foreign"), "{failure}");
+    // key_missing: for a token that may look, and a mount that is not there.
+    let root = vault.cli(&["token", "create", "-policy=root", "-field=token"])?;
+    let root = provider(vault.token("root", &root)?);
+    root.refused("nokey", CONTEXT, describe(), "key_missing")?;
+    root.refused("no/key", CONTEXT, describe(), "key_missing")?;
+    let mut elsewhere = root.clone();
+    elsewhere.options["mount"] = json!("elsewhere");
+    elsewhere.refused("db-kek", CONTEXT, describe(), "key_missing")?;
+    // Nobody makes a key by wrapping with a name that is misspelt.
+    root.refused("db-kekk", CONTEXT, json!({"wrap": {"plaintext": SECRET}}), "key_missing")?;
+    root.refused("db-kekk", CONTEXT, describe(), "key_missing")?;
+    // insecure: a key that binds nothing, credentials open to others, an address without TLS.
+    vault.cli(&["write", "-f", "transit/keys/plain"])?;
+    root.refused("plain", CONTEXT, json!({"wrap": {"plaintext": SECRET}}), "insecure")?;
+    let loose = vault.write("loose", "hvs.x", 0o644)?;
+    provider(vault.options(json!({"token_file": loose}))).refused(
+        "db-kek",
+        CONTEXT,
+        describe(),
+        "insecure",
+    )?;
+    with("address", json!("http://vault.example.com:8200")).refused(
+        "db-kek",
+        CONTEXT,
+        describe(),
+        "insecure",
+    )?;
+    // A key whose deletion leaves what it wrapped without a key.
+    vault.make_key("db-gone")?;
+    let (lost, _) = good.wrap("db-gone", CONTEXT, SECRET)?;
+    vault.cli(&["write", "transit/keys/db-gone/config", "deletion_allowed=true"])?;
+    vault.cli(&["delete", "transit/keys/db-gone"])?;
+    good.refused("db-gone", CONTEXT, json!({"unwrap": {"wrapped": lost}}), "key_missing")?;
+
+    // tls: an authority that nobody trusts, a name that is not the server's.
+    let stranger = pagevault_tests::key_servers::certificates::Authority::new()?;
+    let ca = vault.write("stranger-ca.pem", stranger.pem(), 0o644)?;
+    with("ca_file", json!(ca)).refused("db-kek", CONTEXT, describe(), "tls")?;
+    let named = vault.address().replace("127.0.0.1", "localhost");
+    with("address", json!(named)).refused("db-kek", CONTEXT, describe(), "tls")?;
+    let mut no_authority = options.clone();
+    no_authority.as_object_mut().map(|options| options.remove("ca_file"));
+    provider(no_authority).refused("db-kek", CONTEXT, describe(), "tls")?;
+
+    // throttled
+    vault.cli(&[
+        "write",
+        "sys/quotas/rate-limit/slow",
+        "path=transit",
+        "rate=1",
+        "interval=60s",
+    ])?;
+    let mut hasty = good.clone();
+    hasty.deadline_ms = 2_000;
+    hasty.ask("db-kek", CONTEXT, describe())?;
+    hasty.refused("db-kek", CONTEXT, describe(), "throttled")?;
+    vault.cli(&["delete", "sys/quotas/rate-limit/slow"])?;
+
+    // sealed, and all is well again without any doing of ours
+    vault.seal()?;
+    good.refused("db-kek", CONTEXT, describe(), "sealed")?;
+    vault.unseal()?;
+    ensure!(good.unwrap("db-kek", CONTEXT, &wrapped)? == SECRET);
+
+    // deadline: it takes connections and says nothing
+    vault.freeze()?;
+    let mut brief = good.clone();
+    brief.deadline_ms = 1_500;
+    let start = Instant::now();
+    let slow = brief.refused("db-kek", CONTEXT, describe(), "deadline");
+    vault.wake()?;
+    slow?;
+    ensure!(start.elapsed() < Duration::from_secs(6), "the deadline is not kept");
+
+    // unreachable, and back
+    vault.stop();
+    let mut brief = good.clone();
+    brief.deadline_ms = 1_000;
+    let failure = brief.refused("db-kek", CONTEXT, describe(), "unreachable")?;
+    ensure!(failure["retry"] == true, "{failure}");
+    ensure!(failure.to_string().contains(&vault.address()), "{failure}");
+    vault.restart()?;
+    ensure!(good.unwrap("db-kek", CONTEXT, &wrapped)? == SECRET);
+    Ok(())
+}
+
+fn tokens() -> Result<()> {
+    let vault = Vault::start()?;
+    // A short token is renewed when more than half of its life is over.
+    let token = vault.cli(&["token", "create", "-policy=db-kek", "-ttl=6s", "-field=token"])?;
+    let short = provider(vault.token("token", &token)?);
+    for _ in 0..6 {
+        std::thread::sleep(Duration::from_secs(2));
+        short.wrap("db-kek", CONTEXT, SECRET)?;
+    }
+    // One that nobody can renew ends, and that is told apart from a denial.
+    let token = vault.cli(&[
+        "token",
+        "create",
+        "-policy=db-kek",
+        "-ttl=2s",
+        "-renewable=false",
+        "-field=token",
+    ])?;
+    let ending = provider(vault.token("ending", &token)?);
+    ending.wrap("db-kek", CONTEXT, SECRET)?;
+    std::thread::sleep(Duration::from_secs(3));
+    ending.refused("db-kek", CONTEXT, json!("describe"), "unauthenticated")?;
+
+    // Tokens of logins do not pile up.
+    let accessors = || -> Result<usize> {
+        Ok(vault.cli(&["list", "-format=json", "auth/token/accessors"])?.matches('"').count())
+    };
+    let approle = provider(vault.approle()?);
+    let before = accessors()?;
+    for _ in 0..3 {
+        approle.wrap("db-kek", CONTEXT, SECRET)?;
+    }
+    ensure!(accessors()? <= before, "tokens are left: {before}, now {}", accessors()?);
+    Ok(())
+}
+
+fn secrecy() -> Result<()> {
+    let vault = Vault::start()?;
+    // What the environment says does not count, least of all that certificates need no checking.
+    let provider = provider(vault.approle()?)
+        .env("VAULT_ADDR", "https://127.0.0.1:1")
+        .env("VAULT_SKIP_VERIFY", "true")
+        .env("VAULT_TOKEN", "hvs.environment")
+        .env("HTTPS_PROXY", "http://127.0.0.1:1")
+        .env("ALL_PROXY", "http://127.0.0.1:1");
+    let (wrapped, _) = provider.wrap("db-kek", CONTEXT, SECRET)?;
+    ensure!(provider.unwrap("db-kek", CONTEXT, &wrapped)? == SECRET);
+    let mut unverified = provider.clone();
+    unverified.options.as_object_mut().map(|options| options.remove("ca_file"));
+    unverified.refused("db-kek", CONTEXT, json!("describe"), "tls")?;
+
+    let audit = vault.audit_log()?;
+    ensure!(audit.contains("transit/decrypt/db-kek"), "no audit: the test would prove nothing");
+    ensure!(!audit.contains(SECRET), "the audit log holds the key");
+    Ok(())
+}
+
+fn check() -> Result<()> {
+    let vault = Vault::start()?;
+    let check = |key: &str| -> Result<(bool, String)> {
+        let output = pagevault_tests::Installation::get()?
+            .command("pagevault-keyring")
+            .args(["check", "--provider-kind", "vault", "--key", key, "--options"])
+            .arg(vault.approle()?.to_string())
+            .output()?;
+        Ok((output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned()))
+    };
+    let (well, said) = check("db-kek")?;
+    ensure!(well && said.contains("Everything works"), "{said}");
+    ensure!(said.contains("does not open for another database"), "{said}");
+    let (well, said) = check("typo")?;
+    ensure!(!well && said.contains("transit/keys/typo"), "{said}");
+    vault.seal()?;
+    let outcome = provider(vault.options(json!({"token_file": vault.path("token")}))).ask(
+        "db-kek",
+        CONTEXT,
+        json!("check"),
+    )?;
+    let last = outcome["checked"]["findings"].as_array().and_then(|all| all.last().cloned());
+    ensure!(last.as_ref().is_some_and(|last| last["failure"]["class"] == "sealed"), "{outcome}");
+    Ok(())
+}
