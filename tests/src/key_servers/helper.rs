@@ -1,6 +1,7 @@
 //! `pagevault-keyring` as the server runs it: one request, one reply, as the server user.
 
 use std::io::Write;
+use std::path::PathBuf;
 use std::process::Stdio;
 
 use anyhow::{Context, Result, bail, ensure};
@@ -17,6 +18,8 @@ pub struct Provider {
     pub options: Value,
     /// Environment variables of the helper.
     pub environment: Vec<(String, String)>,
+    /// The server's data directory, as the helper is told.
+    pub data_directory: PathBuf,
     /// How long the helper may take.
     pub deadline_ms: u64,
 }
@@ -25,7 +28,13 @@ impl Provider {
     /// A provider with ten seconds for each request.
     #[must_use]
     pub fn new(kind: &str, options: Value) -> Provider {
-        Provider { kind: kind.into(), options, environment: Vec::new(), deadline_ms: 10_000 }
+        Provider {
+            kind: kind.into(),
+            options,
+            environment: Vec::new(),
+            data_directory: PathBuf::from("/nonexistent/data"),
+            deadline_ms: 10_000,
+        }
     }
 
     /// One more variable in the helper's environment.
@@ -44,7 +53,7 @@ impl Provider {
         let operation =
             json!({"provider": provider, "key": key, "context": context, "action": action});
         let request = json!({"version": 1, "deadline_ms": self.deadline_ms,
-            "data_directory": "/nonexistent/data", "operations": [operation]});
+            "data_directory": self.data_directory, "operations": [operation]});
         let mut child = Installation::get()?
             .command("pagevault-keyring")
             .arg("serve")

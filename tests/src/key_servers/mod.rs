@@ -5,6 +5,7 @@
 
 pub mod certificates;
 pub mod helper;
+pub mod softhsm;
 pub mod vault;
 
 use std::ffi::OsString;
