@@ -42,7 +42,7 @@ const FORMAT: u8 = 1;
 const HEADER: usize = 11;
 
 /// A program is ended this long before the deadline, so that the reply can still tell of it.
-const MARGIN: Duration = Duration::from_millis(100);
+const MARGIN: Duration = Duration::from_millis(200);
 
 /// How long a program may run if the caller does not say.
 const LONGEST: Duration = Duration::from_secs(60 * 60);

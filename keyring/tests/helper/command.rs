@@ -134,7 +134,7 @@ fn exit_statuses_have_meanings() {
         (17, "wrong_ciphertext", false, "the wrapped key does not open"),
     ] {
         let programs = Programs::new(&format!("echo no >&2; exit {status}"));
-        let request = programs.bench.request(1000, vec![programs.operation(wrap_action(&[1; 32]))]);
+        let request = programs.bench.request(1500, vec![programs.operation(wrap_action(&[1; 32]))]);
         let outcome = &served(&request)["results"][0];
         let failed = programs.failed(outcome, class);
         let path = programs.path();

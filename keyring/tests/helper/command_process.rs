@@ -39,7 +39,7 @@ fn a_program_that_hangs_is_ended_in_time_with_all_that_it_started() {
     let operations =
         vec![programs.operation(wrap_action(&[1; 32])), other.operation(wrap_action(&[1; 32]))];
     let begin = Instant::now();
-    let request = programs.bench.request(1500, operations).to_string();
+    let request = programs.bench.request(3000, operations).to_string();
     let output = start(request.as_bytes()).wait_with_output().unwrap();
     let elapsed = begin.elapsed();
     all_gone_soon(&programs.wait_for_note(3));
@@ -49,7 +49,7 @@ fn a_program_that_hangs_is_ended_in_time_with_all_that_it_started() {
     assert_eq!(late.message, format!("program \"{}\" did not end in time", path.display()));
     assert_eq!(reply["results"][0]["failed"]["retry"], true);
     assert!(reply["results"][1].get("wrapped").is_some(), "{reply}");
-    assert!((1000..4000).contains(&elapsed.as_millis()), "{elapsed:?}");
+    assert!((2000..6000).contains(&elapsed.as_millis()), "{elapsed:?}");
 }
 
 #[test]
@@ -124,7 +124,7 @@ fn no_secret_is_in_arguments_or_environment() {
 #[test]
 fn programs_run_in_a_clean_place() {
     let programs = Programs::new(&format!(
-        "{{ grep -E '^(SigBlk|NoNewPrivs|CapEff):' /proc/$$/status; pwd; umask; ulimit -c; ulimit -n
+        "{{ grep -E '^(SigBlk|NoNewPrivs|CapEff):' /proc/self/status; pwd; umask; ulimit -c; ulimit -n
            }} > \"$1\"\n{PLAIN}"
     ));
     programs.wrap(&[1; 32]);
@@ -140,16 +140,13 @@ fn programs_run_in_a_clean_place() {
 
 #[test]
 fn programs_inherit_no_open_file_of_the_helper() {
-    // Some of what is open in this process may be meant to be inherited, so it is compared.
+    // Pipes, sockets and the like. What this process lets others inherit is not the helper's doing.
     let open_in = |process: &str| -> Vec<String> {
         let entries = fs::read_dir(format!("/proc/{process}/fd")).unwrap().flatten();
-        let above = entries.filter(|entry| {
-            entry.file_name().to_string_lossy().len() > 1
-                || entry.file_name().to_string_lossy().as_ref() > "2"
-        });
-        above
-            .filter_map(|entry| Some(fs::read_link(entry.path()).ok()?.display().to_string()))
-            .collect()
+        let above_errors =
+            entries.filter(|entry| entry.file_name().to_string_lossy().parse::<u32>().unwrap() > 2);
+        let links = above_errors.filter_map(|entry| fs::read_link(entry.path()).ok());
+        links.map(|link| link.display().to_string()).filter(|link| !link.starts_with('/')).collect()
     };
     let programs = Programs::new(HANGING);
     let (mut child, processes) = hanging(&programs);
