@@ -2,6 +2,9 @@
 //!
 //! A test whose key server is not on this machine counts as ignored and is named on standard error.
 
+mod bench;
+mod outages;
+mod serving;
 mod vault;
 
 use std::process::ExitCode;
@@ -19,7 +22,8 @@ struct Test {
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
-    let tests: Vec<Test> = [vault::tests()].into_iter().flatten().collect();
+    let tests: Vec<Test> =
+        [vault::tests(), serving::tests(), outages::tests()].into_iter().flatten().collect();
     let trials = tests.into_iter().map(trial).collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
