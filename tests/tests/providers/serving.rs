@@ -1,6 +1,6 @@
 //! A cluster whose keys are in Vault: made, rotated, restarted, restored, looked at.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use pagevault_tests::key_servers::Server;
 use pagevault_tests::{Cluster, Settings};
 
@@ -13,6 +13,7 @@ pub(crate) fn tests() -> Vec<Test> {
         test("serving::keys_live_in_vault", keys_live_in_vault),
         test("serving::an_old_backup_opens_after_many_rotations", old_backup),
         test("serving::nothing_secret_is_left_behind", nothing_secret),
+        test("serving::the_helper_is_alone_with_its_request", helper_alone),
         test("serving::a_kill_in_the_middle_of_a_rotation_loses_nothing", killed_rotation),
     ]
 }
@@ -80,6 +81,52 @@ fn nothing_secret() -> Result<()> {
             ensure!(!found, "the keystore holds a {what}");
         }
     }
+    cluster.finish()
+}
+
+fn helper_alone() -> Result<()> {
+    let (mut cluster, vault) = cluster_on_vault(&Settings::default())?;
+    cluster.allow_log("pagevault");
+    let secret_id = std::fs::read_to_string(vault.path("secret-id"))?;
+    let mut asker = cluster.client()?;
+    let cancel = asker.cancel_token();
+    vault.freeze()?;
+    let asking = std::thread::spawn(move || {
+        let _ = asker.batch_execute("SELECT pagevault.rotate_cluster_master_key()");
+    });
+    std::thread::sleep(std::time::Duration::from_secs(2));
+    let helper = pagevault_tests::process::processes_in(&cluster.data_directory())
+        .into_iter()
+        .map(|pid| std::path::PathBuf::from(format!("/proc/{}", pid.as_raw_nonzero())))
+        .find(|process| {
+            std::fs::read(process.join("cmdline")).is_ok_and(|line| line.ends_with(b"\0serve\0"))
+        })
+        .context("no helper runs: the test proves nothing")?;
+    let read = |name: &str| -> Result<String> {
+        Ok(String::from_utf8_lossy(&std::fs::read(helper.join(name))?).into_owned())
+    };
+    let status = read("status")?;
+    let line = read("cmdline")?;
+    let environment = read("environ")?;
+    let mut open = Vec::new();
+    for file in std::fs::read_dir(helper.join("fd"))? {
+        open.push(std::fs::read_link(file?.path())?.display().to_string());
+    }
+    vault.wake()?;
+    cancel.cancel_query(postgres::NoTls)?;
+    asking.join().map_err(|_| anyhow::anyhow!("panic"))?;
+
+    ensure!(line.split('\0').filter(|part| !part.is_empty()).count() == 2, "{line:?}");
+    ensure!(!environment.contains(secret_id.trim()), "a secret is in the environment");
+    ensure!(status.contains("NoNewPrivs:\t1"), "it may gain privileges: {status}");
+    // The pipes to its server and what it opened itself. The server's log is its standard error.
+    let log = cluster.directory().join("log").display().to_string();
+    for file in &open {
+        let own = file == &log || !file.starts_with('/') || file == "/dev/null";
+        ensure!(own, "it holds {file}");
+    }
+    let sockets = open.iter().filter(|file| file.starts_with("socket:")).count();
+    ensure!(sockets <= 1, "it holds sockets of the server's: {open:?}");
     cluster.finish()
 }
 
