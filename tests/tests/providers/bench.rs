@@ -8,7 +8,7 @@ use pagevault_tests::{Cluster, Settings};
 use serde_json::Value;
 
 /// Plain and sealed tables with known contents.
-const TABLES: &str = "CREATE TABLE open (id int);
+pub(crate) const TABLES: &str = "CREATE TABLE open (id int);
     INSERT INTO open VALUES (1);
     SET pagevault.default_encryption = on;
     CREATE TABLE secret (id int PRIMARY KEY, name text);
