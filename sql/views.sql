@@ -6,7 +6,7 @@ COMMENT ON VIEW pagevault.status IS 'state of pagevault in this server';
 
 CREATE VIEW pagevault.providers AS
     SELECT * FROM pagevault.provider_rows();
-COMMENT ON VIEW pagevault.providers IS 'key providers and their options';
+COMMENT ON VIEW pagevault.providers IS 'key providers, their options, and how they answered when they were last asked';
 
 CREATE VIEW pagevault.master_keys AS
     SELECT CASE WHEN k.scope IS NULL THEN 'cluster' ELSE 'database' END AS scope,
@@ -51,14 +51,14 @@ REVOKE ALL ON FUNCTION
     pagevault.add_provider(text, text, jsonb), pagevault.alter_provider(text, jsonb),
     pagevault.drop_provider(text), pagevault.set_master_key(text, text),
     pagevault.set_cluster_master_key(text, text), pagevault.rotate_master_key(),
-    pagevault.rotate_cluster_master_key(), pagevault.rotate_database_key(), pagevault.unlock(),
+    pagevault.rotate_cluster_master_key(), pagevault.rotate_database_key(), pagevault.unlock(), pagevault.check_provider(text, text),
     pagevault.provider_rows(), pagevault.master_key_rows()
     FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
     pagevault.add_provider(text, text, jsonb), pagevault.alter_provider(text, jsonb),
     pagevault.drop_provider(text), pagevault.set_master_key(text, text),
     pagevault.set_cluster_master_key(text, text), pagevault.rotate_master_key(),
-    pagevault.rotate_cluster_master_key(), pagevault.rotate_database_key(), pagevault.unlock(),
+    pagevault.rotate_cluster_master_key(), pagevault.rotate_database_key(), pagevault.unlock(), pagevault.check_provider(text, text),
     pagevault.provider_rows(), pagevault.master_key_rows()
     TO pagevault_admin;
 

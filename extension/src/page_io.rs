@@ -8,9 +8,9 @@ use pagevault_cipher::{CipherId, Epoch, Fork, PAGE_SIZE, Page, page};
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 
-use crate::keys::{cache, persist, shared};
+use crate::keys::{cache, persist, revoked, shared};
 use crate::pg::compat::SmgrFile;
-use crate::pg::process::{ProcessLocal, data_checksums};
+use crate::pg::process::{ProcessLocal, data_checksums, serves_users};
 use crate::pg::report::Report;
 
 const _: () =
@@ -31,6 +31,8 @@ pub(crate) struct PageFault {
 pub(crate) enum Cause {
     /// The database key that wraps the data key is not unwrapped; `scope` is its database or 0.
     Locked { scope: u32 },
+    /// The database key is unwrapped, but users are refused: its master key was revoked.
+    Refused { scope: u32 },
     /// The keystore has no data key of this epoch for this file.
     NoKey { epoch: u16 },
     /// The wrapped data key does not open: the keystore is damaged or not this cluster's.
@@ -150,6 +152,25 @@ pub(crate) fn check_usable(file: SmgrFile) -> Result<(), PageFault> {
     }
 }
 
+/// Refuses users of a file whose database key is refused. Asked before reading; one flag test while
+/// none is.
+#[inline]
+pub(crate) fn check_access(file: SmgrFile) -> Result<(), PageFault> {
+    if shared::anything_refused() { check_not_refused(file) } else { Ok(()) }
+}
+
+/// Recovery, the checkpointer and their like go on: what they read they do not show to anyone.
+#[cold]
+fn check_not_refused(file: SmgrFile) -> Result<(), PageFault> {
+    if file.is_temporary() || !serves_users() {
+        return Ok(());
+    }
+    match shared::refused_scope(file.file) {
+        Some(scope) => Err(PageFault { file, cause: Cause::Refused { scope } }),
+        None => Ok(()),
+    }
+}
+
 /// The fork in the tweak of a page.
 fn fork_of(fork: i32) -> Fork {
     match fork {
@@ -174,6 +195,7 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
             .detail(format!("The key of {whose} has not been unwrapped: its key provider did not answer or refused."))
             .hint("See pagevault.status for the cause. The server keeps trying; pagevault.unlock() tries again now.")
         }
+        Cause::Refused { scope } => revoked::file_refused(&file, scope),
         Cause::NoKey { epoch } => Report::new(
             PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
             format!("no data key of epoch {epoch} for block {block} of relation file {file}"),

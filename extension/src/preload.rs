@@ -25,6 +25,7 @@ pub(crate) fn start() {
     }
     guc::define();
     rmgr::register();
+    hooks::access::install();
     hooks::ddl::install();
     hooks::utility::install();
     workers::register();

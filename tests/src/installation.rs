@@ -13,6 +13,7 @@ pub struct Installation {
     /// Major version: 15 to 18.
     pub major: u32,
     bindir: PathBuf,
+    pkglibdir: PathBuf,
     server_user: Option<(u32, u32)>,
 }
 
@@ -45,13 +46,24 @@ impl Installation {
             .with_context(|| format!("understand version {version:?}"))?;
         let server_user =
             if rustix::process::geteuid().is_root() { Some(server_user()?) } else { None };
-        Ok(Installation { major, bindir: PathBuf::from(ask("--bindir")?), server_user })
+        Ok(Installation {
+            major,
+            bindir: PathBuf::from(ask("--bindir")?),
+            pkglibdir: PathBuf::from(ask("--pkglibdir")?),
+            server_user,
+        })
     }
 
     /// Path of a program of this installation.
     #[must_use]
     pub fn program(&self, name: &str) -> PathBuf {
         self.bindir.join(name)
+    }
+
+    /// Where this installation keeps the libraries of extensions.
+    #[must_use]
+    pub fn library_directory(&self) -> &Path {
+        &self.pkglibdir
     }
 
     /// A command that runs a program of this installation as the server user, with no input and a

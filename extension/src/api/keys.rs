@@ -3,7 +3,7 @@
 use pgrx::prelude::*;
 
 use super::require_key_admin;
-use crate::keys::{manage, unlock as unlocking};
+use crate::keys::{master_keys, unlock as unlocking};
 use crate::pg::process;
 use crate::pg::report::OrRaise;
 use crate::{preload, roles};
@@ -15,7 +15,7 @@ const CLUSTER: u32 = 0;
 #[pg_extern]
 fn set_master_key(provider: &str, key: &str) {
     require_key_admin("set the master key of a database")
-        .and_then(|()| manage::set_master_key(process::my_database(), provider, key))
+        .and_then(|()| master_keys::set("set_master_key", process::my_database(), provider, key))
         .or_raise();
 }
 
@@ -23,7 +23,7 @@ fn set_master_key(provider: &str, key: &str) {
 #[pg_extern]
 fn set_cluster_master_key(provider: &str, key: &str) {
     require_key_admin("set the master key of the cluster")
-        .and_then(|()| manage::set_master_key(CLUSTER, provider, key))
+        .and_then(|()| master_keys::set("set_cluster_master_key", CLUSTER, provider, key))
         .or_raise();
 }
 
@@ -31,7 +31,7 @@ fn set_cluster_master_key(provider: &str, key: &str) {
 #[pg_extern]
 fn rotate_master_key() -> i64 {
     require_key_admin("rotate the master key of a database")
-        .and_then(|()| manage::rotate_master_key(process::my_database()))
+        .and_then(|()| master_keys::rotate("rotate_master_key", process::my_database()))
         .or_raise()
 }
 
@@ -39,7 +39,7 @@ fn rotate_master_key() -> i64 {
 #[pg_extern]
 fn rotate_cluster_master_key() -> i64 {
     require_key_admin("rotate the master key of the cluster")
-        .and_then(|()| manage::rotate_master_key(CLUSTER))
+        .and_then(|()| master_keys::rotate("rotate_cluster_master_key", CLUSTER))
         .or_raise()
 }
 
@@ -47,11 +47,13 @@ fn rotate_cluster_master_key() -> i64 {
 #[pg_extern]
 fn rotate_database_key() -> i64 {
     require_key_admin("rotate a database key")
-        .and_then(|()| manage::rotate_database_key(process::my_database()))
+        .and_then(|()| {
+            master_keys::rotate_database_key("rotate_database_key", process::my_database())
+        })
         .or_raise()
 }
 
-/// Asks the providers again for every locked key; true when none is left locked.
+/// Asks the providers again for every key that is locked or was revoked; true when none is left so.
 #[pg_extern]
 fn unlock() -> bool {
     preload::require_active()

@@ -3,8 +3,9 @@
 use pagevault_keystore::directory::Directory;
 use pgrx::prelude::*;
 
+use crate::keys::health::Moment;
 use crate::keys::secrets::State;
-use crate::keys::{helper, manage, persist, unlock};
+use crate::keys::{helper, persist, provider_admin};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{OrRaise, Report, Result};
 use crate::{preload, roles};
@@ -23,21 +24,25 @@ fn status_row() -> TableIterator<
         name!(keys, i64),
         name!(max_keys, i64),
         name!(keyring_command, Option<String>),
+        name!(unreachable_providers, Option<Vec<String>>),
+        name!(last_revalidation, Option<TimestampWithTimeZone>),
     ),
 > {
     if preload::require_active().is_err() {
-        return TableIterator::once((false, "not loaded", 0, None, 0, 0, 0, None));
+        return TableIterator::once((false, "not loaded", 0, None, 0, 0, 0, None, None, None));
     }
     // Paths and providers are nobody's business who only wants to know whether all is well.
     let privileged = roles::may_see_providers();
     let shared = persist::shared_memory().or_raise();
     let counts = shared.directory.counts().map_err(Report::from).or_raise();
-    let locked = unlock::locked_keys().len() as i64;
-    let failure = {
-        let _lock = KeystoreLock::acquire();
-        shared.control.unlock_failure()
+    let keys = shared.secrets.list();
+    let is_locked = |state: State| matches!(state, State::Locked | State::Refused);
+    let locked = keys.iter().filter(|(_, _, state)| is_locked(*state)).count() as i64;
+    let (failure, last_revalidation) = {
+        let lock = KeystoreLock::acquire();
+        (shared.control.unlock_failure(), shared.health.last_revalidation(&lock))
     };
-    let state = match (shared.secrets.list().is_empty(), locked) {
+    let state = match (keys.is_empty(), locked) {
         (true, _) => "no master key",
         (false, 0) => "unlocked",
         (false, _) => "locked",
@@ -51,23 +56,69 @@ fn status_row() -> TableIterator<
         i64::from(counts.keys),
         i64::from(counts.capacity.saturating_sub(persist::RESERVED_KEYS)),
         privileged.then(|| helper::program().display().to_string()),
+        privileged.then(|| unreachable_providers().or_raise()),
+        timestamp(last_revalidation),
     ))
 }
 
-/// Behind the view `pagevault.providers`.
+/// Names of the providers that did not answer when they were last asked.
+fn unreachable_providers() -> Result<Vec<String>> {
+    let state = persist::current_cluster_state()?;
+    let (health, lock) = (&persist::shared_memory()?.health, KeystoreLock::acquire());
+    let silent = |name: &&str| health.entry(&lock, name).is_some_and(|known| !known.reachable);
+    Ok(state.providers().map(|(name, _)| name).filter(silent).map(str::to_owned).collect())
+}
+
+fn timestamp(moment: Moment) -> Option<TimestampWithTimeZone> {
+    let seconds = moment as f64 / 1e6;
+    (moment != 0).then(|| pgrx::datum::datetime_support::to_timestamp(seconds))
+}
+
+/// Behind the view `pagevault.providers`. Nobody is asked: this is what was learnt last.
 #[pg_extern]
+#[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
 fn provider_rows() -> TableIterator<
     'static,
-    (name!(name, String), name!(kind, String), name!(options, pgrx::JsonB), name!(in_use, bool)),
+    (
+        name!(name, String),
+        name!(kind, String),
+        name!(options, pgrx::JsonB),
+        name!(in_use, bool),
+        name!(reachable, Option<bool>),
+        name!(last_success, Option<TimestampWithTimeZone>),
+        name!(last_error_at, Option<TimestampWithTimeZone>),
+        name!(last_error_class, Option<String>),
+        name!(last_error, Option<String>),
+        name!(consecutive_failures, i64),
+        name!(latency_ms, Option<f64>),
+        name!(key_versions, pgrx::JsonB),
+    ),
 > {
     preload::require_active().or_raise();
-    let state = manage::state().or_raise();
+    let state = persist::current_cluster_state().or_raise();
+    let health = &persist::shared_memory().or_raise().health;
     let rows: Vec<_> = state
         .providers()
         .map(|(name, provider)| {
-            let options = serde_json::from_str(&provider.options).unwrap_or_default();
-            let in_use = state.uses_provider(name);
-            (name.to_owned(), provider.kind.clone(), pgrx::JsonB(options), in_use)
+            let known = health.entry(&KeystoreLock::acquire(), name);
+            let known = known.as_ref();
+            let failed = known.filter(|known| known.last_error_at != 0);
+            let keys = provider_admin::master_keys_in_use(&state, name);
+            let latency = known.map(|known| known.latency_us).filter(|us| *us != 0);
+            (
+                name.to_owned(),
+                provider.kind.clone(),
+                pgrx::JsonB(serde_json::from_str(&provider.options).unwrap_or_default()),
+                state.uses_provider(name),
+                known.map(|known| known.reachable),
+                known.and_then(|known| timestamp(known.last_success)),
+                failed.and_then(|known| timestamp(known.last_error_at)),
+                failed.map(|known| known.last_error_class.clone()),
+                failed.map(|known| known.last_error.clone()),
+                known.map_or(0, |known| i64::from(known.failures)),
+                latency.map(|us| us as f64 / 1000.0),
+                pgrx::JsonB(serde_json::json!(keys)),
+            )
         })
         .collect();
     TableIterator::new(rows)
@@ -89,19 +140,23 @@ fn master_key_rows() -> TableIterator<
     ),
 > {
     preload::require_active().or_raise();
-    let state = manage::state().or_raise();
+    let state = persist::current_cluster_state().or_raise();
     let shared = persist::shared_memory().or_raise();
     let rows: Vec<_> = state
         .database_keys()
         .map(|(scope, version, key)| {
-            let unlocked = shared.secrets.state(scope, version) == Some(State::Ready);
+            let usable = match shared.secrets.state(scope, version) {
+                Some(State::Ready) => "unlocked",
+                Some(State::Revoked) => "revoked",
+                Some(State::Refused | State::Locked) | None => "locked",
+            };
             (
                 pg_sys::Oid::from(scope),
                 key.provider.clone(),
                 key.master_key.clone(),
                 key.master_version as i64,
                 i64::from(version),
-                if unlocked { "unlocked" } else { "locked" },
+                usable,
                 pgrx::datum::datetime_support::to_timestamp(key.created as f64),
             )
         })

@@ -5,6 +5,7 @@
 //! guard. Above each one stands its contract: who calls it, under which locks, whether in a critical
 //! section, and whether it may raise.
 
+pub(crate) mod access;
 pub(crate) mod aio;
 pub(crate) mod ddl;
 pub(crate) mod forward;

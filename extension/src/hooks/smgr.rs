@@ -97,8 +97,12 @@ pub(super) unsafe extern "C-unwind" fn mdread(
     // SAFETY: the server's own arguments; after a return the buffer holds one page, exclusively ours.
     unsafe {
         READ_SEEN.store(true, Ordering::Relaxed);
+        let file = compat::smgr_file(reln);
+        if let Err(fault) = page_io::check_access(file) {
+            raise(fault, block);
+        }
         MDREAD.get()(reln, fork, block, buffer);
-        if let Err(fault) = page_io::open(compat::smgr_file(reln), fork, block, buffer.cast()) {
+        if let Err(fault) = page_io::open(file, fork, block, buffer.cast()) {
             raise(fault, block);
         }
     }
@@ -115,8 +119,11 @@ pub(super) unsafe extern "C-unwind" fn mdreadv(
     // SAFETY: as mdread, for each of the `count` buffers.
     unsafe {
         READ_SEEN.store(true, Ordering::Relaxed);
-        MDREADV.get()(reln, fork, block, buffers, count);
         let file = compat::smgr_file(reln);
+        if let Err(fault) = page_io::check_access(file) {
+            raise(fault, block);
+        }
+        MDREADV.get()(reln, fork, block, buffers, count);
         for i in 0..count {
             let buffer = *buffers.add(i as usize);
             if let Err(fault) = page_io::open(file, fork, block + i, buffer.cast()) {
@@ -127,7 +134,8 @@ pub(super) unsafe extern "C-unwind" fn mdreadv(
 }
 
 /// Contract: called by bufmgr.c to start an asynchronous read; not in a critical section; may raise.
-/// The completion ([`super::aio`]) may not, so a file whose key is locked is refused here.
+/// The completion ([`super::aio`]) may not, and runs in any process: so a file whose key is locked or
+/// refused is refused here.
 pub(super) unsafe extern "C-unwind" fn mdstartreadv(
     handle: *mut c_void,
     reln: SMgrRelation,
@@ -138,7 +146,8 @@ pub(super) unsafe extern "C-unwind" fn mdstartreadv(
 ) {
     // SAFETY: the server's own arguments, passed on.
     unsafe {
-        if let Err(fault) = page_io::check_usable(compat::smgr_file(reln)) {
+        let file = compat::smgr_file(reln);
+        if let Err(fault) = page_io::check_access(file).and_then(|()| page_io::check_usable(file)) {
             raise(fault, block);
         }
         MDSTARTREADV.get()(handle, reln, fork, block, buffers, count);

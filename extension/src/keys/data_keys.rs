@@ -6,15 +6,21 @@ use pagevault_keystore::{Record, RelFile, data_key_aad, log, state};
 use pgrx::PgSqlErrorCode;
 
 use super::persist::{self, append, internal, now, shared_memory};
-use super::{cache, shared};
+use super::{cache, revoked, shared};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
 use crate::pg::wal;
 
-/// Which database key wraps new data keys of a database, unwrapped: its own, else the cluster's.
+/// Whose database key wraps new data keys of a database: its own, else the cluster's.
+fn wrapping_scope(database: u32) -> Result<u32> {
+    let own = shared_memory()?.secrets.newest(database).is_some();
+    Ok(if own { database } else { 0 })
+}
+
+/// Which database key wraps new data keys of a database, unwrapped.
 fn wrapping_key(database: u32) -> Result<(u32, u32, Secret32)> {
     let secrets = &shared_memory()?.secrets;
-    let scope = if secrets.newest(database).is_some() { database } else { 0 };
+    let scope = wrapping_scope(database)?;
     let Some(version) = secrets.newest(scope) else {
         return Err(Report::new(
             PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
@@ -59,6 +65,7 @@ pub(crate) fn wrap_data_key(
 /// end of the WAL record. Pages without an LSN (free space map, unlogged relations) do not wait for
 /// it: where the file has such pages already, flush WAL first.
 pub(crate) fn new_epoch(file: RelFile, cipher: CipherId) -> Result<u64> {
+    revoked::require_usable(wrapping_scope(file.database)?)?;
     let lock = KeystoreLock::acquire();
     let (scope, key_version, secret) = wrapping_key(file.database)?;
     let directory = &shared_memory()?.directory;

@@ -9,6 +9,7 @@ use pagevault_keystore::{Record, log::Contents};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
+use super::health::{self, Health};
 use super::persist::{self, internal, keystore_failure};
 use super::secrets::{self, Secrets};
 use super::shared::{self, Control, Shared};
@@ -133,7 +134,10 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
     let secrets = Secrets::new(secrets);
     let temporary = Secret32::random()?;
     secrets.set_temporary(&temporary);
-    Ok(shared::publish(Shared { directory, words, secrets, control: Control::new(control) }))
+    let health = mapping::shared_words(health::WORDS, Kind::Sparse)
+        .map_err(|e| no_memory(health::WORDS, &e))?;
+    let (control, health) = (Control::new(control), Health::new(health));
+    Ok(shared::publish(Shared { directory, words, secrets, control, health }))
 }
 
 /// Crash restart: a process may have died while writing, so the directory is made anew.

@@ -1,11 +1,19 @@
 //! Keys in the server: where they are kept, how they are found, made, unlocked and persisted.
 
+mod audit;
 pub(crate) mod cache;
 pub(crate) mod data_keys;
+pub(crate) mod health;
 pub(crate) mod helper;
 pub(crate) mod load;
-pub(crate) mod manage;
+pub(crate) mod master_keys;
 pub(crate) mod persist;
+pub(crate) mod provider_admin;
+pub(crate) mod providers;
+mod refusal;
+pub(crate) mod revalidate;
+pub(crate) mod revoked;
 pub(crate) mod secrets;
 pub(crate) mod shared;
 pub(crate) mod unlock;
+mod words;

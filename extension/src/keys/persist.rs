@@ -119,6 +119,13 @@ pub(crate) fn append(lock: &KeystoreLock, scope: u32, records: &[Record]) -> Res
     Ok(lsn)
 }
 
+/// Adds records to the cluster's log and returns once they are safe.
+pub(crate) fn write_cluster(records: &[Record]) -> Result<()> {
+    let end = append(&KeystoreLock::acquire(), 0, records)?;
+    wal::flush(end);
+    Ok(())
+}
+
 /// When a batch must be durable in its file.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Durable {
@@ -221,7 +228,7 @@ pub(crate) fn replay(scope: u32, id: &[u8; 16], batch: &[u8]) -> Result<()> {
     drop(lock);
     if records.iter().any(|record| matches!(record, Record::DatabaseKey { .. })) {
         // A standby meets a new database key: the pages that follow may need it.
-        unlock::unlock_quietly();
+        unlock::unlock_quietly("recovery");
     }
     Ok(())
 }
@@ -276,6 +283,11 @@ pub(crate) fn cluster_state(lock: &KeystoreLock) -> Result<State> {
     log_state(lock, 0)
 }
 
+/// As [`cluster_state`], taking the lock for the moment of reading.
+pub(crate) fn current_cluster_state() -> Result<State> {
+    cluster_state(&KeystoreLock::acquire())
+}
+
 /// What a log says, if there is one. Only looks: nothing is synced, an unreadable end is left alone.
 pub(super) fn read_log(storage: &FileStorage, scope: u32) -> Result<Option<Contents>> {
     let name = log::file_name(scope);
@@ -295,5 +307,10 @@ pub(super) fn log_state(_lock: &KeystoreLock, scope: u32) -> Result<State> {
 
 /// Seconds since 1970.
 pub(crate) fn now() -> i64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_secs() as i64)
+    (now_us() / 1_000_000) as i64
+}
+
+/// Microseconds since 1970.
+pub(crate) fn now_us() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64)
 }

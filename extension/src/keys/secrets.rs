@@ -2,39 +2,83 @@
 //! processes of the server.
 //!
 //! Writers hold the keystore lock; readers take none. A slot is published by its state word.
+//!
+//! A key that its provider does not unwrap any more (see [`super::revalidate`]) is not wiped, neither when
+//! that is noticed nor when access to what it protects is refused: it stays here until the server stops.
+//! Dirty pages must still be sealed, or no checkpoint would ever end again.
 
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
 use pagevault_cipher::secret::Secret32;
+use pagevault_keystore::protocol::ErrorClass;
+
+use super::words::{load_u64, store_u64};
 
 /// Scopes (databases with a master key of their own, and the cluster) times live versions.
 const SLOTS: usize = 1024;
-/// Words in a slot: state, scope, version, one spare, then eight of key.
+/// Words in a slot: state, scope, version, cause of revocation, then eight of key and two of time.
 const STRIDE: usize = 16;
+const CAUSE: usize = 3;
 const KEY: usize = 4;
 const KEY_WORDS: usize = 8;
+const SINCE: std::ops::Range<usize> = 12..14;
 
 /// Words of memory that [`Secrets`] needs.
 pub(crate) const WORDS: usize = SLOTS * STRIDE;
 
 /// Slot 0 holds the key of temporary data, which no keystore knows.
 const TEMPORARY: usize = 0;
+/// A word of slot 0: how many keys are refused.
+const REFUSED_KEYS: usize = 1;
 
 const FREE: u32 = 0;
 const LOCKED: u32 = 1;
 const READY: u32 = 2;
+const REVOKED: u32 = 3;
+const REFUSED: u32 = 4;
+
+/// Causes of a revocation, by the number that a slot holds.
+const CAUSES: [ErrorClass; 4] = [
+    ErrorClass::WrongCiphertext,
+    ErrorClass::Denied,
+    ErrorClass::KeyMissing,
+    ErrorClass::KeyDisabled,
+];
 
 /// No room for another database key.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Full;
 
 /// Whether a database key is usable.
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum State {
     /// Known from the keystore, not unwrapped.
     Locked,
     /// Unwrapped.
     Ready,
+    /// Unwrapped and usable, though the provider would not unwrap it now.
+    Revoked,
+    /// As `Revoked`, and users are refused: pages are sealed and recovery goes on, nothing else.
+    Refused,
+}
+
+impl State {
+    fn of(word: u32) -> State {
+        match word {
+            READY => State::Ready,
+            REVOKED => State::Revoked,
+            REFUSED => State::Refused,
+            _ => State::Locked,
+        }
+    }
+}
+
+/// Since when and why a key is revoked.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) struct Revocation {
+    /// Microseconds since 1970.
+    pub(crate) since: u64,
+    pub(crate) cause: ErrorClass,
 }
 
 /// The table of database keys.
@@ -75,10 +119,11 @@ impl Secrets {
         Ok(())
     }
 
-    /// Publishes an unwrapped database key.
+    /// Publishes an unwrapped database key. One that is there already stays as it is.
     pub(crate) fn unlock(&self, scope: u32, version: u32, key: &Secret32) -> Result<(), Full> {
         self.announce(scope, version)?;
-        if let Some(slot) = self.find(scope, version) {
+        let locked = self.find(scope, version).filter(|s| s[0].load(Relaxed) == LOCKED);
+        if let Some(slot) = locked {
             write_key(slot, key);
         }
         Ok(())
@@ -86,10 +131,7 @@ impl Secrets {
 
     /// Whether the key is known, and if so usable.
     pub(crate) fn state(&self, scope: u32, version: u32) -> Option<State> {
-        self.find(scope, version).map(|slot| match slot[0].load(Acquire) {
-            READY => State::Ready,
-            _ => State::Locked,
-        })
+        self.find(scope, version).map(|slot| State::of(slot[0].load(Acquire)))
     }
 
     /// The newest version of a scope's key.
@@ -97,7 +139,8 @@ impl Secrets {
         self.slots().filter(|s| s[1].load(Relaxed) == scope).map(|s| s[2].load(Relaxed)).max()
     }
 
-    /// Copies an unwrapped key out.
+    /// Copies an unwrapped key out, also one that is refused: what may be done with it is for the caller
+    /// to ask.
     pub(crate) fn get(&self, scope: u32, version: u32) -> Option<Secret32> {
         self.find(scope, version).and_then(read_key)
     }
@@ -105,11 +148,58 @@ impl Secrets {
     /// (scope, version, state) of every known key.
     pub(crate) fn list(&self) -> Vec<(u32, u32, State)> {
         self.slots()
-            .map(|s| {
-                let state = if s[0].load(Acquire) == READY { State::Ready } else { State::Locked };
-                (s[1].load(Relaxed), s[2].load(Relaxed), state)
-            })
+            .map(|s| (s[1].load(Relaxed), s[2].load(Relaxed), State::of(s[0].load(Acquire))))
             .collect()
+    }
+
+    /// The unwrapped keys of a scope, in all versions: they stand and fall together.
+    fn unwrapped(&self, scope: u32) -> impl Iterator<Item = &'static [AtomicU32]> + use<> {
+        self.slots().filter(move |s| s[1].load(Relaxed) == scope && s[0].load(Relaxed) >= READY)
+    }
+
+    /// Marks a scope's keys as revoked, and as refused if `refuse`.
+    pub(crate) fn revoke(&self, scope: u32, revocation: Revocation, refuse: bool) {
+        let cause = CAUSES.iter().position(|cause| *cause == revocation.cause).unwrap_or_default();
+        for slot in self.unwrapped(scope) {
+            slot[CAUSE].store(cause as u32, Relaxed);
+            store_u64(&slot[SINCE], revocation.since);
+            slot[0].store(if refuse { REFUSED } else { REVOKED }, Release);
+        }
+        self.count_refused();
+    }
+
+    /// Takes the mark away. True if there was one.
+    pub(crate) fn restore(&self, scope: u32) -> bool {
+        let marked = self.unwrapped(scope).filter(|s| s[0].load(Relaxed) != READY);
+        let restored = marked.map(|slot| slot[0].store(READY, Release)).count();
+        self.count_refused();
+        restored > 0
+    }
+
+    fn count_refused(&self) {
+        let refused = self.slots().filter(|s| s[0].load(Relaxed) == REFUSED).count();
+        self.words[REFUSED_KEYS].store(refused as u32, Release);
+    }
+
+    /// Since when and why a scope's keys are revoked, if they are; under the keystore lock.
+    pub(crate) fn revocation(&self, scope: u32) -> Option<Revocation> {
+        let slot = self.unwrapped(scope).find(|s| s[0].load(Relaxed) != READY)?;
+        let cause = slot[CAUSE].load(Relaxed) as usize;
+        Some(Revocation {
+            since: load_u64(&slot[SINCE]),
+            cause: CAUSES.get(cause).copied().unwrap_or(ErrorClass::Internal),
+        })
+    }
+
+    /// Whether any key is refused. One relaxed load.
+    #[inline]
+    pub(crate) fn any_refused(&self) -> bool {
+        self.words[REFUSED_KEYS].load(Relaxed) != 0
+    }
+
+    /// Whether a scope's keys are refused.
+    pub(crate) fn is_refused(&self, scope: u32) -> bool {
+        self.unwrapped(scope).any(|s| s[0].load(Relaxed) == REFUSED)
     }
 
     /// Sets the key of temporary data, once per server start.
@@ -131,7 +221,7 @@ fn write_key(slot: &[AtomicU32], key: &Secret32) {
 }
 
 fn read_key(slot: &[AtomicU32]) -> Option<Secret32> {
-    if slot[0].load(Acquire) != READY {
+    if slot[0].load(Acquire) < READY {
         return None;
     }
     let mut bytes = zeroize::Zeroizing::new([0u8; 32]);

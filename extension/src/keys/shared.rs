@@ -1,6 +1,7 @@
 //! What all processes of the server share about keys: the directory of data keys, the database keys,
-//! and a page of control words. Mapped once in the postmaster; see [`super::load`].
+//! the health of providers, and a page of control words. Mapped once in the postmaster; see [`super::load`].
 
+use std::ops::Range;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
@@ -10,7 +11,9 @@ use pagevault_keystore::directory::Directory;
 use pagevault_keystore::log::Position;
 use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 
+use super::health::Health;
 use super::secrets::Secrets;
+use super::words::{load_text, load_u64, store_text, store_u64};
 
 /// Handles to the shared memory; the same in every process.
 pub(crate) struct Shared {
@@ -19,6 +22,7 @@ pub(crate) struct Shared {
     pub(super) words: &'static [AtomicU32],
     pub(crate) secrets: Secrets,
     pub(crate) control: Control,
+    pub(crate) health: Health,
 }
 
 static SHARED: OnceLock<Shared> = OnceLock::new();
@@ -101,6 +105,21 @@ pub(crate) fn data_key(
     })
 }
 
+/// The cheap question before every read: is access to any database key's data refused?
+#[inline]
+pub(crate) fn anything_refused() -> bool {
+    get().is_some_and(|shared| shared.secrets.any_refused())
+}
+
+/// The scope of the refused database key that wraps the newest data key of this file, if it is refused.
+pub(crate) fn refused_scope(file: RelFile) -> Option<u32> {
+    let shared = get()?;
+    let slot = shared.directory.find(file).ok()??;
+    let epoch = shared.directory.last_epoch(slot).ok()?;
+    let key = shared.directory.key(slot, epoch, &mut [0; MAX_WRAPPED_DATA_KEY]).ok()?;
+    shared.secrets.is_refused(key.scope).then_some(key.scope)
+}
+
 /// The cipher of an encrypted file with the same number in another database: CREATE DATABASE copies
 /// its template's files under their old numbers.
 pub(crate) fn cipher_of_namesake(file: RelFile) -> Option<CipherId> {
@@ -122,15 +141,6 @@ pub(crate) fn database_has_sealed_files(database: u32) -> bool {
     })
 }
 
-fn load_u64(words: &[AtomicU32]) -> u64 {
-    u64::from(words[0].load(Relaxed)) | u64::from(words[1].load(Relaxed)) << 32
-}
-
-fn store_u64(words: &[AtomicU32], value: u64) {
-    words[0].store(value as u32, Relaxed);
-    words[1].store((value >> 32) as u32, Relaxed);
-}
-
 /// Control words: the flag, the keystore's identity, where each log ends, the last failed unlock.
 ///
 /// All but the flag are read and written under the keystore lock.
@@ -143,10 +153,8 @@ const SEALED: usize = 0;
 const HAS_ID: usize = 1;
 const ID: usize = 2;
 const ID_WORDS: usize = 4;
-const FAILURE_LEN: usize = 6;
-const FAILURE: usize = 8;
-const FAILURE_WORDS: usize = 248;
-const LOGS: usize = FAILURE + FAILURE_WORDS;
+const FAILURE: Range<usize> = 8..256;
+const LOGS: usize = FAILURE.end;
 const LOG_STRIDE: usize = 6;
 const LOGS_MAX: usize = 8192;
 
@@ -237,20 +245,11 @@ impl Control {
 
     /// Why the last attempt to unlock failed; empty when it did not.
     pub(crate) fn unlock_failure(&self) -> String {
-        let len = (self.words[FAILURE_LEN].load(Acquire) as usize).min(FAILURE_WORDS * 4);
-        let words = self.words[FAILURE..FAILURE + FAILURE_WORDS].iter();
-        let bytes: Vec<u8> = words.flat_map(|w| w.load(Relaxed).to_le_bytes()).take(len).collect();
-        String::from_utf8_lossy(&bytes).into_owned()
+        load_text(&self.words[FAILURE])
     }
 
     /// Remembers why unlocking failed, cut to what fits.
     pub(crate) fn set_unlock_failure(&self, text: &str) {
-        let bytes = &text.as_bytes()[..text.len().min(FAILURE_WORDS * 4)];
-        for (chunk, word) in bytes.chunks(4).zip(&self.words[FAILURE..]) {
-            let mut padded = [0; 4];
-            padded[..chunk.len()].copy_from_slice(chunk);
-            word.store(u32::from_le_bytes(padded), Relaxed);
-        }
-        self.words[FAILURE_LEN].store(bytes.len() as u32, Release);
+        store_text(&self.words[FAILURE], text);
     }
 }

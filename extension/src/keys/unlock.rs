@@ -1,13 +1,16 @@
 //! Unwrapping database keys: at server start, by the background worker, and on request.
 
+use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use pagevault_keystore::protocol::{Action, Base64, ErrorClass, Operation, Outcome};
+use pagevault_cipher::Secret32;
+use pagevault_keystore::protocol::ErrorClass;
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
+use super::providers::{self, Question};
 use super::secrets::State as KeyState;
-use super::{helper, manage, persist};
+use super::{persist, revoked};
 use crate::pg::guc;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
@@ -20,54 +23,56 @@ enum Attempt {
     Locked { report: Report, retry: bool },
 }
 
-/// Asks once for every locked database key, in one batch.
-fn attempt() -> Result<Attempt> {
-    let shared = persist::shared_memory()?;
-    let locked: Vec<(u32, u32)> = locked_keys();
-    if locked.is_empty() {
+/// Asks once, in one batch, for every database key whose state is `wanted`.
+fn attempt(by: &str, wanted: impl Fn(KeyState) -> bool) -> Result<Attempt> {
+    let secrets = &persist::shared_memory()?.secrets;
+    let keys: Vec<(u32, u32, KeyState)> =
+        secrets.list().into_iter().filter(|(_, _, state)| wanted(*state)).collect();
+    if keys.is_empty() {
         return Ok(Attempt::Unlocked);
     }
-    let state = manage::state()?;
-    let mut operations = Vec::new();
+    let state = persist::current_cluster_state()?;
+    let mut questions = Vec::new();
     let mut asked = Vec::new();
-    for (scope, version) in locked {
-        let Some(key) = state.database_key(scope, version) else { continue };
-        operations.push(Operation {
-            provider: manage::spec_of(&state, &key.provider)?,
-            key: key.master_key.clone(),
-            context: manage::context(scope)?,
-            action: Action::Unwrap { wrapped: Base64(key.wrapped.clone()) },
-        });
-        asked.push((scope, version, key.provider.clone()));
+    for (scope, version, _) in keys {
+        let Some(record) = state.database_key(scope, version) else { continue };
+        questions.push(Question::unwrap(&state, scope, record)?);
+        asked.push((scope, version));
     }
-    let timeout = Duration::from_secs(guc::keyring_timeout());
-    let outcomes = match helper::ask(operations, timeout) {
-        Ok(outcomes) => outcomes,
+    let answers = match providers::ask(by, questions) {
+        Ok(answers) => answers,
         Err(report) => return Ok(Attempt::Locked { report, retry: true }),
     };
     let mut failure = None;
-    for ((scope, version, provider), outcome) in asked.into_iter().zip(outcomes) {
-        match outcome {
-            Outcome::Unwrapped { plaintext, .. } => {
-                let secret = manage::secret_of(&plaintext, &provider)?;
-                let _lock = KeystoreLock::acquire();
-                let published = shared.secrets.unlock(scope, version, &secret);
-                published.map_err(|_| persist::too_many_database_keys())?;
-            }
-            Outcome::Failed(refused) => {
-                let what = format!("unwrap the key of {}", persist::scope_name(scope));
-                let report = helper::refusal(&what, &refused);
-                // A key file that is missing may be on a file system not mounted yet.
-                let retry = refused.retry || refused.class == ErrorClass::Unreachable;
-                failure = Some(Attempt::Locked { report, retry });
-            }
-            _ => {
-                let report = persist::internal("the keyring helper answered something else".into());
-                failure = Some(Attempt::Locked { report, retry: false });
-            }
+    let mut withheld = BTreeSet::new();
+    for ((scope, version), answer) in asked.iter().zip(&answers) {
+        let what = format!("unwrap the key of {}", persist::scope_name(*scope));
+        let accepted = answer.unwrapped(&what).and_then(|key| accept(*scope, *version, &key));
+        if let Err(report) = accepted {
+            withheld.insert(*scope);
+            // A key file that is missing may be on a file system not mounted yet.
+            let retry = answer
+                .failure()
+                .is_some_and(|refused| refused.retry || refused.class == ErrorClass::Unreachable);
+            failure = Some(Attempt::Locked { report, retry });
         }
     }
+    let scopes: BTreeSet<u32> = asked.iter().map(|(scope, _)| *scope).collect();
+    for scope in scopes.difference(&withheld) {
+        revoked::restore(*scope)?;
+    }
     Ok(failure.unwrap_or(Attempt::Unlocked))
+}
+
+/// Takes an unwrapped key over; one that is known already must be the same.
+fn accept(scope: u32, version: u32, key: &Secret32) -> Result<()> {
+    let secrets = &persist::shared_memory()?.secrets;
+    let _lock = KeystoreLock::acquire();
+    secrets.unlock(scope, version, key).map_err(|_| persist::too_many_database_keys())?;
+    match secrets.get(scope, version) {
+        Some(known) if known.expose() == key.expose() => Ok(()),
+        _ => Err(revoked::another_key(scope)),
+    }
 }
 
 /// (scope, version) of every database key that is known but not unwrapped.
@@ -80,7 +85,7 @@ pub(crate) fn locked_keys() -> Vec<(u32, u32)> {
 }
 
 /// Remembers for `pagevault.status` why keys are locked, or that none is.
-fn remember(failure: Option<&Report>) -> Result<()> {
+pub(super) fn remember(failure: Option<&Report>) -> Result<()> {
     let text = failure.map_or(String::new(), |report| match report.detail_text() {
         "" => report.message().to_owned(),
         detail => format!("{}. {detail}", report.message()),
@@ -90,9 +95,9 @@ fn remember(failure: Option<&Report>) -> Result<()> {
     Ok(())
 }
 
-/// `pagevault.unlock()`: one attempt; an ERROR says why keys stay locked.
-pub(crate) fn unlock_now() -> Result<bool> {
-    match attempt()? {
+/// One attempt; an ERROR says why keys stay locked.
+fn unlock_and_remember(by: &str, wanted: impl Fn(KeyState) -> bool) -> Result<bool> {
+    match attempt(by, wanted)? {
         Attempt::Unlocked => {
             remember(None)?;
             Ok(true)
@@ -104,9 +109,15 @@ pub(crate) fn unlock_now() -> Result<bool> {
     }
 }
 
-/// The background worker's attempt: true when nothing is locked any more.
-pub(crate) fn unlock_quietly() -> bool {
-    unlock_now().is_ok()
+/// `pagevault.unlock()`: asks for keys that are locked, and for those that were revoked meanwhile.
+pub(crate) fn unlock_now() -> Result<bool> {
+    unlock_and_remember("unlock", |state| state != KeyState::Ready)
+}
+
+/// The background worker's attempt, and recovery's when it meets a new database key: the status says
+/// what came of it.
+pub(crate) fn unlock_quietly(by: &str) {
+    let _ = unlock_and_remember(by, |state| state == KeyState::Locked);
 }
 
 /// At server start, in the postmaster: asks until `pagevault.unlock_timeout` has passed.
@@ -117,7 +128,7 @@ pub(crate) fn at_start(recovery_needs_keys: bool) -> Result<()> {
     let give_up = Instant::now() + Duration::from_secs(guc::unlock_timeout());
     let mut pause = Duration::from_millis(200);
     loop {
-        let (report, retry) = match attempt()? {
+        let (report, retry) = match attempt("start", |state| state == KeyState::Locked)? {
             Attempt::Unlocked => return remember(None),
             Attempt::Locked { report, retry } => (report, retry),
         };

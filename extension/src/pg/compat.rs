@@ -240,3 +240,57 @@ pub(crate) unsafe fn smgr_read(reln: pg_sys::SMgrRelation, block: u32, page: *mu
         pg_sys::smgrreadv(reln, fork, block, &mut page.cast(), 1);
     }
 }
+
+/// Sets a signal handler (`pqsignal`, which 18 names `pqsignal_be` in the server).
+///
+/// # Safety
+/// `handler` only does what a signal handler may.
+pub(crate) unsafe fn set_signal_handler(
+    signal: i32,
+    handler: unsafe extern "C-unwind" fn(std::ffi::c_int),
+) {
+    // SAFETY: by contract.
+    unsafe {
+        #[cfg(feature = "pg18")]
+        pg_sys::pqsignal_be(signal, Some(handler));
+        #[cfg(not(feature = "pg18"))]
+        pg_sys::pqsignal(signal, Some(handler));
+    }
+}
+
+/// The range table that ExecutorCheckPerms_hook gets to see, in 16 and later beside a list of permissions.
+#[cfg(feature = "pg15")]
+pub(crate) type CheckPerms = unsafe extern "C-unwind" fn(*mut pg_sys::List, bool) -> bool;
+/// The range table that ExecutorCheckPerms_hook gets to see, in 16 and later beside a list of permissions.
+#[cfg(not(feature = "pg15"))]
+pub(crate) type CheckPerms =
+    unsafe extern "C-unwind" fn(*mut pg_sys::List, *mut pg_sys::List, bool) -> bool;
+
+/// Defines a function of type [`CheckPerms`] that calls `$check` with the range table, then the hook
+/// that `$previous` holds.
+macro_rules! check_perms_hook {
+    ($name:ident, $check:path, $previous:path) => {
+        #[cfg(feature = "pg15")]
+        unsafe extern "C-unwind" fn $name(range_table: *mut pg_sys::List, raise: bool) -> bool {
+            // SAFETY: the server's own arguments, passed on.
+            unsafe {
+                $check(range_table);
+                $previous.with(|previous| *previous).is_none_or(|next| next(range_table, raise))
+            }
+        }
+        #[cfg(not(feature = "pg15"))]
+        unsafe extern "C-unwind" fn $name(
+            range_table: *mut pg_sys::List,
+            permissions: *mut pg_sys::List,
+            raise: bool,
+        ) -> bool {
+            // SAFETY: the server's own arguments, passed on.
+            unsafe {
+                $check(range_table);
+                let previous = $previous.with(|previous| *previous);
+                previous.is_none_or(|next| next(range_table, permissions, raise))
+            }
+        }
+    };
+}
+pub(crate) use check_perms_hook;

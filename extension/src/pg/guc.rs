@@ -1,9 +1,10 @@
 //! Settings.
 
 use std::ffi::CString;
+use std::time::Duration;
 
 use pagevault_cipher::CipherId;
-use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting};
+use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 
 static DEFAULT_ENCRYPTION: GucSetting<bool> = GucSetting::<bool>::new(false);
 static CIPHER: GucSetting<Option<CString>> =
@@ -12,6 +13,20 @@ static KEYRING_COMMAND: GucSetting<Option<CString>> = GucSetting::<Option<CStrin
 static UNLOCK_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30);
 static KEYRING_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30);
 static MAX_KEYS: GucSetting<i32> = GucSetting::<i32>::new(1_000_000);
+
+static REVALIDATE_INTERVAL: GucSetting<i32> = GucSetting::<i32>::new(300);
+static REVOKED_KEY_GRACE: GucSetting<i32> = GucSetting::<i32>::new(3600);
+static REVOKED_KEY_ACTION: GucSetting<RevokedKeyAction> =
+    GucSetting::<RevokedKeyAction>::new(RevokedKeyAction::Log);
+
+/// What becomes of data whose master key was revoked.
+#[derive(Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
+enum RevokedKeyAction {
+    #[name = c"log"]
+    Log,
+    #[name = c"lock"]
+    Lock,
+}
 
 /// Defines every setting; from `_PG_init`.
 pub(crate) fn define() {
@@ -69,6 +84,34 @@ pub(crate) fn define() {
         GucContext::Postmaster,
         GucFlags::default(),
     );
+    GucRegistry::define_int_guc(
+        c"pagevault.revalidate_interval",
+        c"How often key providers are asked whether they would still unwrap the keys in use.",
+        c"0 turns this off.",
+        &REVALIDATE_INTERVAL,
+        0,
+        604_800,
+        GucContext::Sighup,
+        GucFlags::UNIT_S,
+    );
+    GucRegistry::define_int_guc(
+        c"pagevault.revoked_key_grace",
+        c"Time for which a master key must have been revoked before pagevault.revoked_key_action is taken.",
+        c"An outage of the provider is no revocation.",
+        &REVOKED_KEY_GRACE,
+        0,
+        2_592_000,
+        GucContext::Sighup,
+        GucFlags::UNIT_S,
+    );
+    GucRegistry::define_enum_guc(
+        c"pagevault.revoked_key_action",
+        c"What happens when a master key stays revoked: log or lock.",
+        c"Locked relations refuse access until the key is usable again. Keys stay in locked memory until the server stops.",
+        &REVOKED_KEY_ACTION,
+        GucContext::Sighup,
+        GucFlags::default(),
+    );
     // SAFETY: reserves our prefix so that misspelt settings are refused; plain C string.
     unsafe { pgrx::pg_sys::MarkGUCPrefixReserved(c"pagevault".as_ptr()) };
 }
@@ -97,6 +140,25 @@ pub(crate) fn keyring_timeout() -> u64 {
 /// `pagevault.unlock_timeout` in seconds.
 pub(crate) fn unlock_timeout() -> u64 {
     UNLOCK_TIMEOUT.get().max(0) as u64
+}
+
+/// `pagevault.revalidate_interval`, unless it is off.
+pub(crate) fn revalidate_interval() -> Option<Duration> {
+    Some(seconds(&REVALIDATE_INTERVAL)).filter(|interval| !interval.is_zero())
+}
+
+/// `pagevault.revoked_key_grace`
+pub(crate) fn revoked_key_grace() -> Duration {
+    seconds(&REVOKED_KEY_GRACE)
+}
+
+/// True if `pagevault.revoked_key_action` is `lock`.
+pub(crate) fn locks_revoked_keys() -> bool {
+    REVOKED_KEY_ACTION.get() == RevokedKeyAction::Lock
+}
+
+fn seconds(setting: &GucSetting<i32>) -> Duration {
+    Duration::from_secs(setting.get().max(0) as u64)
 }
 
 /// `pagevault.max_keys`

@@ -11,4 +11,5 @@ pub(crate) mod pages;
 pub(crate) mod process;
 pub(crate) mod relation;
 pub(crate) mod report;
+pub(crate) mod session;
 pub(crate) mod wal;

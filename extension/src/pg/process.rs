@@ -3,8 +3,11 @@
 use std::cell::UnsafeCell;
 use std::ffi::CStr;
 use std::path::PathBuf;
+use std::time::Duration;
 
 use pgrx::pg_sys;
+
+use super::compat;
 
 /// A value of one PostgreSQL process.
 ///
@@ -79,6 +82,67 @@ pub(crate) fn check_for_interrupts() {
     pgrx::check_for_interrupts!();
 }
 
+/// True if the statement, the session or this worker was told to end, and may.
+pub(crate) fn is_told_to_stop() -> bool {
+    // SAFETY: plain globals of this process; the flags are set by its signal handlers.
+    unsafe {
+        let told = (&raw const pg_sys::QueryCancelPending).read_volatile() != 0
+            || (&raw const pg_sys::ProcDiePending).read_volatile() != 0
+            || (&raw const pg_sys::ShutdownRequestPending).read_volatile() != 0;
+        told && pg_sys::InterruptHoldoffCount == 0 && pg_sys::CritSectionCount == 0
+    }
+}
+
+/// True in processes that work for users: backends, their parallel workers, autovacuum. Recovery, the
+/// checkpointer and other auxiliary processes work for the cluster.
+pub(crate) fn serves_users() -> bool {
+    use pg_sys::BackendType::{B_AUTOVAC_WORKER, B_BACKEND, B_BG_WORKER, B_WAL_SENDER};
+    // SAFETY: a plain global of this process.
+    let kind = unsafe { pg_sys::MyBackendType };
+    matches!(kind, B_BACKEND | B_BG_WORKER | B_AUTOVAC_WORKER | B_WAL_SENDER)
+}
+
+/// Has this background worker end on SIGTERM and read its settings anew on SIGHUP, whatever it waits
+/// for; once, at its start.
+pub(crate) fn handle_worker_signals() {
+    // SAFETY: handlers of the server itself, for a process with a latch; then signals are let in.
+    unsafe {
+        compat::set_signal_handler(libc::SIGTERM, raw::SignalHandlerForShutdownRequest);
+        compat::set_signal_handler(libc::SIGHUP, raw::SignalHandlerForConfigReload);
+        pg_sys::BackgroundWorkerUnblockSignals();
+    }
+}
+
+/// Waits in a background worker: for `pause`, or until its settings have changed. Ends the process if
+/// it is told to, or if the server is gone.
+pub(crate) fn wait_in_worker(pause: Duration) {
+    let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
+    let timeout = std::ffi::c_long::try_from(pause.as_millis()).unwrap_or(std::ffi::c_long::MAX);
+    // SAFETY: the latch of this process; configuration is read outside of any transaction.
+    unsafe {
+        pg_sys::WaitLatch(pg_sys::MyLatch, events as i32, timeout, pg_sys::PG_WAIT_EXTENSION);
+        pg_sys::ResetLatch(pg_sys::MyLatch);
+        check_for_interrupts();
+        if pg_sys::ShutdownRequestPending != 0 {
+            pg_sys::proc_exit(1); // with 0 it would never be started again
+        }
+        if pg_sys::ConfigReloadPending != 0 {
+            pg_sys::ConfigReloadPending = 0;
+            pg_sys::ProcessConfigFile(pg_sys::GucContext::PGC_SIGHUP);
+        }
+    }
+}
+
+/// A moment, in microseconds since 1970, as the server writes it.
+pub(crate) fn timestamp_text(us_since_1970: u64) -> String {
+    let seconds = i64::from(pg_sys::POSTGRES_EPOCH_JDATE - pg_sys::UNIX_EPOCH_JDATE)
+        * i64::from(pg_sys::SECS_PER_DAY);
+    let moment = us_since_1970 as i64 - seconds * 1_000_000;
+    // SAFETY: formats into a static buffer of this process, which is copied at once.
+    let text = unsafe { CStr::from_ptr(pg_sys::timestamptz_to_str(moment)) };
+    text.to_string_lossy().into_owned()
+}
+
 /// Makes this background worker a backend that sees shared catalogs only.
 pub(crate) fn connect_without_database() {
     // SAFETY: in a background worker that asked for a database connection, once.
@@ -94,12 +158,6 @@ pub(crate) fn shut_server_down() {
     unsafe { libc::kill(pg_sys::PostmasterPid, libc::SIGQUIT) };
 }
 
-/// Reads postgresql.conf again, as every process does after SIGHUP.
-pub(crate) fn reload_configuration() {
-    // SAFETY: outside of any transaction, in a process of ours.
-    unsafe { pg_sys::ProcessConfigFile(pg_sys::GucContext::PGC_SIGHUP) }
-}
-
 /// True when pages carry checksums (`initdb --data-checksums`, `pg_checksums --enable`).
 #[inline]
 pub(crate) fn data_checksums() -> bool {
@@ -107,11 +165,15 @@ pub(crate) fn data_checksums() -> bool {
     unsafe { raw::DataChecksumsEnabled() }
 }
 
-/// Calls on the page path, without pgrx's longjmp guard: none of these can raise.
+/// Functions of the server without pgrx's guard: none of these can raise.
 mod raw {
     unsafe extern "C-unwind" {
         /// xlog.c: returns `ControlFile->data_checksum_version > 0`.
         pub(super) fn DataChecksumsEnabled() -> bool;
+        /// interrupt.c: signal handler
+        pub(super) fn SignalHandlerForShutdownRequest(signal: std::ffi::c_int);
+        /// interrupt.c: signal handler
+        pub(super) fn SignalHandlerForConfigReload(signal: std::ffi::c_int);
     }
 }
 

@@ -74,6 +74,36 @@ pub(crate) fn facts(oid: Oid) -> Option<Facts> {
     }
 }
 
+/// Facts about a relation and, if it is partitioned, its partitions on all levels.
+pub(crate) fn with_partitions(oid: Oid) -> Vec<Facts> {
+    // SAFETY: a catalog look-up; the list is a palloc'd copy.
+    let oids = unsafe {
+        if pg_sys::get_rel_relkind(oid) as u8 == b'p' {
+            let no_lock = pg_sys::NoLock as pg_sys::LOCKMODE;
+            oids(pg_sys::ffi::pg_guard_ffi_boundary(|| {
+                raw::find_all_inheritors(oid, no_lock, std::ptr::null_mut())
+            }))
+        } else {
+            vec![oid]
+        }
+    };
+    oids.into_iter().filter_map(facts).collect()
+}
+
+/// Not among pgrx's bindings.
+mod raw {
+    use super::pg_sys;
+
+    unsafe extern "C-unwind" {
+        /// pg_inherits.c; may raise.
+        pub(super) fn find_all_inheritors(
+            parent: pg_sys::Oid,
+            lock: pg_sys::LOCKMODE,
+            parents: *mut *mut pg_sys::List,
+        ) -> *mut pg_sys::List;
+    }
+}
+
 /// As [`facts`], after making the changes of the current command visible.
 pub(crate) fn facts_after_command(oid: Oid) -> Option<Facts> {
     // SAFETY: between commands of a transaction; a dropped relation has no pg_class row any more.

@@ -4,6 +4,7 @@
 //! whole sentences.
 
 use pgrx::PgSqlErrorCode;
+use pgrx::pg_sys;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::PgLogLevel;
 
@@ -69,6 +70,34 @@ impl Report {
     pub(crate) fn fatal(self) -> ! {
         self.send(PgLogLevel::FATAL);
         unreachable!("FATAL does not return")
+    }
+}
+
+/// Writes one line to the server log at level LOG: to no client, and without the statement that is
+/// being run, which may hold what the line must not tell.
+pub(crate) fn log_line(line: &str) {
+    let Ok(line) = std::ffi::CString::new(line) else { return };
+    // SAFETY: the calls that ereport() makes, in its order; at this level they return. The server copies
+    // the text.
+    unsafe {
+        if raw::errstart(pg_sys::LOG_SERVER_ONLY as i32, std::ptr::null()) {
+            pg_sys::errmsg_internal(c"%s".as_ptr(), line.as_ptr());
+            pg_sys::errhidestmt(true);
+            pg_sys::errhidecontext(true);
+            raw::errfinish(c"pagevault".as_ptr(), 0, c"log_line".as_ptr());
+        }
+    }
+}
+
+/// Not among pgrx's bindings.
+mod raw {
+    use std::ffi::{c_char, c_int};
+
+    unsafe extern "C-unwind" {
+        /// elog.c
+        pub(super) fn errstart(level: c_int, domain: *const c_char) -> bool;
+        /// elog.c
+        pub(super) fn errfinish(file: *const c_char, line: c_int, function: *const c_char);
     }
 }
 

@@ -1,5 +1,6 @@
 //! Background workers: loop, latch, signal; no logic.
 
+mod revalidate;
 mod self_check;
 mod unlock;
 
@@ -7,4 +8,5 @@ mod unlock;
 pub(crate) fn register() {
     self_check::register();
     unlock::register();
+    revalidate::register();
 }

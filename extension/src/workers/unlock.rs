@@ -2,9 +2,7 @@
 
 use std::time::Duration;
 
-use pgrx::bgworkers::{
-    BackgroundWorker, BackgroundWorkerBuilder, BgWorkerStartTime, SignalWakeFlags,
-};
+use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
 use pgrx::{pg_guard, pg_sys};
 
 use crate::keys::unlock;
@@ -28,14 +26,9 @@ pub(super) fn register() {
 #[pg_guard]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn pagevault_unlock_main(_argument: pg_sys::Datum) {
-    BackgroundWorker::attach_signal_handlers(SignalWakeFlags::SIGTERM | SignalWakeFlags::SIGHUP);
+    process::handle_worker_signals();
     while !unlock::locked_keys().is_empty() {
-        if !BackgroundWorker::wait_latch(Some(INTERVAL)) {
-            return; // asked to stop
-        }
-        if BackgroundWorker::sighup_received() {
-            process::reload_configuration();
-        }
-        unlock::unlock_quietly();
+        process::wait_in_worker(INTERVAL);
+        unlock::unlock_quietly("unlock worker");
     }
 }

@@ -201,7 +201,7 @@ impl Vault {
         let log = std::fs::File::options().create(true).append(true).open(self.path("log"))?;
         let path = |name| self.path(name).display().to_string();
         let configuration = format!(
-            "storage \"raft\" {{\n  path = \"{}\"\n  node_id = \"one\"\n}}\n\
+            "storage \"raft\" {{\n  path = \"{}\"\n  node_id = \"one\"\n  performance_multiplier = 1\n}}\n\
              listener \"tcp\" {{\n  address = \"127.0.0.1:{}\"\n  tls_cert_file = \"{}\"\n  \
              tls_key_file = \"{}\"\n}}\n\
              disable_mlock = true\napi_addr = \"{}\"\n\

@@ -8,6 +8,7 @@ mod crash;
 mod damage;
 mod ddl;
 mod errors;
+mod hygiene;
 mod io_methods;
 mod keys;
 mod leaks;

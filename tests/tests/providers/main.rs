@@ -1,8 +1,12 @@
 //! Providers against real key servers, alone and below a real PostgreSQL.
 //!
-//! A test whose key server is not on this machine counts as ignored and is named on standard error.
+//! A test whose key server is not on this machine counts as ignored and is named on standard error;
+//! with `PAGEVAULT_REQUIRE_KEY_SERVERS` set, as in CI, it fails.
 
+mod bench;
 mod command;
+mod outages;
+mod serving;
 mod vault;
 
 use std::process::ExitCode;
@@ -20,17 +24,25 @@ struct Test {
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
-    let tests: Vec<Test> = [vault::tests(), command::tests()].into_iter().flatten().collect();
+    let tests: Vec<Test> = [vault::tests(), serving::tests(), outages::tests(), command::tests()]
+        .into_iter()
+        .flatten()
+        .collect();
     let trials = tests.into_iter().map(trial).collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
 fn trial(test: Test) -> Trial {
+    let required = std::env::var_os("PAGEVAULT_REQUIRE_KEY_SERVERS").is_some();
     let lacking = missing(test.needs);
+    let ignored = lacking.is_some() && !required;
     if let Some(lacking) = &lacking {
         eprintln!("SKIPPED {}: {lacking} is not on this machine (tools/key-servers)", test.name);
     }
     let run = test.run;
-    Trial::test(test.name, move || run().map_err(|error| Failed::from(format!("{error:#}"))))
-        .with_ignored_flag(lacking.is_some())
+    Trial::test(test.name, move || match lacking {
+        Some(lacking) => Err(Failed::from(format!("{lacking} is not on this machine"))),
+        None => run().map_err(|error| Failed::from(format!("{error:#}"))),
+    })
+    .with_ignored_flag(ignored)
 }

@@ -1,0 +1,61 @@
+//! Refuses queries on relations of a locked scope, also where their pages are in shared buffers.
+//!
+//! Pages that have to be read from disk are refused by the storage manager; this covers the rest, with
+//! the better message.
+
+use pgrx::PgList;
+use pgrx::pg_sys;
+
+use crate::keys::{revoked, shared};
+use crate::pg::compat::{self, CheckPerms};
+use crate::pg::process::ProcessLocal;
+use crate::pg::relation;
+
+static PREVIOUS: ProcessLocal<Option<CheckPerms>> = ProcessLocal::new(None);
+
+/// Installs the hook; from `_PG_init`.
+pub(crate) fn install() {
+    // SAFETY: in the postmaster, before anything is forked.
+    unsafe {
+        PREVIOUS.with(|previous| *previous = pg_sys::ExecutorCheckPerms_hook);
+        pg_sys::ExecutorCheckPerms_hook = Some(check_perms);
+    }
+}
+
+compat::check_perms_hook!(check_perms, check, PREVIOUS);
+
+/// Contract: called at the start of every query and of COPY, in a transaction, with the relations
+/// locked; may raise. While nothing is refused it tests one flag.
+///
+/// # Safety
+/// `range_table` is a list of RangeTblEntry or NIL. No frame between here and the server's call holds
+/// anything with a destructor.
+#[inline]
+unsafe fn check(range_table: *mut pg_sys::List) {
+    if shared::anything_refused() {
+        // SAFETY: by contract.
+        unsafe { pg_sys::panic::pgrx_extern_c_guard(|| refuse_locked(range_table)) }
+    }
+}
+
+/// # Safety
+/// As [`check`].
+#[cold]
+unsafe fn refuse_locked(range_table: *mut pg_sys::List) {
+    // SAFETY: by contract.
+    let entries = unsafe { PgList::<pg_sys::RangeTblEntry>::from_pg(range_table) };
+    for entry in entries.iter_ptr() {
+        // SAFETY: entries of the list.
+        let (kind, oid) = unsafe { ((*entry).rtekind, (*entry).relid) };
+        if kind != pg_sys::RTEKind::RTE_RELATION {
+            continue;
+        }
+        // Rows that go into a partitioned table find their partition later: all of them are asked.
+        for facts in relation::with_partitions(oid) {
+            let scope = Some(facts.file).filter(|_| facts.is_stored());
+            if let Some(scope) = scope.and_then(shared::refused_scope) {
+                revoked::relation_refused(&facts.name, scope).raise();
+            }
+        }
+    }
+}

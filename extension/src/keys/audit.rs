@@ -1,0 +1,92 @@
+//! The audit trail: one line of JSON in the server log for each operation on a provider, at level LOG.
+//!
+//! ```text
+//! pagevault audit: {"action":"rewrap","by":"rotate_cluster_master_key","role":"postgres","database":"app",
+//!   "scope":"cluster","provider":"vault","key":"main","key_version":3,"outcome":"ok","duration_ms":3.2}
+//! ```
+//!
+//! (In the log it is one line.) `by` is the SQL function or the worker that asked; `role` and `database`
+//! are null where there is none. `scope` is `cluster` or `database` with its OID; null where the operation
+//! concerns no database key. `outcome` is `ok` or the error class. Neither key material nor options of a
+//! provider are ever in it.
+
+use serde::Serialize;
+
+use crate::pg::report;
+use crate::pg::session;
+
+/// What was done, and how it ended.
+#[derive(Default)]
+pub(super) struct Event<'a> {
+    /// `wrap`, `unwrap`, ..., `add_provider`.
+    pub(super) action: &'a str,
+    /// The SQL function or the worker.
+    pub(super) by: &'a str,
+    /// Whose database key, if any.
+    pub(super) scope: Option<u32>,
+    pub(super) provider: &'a str,
+    pub(super) key: Option<&'a str>,
+    /// The master key that is being left.
+    pub(super) from_key: Option<&'a str>,
+    /// The master key's version in the answer.
+    pub(super) key_version: Option<u64>,
+    pub(super) outcome: &'a str,
+    pub(super) elapsed_us: Option<u64>,
+}
+
+#[derive(Serialize)]
+struct Line<'a> {
+    action: &'a str,
+    by: &'a str,
+    role: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    current_role: Option<String>,
+    database: Option<String>,
+    scope: Option<String>,
+    provider: &'a str,
+    key: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    from_key: Option<&'a str>,
+    key_version: Option<u64>,
+    outcome: &'a str,
+    duration_ms: Option<f64>,
+}
+
+/// Writes the line of an event.
+pub(super) fn log(event: &Event<'_>) {
+    let who = session::identity();
+    let line = Line {
+        action: event.action,
+        by: event.by,
+        role: who.role,
+        current_role: who.current_role,
+        database: who.database,
+        scope: event.scope.map(|scope| match scope {
+            0 => "cluster".to_owned(),
+            database => format!("database {database}"),
+        }),
+        provider: event.provider,
+        key: event.key.filter(|key| !key.is_empty()),
+        from_key: event.from_key,
+        key_version: event.key_version,
+        outcome: event.outcome,
+        duration_ms: event.elapsed_us.map(|us| us as f64 / 1000.0),
+    };
+    // Texts and numbers always have a JSON form.
+    let json = serde_json::to_string(&line).unwrap_or_default();
+    report::log_line(&format!("pagevault audit: {}", on_one_line(&json)));
+}
+
+/// JSON escapes control characters below U+0020 only; readers of logs end a line at others too.
+fn on_one_line(json: &str) -> String {
+    let breaks = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
+    let mut line = String::with_capacity(json.len());
+    for c in json.chars() {
+        if breaks(c) {
+            line.push_str(&format!("\\u{:04x}", u32::from(c)));
+        } else {
+            line.push(c);
+        }
+    }
+    line
+}

@@ -1,0 +1,44 @@
+//! Asks from time to time whether the keys in use would still be unwrapped.
+
+use std::time::{Duration, Instant};
+
+use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
+use pgrx::prelude::PgLogLevel;
+use pgrx::{pg_guard, pg_sys};
+
+use crate::keys::revalidate::{Said, revalidate};
+use crate::pg::{guc, process};
+
+/// Longest sleep; a change of settings ends it early.
+const SLEEP: Duration = Duration::from_secs(3600);
+
+pub(super) fn register() {
+    BackgroundWorkerBuilder::new("pagevault revalidate")
+        .set_type("pagevault revalidate")
+        .set_library("pagevault")
+        .set_function("pagevault_revalidate_main")
+        .enable_shmem_access(None)
+        .set_start_time(BgWorkerStartTime::PostmasterStart)
+        .set_restart_time(Some(Duration::from_secs(5)))
+        .load();
+}
+
+/// Main function of the worker, on primaries and standbys.
+#[pg_guard]
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn pagevault_revalidate_main(_argument: pg_sys::Datum) {
+    process::handle_worker_signals();
+    let mut said = Said::default();
+    let mut last = Instant::now(); // the server start has just asked
+    loop {
+        let due_in =
+            || guc::revalidate_interval().map(|pause| pause.saturating_sub(last.elapsed()));
+        process::wait_in_worker(due_in().unwrap_or(SLEEP).min(SLEEP));
+        if due_in().is_some_and(|pause| pause.is_zero()) {
+            if let Err(report) = revalidate(&mut said) {
+                report.send(PgLogLevel::WARNING);
+            }
+            last = Instant::now();
+        }
+    }
+}

@@ -1,0 +1,36 @@
+//! What gets into the server's processes, and what does not.
+
+use anyhow::{Context, Result, ensure};
+use pagevault_tests::Installation;
+
+/// Crates that must stay out: panics name the file they happen in, so a linked crate shows.
+const FOREIGN: [&str; 7] =
+    ["rustls", "tokio", "hyper", "reqwest", "ring", "vaultrs", "aws-sdk-kms"];
+
+/// The crates of `FOREIGN` whose source paths, such as `/tokio-1.48.0/src/`, are in a binary.
+fn linked(binary: &[u8]) -> Vec<&'static str> {
+    let mut found = FOREIGN.map(|_| false);
+    for part in binary.split(|byte| *byte == b'/') {
+        for (name, found) in FOREIGN.iter().zip(&mut found) {
+            let version =
+                part.strip_prefix(name.as_bytes()).and_then(|rest| rest.strip_prefix(b"-"));
+            *found |= version.is_some_and(|text| text.first().is_some_and(u8::is_ascii_digit));
+        }
+    }
+    FOREIGN.into_iter().zip(found).filter_map(|(name, found)| found.then_some(name)).collect()
+}
+
+#[test]
+fn the_library_links_no_network_code() -> Result<()> {
+    let installation = Installation::get()?;
+    let library = installation.library_directory().join("pagevault.so");
+    let helper = installation.program("pagevault-keyring");
+    let read = |path: &std::path::Path| {
+        std::fs::read(path).with_context(|| format!("read {}", path.display()))
+    };
+    let seen = linked(&read(&helper)?);
+    ensure!(seen.contains(&"rustls") && seen.contains(&"tokio"), "the test sees only {seen:?}");
+    let found = linked(&read(&library)?);
+    ensure!(found.is_empty(), "{} holds {found:?}", library.display());
+    Ok(())
+}
