@@ -4,6 +4,7 @@ use std::fs::{self, File};
 use std::io::Write;
 use std::os::unix::fs::MetadataExt;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
+use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -180,22 +181,29 @@ fn it_leaves_no_core() {
     assert!(!status.core_dumped());
 }
 
+/// The program where other users can run it. Not copied by this process: see `programs::install`.
+fn copy_for_others(bench: &Bench) -> PathBuf {
+    let program = bench.path("helper");
+    let mut copy = Command::new("install");
+    copy.args(["-m", "755", env!("CARGO_BIN_EXE_pagevault-keyring")]).arg(&program);
+    assert!(copy.status().unwrap().success());
+    chmod(&bench.path(""), 0o711);
+    program
+}
+
 #[test]
 fn others_cannot_look_into_it() {
     // Root's processes are root's either way, so as root it is run as somebody else, from a place
     // that somebody else can reach.
     let bench = Bench::empty();
-    let program = bench.path("helper");
-    fs::copy(env!("CARGO_BIN_EXE_pagevault-keyring"), &program).unwrap();
-    chmod(&program, 0o755);
-    chmod(&bench.path(""), 0o711);
+    let program = copy_for_others(&bench);
     let mut command = Command::new(program);
     command.arg("serve").stdin(Stdio::piped()).stdout(Stdio::piped());
     if geteuid().is_root() {
         command.uid(65534);
     }
     let mut child = command.spawn().unwrap();
-    thread::sleep(Duration::from_millis(300));
+    thread::sleep(Duration::from_millis(500));
     // The files under /proc of a process that is not dumpable belong to root.
     let environment = fs::metadata(format!("/proc/{}/environ", child.id())).unwrap();
     child.kill().unwrap();
@@ -231,10 +239,7 @@ fn a_person_at_a_terminal_is_shown_the_way() {
 fn it_keeps_no_privilege_that_its_user_does_not_have() {
     // Root gives the server's user a capability, as a service manager may, and keeps its own.
     let bench = Bench::empty();
-    let program = bench.path("helper");
-    fs::copy(env!("CARGO_BIN_EXE_pagevault-keyring"), &program).unwrap();
-    chmod(&program, 0o755);
-    chmod(&bench.path(""), 0o711);
+    let program = copy_for_others(&bench);
     let mut command = if geteuid().is_root() {
         let mut command = Command::new("setpriv");
         command.args(["--reuid=65534", "--clear-groups", "--inh-caps=+ipc_lock"]);
@@ -245,7 +250,7 @@ fn it_keeps_no_privilege_that_its_user_does_not_have() {
     };
     let mut child =
         command.arg("serve").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
-    thread::sleep(Duration::from_millis(300));
+    thread::sleep(Duration::from_millis(500));
     let status = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap();
     child.kill().unwrap();
     child.wait().unwrap();
