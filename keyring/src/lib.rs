@@ -13,6 +13,7 @@
 //! | [`mod@retry`] | trying again under a deadline, written once for all providers |
 //! | [`mod@serve`] | one request, one reply, a deadline that holds even if a provider hangs |
 //! | `program` | running a program of the operator's, and leaving nothing of it behind |
+//! | [`findings`] | what was found on looking at a provider |
 //! | [`mod@check`] | trying out a provider and a key, in plain words |
 //! | [`keyfile`] | the key file of the `file` provider |
 //! | [`mod@harden`] | no core dumps, no readable files, no secrets in panic messages |
@@ -22,6 +23,7 @@
 
 pub mod check;
 pub mod cli;
+pub mod findings;
 pub mod harden;
 pub mod keyfile;
 mod net;

@@ -4,8 +4,10 @@ use std::fmt;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use pagevault_keystore::protocol::{self, ErrorClass, Failure};
+use pagevault_keystore::protocol::{ErrorClass, Failure};
 use zeroize::Zeroizing;
+
+use crate::findings::Findings;
 
 /// Something that wraps and unwraps with a master key: a key file, Vault, a KMS, a command.
 ///
@@ -41,9 +43,9 @@ pub trait Provider {
     /// Tells about `key` without using it.
     fn describe(&self, key: &str) -> Result<KeyInfo, ProviderError>;
 
-    /// Looks at everything around the key (place, permissions, address, credentials), one finding
-    /// each, in the order in which a person would look. Stops after the first failure.
-    fn examine(&self) -> Vec<Finding>;
+    /// Looks at everything around the key (place, permissions, address, credentials). `None` after a
+    /// failure.
+    fn examine(&self, findings: &mut Findings) -> Option<()>;
 
     /// Refuses options that can never be right. What may come later, such as a key file that does
     /// not exist yet, is no error.
@@ -84,24 +86,6 @@ pub struct KeyInfo {
     pub oldest_version: u64,
     /// Where the key is and what protects it, in one line.
     pub summary: String,
-}
-
-/// One thing that [`Provider::examine`] looked at.
-pub struct Finding {
-    /// What should be, such as "nobody else can read the file".
-    pub what: String,
-    /// What was seen, or what is wrong.
-    pub result: Result<String, ProviderError>,
-}
-
-impl From<Finding> for protocol::Finding {
-    fn from(finding: Finding) -> protocol::Finding {
-        let (seen, failure) = match finding.result {
-            Ok(seen) => (seen, None),
-            Err(error) => (String::new(), Some(error.into())),
-        };
-        protocol::Finding { what: finding.what, seen, failure }
-    }
 }
 
 /// A failure in four parts, as PostgreSQL reports them, and a class that decides behaviour.

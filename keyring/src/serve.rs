@@ -254,8 +254,7 @@ fn perform(provider: &dyn Provider, operation: &Operation) -> Result<Outcome, Pr
         }
         Action::Check => {
             let key = Some(key.as_str()).filter(|key| !key.is_empty());
-            let findings = check(provider, key).into_iter().map(Into::into).collect();
-            Outcome::Checked { findings }
+            Outcome::Checked { findings: check(provider, key) }
         }
         Action::CheckOptions => provider.check_options().map(|()| Outcome::OptionsOk)?,
     })

@@ -6,11 +6,12 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 
 use clap::Args;
-use pagevault_keystore::protocol::ErrorClass;
+use pagevault_keystore::protocol::{ErrorClass, Finding};
 use serde_json::{Map, Value};
 
 use super::unprintable;
-use crate::provider::{Environment, Finding, Provider, ProviderError};
+use crate::findings::Findings;
+use crate::provider::{Environment, Provider, ProviderError};
 use crate::{check, providers};
 
 /// How long a provider may take for all of it.
@@ -35,11 +36,18 @@ pub(super) struct Check {
 impl Check {
     /// Prints one line per thing looked at; success if all of them are well.
     pub(super) fn run(&self, out: &mut impl Write) -> Result<ExitCode, ProviderError> {
-        let findings = self.findings();
+        let mut findings = Findings::default();
+        let provider = findings.note("the options are understood", self.provider(), |_| {
+            format!("kind {}", self.provider_kind)
+        });
+        let mut findings = findings.into_vec();
+        if let Some(provider) = provider {
+            findings.extend(check::check(provider.as_ref(), Some(&self.key)));
+        }
         for finding in &findings {
             print(out, finding).map_err(unprintable)?;
         }
-        let well = findings.iter().all(|finding| finding.result.is_ok());
+        let well = findings.iter().all(|finding| finding.failure.is_none());
         let verdict = if well {
             "Everything works."
         } else {
@@ -47,15 +55,6 @@ impl Check {
         };
         writeln!(out, "\n{verdict}").map_err(unprintable)?;
         Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
-    }
-
-    fn findings(&self) -> Vec<Finding> {
-        let provider = self.provider();
-        let told = provider.as_ref().map(|_| format!("kind {}", self.provider_kind));
-        let mut findings = vec![finding("the options are understood", told.map_err(Clone::clone))];
-        let Ok(provider) = provider else { return findings };
-        findings.extend(check::check(provider.as_ref(), Some(&self.key)));
-        findings
     }
 
     fn provider(&self) -> Result<Box<dyn Provider>, ProviderError> {
@@ -74,21 +73,13 @@ impl Check {
     }
 }
 
-fn finding(what: &str, result: Result<String, ProviderError>) -> Finding {
-    Finding { what: what.to_owned(), result }
-}
-
 fn print(out: &mut impl Write, finding: &Finding) -> std::io::Result<()> {
-    match &finding.result {
-        Ok(seen) => writeln!(out, "ok      {}: {seen}", finding.what),
-        Err(error) => {
-            writeln!(out, "not ok  {}: {}", finding.what, error.message)?;
-            for text in [&error.detail, &error.hint] {
-                if !text.is_empty() {
-                    writeln!(out, "        {text}")?;
-                }
-            }
-            Ok(())
-        }
+    let Some(failure) = &finding.failure else {
+        return writeln!(out, "ok      {}: {}", finding.what, finding.seen);
+    };
+    writeln!(out, "not ok  {}: {}", finding.what, failure.message)?;
+    for text in [&failure.detail, &failure.hint].into_iter().flatten() {
+        writeln!(out, "        {text}")?;
     }
+    Ok(())
 }

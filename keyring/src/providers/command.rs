@@ -28,10 +28,11 @@ use pagevault_cipher::wrap::{self, OVERHEAD, WrapKey};
 use pagevault_keystore::protocol::ErrorClass;
 use zeroize::Zeroizing;
 
+use crate::findings::Findings;
 use crate::keyfile::place::{Place, What};
 use crate::options::{Options, printable};
 use crate::program::{self, Ended, Stopped};
-use crate::provider::{Environment, Finding, KeyInfo, Provider, ProviderError, Unwrapped, Wrapped};
+use crate::provider::{Environment, KeyInfo, Provider, ProviderError, Unwrapped, Wrapped};
 use crate::providers::file::outside;
 use reply::Reply;
 
@@ -162,23 +163,17 @@ impl Provider for CommandProvider {
         })
     }
 
-    fn examine(&self) -> Vec<Finding> {
-        let mut findings = Vec::new();
+    fn examine(&self, findings: &mut Findings) -> Option<()> {
         for program in self.programs() {
-            let result = self.safe(program).map(|place| {
+            let what = format!("the program for \"{}\" is safe to run", program.option);
+            findings.note(&what, self.safe(program), |place| {
                 format!(
                     "{}, outside the data directory, can be changed by root and us only",
                     place.path().display()
                 )
-            });
-            let failed = result.is_err();
-            let what = format!("the program for \"{}\" is safe to run", program.option);
-            findings.push(Finding { what, result });
-            if failed {
-                break;
-            }
+            })?;
         }
-        findings
+        Some(())
     }
 
     fn check_options(&self) -> Result<(), ProviderError> {

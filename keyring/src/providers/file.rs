@@ -20,11 +20,12 @@ use pagevault_cipher::wrap::{self, OVERHEAD, WrapError, WrapKey};
 use pagevault_keystore::protocol::ErrorClass;
 use zeroize::Zeroizing;
 
+use crate::findings::Findings;
 use crate::keyfile::format::{Key, KeyFile, KeyVersion};
 use crate::keyfile::place::Place;
 use crate::keyfile::store;
 use crate::options::{Options, printable};
-use crate::provider::{Environment, Finding, KeyInfo, Provider, ProviderError, Unwrapped, Wrapped};
+use crate::provider::{Environment, KeyInfo, Provider, ProviderError, Unwrapped, Wrapped};
 
 /// The options it knows.
 pub const OPTIONS: &[&str] = &["path"];
@@ -167,11 +168,29 @@ impl Provider for FileProvider {
         })
     }
 
-    fn examine(&self) -> Vec<Finding> {
-        let mut findings = Vec::new();
-        // The first failure ends the list; the findings up to it are what is told.
-        let _ = self.examine_into(&mut findings);
-        findings
+    fn examine(&self, findings: &mut Findings) -> Option<()> {
+        let place = findings.note("the directory exists", Place::resolve(&self.path), |place| {
+            place.directory().display().to_string()
+        })?;
+        let data_directory = self.data_directory.as_deref();
+        findings.note(
+            "the file lies outside the data directory",
+            outside(&place, data_directory),
+            |()| match data_directory {
+                Some(root) => format!("not below {} and its tablespaces", root.display()),
+                None => "no --data-directory given: only looked for PG_VERSION above it".to_owned(),
+            },
+        )?;
+        findings.note("nobody else can exchange the file", place.check_directories(), |()| {
+            "all directories above it are safe".to_owned()
+        })?;
+        findings.note("nobody else can read the file", place.open(), |_| {
+            "a regular file, its owner is us, its mode 0600 or less".to_owned()
+        })?;
+        findings.note("the file is a key file", store::load(&place), |file| {
+            format!("intact, keys: {}", file.keys().count())
+        })?;
+        Some(())
     }
 
     fn check_options(&self) -> Result<(), ProviderError> {
@@ -199,42 +218,6 @@ impl FileProvider {
             .with_hint("Put the key file elsewhere, for example under /etc/pagevault.")),
             _ => Ok(()),
         }
-    }
-
-    fn examine_into(&self, findings: &mut Vec<Finding>) -> Result<(), ()> {
-        let mut note = |what: &str, result: Result<String, ProviderError>| {
-            let ended = result.as_ref().map(drop).map_err(drop);
-            findings.push(Finding { what: what.to_owned(), result });
-            ended
-        };
-        let place = Place::resolve(&self.path);
-        let shown = place.as_ref().map(|place| place.directory().display().to_string());
-        note("the directory exists", shown.map_err(Clone::clone))?;
-        let place = place.map_err(drop)?;
-
-        let data_directory = self.data_directory.as_deref();
-        let checked = match data_directory {
-            Some(root) => format!("not below {} and its tablespaces", root.display()),
-            None => "no --data-directory given: only looked for PG_VERSION above it".to_owned(),
-        };
-        note(
-            "the file lies outside the data directory",
-            outside(&place, data_directory).map(|()| checked),
-        )?;
-        note(
-            "nobody else can exchange the file",
-            place.check_directories().map(|()| "all directories above it are safe".to_owned()),
-        )?;
-        note(
-            "nobody else can read the file",
-            place
-                .open()
-                .map(|_| "a regular file, its owner is us, its mode 0600 or less".to_owned()),
-        )?;
-        note(
-            "the file is a key file",
-            store::load(&place).map(|file| format!("intact, keys: {}", file.keys().count())),
-        )
     }
 }
 

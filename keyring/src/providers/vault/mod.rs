@@ -6,7 +6,7 @@
 //! | `mount` | where the Transit engine is mounted; `transit` if not given |
 //! | `namespace` | of Vault Enterprise or OpenBao |
 //! | `ca_file` | PEM file of the authorities to trust instead of the system's |
-//! | `auth` | how to log in: [`auth`] |
+//! | `auth` | how to log in: see the module `auth` |
 //!
 //! A key must be made with `derived=true`. Vault then derives from it, for each context, the key that
 //! really wraps, so that what was wrapped for one database does not open for another. Associated data
@@ -17,7 +17,7 @@
 //! The client keeps copies of what it sends and receives that nobody wipes. The process lives for one
 //! request.
 
-pub(super) mod auth;
+mod auth;
 mod failure;
 mod session;
 
@@ -32,8 +32,9 @@ use zeroize::Zeroizing;
 
 use self::auth::Auth;
 use self::session::{Server, Session};
+use crate::findings::Findings;
 use crate::options::{Options, bad, printable};
-use crate::provider::{Environment, Finding, KeyInfo, Provider, ProviderError, Unwrapped, Wrapped};
+use crate::provider::{Environment, KeyInfo, Provider, ProviderError, Unwrapped, Wrapped};
 
 /// The options it knows.
 pub const OPTIONS: &[&str] = &["address", "mount", "namespace", "ca_file", "auth"];
@@ -267,8 +268,8 @@ impl Provider for Vault {
         })
     }
 
-    fn examine(&self) -> Vec<Finding> {
-        self.session.examine()
+    fn examine(&self, findings: &mut Findings) -> Option<()> {
+        self.session.examine(findings)
     }
 
     fn check_options(&self) -> Result<(), ProviderError> {

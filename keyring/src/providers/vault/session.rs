@@ -15,8 +15,9 @@ use vaultrs::error::ClientError;
 
 use super::auth::Auth;
 use super::failure;
+use crate::findings::Findings;
 use crate::net::{CONNECT_TIME, Network, REQUEST_TIME, Trust, cause_of, client_config};
-use crate::provider::{Finding, ProviderError};
+use crate::provider::ProviderError;
 
 /// Where Vault is and whom to believe.
 pub(super) struct Server {
@@ -150,45 +151,35 @@ impl Session {
     }
 
     /// Looks at what stands between us and a key.
-    pub(super) fn examine(&self) -> Vec<Finding> {
-        let mut findings = Vec::new();
-        // The first failure ends the list; the findings up to it are what is told.
-        let _ = self.examine_into(&mut findings);
-        findings
-    }
-
-    fn examine_into(&self, findings: &mut Vec<Finding>) -> Result<(), ()> {
-        let mut note = |what: &str, result: Result<String, ProviderError>| {
-            let ended = result.as_ref().map(drop).map_err(drop);
-            findings.push(Finding { what: what.to_owned(), result });
-            ended
-        };
-        let health = self.health();
-        let told = health
-            .as_ref()
-            .map(|health| format!("{} answers, version {}", self.server.shown(), health.version));
-        note("the server is reachable and trusted", told.map_err(Clone::clone))?;
-        let health = health.map_err(drop)?;
+    pub(super) fn examine(&self, findings: &mut Findings) -> Option<()> {
+        let health =
+            findings.note("the server is reachable and trusted", self.health(), |health| {
+                format!("{} answers, version {}", self.server.shown(), health.version)
+            })?;
         let open = match (health.initialized, health.sealed) {
-            (true, false) => Ok("it is".to_owned()),
+            (true, false) => Ok(()),
             _ => Err(failure::sealed(&self.server)),
         };
-        note("the server is unsealed", open)?;
+        findings.note("the server is unsealed", open, |()| "it is".to_owned())?;
+        findings.note("the credentials can be read", self.auth.read(), |_| {
+            format!("for {}", self.auth.shown())
+        })?;
+        findings.note("the credentials are accepted", self.known(), String::clone)?;
+        Some(())
+    }
 
-        let read = self.auth.read().map(|_| format!("for {}", self.auth.shown()));
-        note("the credentials can be read", read)?;
-        let known = self.client().and_then(|client| {
-            self.network.run(async {
-                match client.lookup().await {
-                    Ok(token) => Ok(told_of(token.ttl, token.renewable, &token.policies)),
-                    Err(error) if self.auth.token_is_ours() && failure::is_denial(&error) => {
-                        Ok("logged in; the token may not look at itself".to_owned())
-                    }
-                    Err(error) => Err(failure::of_login(error, &self.server, &self.auth)),
+    /// What Vault says of our token.
+    fn known(&self) -> Result<String, ProviderError> {
+        let client = self.client()?;
+        self.network.run(async {
+            match client.lookup().await {
+                Ok(token) => Ok(told_of(token.ttl, token.renewable, &token.policies)),
+                Err(error) if self.auth.token_is_ours() && failure::is_denial(&error) => {
+                    Ok("logged in; the token may not look at itself".to_owned())
                 }
-            })
-        });
-        note("the credentials are accepted", known)
+                Err(error) => Err(failure::of_login(error, &self.server, &self.auth)),
+            }
+        })
     }
 
     /// Vault's own view of its state. Not through the client, which wants fields that OpenBao does
