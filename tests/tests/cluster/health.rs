@@ -110,6 +110,8 @@ fn check_provider_finds_what_is_wrong_and_raises_nothing() -> Result<()> {
 
     let error = cluster.error("SELECT pagevault.check_provider('nobody')")?;
     ensure!(error.sqlstate == "42704", "{error}");
+    let error = cluster.error("SELECT pagevault.check_provider(NULL)")?;
+    ensure!(error.sqlstate == "22004", "{error}");
     let error = cluster.error(
         "CREATE ROLE ordinary; SET ROLE ordinary; SELECT pagevault.check_provider('local')",
     )?;
