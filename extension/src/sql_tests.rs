@@ -3,11 +3,15 @@
 
 #[pgrx::pg_schema]
 mod tests {
+    use pagevault_keystore::protocol::ErrorClass;
     use pgrx::prelude::*;
     use pgrx::spi;
 
-    use crate::keys::secrets::{self, Secrets, State};
+    use crate::keys::health::{self, Health, Trouble};
+    use crate::keys::refusal;
+    use crate::keys::secrets::{self, Revocation, Secrets, State};
     use crate::keys::shared::{CONTROL_WORDS, Control};
+    use crate::pg::locks::KeystoreLock;
     use crate::pg::mapping::{Kind, shared_words};
     use crate::policy::label::{self, Label};
 
@@ -94,6 +98,80 @@ mod tests {
         assert!(table.unlock(5, 2, &key).is_ok());
         assert_eq!(table.newest(5), Some(2));
         assert_eq!(table.newest(0), None);
+        Ok(())
+    }
+
+    #[pg_test]
+    fn revoked_keys_stay_readable_until_refused_and_are_never_lost() -> std::io::Result<()> {
+        let table = Secrets::new(shared_words(secrets::WORDS, Kind::Sparse)?);
+        let key = pagevault_cipher::Secret32::from_bytes(&[7; 32]);
+        for (scope, version) in [(5, 1), (5, 2), (6, 1)] {
+            assert!(table.unlock(scope, version, &key).is_ok());
+        }
+        assert!(table.announce(5, 3).is_ok());
+        let revocation = Revocation { since: 1 << 50 | 17, cause: ErrorClass::KeyDisabled };
+        table.revoke(5, revocation, false);
+        assert!(!table.any_refused() && !table.is_refused(5));
+        assert_eq!(table.revocation(5), Some(revocation));
+        assert_eq!(table.revocation(6), None);
+        table.revoke(5, revocation, true);
+        assert!(table.any_refused() && table.is_refused(5) && !table.is_refused(6));
+        let states = [(5, 1), (5, 2), (5, 3), (6, 1)].map(|(s, v)| table.state(s, v));
+        let (refused, locked, ready) = (State::Refused, State::Locked, State::Ready);
+        assert_eq!(states, [Some(refused), Some(refused), Some(locked), Some(ready)]);
+        // The key is still there, and nobody puts another in its place.
+        let other = pagevault_cipher::Secret32::from_bytes(&[8; 32]);
+        assert!(table.unlock(5, 1, &other).is_ok());
+        assert!(table.get(5, 1).is_some_and(|read| read.expose() == key.expose()));
+        assert!(table.restore(5) && !table.restore(5));
+        assert!(!table.any_refused() && table.state(5, 2) == Some(State::Ready));
+        assert!(table.state(5, 3) == Some(State::Locked));
+        Ok(())
+    }
+
+    #[pg_test]
+    fn each_class_of_refusal_has_its_own_sqlstate_and_a_hint() {
+        use ErrorClass::*;
+        let network = [Unreachable, Tls, Sealed, Throttled, Deadline];
+        let answers = [Unauthenticated, Denied, KeyMissing, KeyDisabled, WrongCiphertext];
+        let defects = [BadOptions, BadRequest, Insecure, Internal];
+        let classes = [&network[..], &answers, &defects].concat();
+        let mut seen: Vec<PgSqlErrorCode> = Vec::new();
+        for class in classes {
+            let code = refusal::sqlstate(class);
+            // A client must be able to tell its own cancel from a provider's deadline.
+            assert!(
+                code != PgSqlErrorCode::ERRCODE_QUERY_CANCELED && !seen.contains(&code),
+                "{class}"
+            );
+            seen.push(code);
+            assert!(refusal::hint(class).ends_with('.'), "{class}");
+        }
+    }
+
+    #[pg_test]
+    fn health_is_kept_by_provider_and_cut_to_what_fits() -> std::io::Result<()> {
+        let table = Health::new(shared_words(health::WORDS, Kind::Sparse)?);
+        let lock = KeystoreLock::acquire();
+        assert!(table.entry(&lock, "a").is_none());
+        table.record(&lock, "a", 10, 1500, Ok(()));
+        let text = "\u{e4}".repeat(1000);
+        let trouble = Trouble { class: "wrong_ciphertext", answered: false, text };
+        table.record(&lock, "b", 20, 7, Err(&trouble));
+        table.record(&lock, "b", 30, 7, Err(&trouble));
+        let a = table.entry(&lock, "a");
+        assert!(a.is_some_and(|a| a.reachable && a.latency_us == 1500 && a.last_error_at == 0));
+        let b = table.entry(&lock, "b");
+        assert!(b.as_ref().is_some_and(|b| !b.reachable && b.failures == 2 && b.latency_us == 0));
+        assert!(b.is_some_and(|b| b.last_error_class == "wrong_ciphertext"
+            && b.last_error.len() > 400
+            && b.last_error.chars().all(|c| c == '\u{e4}')));
+        table.forget(&lock, "a");
+        assert!(table.entry(&lock, "a").is_none());
+        for n in 0..100 {
+            table.record(&lock, &format!("provider {n}"), 40, 7, Ok(()));
+        }
+        assert!(table.entry(&lock, "b").is_some_and(|b| b.last_error_at == 30));
         Ok(())
     }
 

@@ -1,11 +1,11 @@
 //! Key providers in SQL.
 
-use pgrx::JsonB;
 use pgrx::prelude::*;
+use pgrx::{JsonB, PgSqlErrorCode};
 
 use super::require_key_admin;
 use crate::keys::provider_admin;
-use crate::pg::report::OrRaise;
+use crate::pg::report::{OrRaise, Report};
 use crate::{preload, roles};
 
 /// Makes a key provider known. Options are checked, the provider is not asked for anything yet.
@@ -39,7 +39,7 @@ fn drop_provider(name: &str) {
 ")]
 #[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
 fn check_provider(
-    name: &str,
+    name: Option<&str>,
     key: Option<&str>,
 ) -> TableIterator<
     'static,
@@ -53,11 +53,19 @@ fn check_provider(
 > {
     let lines = preload::require_active()
         .and_then(|()| roles::require_admin("check a key provider"))
-        .and_then(|()| provider_admin::check(name, key))
+        .and_then(|()| name.ok_or_else(no_name))
+        .and_then(|name| provider_admin::check(name, key))
         .or_raise();
     let rows: Vec<_> = lines
         .into_iter()
         .map(|line| (line.master_key, line.what, line.ok, line.result, line.hint))
         .collect();
     TableIterator::new(rows)
+}
+
+fn no_name() -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_NULL_VALUE_NOT_ALLOWED,
+        "name of a key provider must not be null",
+    )
 }

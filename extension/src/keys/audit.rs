@@ -13,7 +13,7 @@
 use serde::Serialize;
 
 use crate::pg::report;
-use crate::pg::session;
+use crate::pg::session::Identity;
 
 /// What was done, and how it ended.
 #[derive(Default)]
@@ -38,10 +38,10 @@ pub(super) struct Event<'a> {
 struct Line<'a> {
     action: &'a str,
     by: &'a str,
-    role: Option<String>,
+    role: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    current_role: Option<String>,
-    database: Option<String>,
+    current_role: Option<&'a str>,
+    database: Option<&'a str>,
     scope: Option<String>,
     provider: &'a str,
     key: Option<&'a str>,
@@ -52,15 +52,14 @@ struct Line<'a> {
     duration_ms: Option<f64>,
 }
 
-/// Writes the line of an event.
-pub(super) fn log(event: &Event<'_>) {
-    let who = session::identity();
+/// Writes the line of an event. Looks nothing up, so that it works when a session is being cancelled.
+pub(super) fn log(who: &Identity, event: &Event<'_>) {
     let line = Line {
         action: event.action,
         by: event.by,
-        role: who.role,
-        current_role: who.current_role,
-        database: who.database,
+        role: who.role.as_deref(),
+        current_role: who.current_role.as_deref(),
+        database: who.database.as_deref(),
         scope: event.scope.map(|scope| match scope {
             0 => "cluster".to_owned(),
             database => format!("database {database}"),

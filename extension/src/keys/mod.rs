@@ -10,7 +10,7 @@ pub(crate) mod master_keys;
 pub(crate) mod persist;
 pub(crate) mod provider_admin;
 pub(crate) mod providers;
-mod refusal;
+pub(crate) mod refusal;
 pub(crate) mod revalidate;
 pub(crate) mod revoked;
 pub(crate) mod secrets;

@@ -13,6 +13,7 @@ use super::providers::{self, Answer, Question};
 use super::{master_keys, persist};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
+use crate::pg::session;
 
 /// Longest name of a provider, as of any PostgreSQL object (`NAMEDATALEN - 1`).
 const NAME_MAX: usize = 63;
@@ -170,7 +171,8 @@ fn provider_record(spec: &ProviderSpec) -> Record {
 /// Writes down what became of a provider, and that it was done.
 fn write(by: &'static str, provider: &str, record: &Record) -> Result<()> {
     persist::write_cluster(std::slice::from_ref(record))?;
-    audit::log(&Event { action: by, by, provider, outcome: "ok", ..Event::default() });
+    let event = Event { action: by, by, provider, outcome: "ok", ..Event::default() };
+    audit::log(&session::identity(), &event);
     Ok(())
 }
 

@@ -21,6 +21,7 @@ use super::{helper, persist};
 use crate::pg::guc;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
+use crate::pg::session::{self, Identity};
 
 /// One operation to ask a provider for.
 pub(crate) struct Question {
@@ -179,86 +180,91 @@ fn ask_noting(by: &str, questions: Vec<Question>, note: Note) -> Result<Vec<Answ
         let context = scope.map(context).transpose()?.unwrap_or_default();
         operations.push(Operation { provider, key, context, action });
     }
+    let asking = Asking { by, who: session::identity(), note };
     let started = Instant::now();
     match helper::run(operations, Duration::from_secs(guc::keyring_timeout())) {
         Ok(reply) => {
-            let answers = asked.iter().zip(&reply.results).zip(&reply.elapsed_us);
-            for ((asked, outcome), elapsed_us) in answers {
-                record(by, asked, &ended(outcome), version_of(outcome), *elapsed_us, note)?;
+            let mut answers = Vec::with_capacity(asked.len());
+            for ((asked, outcome), elapsed_us) in
+                asked.into_iter().zip(reply.results).zip(reply.elapsed_us)
+            {
+                asking.record(&asked, &ended(&outcome), elapsed_us)?;
+                answers.push(Answer { subject: asked.subject, outcome });
             }
-            let outcomes = asked.into_iter().zip(reply.results);
-            Ok(outcomes
-                .map(|(asked, outcome)| Answer { subject: asked.subject, outcome })
-                .collect())
+            Ok(answers)
         }
         Err(error) => {
             let elapsed_us = started.elapsed().as_micros() as u64;
-            let trouble = Trouble { class: error.class(), answered: false, text: error.text() };
             // That we stopped waiting says nothing about the provider.
             let note = if error.is_cancel() { Note::Nothing } else { note };
-            let ended = Err(trouble);
+            let asking = Asking { note, ..asking };
+            let ended = Err(Trouble { class: error.class(), answered: false, text: error.text() });
             for asked in &asked {
-                record(by, asked, &ended, None, elapsed_us, note)?;
+                asking.record(asked, &ended, elapsed_us)?;
             }
             Err(error.into_report())
         }
     }
 }
 
-/// Notes how one operation ended: health and audit.
-fn record(
-    by: &str,
-    asked: &Asked,
-    ended: &std::result::Result<(), Trouble>,
-    key_version: Option<u64>,
-    elapsed_us: u64,
+/// How an operation ended: the master key's version in the answer, or what went wrong.
+type Ended = std::result::Result<Option<u64>, Trouble>;
+
+/// Who asks, and what becomes of what is learnt.
+struct Asking<'a> {
+    by: &'a str,
+    who: Identity,
     note: Note,
-) -> Result<()> {
-    if note == Note::Health {
-        let health = &persist::shared_memory()?.health;
-        let now = persist::now_us();
+}
+
+impl Asking<'_> {
+    fn record(&self, asked: &Asked, ended: &Ended, elapsed_us: u64) -> Result<()> {
         let provider = &asked.subject.provider;
-        health.record(&KeystoreLock::acquire(), provider, now, elapsed_us, ended.as_ref().copied());
-    }
-    audit::log(&Event {
-        action: asked.action,
-        by,
-        scope: asked.scope,
-        provider: &asked.subject.provider,
-        key: Some(&asked.subject.key),
-        from_key: asked.from_key.as_deref(),
-        key_version,
-        outcome: ended.as_ref().err().map_or("ok", |trouble| trouble.class),
-        elapsed_us: Some(elapsed_us),
-    });
-    Ok(())
-}
-
-/// How an operation ended; a check ends with its first finding that is not as it should be.
-fn ended(outcome: &Outcome) -> std::result::Result<(), Trouble> {
-    let failure = match outcome {
-        Outcome::Failed(failure) => Some(failure),
-        Outcome::Checked { findings } => findings.iter().find_map(|f| f.failure.as_ref()),
-        _ => None,
-    };
-    failure.map_or(Ok(()), |failure| {
-        let text = match &failure.detail {
-            Some(detail) => format!("{}. {detail}", failure.message),
-            None => failure.message.clone(),
+        if self.note == Note::Health {
+            let health = &persist::shared_memory()?.health;
+            let outcome = ended.as_ref().map(drop);
+            health.record(
+                &KeystoreLock::acquire(),
+                provider,
+                persist::now_us(),
+                elapsed_us,
+                outcome,
+            );
+        }
+        let event = Event {
+            action: asked.action,
+            by: self.by,
+            scope: asked.scope,
+            provider,
+            key: Some(&asked.subject.key),
+            from_key: asked.from_key.as_deref(),
+            key_version: ended.as_ref().ok().copied().flatten(),
+            outcome: ended.as_ref().err().map_or("ok", |trouble| trouble.class),
+            elapsed_us: Some(elapsed_us),
         };
-        let answered = refusal::is_answer(failure.class);
-        Err(Trouble { class: failure.class.name(), answered, text })
-    })
+        audit::log(&self.who, &event);
+        Ok(())
+    }
 }
 
-fn version_of(outcome: &Outcome) -> Option<u64> {
-    match outcome {
+/// A check ends with its first finding that is not as it should be.
+fn ended(outcome: &Outcome) -> Ended {
+    let failure = match outcome {
         Outcome::Wrapped { key_version, .. }
         | Outcome::Unwrapped { key_version, .. }
         | Outcome::Rotated { key_version }
-        | Outcome::Described { key_version, .. } => Some(*key_version),
-        Outcome::Checked { .. } | Outcome::OptionsOk | Outcome::Failed(_) => None,
-    }
+        | Outcome::Described { key_version, .. } => return Ok(Some(*key_version)),
+        Outcome::OptionsOk => return Ok(None),
+        Outcome::Checked { findings } => findings.iter().find_map(|f| f.failure.as_ref()),
+        Outcome::Failed(failure) => Some(failure),
+    };
+    let Some(failure) = failure else { return Ok(None) };
+    let text = match &failure.detail {
+        Some(detail) => format!("{}. {detail}", failure.message),
+        None => failure.message.clone(),
+    };
+    let answered = refusal::is_answer(failure.class);
+    Err(Trouble { class: failure.class.name(), answered, text })
 }
 
 fn action_name(action: &Action) -> &'static str {

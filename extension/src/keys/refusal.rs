@@ -36,9 +36,11 @@ impl Subject {
     pub(crate) fn sentence(&self) -> String {
         let Subject { provider, kind, key } = self;
         if key.is_empty() {
-            format!("Key provider \"{provider}\" is of kind {kind}.")
+            format!("The key provider is \"{provider}\" of kind {kind}.")
         } else {
-            format!("Key provider \"{provider}\" is of kind {kind}, the master key is \"{key}\".")
+            format!(
+                "The key provider is \"{provider}\" of kind {kind}, the master key is \"{key}\"."
+            )
         }
     }
 }
@@ -56,7 +58,7 @@ pub(crate) fn report(what: &str, subject: &Subject, failure: &Failure) -> Report
 }
 
 /// The SQLSTATE of each class; see the table above.
-fn sqlstate(class: ErrorClass) -> PgSqlErrorCode {
+pub(crate) fn sqlstate(class: ErrorClass) -> PgSqlErrorCode {
     use PgSqlErrorCode as E;
     match class {
         ErrorClass::Unreachable => E::ERRCODE_SQLCLIENT_UNABLE_TO_ESTABLISH_SQLCONNECTION,
@@ -80,7 +82,7 @@ fn sqlstate(class: ErrorClass) -> PgSqlErrorCode {
 pub(super) const DEADLINE: PgSqlErrorCode = PgSqlErrorCode::ERRCODE_CONNECTION_FAILURE;
 
 /// What to do, where the provider has no better advice.
-fn hint(class: ErrorClass) -> &'static str {
+pub(crate) fn hint(class: ErrorClass) -> &'static str {
     match class {
         ErrorClass::Unreachable => {
             "Check that the provider runs and that this host reaches it, then try again."
@@ -100,7 +102,7 @@ fn hint(class: ErrorClass) -> &'static str {
         ErrorClass::WrongCiphertext => {
             "Check that the provider holds the key that wrapped this, not another of the same name."
         }
-        ErrorClass::BadOptions => "Change the options with pagevault.alter_provider().",
+        ErrorClass::BadOptions => "Correct the provider's options.",
         ErrorClass::Insecure => "Close the access that is named, and consider rotating the key.",
         ErrorClass::BadRequest => {
             "Install the pagevault-keyring of the same release as the extension."

@@ -79,10 +79,13 @@ enum Verdict {
 /// When the keystore cannot be read.
 pub(crate) fn revalidate(said: &mut Said) -> Result<()> {
     let shared = persist::shared_memory()?;
+    if !unlock::locked_keys().is_empty() {
+        // On a standby a new key may have come, locked, long after the unlock worker had ended.
+        unlock::unlock_quietly(BY);
+    }
     let state = persist::current_cluster_state()?;
     let mut scopes = BTreeMap::new();
     for (scope, version, key_state) in shared.secrets.list() {
-        // A locked key is the unlock worker's business.
         if key_state != KeyState::Locked {
             let newest = scopes.entry(scope).or_insert(version);
             *newest = version.max(*newest);

@@ -3,7 +3,6 @@
 use std::fs::Permissions;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::{expect_error, run_sql};
@@ -184,15 +183,9 @@ fn the_helper() -> Result<()> {
     check("key_file_away", &cluster, None, &[rotate])?;
     keys.bring_back()?;
 
-    let program = |name: &str, script: &str| -> Result<String> {
-        let path = cluster.directory().join(name);
-        std::fs::write(&path, script)?;
-        std::fs::set_permissions(&path, Permissions::from_mode(0o755))?;
-        Ok(path.to_string_lossy().into_owned())
-    };
-    let hanging = program("hanging", "#!/bin/sh\nexec sleep 60\n")?;
-    let not_ours = program("not_ours", "#!/bin/sh\ncat >/dev/null\necho hello\n")?;
-    let silent = program("silent", "#!/bin/sh\ncat >/dev/null\n")?;
+    let hanging = cluster.script("hanging", "exec sleep 60")?;
+    let not_ours = cluster.script("not_ours", "cat >/dev/null\necho hello")?;
+    let silent = cluster.script("silent", "cat >/dev/null")?;
     let deadline = format!("SET pagevault.keyring_timeout = '1s'; {rotate}");
     let cancelled = format!("SET statement_timeout = '500ms'; {rotate}");
     for (name, program, statements) in [
@@ -201,19 +194,10 @@ fn the_helper() -> Result<()> {
         ("helper_not_ours", &not_ours, &[rotate]),
         ("helper_hanging", &hanging, &[&deadline, &cancelled]),
     ] {
-        cluster.sql(&format!("ALTER SYSTEM SET pagevault.keyring_command = '{program}'"))?;
-        reload(&cluster)?;
+        cluster.set(&[("pagevault.keyring_command", program)])?;
         check(name, &cluster, None, statements)?;
     }
-    cluster.sql("ALTER SYSTEM RESET pagevault.keyring_command")?;
-    reload(&cluster)?;
+    cluster.set(&[("pagevault.keyring_command", "")])?;
     cluster.sql(rotate)?;
     cluster.finish()
-}
-
-fn reload(cluster: &Cluster) -> Result<()> {
-    cluster.sql("SELECT pg_reload_conf()")?;
-    // New sessions are forked from the postmaster, which has to read the file first.
-    std::thread::sleep(Duration::from_millis(500));
-    Ok(())
 }

@@ -3,11 +3,13 @@
 //! One file per promise, one server per test. `make test` runs them with a release build of the
 //! extension in the PostgreSQL that `PAGEVAULT_PG_CONFIG` names.
 
+mod audit;
 mod checkpoints;
 mod crash;
 mod damage;
 mod ddl;
 mod errors;
+mod health;
 mod hygiene;
 mod io_methods;
 mod keys;
@@ -15,7 +17,9 @@ mod leaks;
 mod limits;
 mod preload;
 mod reuse;
+mod revalidate;
 mod rotation;
+mod rotation_crashes;
 mod segments;
 mod stock_tools;
 mod unlock;

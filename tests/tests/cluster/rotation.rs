@@ -178,3 +178,53 @@ fn concurrent_first_master_keys_lose_nothing() -> Result<()> {
     }
     cluster.finish()
 }
+
+#[test]
+fn moving_to_another_provider_is_one_call_and_needs_the_old_one_no_more() -> Result<()> {
+    let (cluster, keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql(TABLE)?;
+    cluster.sql("SELECT pagevault.rotate_database_key()")?;
+    let other = cluster.key_file("other", "elsewhere")?;
+    cluster.sql(&other.add_provider("other"))?;
+    // All versions of the key are in memory: the provider that is left may be gone already.
+    keys.take_away()?;
+    cluster.sql("SELECT pagevault.set_cluster_master_key('other', 'elsewhere')")?;
+    let elsewhere = "SELECT count(*) FROM pagevault.master_keys
+                     WHERE provider = 'other' AND master_key = 'elsewhere' AND state = 'unlocked'";
+    ensure!(cluster.text(elsewhere)? == "2", "not all versions were moved");
+    cluster.sql("SELECT pagevault.drop_provider('local')")?;
+    cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
+    cluster.crash()?;
+    ensure!(cluster.text("SELECT count(name) FROM t")? == "2000", "rows are missing");
+
+    // To another key of the same provider, which wraps again itself.
+    other.add_key("next")?;
+    cluster.sql("SELECT pagevault.set_cluster_master_key('other', 'next')")?;
+    let next = "SELECT count(*) FROM pagevault.master_keys WHERE master_key = 'next'";
+    ensure!(cluster.text(next)? == "2", "not all versions were moved");
+    cluster.restart()?;
+    ensure!(cluster.text("SELECT count(name) FROM t")? == "2000", "rows are missing");
+    cluster.finish()
+}
+
+#[test]
+fn a_backup_from_before_ten_rotations_opens() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql(TABLE)?;
+    let backup = cluster.directory().join("backup");
+    cluster.base_backup(&backup)?;
+    for _ in 0..10 {
+        cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
+    }
+    let version = "SELECT max(master_version) FROM pagevault.master_keys";
+    ensure!(cluster.text(version)? == "11", "no ten rotations");
+    cluster.sql("DROP TABLE t")?;
+    // Both have the same key file: its path is in the provider's options.
+    let restored = Cluster::from_files(|data| Ok(std::fs::rename(&backup, data)?))?;
+    restored.start_server()?;
+    ensure!(restored.text(version)? == "1", "the backup is not from before");
+    ensure!(restored.text("SELECT count(name) FROM t")? == "2000", "rows are missing");
+    restored.sql("SELECT pagevault.rotate_cluster_master_key()")?;
+    restored.finish()?;
+    cluster.finish()
+}

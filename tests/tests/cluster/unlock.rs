@@ -1,6 +1,5 @@
 //! Unlock at start, the locked state and the ways out of it.
 
-use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -11,19 +10,6 @@ const TABLES: &str = "CREATE TABLE open (id int);
     SET pagevault.default_encryption = on;
     CREATE TABLE secret (id int PRIMARY KEY, name text);
     INSERT INTO secret SELECT i, md5(i::text) FROM generate_series(1, 1000) i";
-
-/// Waits until `query` answers `expected`.
-fn eventually(cluster: &Cluster, query: &str, expected: &str) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
-        let got = cluster.text(query);
-        match got {
-            Ok(text) if text == expected => return Ok(()),
-            got => ensure!(Instant::now() < deadline, "{query}: still {got:?}"),
-        }
-        sleep(Duration::from_millis(250));
-    }
-}
 
 /// A cluster that starts locked soon when its provider is away.
 fn impatient() -> Settings {
@@ -56,7 +42,7 @@ fn a_provider_that_is_away_leaves_the_server_locked_until_it_returns() -> Result
 
     // Nothing is asked of anyone: it unlocks by itself.
     keys.bring_back()?;
-    eventually(&cluster, "SELECT count(*) FROM secret", "1000")?;
+    cluster.eventually("SELECT count(*) FROM secret", "1000")?;
     ensure!(cluster.text("SELECT state FROM pagevault.status")? == "unlocked", "status");
     cluster.sql("INSERT INTO secret VALUES (1001, 'x')")?;
     cluster.crash()?;

@@ -1,0 +1,226 @@
+//! What the views tell of key providers, what check_provider() finds, and whom a slow provider keeps
+//! waiting.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use pagevault_tests::cluster::{expect_error, run_sql, text};
+use pagevault_tests::{Cluster, Settings, SqlError};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+
+const ROTATE: &str = "SELECT pagevault.rotate_cluster_master_key()";
+
+/// Columns of the provider `local` in one string.
+fn local(cluster: &Cluster, columns: &str) -> Result<String> {
+    cluster.text(&format!(
+        "SELECT concat_ws(' ', {columns}) FROM pagevault.providers WHERE name = 'local'"
+    ))
+}
+
+#[test]
+fn views_tell_how_a_provider_answered_last() -> Result<()> {
+    let (cluster, keys) = Cluster::with_keys(&Settings::default())?;
+    let columns = "reachable, last_success IS NOT NULL, last_error_at IS NOT NULL,
+                   coalesce(last_error_class, '-'), consecutive_failures, latency_ms > 0, key_versions";
+    let is = |expected: &str| -> Result<()> {
+        let got = local(&cluster, columns)?;
+        ensure!(got == expected, "{got}, not {expected}");
+        Ok(())
+    };
+    is(r#"t t f - 0 t {"main": 1}"#)?;
+    cluster.sql(ROTATE)?;
+    is(r#"t t f - 0 t {"main": 2}"#)?;
+
+    keys.take_away()?;
+    cluster.error(ROTATE)?;
+    cluster.error(ROTATE)?;
+    is(r#"f t t unreachable 2 t {"main": 2}"#)?;
+    let said = local(&cluster, "last_error")?;
+    ensure!(said.contains(&*keys.path().to_string_lossy()), "the file is not named: {said}");
+    let unreachable = "SELECT unreachable_providers FROM pagevault.status";
+    ensure!(cluster.text(unreachable)? == "{local}", "status");
+    let unprivileged = format!(
+        "CREATE ROLE ordinary; SET ROLE ordinary; {unreachable} WHERE unreachable_providers IS NULL"
+    );
+    ensure!(cluster.text(&unprivileged)?.is_empty(), "anyone may see providers");
+
+    keys.bring_back()?;
+    // An answer that is no: the provider is there.
+    cluster.error("SELECT pagevault.set_cluster_master_key('local', 'typo')")?;
+    is(r#"t t t key_missing 3 t {"main": 2}"#)?;
+    ensure!(cluster.text(unreachable)? == "{}", "status");
+    cluster.sql(ROTATE)?;
+    is(r#"t t t key_missing 0 t {"main": 3}"#)?;
+
+    // What was never asked is neither reachable nor not, and no view asks.
+    let other = cluster.key_file("other", "main")?;
+    cluster.sql(&other.add_provider("other"))?;
+    cluster.set(&[("pagevault.keyring_command", "/nonexistent/helper")])?;
+    let query = "SELECT count(*) FROM pagevault.providers
+                 WHERE name = 'other' AND reachable IS NULL AND last_error IS NULL AND key_versions = '{}'";
+    ensure!(cluster.text(query)? == "1", "a provider that nobody asked");
+    cluster.sql("SELECT * FROM pagevault.status, pagevault.master_keys, pagevault.relations")?;
+    ensure!(local(&cluster, "reachable")? == "t", "a view asked");
+    // Options that are only tried out say nothing about the provider.
+    cluster.set(&[("pagevault.keyring_command", "")])?;
+    cluster.error(r#"SELECT pagevault.alter_provider('local', '{"path": "/nowhere"}')"#)?;
+    ensure!(local(&cluster, "reachable")? == "t", "options that were refused count");
+    // A name that is used again starts anew.
+    cluster.sql("SELECT pagevault.check_provider('other')")?;
+    cluster.sql("SELECT pagevault.drop_provider('other')")?;
+    cluster.sql(&other.add_provider("other"))?;
+    ensure!(cluster.text(query)? == "1", "a provider of the same name");
+    cluster.finish()
+}
+
+#[test]
+fn check_provider_finds_what_is_wrong_and_raises_nothing() -> Result<()> {
+    let (cluster, keys) = Cluster::with_keys(&Settings::default())?;
+    let count = |arguments: &str, condition: &str| {
+        cluster.text(&format!(
+            "SELECT count(*) FROM pagevault.check_provider({arguments}) WHERE {condition}"
+        ))
+    };
+    ensure!(count("'local'", "NOT ok OR result = ''")? == "0", "all is well");
+    ensure!(
+        count("'local'", "master_key = 'main' AND what LIKE '%unwraps%'")? == "1",
+        "round trip"
+    );
+    keys.add_key("second")?;
+    cluster.sql("SELECT pagevault.set_master_key('local', 'second')")?;
+    for key in ["main", "second"] {
+        let condition = format!("master_key = '{key}' AND what LIKE '%unwraps%' AND ok");
+        ensure!(count("'local'", &condition)? == "1", "{key}");
+    }
+    ensure!(count("'local', 'second'", "master_key = 'main'")? == "0", "another key");
+    let missing = "NOT ok AND master_key = 'typo' AND result LIKE '%typo%' AND hint <> ''";
+    ensure!(count("'local', 'typo'", missing)? == "1", "a key that is not there");
+
+    // Unused, only the provider itself is looked at.
+    let other = cluster.key_file("other", "main")?;
+    cluster.sql(&other.add_provider("other"))?;
+    ensure!(count("'other'", "master_key IS NULL AND ok")? != "0", "an unused provider");
+    ensure!(count("'other'", "master_key IS NOT NULL")? == "0", "an unused provider");
+    other.take_away()?;
+    ensure!(count("'other'", "NOT ok AND hint <> ''")? == "1", "a file that is away");
+    ensure!(
+        cluster.text("SELECT reachable FROM pagevault.providers WHERE name = 'other'")? == "f",
+        "what a check finds is remembered"
+    );
+
+    let error = cluster.error("SELECT pagevault.check_provider('nobody')")?;
+    ensure!(error.sqlstate == "42704", "{error}");
+    let error = cluster.error("SELECT pagevault.check_provider(NULL)")?;
+    ensure!(error.sqlstate == "22004", "{error}");
+    let error = cluster.error(
+        "CREATE ROLE ordinary; SET ROLE ordinary; SELECT pagevault.check_provider('local')",
+    )?;
+    ensure!(error.sqlstate == "42501", "{error}");
+    cluster.finish()
+}
+
+/// Starts a rotation in a session of its own, with a helper that never answers, and returns once it is
+/// waiting: the backend's process id and its end.
+fn stuck_rotation(
+    cluster: &Cluster,
+) -> Result<(String, std::thread::JoinHandle<Result<(), postgres::Error>>)> {
+    let helper = cluster.script("stuck", "echo $$ > \"$0.pid\"; exec sleep 600")?;
+    cluster.set(&[("pagevault.keyring_command", &helper)])?;
+    let mut client = cluster.client()?;
+    let pid = text(&mut client, "SELECT pg_backend_pid()")?;
+    let session = std::thread::spawn(move || client.batch_execute(ROTATE));
+    cluster.eventually_that("helper", || helper_of(cluster).map(drop))?;
+    Ok((pid, session))
+}
+
+/// The helper that [`stuck_rotation`] started.
+fn helper_of(cluster: &Cluster) -> Result<Pid> {
+    let pid = std::fs::read_to_string(cluster.directory().join("stuck.pid"))?;
+    Pid::from_raw(pid.trim().parse()?).context("a process id")
+}
+
+#[test]
+fn a_provider_that_never_answers_keeps_nobody_else_waiting() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql(
+        "SET pagevault.default_encryption = on;
+         CREATE TABLE t AS SELECT i AS id FROM generate_series(1, 1000) i",
+    )?;
+    let (pid, session) = stuck_rotation(&cluster)?;
+    // All of these would wait for the helper if they waited for the rotation.
+    let mut client = cluster.client()?;
+    run_sql(&mut client, "SET statement_timeout = '60s'")?;
+    for statement in [
+        "SET pagevault.default_encryption = on; CREATE TABLE u AS SELECT * FROM t",
+        "CREATE TABLE v (id int)",
+        "SELECT pagevault.encrypt('v')",
+        "INSERT INTO t SELECT * FROM u",
+        "TRUNCATE u",
+        "CHECKPOINT",
+        "SELECT count(*) FROM t",
+        "SELECT * FROM pagevault.status, pagevault.providers, pagevault.master_keys",
+        "CREATE DATABASE other",
+    ] {
+        run_sql(&mut client, statement)?;
+    }
+    let waits = format!(
+        "SELECT count(*) FROM pg_stat_activity WHERE pid = {pid} AND wait_event_type = 'LWLock'"
+    );
+    ensure!(text(&mut client, &waits)? == "0", "the rotation waits for a lock");
+    // Another rotation waits; and can be cancelled, as can the first.
+    let error = expect_error(&mut client, &format!("SET statement_timeout = '300ms'; {ROTATE}"))?;
+    ensure!(error.sqlstate == "57014", "{error}");
+    ensure!(text(&mut client, "SELECT pg_stat_get_backend_pid(1) IS NOT NULL").is_ok(), "session");
+    run_sql(&mut client, &format!("SET statement_timeout = 0; SELECT pg_cancel_backend({pid})"))?;
+    let ended = session.join().map_err(|_| anyhow::anyhow!("the session panicked"))?;
+    let error = ended.err().as_ref().and_then(SqlError::of).context("the rotation was done")?;
+    ensure!(error.sqlstate == "57014", "{error}");
+    drop(client);
+    cluster.set(&[("pagevault.keyring_command", "")])?;
+    cluster.sql(ROTATE)?;
+    cluster.finish()
+}
+
+#[test]
+fn a_helper_does_not_outlive_the_process_that_asked() -> Result<()> {
+    let (mut cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    for signal in [Signal::TERM, Signal::KILL] {
+        let (pid, session) = stuck_rotation(&cluster)?;
+        let helper = helper_of(&cluster)?;
+        let backend = Pid::from_raw(pid.parse()?).context("a process id")?;
+        kill_process(backend, signal)?;
+        ensure!(session.join().is_ok_and(|ended| ended.is_err()), "the rotation was done");
+        cluster.allow_log("terminating connection because of crash of another server process");
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while test_kill_process(helper).is_ok() && !is_zombie(helper) {
+            ensure!(Instant::now() < deadline, "the helper survives {signal:?}");
+            std::thread::sleep(Duration::from_millis(50));
+        }
+        cluster.eventually("SELECT 1", "1")?;
+        std::fs::remove_file(cluster.directory().join("stuck.pid"))?;
+    }
+    cluster.finish()
+}
+
+/// Where nobody collects orphans, what was killed stays a zombie.
+fn is_zombie(pid: Pid) -> bool {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", pid.as_raw_nonzero()));
+    stat.map_or(true, |stat| stat.contains(") Z "))
+}
+
+#[test]
+fn a_helper_inherits_no_descriptor() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    let script = "ls -l /proc/self/fd > \"$0.seen\"; exit 1";
+    let helper = cluster.script("curious", script)?;
+    cluster.set(&[("pagevault.keyring_command", &helper)])?;
+    cluster.error(ROTATE)?;
+    let seen = std::fs::read_to_string(cluster.directory().join("curious.seen"))?;
+    let data = cluster.data_directory().to_string_lossy().into_owned();
+    ensure!(seen.contains("pipe:"), "nothing was seen: {seen}");
+    for line in seen.lines() {
+        ensure!(!line.contains("socket:") && !line.contains(&data), "inherited: {line}");
+        ensure!(!line.contains("anon_inode"), "inherited: {line}");
+    }
+    cluster.finish()
+}

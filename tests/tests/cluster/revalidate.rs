@@ -1,0 +1,307 @@
+//! Keys in use are asked for again from time to time: an outage changes nothing, a revocation is logged,
+//! and locks what the key protects if that is wanted. When the key is good again, all is as before.
+
+use anyhow::{Result, ensure};
+use pagevault_tests::cluster::{expect_error, run_sql, text};
+use pagevault_tests::{Cluster, KeyFile, Settings, StopMode};
+
+const TABLES: &str = "CREATE TABLE open (id int);
+    INSERT INTO open VALUES (1);
+    SET pagevault.default_encryption = on;
+    CREATE TABLE secret (id int PRIMARY KEY, name text);
+    INSERT INTO secret SELECT i, md5(i::text) FROM generate_series(1, 1000) i;
+    CREATE TABLE parts (id int) PARTITION BY RANGE (id);
+    CREATE TABLE part PARTITION OF parts FOR VALUES FROM (0) TO (10)";
+
+const STATE: &str = "SELECT state FROM pagevault.status";
+const KEY_STATES: &str = "SELECT string_agg(DISTINCT state, ' ') FROM pagevault.master_keys";
+
+/// Asks every second.
+fn watchful() -> Settings {
+    Settings::default().conf("pagevault.revalidate_interval = 1s")
+}
+
+/// Locks what a revoked key protects at once.
+fn strict() -> Settings {
+    watchful().conf("pagevault.revoked_key_action = lock").conf("pagevault.revoked_key_grace = 0")
+}
+
+/// Puts a file with another key in the place of the key file.
+fn replace(cluster: &Cluster, keys: &KeyFile, key: &str) -> Result<()> {
+    keys.take_away()?;
+    let name = keys.path().file_name().unwrap_or_default().to_string_lossy().into_owned();
+    cluster.key_file(&name, key).map(drop)
+}
+
+/// Undoes [`replace`].
+fn put_back(keys: &KeyFile) -> Result<()> {
+    // A rename replaces the impostor.
+    keys.bring_back()
+}
+
+#[test]
+fn an_outage_is_logged_once_and_changes_nothing() -> Result<()> {
+    let (cluster, keys) = Cluster::with_keys(&strict())?;
+    cluster.sql(TABLES)?;
+    cluster.eventually("SELECT last_revalidation IS NOT NULL FROM pagevault.status", "t")?;
+    keys.take_away()?;
+    cluster.eventually("SELECT unreachable_providers FROM pagevault.status", "{local}")?;
+    let failures = "SELECT consecutive_failures >= 3 FROM pagevault.providers";
+    cluster.eventually(failures, "t")?;
+    ensure!(cluster.text(STATE)? == "unlocked", "status");
+    ensure!(cluster.text(KEY_STATES)? == "unlocked", "master keys");
+    cluster.sql("INSERT INTO secret VALUES (1001, 'x')")?;
+    cluster.sql("SET pagevault.default_encryption = on; CREATE TABLE more (id int)")?;
+    let said = "LOG:  pagevault: could not revalidate the key of the cluster";
+    ensure!(cluster.log().matches(said).count() == 1, "it is to be said once");
+    keys.bring_back()?;
+    cluster.eventually("SELECT unreachable_providers FROM pagevault.status", "{}")?;
+    cluster.eventually_logs("key provider \"local\" answers again")?;
+
+    // The helper itself may be what is missing.
+    cluster.set(&[("pagevault.keyring_command", "/nonexistent/helper")])?;
+    cluster.eventually_logs("LOG:  pagevault: could not run \"/nonexistent/helper\"")?;
+    ensure!(cluster.text("SELECT count(*) FROM secret")? == "1001", "rows are missing");
+    cluster.set(&[("pagevault.keyring_command", "")])?;
+    cluster.eventually_logs("the keyring helper answers again")?;
+
+    cluster.set(&[("pagevault.revalidate_interval", "0")])?;
+    cluster.finish()
+}
+
+#[test]
+fn a_revoked_key_is_only_logged_by_default() -> Result<()> {
+    let settings = watchful().conf("pagevault.revoked_key_grace = 0");
+    let (mut cluster, keys) = Cluster::with_keys(&settings)?;
+    cluster.allow_log("was revoked");
+    cluster.sql(TABLES)?;
+    replace(&cluster, &keys, "another")?;
+    cluster.eventually(KEY_STATES, "revoked")?;
+    cluster.eventually_logs("WARNING:  pagevault: master key \"main\" of provider \"local\" was revoked: the key does not exist there")?;
+    ensure!(cluster.text(STATE)? == "unlocked", "status");
+    cluster.sql("INSERT INTO secret VALUES (1001, 'x')")?;
+    cluster.sql("SET pagevault.default_encryption = on; CREATE TABLE more (id int)")?;
+    ensure!(cluster.text("SELECT count(*) FROM secret")? == "1001", "rows are missing");
+    let error = cluster.error("SELECT pagevault.unlock()")?;
+    ensure!(error.sqlstate == "42704", "{error}");
+    put_back(&keys)?;
+    cluster.eventually(KEY_STATES, "unlocked")?;
+    cluster.eventually_logs("the master key of the cluster is usable again")?;
+
+    // Moved to another key in time, the revoked one is of no interest any more.
+    replace(&cluster, &keys, "another")?;
+    cluster.eventually(KEY_STATES, "revoked")?;
+    let other = cluster.key_file("other", "main")?;
+    cluster.sql(&other.add_provider("other"))?;
+    cluster.sql("SELECT pagevault.set_cluster_master_key('other', 'main')")?;
+    ensure!(cluster.text(KEY_STATES)? == "unlocked", "after the move");
+    cluster.restart()?;
+    ensure!(cluster.text("SELECT count(*) FROM secret")? == "1001", "rows are missing");
+    cluster.finish()
+}
+
+/// Everything that must be refused while the cluster's key is locked.
+fn assert_locked(cluster: &Cluster) -> Result<()> {
+    for statement in [
+        "SELECT count(*) FROM secret",
+        "INSERT INTO secret VALUES (5000, 'x')",
+        "UPDATE secret SET name = 'x'",
+        "COPY secret TO STDOUT",
+        "EXPLAIN SELECT * FROM secret",
+        "INSERT INTO parts VALUES (1)",
+        "SELECT o.id FROM open o WHERE EXISTS (SELECT FROM secret s WHERE s.id = o.id)",
+        "CREATE TABLE copied AS SELECT * FROM secret",
+        "SET pagevault.default_encryption = on; CREATE TABLE more (id int)",
+        "SELECT pagevault.encrypt('open')",
+        "TRUNCATE secret",
+        "SELECT pagevault.rotate_cluster_master_key()",
+        "SELECT pagevault.rotate_database_key()",
+        "SELECT pagevault.set_cluster_master_key('other', 'main')",
+        "SELECT pagevault.set_master_key('other', 'main')",
+    ] {
+        let error = cluster.error(statement)?;
+        ensure!(
+            error.sqlstate == "55000" && error.message.contains("locked"),
+            "{statement}: {error}"
+        );
+        let detail = &error.detail;
+        ensure!(
+            detail.contains("\"local\"") && detail.contains("\"main\""),
+            "{statement}: {error}"
+        );
+        ensure!(detail.contains(" since 2"), "no time: {error}");
+        ensure!(error.hint.contains("pagevault.unlock()"), "{error}");
+    }
+    Ok(())
+}
+
+#[test]
+fn a_revoked_key_locks_what_it_protects_until_it_is_good_again() -> Result<()> {
+    let (mut cluster, keys) =
+        Cluster::with_keys(&strict().conf("pagevault.revalidate_interval = 0"))?;
+    cluster.allow_log("was revoked");
+    cluster.sql(TABLES)?;
+    let other = cluster.key_file("other", "main")?;
+    cluster.sql(&other.add_provider("other"))?;
+    // This session has the table's pages in shared buffers, and its key ready.
+    let mut session = cluster.client()?;
+    run_sql(
+        &mut session,
+        "SELECT sum(id) FROM secret; PREPARE cached AS SELECT count(*) FROM secret; EXECUTE cached",
+    )?;
+    run_sql(&mut session, "UPDATE secret SET name = 'dirty' WHERE id = 7")?;
+    replace(&cluster, &keys, "main")?;
+    cluster.set(&[("pagevault.revalidate_interval", "1s")])?;
+    cluster.eventually(STATE, "locked")?;
+    ensure!(cluster.text("SELECT locked_keys FROM pagevault.status")? == "1", "locked_keys");
+    ensure!(cluster.text(KEY_STATES)? == "locked", "master keys");
+    let cause = cluster.text("SELECT last_unlock_error FROM pagevault.status")?;
+    ensure!(cause.contains("\"local\"") && cause.contains("not the one"), "{cause}");
+    assert_locked(&cluster)?;
+    for statement in ["SELECT count(*) FROM secret", "EXECUTE cached"] {
+        let error = expect_error(&mut session, statement)?;
+        ensure!(error.sqlstate == "55000", "{statement}: {error}");
+    }
+    // What is not encrypted goes on, and dirty pages get to the disk.
+    ensure!(cluster.text("SELECT id FROM open")? == "1", "the plain table is not usable");
+    cluster.sql("CREATE TABLE open_later (id int); INSERT INTO open_later VALUES (1)")?;
+    cluster.sql("CHECKPOINT")?;
+    cluster.sql("CHECKPOINT")?;
+    let error = cluster.error("SELECT pagevault.unlock()")?;
+    ensure!(error.sqlstate == "22000", "{error}");
+
+    // Only a log line again, if that is what the operator wants now.
+    cluster.set(&[("pagevault.revoked_key_action", "log")])?;
+    cluster.eventually(KEY_STATES, "revoked")?;
+    ensure!(cluster.text("SELECT count(*) FROM secret")? == "1000", "rows are missing");
+    cluster.set(&[("pagevault.revoked_key_action", "lock")])?;
+    cluster.eventually(STATE, "locked")?;
+
+    put_back(&keys)?;
+    ensure!(cluster.text("SELECT pagevault.unlock()")? == "t", "unlock()");
+    ensure!(cluster.text(STATE)? == "unlocked", "status");
+    ensure!(
+        cluster.text("SELECT last_unlock_error IS NULL FROM pagevault.status")? == "t",
+        "cause"
+    );
+    ensure!(text(&mut session, "EXECUTE cached")? == "1000", "rows are missing");
+    ensure!(
+        text(&mut session, "SELECT name FROM secret WHERE id = 7")? == "dirty",
+        "an update is lost"
+    );
+    drop(session);
+    cluster.restart()?;
+    ensure!(cluster.text("SELECT name FROM secret WHERE id = 7")? == "dirty", "an update is lost");
+    cluster.finish()
+}
+
+#[test]
+fn pages_that_must_be_read_from_disk_are_refused_too() -> Result<()> {
+    let (mut cluster, keys) = Cluster::with_keys(&strict())?;
+    cluster.allow_log("was revoked");
+    cluster.sql(TABLES)?;
+    cluster
+        .sql("INSERT INTO secret SELECT i, repeat('x', 500) FROM generate_series(2001, 5000) i")?;
+    cluster.restart()?;
+    // One page of it is in shared buffers, and the session has its key ready. VACUUM and ANALYZE pass
+    // none of the checks that queries pass.
+    let mut session = cluster.client()?;
+    run_sql(&mut session, "SELECT name FROM secret WHERE id = 1")?;
+    replace(&cluster, &keys, "main")?;
+    cluster.eventually(STATE, "locked")?;
+    for statement in ["VACUUM (FREEZE, DISABLE_PAGE_SKIPPING) secret", "ANALYZE secret"] {
+        let error = expect_error(&mut session, statement)?;
+        ensure!(error.sqlstate == "55000" && error.message.contains("locked"), "{error}");
+        ensure!(error.detail.contains("\"local\"") && error.detail.contains(" since 2"), "{error}");
+    }
+    put_back(&keys)?;
+    cluster.eventually(STATE, "unlocked")?;
+    run_sql(&mut session, "VACUUM (FREEZE, DISABLE_PAGE_SKIPPING) secret")?;
+    drop(session);
+    cluster.finish()
+}
+
+#[test]
+fn a_lock_outlives_the_crash_of_a_backend_and_recovery_reads_all_the_same() -> Result<()> {
+    let (mut cluster, keys) = Cluster::with_keys(&strict())?;
+    cluster.allow_log("was revoked");
+    cluster.allow_log("terminating connection because of crash of another server process");
+    cluster.sql(TABLES)?;
+    cluster.sql("CHECKPOINT")?;
+    cluster.sql("UPDATE secret SET name = 'redone' WHERE id = 7")?;
+    replace(&cluster, &keys, "main")?;
+    cluster.eventually(STATE, "locked")?;
+    let mut client = cluster.client()?;
+    let pid =
+        rustix::process::Pid::from_raw(text(&mut client, "SELECT pg_backend_pid()")?.parse()?);
+    let pid = pid.ok_or_else(|| anyhow::anyhow!("no process id"))?;
+    rustix::process::kill_process(pid, rustix::process::Signal::KILL)?;
+    drop(client);
+    // The worker has been started anew, and asks before long; what was locked stays so meanwhile.
+    cluster.eventually("SELECT id FROM open", "1")?;
+    ensure!(cluster.log().contains("all server processes terminated"), "nothing crashed");
+    let error = cluster.error("SELECT count(*) FROM secret")?;
+    ensure!(error.sqlstate == "55000", "{error}");
+    put_back(&keys)?;
+    cluster.eventually(STATE, "unlocked")?;
+    ensure!(cluster.text("SELECT name FROM secret WHERE id = 7")? == "redone", "an update is lost");
+
+    // A server that is started while the key is revoked starts locked, as with any provider that refuses.
+    cluster.allow_log("server starts with encrypted relations locked");
+    cluster.stop(StopMode::Fast)?;
+    replace(&cluster, &keys, "main")?;
+    cluster.start_server()?;
+    ensure!(cluster.text(STATE)? == "locked", "status");
+    put_back(&keys)?;
+    cluster.eventually(STATE, "unlocked")?;
+    ensure!(cluster.text("SELECT count(*) FROM secret")? == "1000", "rows are missing");
+    cluster.finish()
+}
+
+#[test]
+fn a_locked_standby_goes_on_replaying() -> Result<()> {
+    let (primary, keys) =
+        Cluster::with_keys(&watchful().conf("pagevault.revalidate_interval = 0"))?;
+    primary.sql(TABLES)?;
+    primary.sql("CHECKPOINT")?;
+    let backup = primary.directory().join("backup");
+    primary.base_backup(&backup)?;
+    let mut standby = Cluster::from_files(|data| {
+        std::fs::rename(&backup, data)?;
+        let signal = data.join("standby.signal");
+        std::fs::write(&signal, "")?;
+        primary.installation().give(&signal)
+    })?;
+    standby.allow_log("was revoked");
+    standby.allow_log("terminating walreceiver process");
+    standby.append_conf(&format!(
+        "primary_conninfo = 'host={} user=postgres'\n\
+         pagevault.revalidate_interval = 1s\n\
+         pagevault.revoked_key_action = lock\n\
+         pagevault.revoked_key_grace = 0\n\
+         shared_buffers = 1MB",
+        primary.directory().display()
+    ))?;
+    standby.start_server()?;
+    standby.eventually("SELECT count(*) FROM secret", "1000")?;
+    replace(&primary, &keys, "main")?;
+    standby.eventually(STATE, "locked")?;
+    // Every page of the table changes, and no longer as a whole: redo has to read it.
+    primary.sql("UPDATE secret SET name = name || 'x'")?;
+    primary.sql("UPDATE secret SET name = name || 'y' WHERE id % 2 = 0")?;
+    primary
+        .sql("SET pagevault.default_encryption = on; CREATE TABLE later AS SELECT * FROM secret")?;
+    let end = primary.text("SELECT pg_current_wal_flush_lsn()")?;
+    standby.eventually(&format!("SELECT pg_last_wal_replay_lsn() >= '{end}'"), "t")?;
+    let error = standby.error("SELECT count(*) FROM later")?;
+    ensure!(error.sqlstate == "55000", "{error}");
+    ensure!(standby.text("SELECT id FROM open")? == "1", "the plain table is not usable");
+    standby.sql("CHECKPOINT")?;
+    put_back(&keys)?;
+    standby.eventually(STATE, "unlocked")?;
+    let count = "SELECT count(*) FROM secret WHERE name LIKE '%xy'";
+    ensure!(standby.text(count)? == "500", "rows are missing");
+    ensure!(standby.text("SELECT count(*) FROM later")? == "1000", "rows are missing");
+    standby.finish()?;
+    primary.finish()
+}

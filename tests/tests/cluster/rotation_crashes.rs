@@ -1,0 +1,131 @@
+//! SIGKILL to the whole server at every step of a rotation, and of a move to another provider: before
+//! and after each time that the provider is asked. It ends wholly old or wholly new, and goes on.
+
+use anyhow::{Context, Result, ensure};
+use pagevault_tests::cluster::column;
+use pagevault_tests::{Cluster, Settings};
+
+const TABLE: &str = "SET pagevault.default_encryption = on;
+    CREATE TABLE t (id int PRIMARY KEY, name text);
+    INSERT INTO t SELECT i, md5(i::text) FROM generate_series(1, 2000) i";
+
+/// Stands before the real helper and counts its runs. In the run that the file `.at` names it leaves the
+/// server waiting, before or after the real helper has done its work, and says so.
+const WRAPPER: &str = r#"
+run=$(($(cat "$0.runs") + 1))
+echo $run > "$0.runs"
+hang() { touch "$0.reached"; exec sleep 600; }
+[ "$(cat "$0.at")" = "$run before" ] && hang
+reply=$(KEYRING "$@") || exit
+[ "$(cat "$0.at")" = "$run after" ] && hang
+printf '%s' "$reply"
+"#;
+
+/// A cluster whose helper is the wrapper, with three versions of its database key.
+fn cluster() -> Result<Cluster> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql(TABLE)?;
+    cluster.sql("SELECT pagevault.rotate_database_key()")?;
+    cluster.sql("SET pagevault.default_encryption = on; CREATE TABLE u AS SELECT * FROM t")?;
+    cluster.sql("SELECT pagevault.rotate_database_key()")?;
+    let keyring = cluster.installation().program("pagevault-keyring");
+    let body = WRAPPER.replace("KEYRING", &keyring.to_string_lossy());
+    let wrapper = cluster.script("wrapper", &body)?;
+    stop_at(&cluster, "never")?;
+    cluster.set(&[("pagevault.keyring_command", &wrapper)])?;
+    Ok(cluster)
+}
+
+/// Has the wrapper begin to count, and hang `at` that moment.
+fn stop_at(cluster: &Cluster, at: &str) -> Result<()> {
+    for (name, content) in [("wrapper.at", at), ("wrapper.runs", "0")] {
+        let path = cluster.directory().join(name);
+        std::fs::write(&path, content)?;
+        cluster.installation().give(&path)?;
+    }
+    let _ = std::fs::remove_file(cluster.directory().join("wrapper.reached"));
+    Ok(())
+}
+
+fn runs(cluster: &Cluster) -> Result<u32> {
+    let runs = std::fs::read_to_string(cluster.directory().join("wrapper.runs"))?;
+    runs.trim().parse().context("a number")
+}
+
+/// Where the versions of the database key are wrapped; one line if they all are in the same place.
+fn wrapped_by(cluster: &Cluster) -> Result<Vec<String>> {
+    column(
+        &mut cluster.client()?,
+        "SELECT DISTINCT concat_ws(' ', provider, master_key, master_version) FROM pagevault.master_keys",
+    )
+}
+
+/// Kills the server at every step of `statement`, which asks the provider `steps` times.
+fn kill_at_every_step(
+    cluster: &Cluster,
+    steps: u32,
+    statement: impl Fn(u32) -> String,
+) -> Result<()> {
+    let mut round = 0;
+    for step in 1..=steps {
+        for side in ["before", "after"] {
+            let at = format!("{step} {side}");
+            let old = wrapped_by(cluster)?;
+            ensure!(old.len() == 1, "{at}: {old:?}");
+            let statement = statement(round);
+            round += 1;
+            stop_at(cluster, &at)?;
+            let mut client = cluster.client()?;
+            let session = {
+                let statement = statement.clone();
+                std::thread::spawn(move || client.batch_execute(&statement))
+            };
+            cluster.eventually_that("wrapper", || {
+                ensure!(cluster.directory().join("wrapper.reached").exists(), "{at}: not reached");
+                Ok(())
+            })?;
+            cluster.kill()?;
+            ensure!(session.join().is_ok_and(|ended| ended.is_err()), "{at}: it ended");
+            stop_at(cluster, "never")?;
+            cluster.start_server()?;
+            // Nothing was written down: the last time that the provider is asked is the proof.
+            ensure!(wrapped_by(cluster)? == old, "{at}: {:?}, not {old:?}", wrapped_by(cluster)?);
+            for table in ["t", "u"] {
+                let rows = cluster.text(&format!("SELECT count(name) FROM {table}"))?;
+                ensure!(rows == "2000", "{at}: {table} has {rows} rows");
+            }
+            stop_at(cluster, "never")?;
+            cluster.sql(&statement)?;
+            ensure!(
+                runs(cluster)? == steps,
+                "{at}: the provider was asked {} times",
+                runs(cluster)?
+            );
+            let new = wrapped_by(cluster)?;
+            ensure!(new.len() == 1 && new != old, "{at}: {old:?}, then {new:?}");
+        }
+    }
+    cluster.crash()?;
+    ensure!(cluster.text("SELECT count(name) FROM t")? == "2000", "rows are missing");
+    Ok(())
+}
+
+#[test]
+fn a_kill_at_any_step_of_a_rotation_leaves_the_old_key_in_use() -> Result<()> {
+    let cluster = cluster()?;
+    kill_at_every_step(&cluster, 3, |_| "SELECT pagevault.rotate_cluster_master_key()".to_owned())?;
+    cluster.finish()
+}
+
+#[test]
+fn a_kill_at_any_step_of_a_move_leaves_the_old_provider_in_use() -> Result<()> {
+    let cluster = cluster()?;
+    let other = cluster.key_file("other", "elsewhere")?;
+    cluster.sql(&other.add_provider("other"))?;
+    kill_at_every_step(&cluster, 2, |round| {
+        let (provider, key) =
+            if round % 2 == 0 { ("other", "elsewhere") } else { ("local", "main") };
+        format!("SELECT pagevault.set_cluster_master_key('{provider}', '{key}')")
+    })?;
+    cluster.finish()
+}
