@@ -23,8 +23,8 @@ type Constructor = fn(&Options<'_>, &Environment) -> Result<Box<dyn Provider>, P
 
 const KINDS: &[Kind] = &[
     Kind { name: "file", options: file::OPTIONS, build: file::build },
-    Kind { name: "aws_kms", options: aws_kms::OPTIONS, build: aws_kms::build },
     Kind { name: "vault", options: vault::OPTIONS, build: vault::build },
+    Kind { name: "aws_kms", options: aws_kms::OPTIONS, build: aws_kms::build },
     Kind { name: "command", options: command::OPTIONS, build: command::build },
 ];
 
