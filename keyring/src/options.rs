@@ -4,6 +4,7 @@
 use std::path::{Component, Path, PathBuf};
 
 use pagevault_keystore::protocol::ErrorClass;
+use reqwest::Url;
 use serde_json::{Map, Value};
 
 use crate::provider::ProviderError;
@@ -106,6 +107,38 @@ impl<'a> Options<'a> {
     }
 }
 
+/// Accepts `https://host[:port]` as the value of `option`, and `http` to this machine.
+pub(crate) fn server_address(option: &str, text: &str) -> Result<Url, ProviderError> {
+    let wrong = |detail: &str| {
+        // Not repeated: somebody may have put a credential into it.
+        bad(format!("option \"{option}\" is not the address of a server"))
+            .with_detail(detail)
+            .with_hint("Give it as \"https://keys.example.com\", with a port if need be.")
+    };
+    let url = Url::parse(text).map_err(|error| wrong(&format!("{error}.")))?;
+    let host = url.host_str().ok_or_else(|| wrong("It names no host."))?;
+    let here = matches!(host, "localhost" | "127.0.0.1" | "[::1]");
+    match url.scheme() {
+        "https" => {}
+        "http" if here => {}
+        "http" => {
+            return Err(ProviderError::new(ErrorClass::Insecure, "keys would travel in clear")
+                .with_detail(format!(
+                    "The option \"{option}\" begins with http and names another machine."
+                ))
+                .with_hint("Use https."));
+        }
+        _ => return Err(wrong("It begins with neither https:// nor http://.")),
+    }
+    if !url.username().is_empty() || url.password().is_some() {
+        return Err(wrong("It holds a user name or password."));
+    }
+    if !matches!(url.path(), "" | "/") || url.query().is_some() || url.fragment().is_some() {
+        return Err(wrong("Something follows the host and the port."));
+    }
+    Ok(url)
+}
+
 /// Accepts an absolute path that names a file and holds no `..`.
 pub fn absolute_path(text: &str) -> Result<PathBuf, ProviderError> {
     let path = Path::new(text);
@@ -145,4 +178,40 @@ fn escape_control(c: char) -> impl Iterator<Item = char> {
 
 pub(crate) fn bad(message: impl Into<String>) -> ProviderError {
     ProviderError::new(ErrorClass::BadOptions, message)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn addresses_are_safe_ones() {
+        for good in [
+            "https://vault:8200",
+            "https://10.0.0.1/",
+            "https://vpce-1.kms.eu-central-1.vpce.amazonaws.com",
+            "http://127.0.0.1:8200",
+            "http://localhost:1",
+            "http://[::1]",
+        ] {
+            assert!(server_address("address", good).is_ok(), "{good}");
+        }
+        for bad in [
+            "",
+            "vault:8200",
+            "https://",
+            "ftp://vault",
+            "https://u:p@vault",
+            "https://vault/v1",
+            "https://vault?token=x",
+            "https://vault#x",
+            "http://vault:8200",
+            "http://10.0.0.1",
+            "http://127.0.0.1.evil.org",
+        ] {
+            let error = server_address("address", bad).err().unwrap_or_else(|| panic!("{bad}"));
+            let text = format!("{error:?}");
+            assert!(!text.contains("u:p") && !text.contains("token"), "{text}");
+        }
+    }
 }

@@ -22,31 +22,21 @@ pub(crate) enum Readers {
     Anybody,
 }
 
-/// Reads a file of one line of printable ASCII, without the white space around it.
+/// Opens a regular file that nobody else can read or write.
 ///
 /// # Errors
-/// `unreachable` if it cannot be read (a mount or an agent may be late), `insecure` if others can read
-/// or write it, `bad_options` if it holds anything else.
-pub(crate) fn read(path: &Path, readers: Readers) -> Result<Zeroizing<String>, ProviderError> {
+/// `unreachable` if it cannot be opened (a mount or an agent may be late), `insecure` if others can read
+/// or write it, `bad_options` if it is no regular file.
+pub(crate) fn open(path: &Path, readers: Readers) -> Result<File, ProviderError> {
     let shown = path.display();
-    let unreadable = |error: std::io::Error| {
-        ProviderError::new(ErrorClass::Unreachable, format!("could not read \"{shown}\""))
-            .with_detail(format!("{error}."))
-            .with_hint("The server's operating system user must be able to read this file.")
-    };
-    let wrong = |detail: &str| {
-        ProviderError::new(ErrorClass::BadOptions, format!("\"{shown}\" is not usable"))
-            .with_detail(detail)
-            .with_hint("The file must hold the credential alone, on one line.")
-    };
-    let file = File::open(path).map_err(unreadable)?;
-    let metadata = file.metadata().map_err(unreadable)?;
+    let file = File::open(path).map_err(|error| unreadable(path, &error))?;
+    let metadata = file.metadata().map_err(|error| unreadable(path, &error))?;
     let forbidden = match readers {
         Readers::Group => 0o027,
         Readers::Anybody => 0o022,
     };
     if !metadata.is_file() {
-        return Err(wrong("It is not a regular file."));
+        return Err(wrong(path, "It is not a regular file."));
     }
     if metadata.mode() & forbidden != 0 {
         return Err(ProviderError::new(
@@ -56,11 +46,23 @@ pub(crate) fn read(path: &Path, readers: Readers) -> Result<Zeroizing<String>, P
         .with_detail(format!("Its mode is {:04o}.", metadata.mode() & 0o7777))
         .with_hint(format!("Give it to the server's user alone: chmod 0600 \"{shown}\"")));
     }
+    Ok(file)
+}
+
+/// Reads a file of one line of printable ASCII, without the white space around it.
+///
+/// # Errors
+/// Those of [`open`], `bad_options` if it holds anything else.
+pub(crate) fn read(path: &Path, readers: Readers) -> Result<Zeroizing<String>, ProviderError> {
+    let file = open(path, readers)?;
+    let wrong = |detail: &str| {
+        wrong(path, detail).with_hint("The file must hold the credential alone, on one line.")
+    };
     // Read at once into room for all of it: a text that grows leaves copies behind.
     let mut text = Zeroizing::new(String::with_capacity(LIMIT as usize + 1));
     file.take(LIMIT + 1).read_to_string(&mut text).map_err(|error| match error.kind() {
         std::io::ErrorKind::InvalidData => wrong("It holds something else than text."),
-        _ => unreadable(error),
+        _ => unreadable(path, &error),
     })?;
     let secret = Zeroizing::new(text.trim().to_owned());
     if secret.is_empty() || secret.len() as u64 > LIMIT {
@@ -70,6 +72,20 @@ pub(crate) fn read(path: &Path, readers: Readers) -> Result<Zeroizing<String>, P
         return Err(wrong("It holds more than one word of printable ASCII."));
     }
     Ok(secret)
+}
+
+fn unreadable(path: &Path, error: &std::io::Error) -> ProviderError {
+    let shown = path.display();
+    ProviderError::new(ErrorClass::Unreachable, format!("could not read \"{shown}\""))
+        .with_detail(format!("{error}."))
+        .with_hint("The server's operating system user must be able to read this file.")
+}
+
+fn wrong(path: &Path, detail: &str) -> ProviderError {
+    let shown = path.display();
+    ProviderError::new(ErrorClass::BadOptions, format!("\"{shown}\" is not usable"))
+        .with_detail(detail)
+        .with_hint("The option must name a file.")
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Writes the golden files beside it: formats of the file and command providers, version 1, by another implementation.
+"""Writes the golden files beside it: formats of the providers, version 1, by another implementation.
 
 Needs the package "cryptography". The files never change once released; a new format gets new files.
 """
@@ -79,3 +79,16 @@ wrapped = [
     for name, version, plaintext in (("main", 1, b"\xa5" * 32), ("b\u00e9 1", 2**40, b""))
 ]
 (HERE / "command_wrapped_1.json").write_text(json.dumps(wrapped, indent=2, ensure_ascii=False) + "\n")
+
+key = "key/1234abcd-12ab-34cd-56ef-1234567890ab"
+arns = [f"arn:aws:kms:eu-central-1:111122223333:{key}", f"arn:aws-cn:kms:cn-north-1:1:{key[:4]}mrk-{key[4:]}"]
+aws = [
+    {
+        "arn": arn,
+        "key_version": version,
+        "ciphertext": text(ciphertext),
+        "wrapped": text(b"\x01" + struct.pack(">H", len(arn)) + arn.encode() + struct.pack(">Q", version) + ciphertext),
+    }
+    for arn, version, ciphertext in zip(arns, (20260105080000, 1), (bytes(range(184)), b"\xff"))
+]
+(HERE / "aws_kms_wrapped_1.json").write_text(json.dumps(aws, indent=2) + "\n")

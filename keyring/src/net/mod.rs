@@ -12,7 +12,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::provider::ProviderError;
 
-pub(crate) use cause::cause_of;
+pub(crate) use cause::{Cause, cause_of};
 pub(crate) use tls::{Trust, client_config, use_ring};
 
 /// Longest time for one connection to come about.

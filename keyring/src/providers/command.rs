@@ -66,7 +66,7 @@ pub fn build(
     options: &Options<'_>,
     environment: &Environment,
 ) -> Result<Box<dyn Provider>, ProviderError> {
-    let given = |option: &'static str| {
+    let given = |option: &'static str| -> Result<Option<Program>, ProviderError> {
         let program = options.program(option)?;
         Ok(program.map(|(path, arguments)| Program { option, path, arguments }))
     };

@@ -1,6 +1,7 @@
 //! The providers: one file each, the same shape each (option names, constructor, [`Provider`]).
 //! A new kind is one more file and one more row in `KINDS`.
 
+pub mod aws_kms;
 pub mod command;
 pub mod file;
 pub mod vault;
@@ -23,6 +24,7 @@ type Constructor = fn(&Options<'_>, &Environment) -> Result<Box<dyn Provider>, P
 const KINDS: &[Kind] = &[
     Kind { name: "file", options: file::OPTIONS, build: file::build },
     Kind { name: "vault", options: vault::OPTIONS, build: vault::build },
+    Kind { name: "aws_kms", options: aws_kms::OPTIONS, build: aws_kms::build },
     Kind { name: "command", options: command::OPTIONS, build: command::build },
 ];
 

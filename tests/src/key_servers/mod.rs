@@ -5,6 +5,7 @@
 
 pub mod certificates;
 pub mod helper;
+pub mod kms;
 pub mod softhsm;
 pub mod vault;
 

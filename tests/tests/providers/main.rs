@@ -3,8 +3,10 @@
 //! A test whose key server is not on this machine counts as ignored and is named on standard error;
 //! with `PAGEVAULT_REQUIRE_KEY_SERVERS` set, as in CI, it fails.
 
+mod aws_kms;
 mod bench;
 mod command;
+mod moving;
 mod outages;
 mod serving;
 mod vault;
@@ -16,6 +18,7 @@ use libtest_mimic::{Arguments, Failed, Trial};
 use pagevault_tests::key_servers::{Server, missing};
 
 /// A test: its name, the servers it needs, itself.
+#[derive(Clone, Copy)]
 struct Test {
     name: &'static str,
     needs: &'static [Server],
@@ -24,10 +27,17 @@ struct Test {
 
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
-    let tests: Vec<Test> = [vault::tests(), serving::tests(), outages::tests(), command::tests()]
-        .into_iter()
-        .flatten()
-        .collect();
+    let tests: Vec<Test> = [
+        aws_kms::tests(),
+        vault::tests(),
+        serving::tests(),
+        outages::tests(),
+        command::tests(),
+        moving::tests(),
+    ]
+    .into_iter()
+    .flatten()
+    .collect();
     let trials = tests.into_iter().map(trial).collect();
     libtest_mimic::run(&arguments, trials).exit_code()
 }

@@ -64,7 +64,7 @@ fn under_load() -> Result<()> {
     cluster.pgbench(&["-i", "-q", "-s", "1"])?;
     let vault = Vault::start()?;
     let kms = Emulator::moto()?;
-    let credentials = Credentials::root(cluster.directory())?;
+    let credentials = Credentials::root()?;
     let key = kms.create_key()?;
     let options = kms.provider(&credentials).options;
     cluster.sql(&add_provider("vault", "vault", &vault.approle()?))?;

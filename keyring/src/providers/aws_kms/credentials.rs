@@ -1,0 +1,96 @@
+//! Words about credentials: where they come from, why there are none.
+
+use std::error::Error;
+use std::io;
+
+use aws_credential_types::credential_feature::AwsCredentialFeature;
+use aws_credential_types::provider::error::CredentialsError;
+use aws_sdk_kms::config::Credentials;
+use pagevault_keystore::protocol::ErrorClass;
+
+use crate::net::{Cause, cause_of};
+use crate::options::printable;
+use crate::provider::ProviderError;
+
+/// Where credentials come from, and their public half, which AWS's own logs show too.
+pub(super) fn tell(credentials: &Credentials) -> String {
+    let source = credentials
+        .get_property::<Vec<AwsCredentialFeature>>()
+        .and_then(|features| features.iter().find_map(source))
+        .unwrap_or("the standard chain");
+    format!("from {source}, access key ID {}", printable(credentials.access_key_id()))
+}
+
+fn source(feature: &AwsCredentialFeature) -> Option<&'static str> {
+    use AwsCredentialFeature as From;
+    Some(match feature {
+        From::CredentialsEnvVars => "the environment",
+        From::CredentialsStsAssumeRole => "a role that was assumed",
+        From::CredentialsStsAssumeRoleWebId | From::CredentialsEnvVarsStsWebIdToken => {
+            "a web identity"
+        }
+        From::CredentialsProfile | From::CredentialsProfileSourceProfile => "a profile",
+        From::CredentialsProfileProcess | From::CredentialsProcess => "a profile's process",
+        From::CredentialsHttp => "the container",
+        From::CredentialsImds => "the instance's metadata",
+        _ => return None,
+    })
+}
+
+/// Why there are none. `profile` is what the options name. What a process printed, or a line of a file,
+/// is not repeated.
+pub(super) fn no_credentials(error: &CredentialsError, profile: Option<&str>) -> ProviderError {
+    let (message, detail, retry) = match error {
+        CredentialsError::ProviderTimedOut(_) => {
+            ("AWS credentials were not found in time", "Their source did not answer.".into(), true)
+        }
+        CredentialsError::CredentialsNotLoaded(_) => {
+            let detail = match profile {
+                Some(profile) => format!("{profile} is not there or has none."),
+                None => "Neither the environment nor a profile, a web identity, the container or \
+                         the instance's metadata has any for the server's operating system user."
+                    .to_owned(),
+            };
+            ("there are no AWS credentials", detail, false)
+        }
+        CredentialsError::InvalidConfiguration(_) => {
+            ("AWS credentials are not set up well", causes(error), false)
+        }
+        _ => {
+            let (detail, retry) = failed(error);
+            ("could not get AWS credentials", detail, retry)
+        }
+    };
+    let error =
+        ProviderError::new(ErrorClass::Unauthenticated, message).with_detail(detail).with_hint(
+            "Attach a role to the instance, or name a file of the server's user in the option \
+             \"credentials_file\".",
+        );
+    if retry { error.transient() } else { error }
+}
+
+/// What the SDK says of its configuration: names of files and profiles, numbers of lines.
+fn causes(error: &CredentialsError) -> String {
+    let mut texts = Vec::new();
+    let mut next = error.source();
+    while let Some(error) = next {
+        texts.push(error.to_string());
+        next = error.source();
+    }
+    format!("{}.", printable(&texts.join(": ").replace('\n', " ")))
+}
+
+/// A sentence about a source that there is, and whether it may succeed soon.
+fn failed(error: &CredentialsError) -> (String, bool) {
+    let mut next = error.source();
+    while let Some(error) = next {
+        if let Some(error) = error.downcast_ref::<io::Error>() {
+            let lasting =
+                matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied);
+            let Cause { detail, retry, .. } = cause_of(error);
+            return (detail, retry && !lasting);
+        }
+        next = error.source();
+    }
+    ("The source of credentials that is set up does not give any.".into(), false)
+}

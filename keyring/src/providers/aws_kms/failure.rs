@@ -1,0 +1,316 @@
+//! What AWS's errors mean.
+//!
+//! Many are not modelled by the SDK (throttling, signatures, expired tokens), so all are told apart by
+//! AWS's code, and by the HTTP status where there is none.
+
+use std::error::Error;
+
+use aws_sdk_kms::config::http::HttpResponse;
+use aws_sdk_kms::error::{ProvideErrorMetadata, SdkError};
+use aws_sdk_kms::operation::RequestId;
+use pagevault_keystore::protocol::ErrorClass;
+
+use crate::net::{Cause, cause_of};
+use crate::options::printable;
+use crate::provider::ProviderError;
+
+/// What the SDK keeps of a reply.
+pub(super) type Reply = HttpResponse;
+
+/// Why a request was not done.
+#[derive(Debug)]
+pub(super) struct Refused {
+    /// AWS's code, or empty.
+    pub(super) code: String,
+    /// Whether there was an answer at all.
+    pub(super) answered: bool,
+    pub(super) error: ProviderError,
+}
+
+impl From<Refused> for ProviderError {
+    fn from(refused: Refused) -> ProviderError {
+        refused.error
+    }
+}
+
+impl Refused {
+    /// Reads the error of one request: where it was sent, the action and the key it concerned.
+    pub(super) fn new<E>(
+        place: &str,
+        action: &str,
+        key: &str,
+        error: &SdkError<E, Reply>,
+    ) -> Refused
+    where
+        E: ProvideErrorMetadata + Error + 'static,
+    {
+        let unanswered = |error| Refused { code: String::new(), answered: false, error };
+        let Some(response) = error.raw_response() else {
+            return match error {
+                SdkError::TimeoutError(_) => Refused::too_late(place),
+                SdkError::DispatchFailure(failure) if failure.is_timeout() => {
+                    Refused::too_late(place)
+                }
+                SdkError::DispatchFailure(failure) => match failure.as_connector_error() {
+                    Some(error) => unanswered(cause_of(error).about(place)),
+                    None => unanswered(cause_of(error).about(place)),
+                },
+                _ => unanswered(ProviderError::new(
+                    ErrorClass::Internal,
+                    format!("could not form a request to {place}"),
+                )),
+            };
+        };
+        let status = response.status().as_u16();
+        let meta = error.as_service_error().map(ProvideErrorMetadata::meta);
+        let code = meta.and_then(|meta| meta.code()).unwrap_or_default();
+        // Some emulators and proxies put a namespace before it or a type after it.
+        let code = code.rsplit('#').next().unwrap_or_default();
+        let (class, retry) = classify(code, status);
+        let (message, hint) = words(class, code, place, action, &printable(key));
+        let said = meta.and_then(|meta| meta.message()).filter(|_| may_be_repeated(code));
+        let detail = detail(code, status, said, error.request_id());
+        let error = ProviderError::new(class, message).with_detail(detail).with_hint(hint);
+        let error = if retry { error.transient() } else { error };
+        Refused { code: code.to_owned(), answered: true, error }
+    }
+
+    /// No answer in time.
+    pub(super) fn too_late(place: &str) -> Refused {
+        let detail = "The request was sent or being sent when its time was up.".to_owned();
+        let cause = Cause { class: ErrorClass::Deadline, detail, retry: true };
+        Refused { code: String::new(), answered: false, error: cause.about(place) }
+    }
+}
+
+/// The class, and whether it may go away by itself.
+fn classify(code: &str, status: u16) -> (ErrorClass, bool) {
+    use ErrorClass::*;
+    match code {
+        "ThrottlingException"
+        | "Throttling"
+        | "LimitExceededException"
+        | "TooManyRequestsException"
+        | "RequestLimitExceeded" => (Throttled, true),
+        "KMSInternalException"
+        | "DependencyTimeoutException"
+        | "KeyUnavailableException"
+        | "InternalFailure"
+        | "ServiceUnavailable"
+        | "ServiceUnavailableException"
+        | "CloudHsmClusterNotActiveException"
+        | "CustomKeyStoreInvalidStateException" => (Unreachable, true),
+        _ if is_unsupported(code) => (Denied, false),
+        "AccessDeniedException" | "AccessDenied" | "OptInRequired" | "NotAuthorized" => {
+            (Denied, false)
+        }
+        "UnrecognizedClientException"
+        | "InvalidClientTokenId"
+        | "ExpiredTokenException"
+        | "ExpiredToken"
+        | "RequestExpired"
+        | "InvalidSignatureException"
+        | "SignatureDoesNotMatch"
+        | "IncompleteSignature"
+        | "IncompleteSignatureException"
+        | "MissingAuthenticationToken"
+        | "MissingAuthenticationTokenException"
+        | "InvalidAccessKeyId"
+        | "AuthFailure" => (Unauthenticated, false),
+        "NotFoundException" => (KeyMissing, false),
+        "DisabledException" | "KMSInvalidStateException" => (KeyDisabled, false),
+        "InvalidCiphertextException" | "IncorrectKeyException" => (WrongCiphertext, false),
+        "InvalidArnException"
+        | "InvalidKeyUsageException"
+        | "InvalidAliasNameException"
+        | "ValidationException" => (BadOptions, false),
+        _ => match status {
+            429 => (Throttled, true),
+            500.. => (Unreachable, true),
+            401 => (Unauthenticated, false),
+            403 => (Denied, false),
+            404 => (BadOptions, false),
+            // Success that cannot be read, or a request that AWS KMS would not refuse.
+            _ => (Internal, false),
+        },
+    }
+}
+
+/// What no permission would change.
+pub(super) fn is_unsupported(code: &str) -> bool {
+    matches!(code, "UnsupportedOperationException" | "UnknownOperationException" | "InvalidAction")
+}
+
+/// The message and the hint.
+fn words(
+    class: ErrorClass,
+    code: &str,
+    place: &str,
+    action: &str,
+    key: &str,
+) -> (String, &'static str) {
+    use ErrorClass as Class;
+    match class {
+        Class::Throttled => (
+            format!("{place} gets too many requests"),
+            "It is tried again while there is time. If it lasts, ask for a higher request quota.",
+        ),
+        Class::Unreachable => (
+            format!("{place} is not available"),
+            "It is tried again while there is time. Look at the AWS Health Dashboard, and at the \
+             custom key store if the key is in one.",
+        ),
+        Class::Denied if is_unsupported(code) => (
+            format!("{place} does not support kms:{action} with {key}"),
+            "Check the kind of the key and, with an endpoint of your own, what it supports.",
+        ),
+        Class::Denied => (
+            format!("{place} does not allow kms:{action} with {key}"),
+            "Allow it in the policy of these credentials or of the key; a condition on \
+             kms:EncryptionContext must match this database.",
+        ),
+        Class::Unauthenticated => (
+            format!("{place} does not accept the credentials"),
+            match code {
+                "ExpiredTokenException" | "ExpiredToken" => {
+                    "They have expired: renew them, or use a role that renews them by itself."
+                }
+                "InvalidSignatureException" | "SignatureDoesNotMatch" | "RequestExpired" => {
+                    "Check the secret access key, and that this machine's clock is right."
+                }
+                _ => {
+                    "Check which credentials are used, and that they are of this region's partition."
+                }
+            },
+        ),
+        Class::KeyMissing => (
+            format!("{place} has no key {key}"),
+            "Check name, region and account. A key of another account must be given by its ARN.",
+        ),
+        Class::KeyDisabled => (
+            match code {
+                "DisabledException" => format!("key {key} is disabled"),
+                _ => format!("key {key} cannot be used in its present state"),
+            },
+            "Look at the key (aws kms describe-key), then enable it or cancel its deletion.",
+        ),
+        Class::WrongCiphertext => (
+            format!("wrapped key does not open with {key}"),
+            "Check that the keystore is the one of this cluster. If it is damaged, restore it from a \
+             backup.",
+        ),
+        Class::BadOptions => (
+            format!("{place} does not understand kms:{action} with {key}"),
+            "Check the key's name, its kind, and that the endpoint is AWS KMS.",
+        ),
+        _ => (
+            format!("{place} gave an answer to kms:{action} that cannot be read"),
+            "Check that the endpoint is AWS KMS.",
+        ),
+    }
+}
+
+/// What AWS says of these names keys, states and who was denied what. Of a signature it repeats
+/// headers, the session's token among them.
+fn may_be_repeated(code: &str) -> bool {
+    matches!(
+        classify(code, 0).0,
+        ErrorClass::Denied
+            | ErrorClass::KeyMissing
+            | ErrorClass::KeyDisabled
+            | ErrorClass::BadOptions
+            | ErrorClass::Throttled
+    )
+}
+
+fn detail(code: &str, status: u16, said: Option<&str>, request: Option<&str>) -> String {
+    let mut detail = match code {
+        "" => format!("It answered with HTTP status {status}."),
+        code => format!("It answered {}.", printable(code)),
+    };
+    if code == "InvalidCiphertextException" || code == "IncorrectKeyException" {
+        detail.push_str(" It was wrapped by another key, for another database, or it is damaged.");
+    }
+    if let Some(said) = said.filter(|said| !said.is_empty()) {
+        detail.push_str(&format!(" {}.", printable(said).trim_end_matches('.')));
+    }
+    if let Some(request) = request {
+        detail.push_str(&format!(" Request ID {}.", printable(request)));
+    }
+    detail
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use aws_sdk_kms::error::ErrorMetadata;
+    use aws_sdk_kms::operation::decrypt::DecryptError;
+
+    fn refused(code: &str, message: &str, status: u16) -> Refused {
+        let mut reply = Reply::new(status.try_into().unwrap(), "".into());
+        reply.headers_mut().insert("x-amzn-requestid", "0a1b-2c3d");
+        let meta = ErrorMetadata::builder().code(code).message(message).build();
+        let error = SdkError::service_error(DecryptError::generic(meta), reply);
+        Refused::new("AWS KMS in eu-central-1", "Decrypt", "alias/x", &error)
+    }
+
+    #[test]
+    fn each_code_has_its_class_and_words() {
+        use ErrorClass::*;
+        for (code, class, retry) in [
+            ("ThrottlingException", Throttled, true),
+            ("LimitExceededException", Throttled, true),
+            ("TooManyRequestsException", Throttled, true),
+            ("KMSInternalException", Unreachable, true),
+            ("DependencyTimeoutException", Unreachable, true),
+            ("KeyUnavailableException", Unreachable, true),
+            ("AccessDeniedException", Denied, false),
+            ("UnrecognizedClientException", Unauthenticated, false),
+            ("InvalidClientTokenId", Unauthenticated, false),
+            ("ExpiredTokenException", Unauthenticated, false),
+            ("InvalidSignatureException", Unauthenticated, false),
+            ("MissingAuthenticationTokenException", Unauthenticated, false),
+            ("NotFoundException", KeyMissing, false),
+            ("DisabledException", KeyDisabled, false),
+            ("KMSInvalidStateException", KeyDisabled, false),
+            ("InvalidCiphertextException", WrongCiphertext, false),
+            ("IncorrectKeyException", WrongCiphertext, false),
+            ("InvalidArnException", BadOptions, false),
+            ("SomethingNew", Internal, false),
+        ] {
+            let Refused { code: told, answered, error } = refused(code, "", 400);
+            assert_eq!((error.class, error.retry), (class, retry), "{code}");
+            assert_eq!((told.as_str(), answered), (code, true));
+            assert!(error.detail.contains(code) && error.detail.contains("0a1b-2c3d"));
+            assert!(!error.hint.is_empty() && !error.message.ends_with('.'));
+        }
+    }
+
+    #[test]
+    fn without_a_code_the_status_decides() {
+        use ErrorClass::*;
+        for (status, class, retry) in [
+            (503, Unreachable, true),
+            (500, Unreachable, true),
+            (429, Throttled, true),
+            (403, Denied, false),
+            (401, Unauthenticated, false),
+            (404, BadOptions, false),
+            (400, Internal, false),
+        ] {
+            assert_eq!(classify("", status), (class, retry));
+        }
+        // A code that is not known, too.
+        assert_eq!(classify("SomethingNew", 503), (Unreachable, true));
+    }
+
+    #[test]
+    fn what_aws_says_of_signatures_is_not_repeated() {
+        let said = "The Canonical String should have been x-amz-security-token:SECRET";
+        for code in ["InvalidSignatureException", "SignatureDoesNotMatch", "SomethingNew"] {
+            assert!(!format!("{:?}", refused(code, said, 400)).contains("SECRET"));
+        }
+        let state = refused("KMSInvalidStateException", "arn:x is pending deletion.", 400);
+        assert!(state.error.detail.contains("pending deletion"), "{}", state.error.detail);
+    }
+}

@@ -1,0 +1,282 @@
+//! A key's state, and what counts as its version.
+
+use std::borrow::Cow;
+
+use aws_sdk_kms::primitives::{DateTime, DateTimeFormat};
+use aws_sdk_kms::types::{
+    KeyManagerType, KeyMaterialState, KeyMetadata, KeySpec, KeyState, KeyUsageType, OriginType,
+    RotationsListEntry,
+};
+use pagevault_keystore::protocol::ErrorClass;
+
+use super::failure::Refused;
+use super::session::Session;
+use super::wrapping::{KEY_LIMIT, Wrapping, in_region};
+use crate::options::printable;
+use crate::provider::{ProviderError, Wrapped};
+
+/// A key that can wrap.
+pub(super) struct Key {
+    pub(super) arn: String,
+    /// [`version`] of its first material.
+    pub(super) created: u64,
+    /// [`version`] of its present material.
+    pub(super) version: u64,
+    /// Whose it is and where its material comes from.
+    pub(super) kind: String,
+}
+
+impl Session {
+    /// Looks `key` up: an id, an ARN, an alias.
+    ///
+    /// # Errors
+    /// Also for a key that cannot wrap now, or never.
+    pub(super) async fn key(&self, key: &str) -> Result<Key, ProviderError> {
+        check_name(key)?;
+        let key = self.local(key)?;
+        let request = self.client.describe_key().key_id(key.as_ref());
+        let reply = self.ask("DescribeKey", &key, request.send()).await?;
+        let incomplete = || self.incomplete("DescribeKey");
+        let metadata = reply.key_metadata.ok_or_else(incomplete)?;
+        check_kind(&metadata)?;
+        check_state(&metadata)?;
+        let arn = metadata.arn().ok_or_else(incomplete)?.to_owned();
+        let created = metadata.creation_date().and_then(version).ok_or_else(incomplete)?;
+        let newest = match self.newest_rotation(&arn).await {
+            Ok(newest) => newest,
+            // Not allowed, not for this kind of key, or the key of another account: then the key's
+            // creation is all that is known.
+            Err(refused)
+                if matches!(refused.error.class, ErrorClass::Denied | ErrorClass::KeyMissing) =>
+            {
+                None
+            }
+            Err(refused) => return Err(refused.error),
+        };
+        let version = newest.map_or(created, |newest| newest.max(created));
+        Ok(Key { arn, created, version, kind: kind(&metadata) })
+    }
+
+    /// The version of the material that the last completed rotation made, if there was one.
+    pub(super) async fn newest_rotation(&self, arn: &str) -> Result<Option<u64>, Refused> {
+        // A key has far fewer rotations than fit into one page.
+        let request = self.client.list_key_rotations().key_id(arn).limit(1000);
+        let reply = self.ask("ListKeyRotations", arn, request.send()).await?;
+        Ok(newest(reply.rotations()))
+    }
+
+    /// `key` as this session's region knows it.
+    pub(super) fn local<'a>(&self, key: &'a str) -> Result<Cow<'a, str>, ProviderError> {
+        in_region(key, &self.region).map_err(|home| {
+            ProviderError::new(
+                ErrorClass::KeyMissing,
+                format!("key \"{}\" is not in region {}", printable(key), self.region),
+            )
+            .with_detail(format!("Its region is {}.", printable(home)))
+            .with_hint(
+                "Set the option \"region\", or use a multi-Region key with a replica in this region.",
+            )
+        })
+    }
+
+    /// What [`Provider`](crate::provider::Provider) hands out, from the parts of a reply.
+    pub(super) fn wrapped(
+        &self,
+        arn: Option<&str>,
+        ciphertext: Option<&aws_sdk_kms::primitives::Blob>,
+        key_version: u64,
+    ) -> Result<Wrapped, ProviderError> {
+        let parts = arn.zip(ciphertext);
+        let bytes = parts.and_then(|(arn, ciphertext)| {
+            Wrapping { arn, key_version, ciphertext: ciphertext.as_ref() }.to_bytes()
+        });
+        let wrapped = bytes.ok_or_else(|| self.incomplete("Encrypt"))?;
+        Ok(Wrapped { wrapped, key_version })
+    }
+}
+
+/// AWS KMS numbers no versions; the time since which a key has its material orders them as well, also
+/// across keys when an alias moves to a newer one: `YYYYMMDDhhmmss`, UTC.
+fn version(since: &DateTime) -> Option<u64> {
+    let text = since.fmt(DateTimeFormat::DateTime).ok()?;
+    let digits: String = text.chars().filter(char::is_ascii_digit).take(14).collect();
+    digits.parse().ok()
+}
+
+fn newest(rotations: &[RotationsListEntry]) -> Option<u64> {
+    let complete = rotations.iter().filter(|rotation| {
+        matches!(
+            rotation.key_material_state(),
+            None | Some(KeyMaterialState::Current | KeyMaterialState::NonCurrent)
+        )
+    });
+    complete.filter_map(|rotation| version(rotation.rotation_date()?)).max()
+}
+
+/// The form only; what the name means is AWS's to say.
+fn check_name(key: &str) -> Result<(), ProviderError> {
+    if key.is_empty() || key.len() > KEY_LIMIT || key.chars().any(char::is_control) {
+        return Err(ProviderError::new(
+            ErrorClass::BadOptions,
+            format!("\"{}\" is not the name of a key in AWS KMS", printable(key)),
+        )
+        .with_hint("Give a key id, an ARN, or an alias such as alias/pagevault."));
+    }
+    Ok(())
+}
+
+fn check_kind(metadata: &KeyMetadata) -> Result<(), ProviderError> {
+    let is_symmetric = metadata.key_spec().is_none_or(|spec| *spec == KeySpec::SymmetricDefault);
+    if is_symmetric && metadata.key_usage() == Some(&KeyUsageType::EncryptDecrypt) {
+        return Ok(());
+    }
+    let spec = metadata.key_spec().map_or("unknown", KeySpec::as_str);
+    let usage = metadata.key_usage().map_or("unknown", KeyUsageType::as_str);
+    Err(ProviderError::new(
+        ErrorClass::BadOptions,
+        format!("key \"{}\" is of a kind that cannot be a master key", shown(metadata)),
+    )
+    .with_detail(format!("Its spec is {spec}, its usage {usage}."))
+    .with_hint("Create a key of spec SYMMETRIC_DEFAULT and usage ENCRYPT_DECRYPT, the defaults."))
+}
+
+fn check_state(metadata: &KeyMetadata) -> Result<(), ProviderError> {
+    let error = |class, what: &str| {
+        ProviderError::new(class, format!("key \"{}\" {what}", shown(metadata)))
+    };
+    Err(match metadata.key_state() {
+        // While its primary region changes, a key goes on working.
+        Some(KeyState::Enabled | KeyState::Updating) => return Ok(()),
+        Some(KeyState::Disabled) => error(ErrorClass::KeyDisabled, "is disabled")
+            .with_detail("Its state is Disabled.")
+            .with_hint("Enable it: aws kms enable-key."),
+        Some(KeyState::PendingDeletion | KeyState::PendingReplicaDeletion) => {
+            let date = metadata.deletion_date();
+            let date = date.and_then(|date| date.fmt(DateTimeFormat::DateTime).ok());
+            let date = date.map_or(String::new(), |date| format!(", on {date}"));
+            error(ErrorClass::KeyDisabled, "is to be deleted")
+                .with_detail(format!("It is pending deletion{date}. Then all it wrapped is lost."))
+                .with_hint(
+                    "Cancel that and enable it: aws kms cancel-key-deletion, aws kms enable-key.",
+                )
+        }
+        Some(KeyState::PendingImport) => error(ErrorClass::KeyDisabled, "has no key material")
+            .with_detail("It waits for its material to be imported: it expired, or was deleted.")
+            .with_hint("Import the same material again: aws kms import-key-material."),
+        Some(KeyState::Creating) => error(ErrorClass::KeyDisabled, "is still being created")
+            .with_detail("Its state is Creating.")
+            .with_hint("Wait some seconds.")
+            .transient(),
+        Some(KeyState::Unavailable) => error(ErrorClass::Unreachable, "is not available")
+            .with_detail("The key store outside AWS KMS that holds it is not connected.")
+            .with_hint("Look at the state of the custom key store.")
+            .transient(),
+        other => error(ErrorClass::KeyDisabled, "cannot be used in its present state")
+            .with_detail(format!("Its state is {}.", other.map_or("unknown", KeyState::as_str)))
+            .with_hint("Look at the key in AWS KMS: aws kms describe-key."),
+    })
+}
+
+fn shown(metadata: &KeyMetadata) -> String {
+    printable(metadata.arn().unwrap_or(metadata.key_id()))
+}
+
+/// Such as "customer managed, material from KMS".
+fn kind(metadata: &KeyMetadata) -> String {
+    let manager = match metadata.key_manager() {
+        Some(KeyManagerType::Aws) => "AWS managed",
+        _ => "customer managed",
+    };
+    let regions = if metadata.multi_region() == Some(true) { ", multi-Region" } else { "" };
+    let origin = match metadata.origin() {
+        Some(OriginType::AwsKms) | None => "KMS",
+        Some(OriginType::External) => "outside (imported)",
+        Some(OriginType::AwsCloudhsm) => "a CloudHSM key store",
+        Some(OriginType::ExternalKeyStore) => "an external key store",
+        Some(other) => other.as_str(),
+    };
+    format!("{manager}{regions}, material from {origin}")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rotation(second: i64, state: Option<KeyMaterialState>) -> RotationsListEntry {
+        RotationsListEntry::builder()
+            .rotation_date(DateTime::from_secs(second))
+            .set_key_material_state(state)
+            .build()
+    }
+
+    #[test]
+    fn versions_are_times() {
+        assert_eq!(version(&DateTime::from_secs(0)), Some(19_700_101_000_000));
+        let leap_day = DateTime::from_secs_and_nanos(1_709_210_096, 999_999_999);
+        assert_eq!(version(&leap_day), Some(20_240_229_123_456));
+        assert_eq!(version(&DateTime::from_secs(i64::MAX)), None);
+    }
+
+    #[test]
+    fn versions_grow_with_time() {
+        let times = (0..4000).map(|day| DateTime::from_secs(1_700_000_000 + day * 86_399));
+        let versions: Vec<_> = times.map(|time| version(&time).unwrap()).collect();
+        assert!(versions.is_sorted_by(|a, b| a < b));
+    }
+
+    #[test]
+    fn only_completed_rotations_count() {
+        assert_eq!(newest(&[]), None);
+        let rotations = [
+            rotation(86_400, Some(KeyMaterialState::NonCurrent)),
+            rotation(172_800, Some(KeyMaterialState::Current)),
+            rotation(259_200, Some(KeyMaterialState::PendingRotation)),
+        ];
+        assert_eq!(newest(&rotations), Some(19_700_103_000_000));
+        assert_eq!(newest(&[rotation(1, None), rotation(0, None)]), Some(19_700_101_000_001));
+    }
+
+    #[test]
+    fn names_are_checked_for_their_form_only() {
+        for good in ["alias/x", "1234abcd-12ab", "anything else"] {
+            assert_eq!(check_name(good), Ok(()));
+        }
+        for bad in ["", "a\nb", &"x".repeat(2049)] {
+            assert_eq!(check_name(bad).unwrap_err().class, ErrorClass::BadOptions);
+        }
+    }
+
+    fn metadata(state: KeyState) -> KeyMetadata {
+        let builder = KeyMetadata::builder().key_id("id").key_state(state);
+        builder.key_usage(KeyUsageType::EncryptDecrypt).build().unwrap()
+    }
+
+    #[test]
+    fn each_state_says_what_to_do() {
+        for (state, class, retry) in [
+            (KeyState::Disabled, ErrorClass::KeyDisabled, false),
+            (KeyState::PendingDeletion, ErrorClass::KeyDisabled, false),
+            (KeyState::PendingReplicaDeletion, ErrorClass::KeyDisabled, false),
+            (KeyState::PendingImport, ErrorClass::KeyDisabled, false),
+            (KeyState::Creating, ErrorClass::KeyDisabled, true),
+            (KeyState::Unavailable, ErrorClass::Unreachable, true),
+            (KeyState::from("Melted"), ErrorClass::KeyDisabled, false),
+        ] {
+            let error = check_state(&metadata(state)).unwrap_err();
+            assert_eq!((error.class, error.retry), (class, retry), "{error}");
+            assert!(!error.detail.is_empty() && !error.hint.is_empty());
+        }
+        assert_eq!(check_state(&metadata(KeyState::Enabled)), Ok(()));
+        assert_eq!(check_state(&metadata(KeyState::Updating)), Ok(()));
+    }
+
+    #[test]
+    fn keys_of_another_kind_are_refused() {
+        assert_eq!(check_kind(&metadata(KeyState::Enabled)), Ok(()));
+        let signing = KeyMetadata::builder().key_id("id").key_usage(KeyUsageType::SignVerify);
+        assert!(check_kind(&signing.build().unwrap()).is_err());
+        let asymmetric = KeyMetadata::builder().key_id("id").key_spec(KeySpec::Rsa2048);
+        let asymmetric = asymmetric.key_usage(KeyUsageType::EncryptDecrypt).build().unwrap();
+        assert_eq!(check_kind(&asymmetric).unwrap_err().class, ErrorClass::BadOptions);
+    }
+}

@@ -1,0 +1,189 @@
+//! `aws_kms`: master keys in AWS Key Management Service. They never leave it.
+//!
+//! Options, all of them optional (`docs/aws-kms.md`):
+//!
+//! | option | meaning |
+//! |---|---|
+//! | `region` | the region; else that of the environment, the profile or the instance |
+//! | `endpoint` | another address than AWS's own: https, or http on a loopback address |
+//! | `ca_file` | PEM file of the authorities to trust instead of the system's |
+//! | `profile` | a profile of the shared configuration, and only it |
+//! | `credentials_file` | a shared credentials file elsewhere than `~/.aws`, and only it |
+//!
+//! A key is given by its id, its ARN, or an alias (name or ARN). Everything wrapped carries the ARN of
+//! the key that wrapped it, so that it opens after an alias has moved on, and with no other key.
+//!
+//! | file | subject |
+//! |---|---|
+//! | `settings` | the options |
+//! | `session` | region, credentials, client: what is settled before the first request |
+//! | `credentials` | where credentials come from, why there are none |
+//! | `key` | a key's state, and what counts as its version |
+//! | `rotation` | new material for a key |
+//! | `wrapping` | the format of what is wrapped |
+//! | `failure` | what AWS's errors mean |
+//!
+//! Plaintext is wiped where it is ours. The SDK keeps copies in its request and response bodies, which
+//! nobody can wipe: the helper lives for one request, and its memory goes back to the system with it.
+
+mod credentials;
+mod failure;
+mod key;
+mod rotation;
+mod session;
+mod settings;
+mod wrapping;
+
+use std::cell::OnceCell;
+use std::time::Instant;
+
+use aws_sdk_kms::primitives::Blob;
+use pagevault_keystore::protocol::ErrorClass;
+use zeroize::Zeroizing;
+
+use crate::findings::Findings;
+use crate::options::Options;
+use crate::provider::{Environment, KeyInfo, Provider, ProviderError, Unwrapped, Wrapped};
+use session::{Ambient, Session};
+use settings::Settings;
+use wrapping::Wrapping;
+
+/// The options it knows.
+pub const OPTIONS: &[&str] = &["region", "endpoint", "ca_file", "profile", "credentials_file"];
+
+/// Name of the only pair in the encryption context.
+const CONTEXT: &str = "pagevault";
+
+struct AwsKms {
+    settings: Settings,
+    deadline: Option<Instant>,
+    session: OnceCell<Session>,
+}
+
+/// Makes the provider from its options.
+pub fn build(
+    options: &Options<'_>,
+    environment: &Environment,
+) -> Result<Box<dyn Provider>, ProviderError> {
+    let settings = Settings::read(options)?;
+    Ok(Box::new(AwsKms { settings, deadline: environment.deadline, session: OnceCell::new() }))
+}
+
+impl AwsKms {
+    /// One session for all operations of a request; what failed is tried again by the next.
+    fn session(&self) -> Result<&Session, ProviderError> {
+        if let Some(session) = self.session.get() {
+            return Ok(session);
+        }
+        let ambient = Ambient::find(&self.settings, self.deadline)?;
+        let credentials = ambient.credentials(&self.settings)?;
+        let session = ambient.connect(&self.settings, credentials)?;
+        Ok(self.session.get_or_init(|| session))
+    }
+}
+
+impl Provider for AwsKms {
+    fn wrap(&self, key: &str, context: &str, plaintext: &[u8]) -> Result<Wrapped, ProviderError> {
+        let session = self.session()?;
+        let plaintext = Blob::new(plaintext);
+        session.run(async {
+            // Looked up first: should the material change in between, the version told is the older
+            // one, and the next rotation finds that there is a newer.
+            let key = session.key(key).await?;
+            let request = session.client.encrypt().key_id(&key.arn);
+            let request = request.encryption_context(CONTEXT, context).plaintext(plaintext);
+            let reply = session.ask("Encrypt", &key.arn, request.send()).await?;
+            session.wrapped(reply.key_id(), reply.ciphertext_blob(), key.version)
+        })
+    }
+
+    fn unwrap(&self, _: &str, context: &str, wrapped: &[u8]) -> Result<Unwrapped, ProviderError> {
+        let wrapping = Wrapping::parse(wrapped)?;
+        let session = self.session()?;
+        session.run(async {
+            let arn = session.local(wrapping.arn)?;
+            let request = session.client.decrypt().key_id(arn.as_ref());
+            let request = request.encryption_context(CONTEXT, context);
+            let request = request.ciphertext_blob(Blob::new(wrapping.ciphertext));
+            let reply = session.ask("Decrypt", &arn, request.send()).await?;
+            let Some(plaintext) = reply.plaintext else {
+                return Err(session.incomplete("Decrypt"));
+            };
+            let plaintext = Zeroizing::new(plaintext.into_inner());
+            Ok(Unwrapped { plaintext, key_version: wrapping.key_version })
+        })
+    }
+
+    fn rewrap(
+        &self,
+        _: &str,
+        key: &str,
+        context: &str,
+        wrapped: &[u8],
+    ) -> Result<Wrapped, ProviderError> {
+        let wrapping = Wrapping::parse(wrapped)?;
+        let session = self.session()?;
+        session.run(async {
+            let source = session.local(wrapping.arn)?;
+            let key = session.key(key).await?;
+            let request = session.client.re_encrypt();
+            let request = request.source_key_id(source.as_ref()).destination_key_id(&key.arn);
+            let request = request
+                .source_encryption_context(CONTEXT, context)
+                .destination_encryption_context(CONTEXT, context)
+                .ciphertext_blob(Blob::new(wrapping.ciphertext));
+            let both = format!("{source} and {}", key.arn);
+            let reply = session.ask("ReEncrypt", &both, request.send()).await?;
+            session.wrapped(reply.key_id(), reply.ciphertext_blob(), key.version)
+        })
+    }
+
+    fn rotate(&self, key: &str, wrapped: &[u8]) -> Result<u64, ProviderError> {
+        let wrapping = Wrapping::parse(wrapped)?;
+        let session = self.session()?;
+        session.run(rotation::rotate(session, key, &wrapping))
+    }
+
+    fn describe(&self, key: &str) -> Result<KeyInfo, ProviderError> {
+        let session = self.session()?;
+        let key = session.run(session.key(key))?;
+        let summary = format!("AWS KMS key {} in {}, {}", key.arn, session.region, key.kind);
+        Ok(KeyInfo { key_version: key.version, oldest_version: key.created, summary })
+    }
+
+    fn examine(&self, findings: &mut Findings) -> Option<()> {
+        let ambient = Ambient::find(&self.settings, self.deadline);
+        let ambient =
+            findings.note("the region is known", ambient, |ambient| ambient.region.to_string())?;
+        let credentials = ambient.credentials(&self.settings);
+        let credentials = findings.note("there are credentials", credentials, credentials::tell)?;
+        // What follows an examination goes on with this session.
+        let session = ambient.connect(&self.settings, credentials);
+        let asked =
+            session.map(|session| self.session.get_or_init(|| session)).and_then(|session| {
+                let request = session.client.list_aliases().limit(1).send();
+                session.run(async {
+                    match session.ask("ListAliases", "any key", request).await {
+                        Err(refused) if !refused.answered => Err(refused.error),
+                        answered => Ok((session, answered)),
+                    }
+                })
+            });
+        let (_, answered) =
+            findings.note("AWS KMS answers", asked, |(session, _)| session.place.clone())?;
+        let accepted = match answered {
+            Ok(_) => Ok("known, and allowed to list aliases, which is not needed"),
+            // Who is told that it may not do this is known.
+            Err(refused) if refused.error.class == ErrorClass::Denied => {
+                Ok("known, and not allowed to list aliases, which is not needed")
+            }
+            Err(refused) => Err(refused.error),
+        };
+        findings.note("the credentials are accepted", accepted, |told| (*told).to_owned())?;
+        Some(())
+    }
+
+    fn check_options(&self) -> Result<(), ProviderError> {
+        self.settings.check_files()
+    }
+}

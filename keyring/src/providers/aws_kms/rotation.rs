@@ -1,0 +1,78 @@
+//! New material for a key.
+
+use std::time::Duration;
+
+use pagevault_keystore::protocol::ErrorClass;
+
+use super::failure::{Refused, is_unsupported};
+use super::session::Session;
+use super::wrapping::Wrapping;
+use crate::provider::ProviderError;
+
+/// How often AWS KMS is asked whether a rotation is complete.
+const POLL: Duration = Duration::from_millis(500);
+
+/// How long, if the deadline allows it.
+const LONGEST: Duration = Duration::from_secs(10 * 60);
+
+/// Rotates `key` unless that has been done since `wrapping` was made: its alias was moved to another
+/// key, or it has newer material, by AWS's own schedule or by an attempt that was cut short. So it can
+/// be killed or tried again at any step.
+pub(super) async fn rotate(
+    session: &Session,
+    key: &str,
+    wrapping: &Wrapping<'_>,
+) -> Result<u64, ProviderError> {
+    let now = session.key(key).await?;
+    if now.arn != session.local(wrapping.arn)? || now.version > wrapping.key_version {
+        return Ok(now.version);
+    }
+    // What cannot be seen to complete is not begun.
+    session.newest_rotation(&now.arn).await.map_err(explain)?;
+    let request = session.client.rotate_key_on_demand().key_id(&now.arn);
+    match session.ask("RotateKeyOnDemand", &now.arn, request.send()).await {
+        Ok(_) => {}
+        // A rotation is in progress, by whomever.
+        Err(refused) if refused.code == "ConflictException" => {}
+        Err(refused) => return Err(explain(refused)),
+    }
+    let wait = async {
+        loop {
+            if let Some(version) = session.newest_rotation(&now.arn).await?
+                && version > now.version
+            {
+                return Ok::<u64, Refused>(version);
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    };
+    match session.in_time(LONGEST, wait).await {
+        Some(Ok(version)) => Ok(version),
+        Some(Err(refused)) if refused.error.class != ErrorClass::Deadline => Err(refused.error),
+        _ => Err(ProviderError::new(
+            ErrorClass::Deadline,
+            format!("rotation of key \"{}\" has begun and is not complete yet", now.arn),
+        )
+        .with_detail(
+            "AWS KMS completes it by itself. Until then the key wraps with its old material.",
+        )
+        .with_hint("Rotate again in a minute: that takes up what has been begun.")
+        .transient()),
+    }
+}
+
+/// The refusals that are no matter of permissions.
+fn explain(refused: Refused) -> ProviderError {
+    let error = refused.error;
+    let message = match refused.code.as_str() {
+        "LimitExceededException" => "key cannot be rotated on demand any more",
+        code if is_unsupported(code) => "key cannot be rotated on demand",
+        "KMSInvalidStateException" => "key cannot be rotated in its present state",
+        _ => return error,
+    };
+    ProviderError::new(ErrorClass::Denied, message).with_detail(error.detail).with_hint(
+        "Create a new key. Then move the alias to it and rotate again, or make it the master key \
+         with set_master_key() or set_cluster_master_key(). A multi-Region key can be rotated in its \
+         primary region.",
+    )
+}

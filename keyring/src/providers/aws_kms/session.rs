@@ -1,0 +1,252 @@
+//! Region, credentials, client: what is settled before the first request.
+//!
+//! Nothing of the SDK's defaults for networks is used: connections go where the options say, through
+//! no proxy, with TLS as everywhere in this program, and are tried once (`retry` does the rest).
+
+use std::fs;
+use std::future::Future;
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+use aws_config::profile::ProfileFileCredentialsProvider;
+use aws_config::provider_config::ProviderConfig;
+use aws_config::retry::RetryConfig;
+use aws_config::timeout::TimeoutConfig;
+use aws_config::{BehaviorVersion, Region, SdkConfig};
+use aws_credential_types::provider::error::CredentialsError;
+use aws_sdk_kms::Client;
+use aws_sdk_kms::config::{Credentials, ProvideCredentials, SharedHttpClient};
+use aws_sdk_kms::error::{ProvideErrorMetadata, SdkError};
+use aws_smithy_http_client::Builder;
+use aws_smithy_http_client::tls::rustls_provider::CryptoMode;
+use aws_smithy_http_client::tls::{Provider, TlsContext, TrustStore};
+use pagevault_keystore::protocol::ErrorClass;
+
+use super::credentials::no_credentials;
+use super::failure::{Refused, Reply};
+use super::settings::{Settings, check_region};
+use crate::net::{CONNECT_TIME, Network, REQUEST_TIME, Trust, client_config};
+use crate::options::bad;
+use crate::provider::ProviderError;
+
+/// The SDK's behaviour as of this date, whatever its version.
+fn behavior() -> BehaviorVersion {
+    BehaviorVersion::v2026_01_12()
+}
+
+/// Requests end this much before the deadline, so that the error can say who did not answer. Less than
+/// the first wait of `retry`, which then does not begin another attempt.
+const MARGIN: Duration = Duration::from_millis(40);
+
+/// What the environment tells, with the options in it.
+pub(super) struct Ambient {
+    network: Network,
+    deadline: Option<Instant>,
+    sdk: SdkConfig,
+    http: SharedHttpClient,
+    pub(super) region: Region,
+}
+
+impl Ambient {
+    /// Reads environment, profile and, without a region there, the instance's metadata.
+    pub(super) fn find(
+        settings: &Settings,
+        deadline: Option<Instant>,
+    ) -> Result<Ambient, ProviderError> {
+        let network = Network::new(deadline)?;
+        // For requests for credentials, which go to AWS itself whatever the endpoint is.
+        let http = http_client(None)?;
+        let mut loader = aws_config::defaults(behavior())
+            .http_client(http.clone())
+            .retry_config(RetryConfig::disabled())
+            .timeout_config(timeouts());
+        if let Some(region) = &settings.region {
+            loader = loader.region(Region::new(region.clone()));
+        }
+        if let Some(profile) = &settings.profile {
+            loader = loader.profile_name(profile);
+        }
+        if let Some(files) = settings.profile_files() {
+            loader = loader.profile_files(files);
+        }
+        let loaded =
+            network.run(async { Ok(in_time(deadline, REQUEST_TIME, loader.load()).await) })?;
+        let sdk = loaded.ok_or_else(|| {
+            ProviderError::new(ErrorClass::Deadline, "the AWS configuration was not found in time")
+                .with_detail("The instance's metadata service was asked for the region.")
+                .with_hint("Set the option \"region\".")
+                .transient()
+        })?;
+        let region = sdk.region().filter(|region| !region.as_ref().is_empty());
+        let Some(region) = region.cloned() else {
+            return Err(bad("no AWS region is set")
+                .with_detail(
+                    "Neither the option \"region\" nor AWS_REGION in the server's environment, a \
+                     profile or the instance's metadata names one.",
+                )
+                .with_hint("Set it in the provider's options: {\"region\": \"eu-central-1\"}."));
+        };
+        check_region(region.as_ref())?;
+        Ok(Ambient { network, deadline, sdk, http, region })
+    }
+
+    /// Asks for credentials: the profile that the options name, else the standard chain
+    /// (environment, profile, web identity, container, instance).
+    pub(super) fn credentials(&self, settings: &Settings) -> Result<Credentials, ProviderError> {
+        settings.check_credentials_file()?;
+        let named = settings.named_profile();
+        let timed = self.network.run(async {
+            let asked = async {
+                match (&named, self.sdk.credentials_provider()) {
+                    (None, Some(chain)) => chain.provide_credentials().await,
+                    _ => self.profile(settings).provide_credentials().await,
+                }
+            };
+            Ok(in_time(self.deadline, REQUEST_TIME, asked).await)
+        })?;
+        timed
+            .unwrap_or_else(|| Err(CredentialsError::provider_timed_out(REQUEST_TIME)))
+            .map_err(|error| no_credentials(&error, named.as_deref()))
+    }
+
+    fn profile(&self, settings: &Settings) -> ProfileFileCredentialsProvider {
+        let config = ProviderConfig::without_region()
+            .with_behavior_version(Some(behavior()))
+            .with_http_client(self.http.clone())
+            .with_region(Some(self.region.clone()))
+            .with_retry_config(RetryConfig::disabled())
+            .with_timeout_config(timeouts());
+        let mut builder = ProfileFileCredentialsProvider::builder().configure(&config);
+        if let Some(profile) = &settings.profile {
+            builder = builder.profile_name(profile);
+        }
+        if let Some(files) = settings.profile_files() {
+            builder = builder.profile_files(files);
+        }
+        builder.build()
+    }
+
+    /// The client. Sends nothing yet.
+    pub(super) fn connect(
+        self,
+        settings: &Settings,
+        credentials: Credentials,
+    ) -> Result<Session, ProviderError> {
+        // Made from its parts: addresses in the environment (AWS_ENDPOINT_URL) are not followed.
+        let mut config = aws_sdk_kms::Config::builder()
+            .behavior_version(behavior())
+            .region(self.region.clone())
+            .credentials_provider(credentials)
+            .http_client(http_client(settings.ca_file.clone())?)
+            .retry_config(RetryConfig::disabled())
+            .timeout_config(timeouts());
+        config.set_endpoint_url(settings.endpoint.clone());
+        config.set_use_fips(self.sdk.use_fips());
+        config.set_use_dual_stack(self.sdk.use_dual_stack());
+        Ok(Session {
+            network: self.network,
+            deadline: self.deadline,
+            client: Client::from_conf(config.build()),
+            place: settings.place(&self.region),
+            region: self.region.to_string(),
+        })
+    }
+}
+
+fn timeouts() -> TimeoutConfig {
+    TimeoutConfig::builder()
+        .connect_timeout(CONNECT_TIME)
+        .read_timeout(REQUEST_TIME)
+        .operation_attempt_timeout(REQUEST_TIME)
+        .operation_timeout(REQUEST_TIME)
+        .build()
+}
+
+/// An HTTP client that trusts `ca_file` or else the system's authorities.
+pub(super) fn http_client(ca_file: Option<PathBuf>) -> Result<SharedHttpClient, ProviderError> {
+    let trust = match &ca_file {
+        None => TrustStore::default(),
+        Some(path) => {
+            // The SDK panics on what this refuses.
+            client_config(&Trust { ca_file: ca_file.clone(), identity: None })?;
+            let pem = fs::read(path).map_err(|error| {
+                bad(format!("could not read \"{}\"", path.display()))
+                    .with_detail(format!("{error}."))
+            })?;
+            TrustStore::empty().with_pem_certificate(pem)
+        }
+    };
+    let context = TlsContext::builder().with_trust_store(trust).build().map_err(|error| {
+        ProviderError::new(ErrorClass::Internal, "could not set TLS up")
+            .with_detail(format!("{error}."))
+    })?;
+    let builder = Builder::new().tls_provider(Provider::Rustls(CryptoMode::Ring));
+    Ok(builder.tls_context(context).build_https())
+}
+
+/// A client and what bounds its requests.
+pub(super) struct Session {
+    network: Network,
+    deadline: Option<Instant>,
+    pub(super) client: Client,
+    pub(super) region: String,
+    /// The other side, for messages.
+    pub(super) place: String,
+}
+
+impl Session {
+    /// Runs requests on this thread.
+    pub(super) fn run<T>(
+        &self,
+        work: impl Future<Output = Result<T, ProviderError>>,
+    ) -> Result<T, ProviderError> {
+        self.network.run(work)
+    }
+
+    /// `work`, or nothing when it takes longer than `longest` or until the deadline.
+    pub(super) async fn in_time<T>(
+        &self,
+        longest: Duration,
+        work: impl Future<Output = T>,
+    ) -> Option<T> {
+        in_time(self.deadline, longest, work).await
+    }
+
+    /// One request: the action's name, the key it concerns, and the SDK's call.
+    pub(super) async fn ask<T, E>(
+        &self,
+        action: &str,
+        key: &str,
+        call: impl Future<Output = Result<T, SdkError<E, Reply>>>,
+    ) -> Result<T, Refused>
+    where
+        E: ProvideErrorMetadata + std::error::Error + 'static,
+    {
+        match self.in_time(REQUEST_TIME, call).await {
+            Some(Ok(reply)) => Ok(reply),
+            Some(Err(error)) => Err(Refused::new(&self.place, action, key, &error)),
+            None => Err(Refused::too_late(&self.place)),
+        }
+    }
+
+    /// A reply without what it must hold.
+    pub(super) fn incomplete(&self, action: &str) -> ProviderError {
+        ProviderError::new(
+            ErrorClass::Internal,
+            format!("{} gave an incomplete reply to kms:{action}", self.place),
+        )
+        .with_detail("Something that every such reply has was missing in it, or unusable.")
+        .with_hint("Check that the endpoint is AWS KMS.")
+    }
+}
+
+async fn in_time<T>(
+    deadline: Option<Instant>,
+    longest: Duration,
+    work: impl Future<Output = T>,
+) -> Option<T> {
+    let left = deadline
+        .map(|deadline| deadline.saturating_duration_since(Instant::now()).saturating_sub(MARGIN));
+    let time = left.map_or(longest, |left| left.min(longest));
+    tokio::time::timeout(time, work).await.ok()
+}

@@ -1,0 +1,116 @@
+//! The provider's options.
+
+use std::path::PathBuf;
+
+use aws_config::Region;
+use aws_runtime::env_config::file::{EnvConfigFileKind, EnvConfigFiles};
+
+use pagevault_keystore::protocol::ErrorClass;
+
+use super::session::http_client;
+use crate::options::{Options, bad, printable, server_address};
+use crate::provider::ProviderError;
+use crate::secret_file::{self, Readers};
+
+/// Form checked; files are looked at when they are needed.
+pub(super) struct Settings {
+    pub(super) region: Option<String>,
+    pub(super) endpoint: Option<String>,
+    pub(super) ca_file: Option<PathBuf>,
+    pub(super) profile: Option<String>,
+    credentials_file: Option<PathBuf>,
+}
+
+impl Settings {
+    /// Reads the options. Touches no file.
+    pub(super) fn read(options: &Options<'_>) -> Result<Settings, ProviderError> {
+        let region = options.text("region")?.map(str::to_owned);
+        if let Some(region) = &region {
+            check_region(region)?;
+        }
+        let endpoint = options.text("endpoint")?.map(str::to_owned);
+        if let Some(endpoint) = &endpoint {
+            server_address("endpoint", endpoint)?;
+        }
+        Ok(Settings {
+            region,
+            endpoint,
+            ca_file: options.optional_path("ca_file")?,
+            profile: options.text("profile")?.map(str::to_owned),
+            credentials_file: options.optional_path("credentials_file")?,
+        })
+    }
+
+    /// Refuses files that cannot be right. What does not exist may come later.
+    pub(super) fn check_files(&self) -> Result<(), ProviderError> {
+        if let Some(path) = self.ca_file.as_ref().filter(|path| path.exists()) {
+            http_client(Some(path.clone()))?;
+        }
+        match self.check_credentials_file() {
+            Err(error) if error.class == ErrorClass::Unreachable => Ok(()),
+            checked => checked,
+        }
+    }
+
+    /// Refuses a credentials file that others can read.
+    pub(super) fn check_credentials_file(&self) -> Result<(), ProviderError> {
+        match &self.credentials_file {
+            Some(path) => secret_file::open(path, Readers::Group).map(drop),
+            None => Ok(()),
+        }
+    }
+
+    /// Where requests go, as messages say it.
+    pub(super) fn place(&self, region: &Region) -> String {
+        match &self.endpoint {
+            Some(endpoint) => format!("AWS KMS at {endpoint} in {region}"),
+            None => format!("AWS KMS in {region}"),
+        }
+    }
+
+    /// The profile to which credentials are limited, as messages say it.
+    pub(super) fn named_profile(&self) -> Option<String> {
+        let profile = self.profile.as_ref().map(|name| format!("Profile \"{}\"", printable(name)));
+        let file = self.credentials_file.as_ref().map(|path| format!(" of {}", path.display()));
+        if profile.is_none() && file.is_none() {
+            return None;
+        }
+        Some(profile.unwrap_or("The profile in use".into()) + &file.unwrap_or_default())
+    }
+
+    /// The files to read profiles from, if they are not the usual ones.
+    pub(super) fn profile_files(&self) -> Option<EnvConfigFiles> {
+        let path = self.credentials_file.as_ref()?;
+        let files = EnvConfigFiles::builder().include_default_config_file(true);
+        Some(files.with_file(EnvConfigFileKind::Credentials, path).build())
+    }
+}
+
+/// It becomes part of a host name.
+pub(super) fn check_region(region: &str) -> Result<(), ProviderError> {
+    let is_label = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
+    if region.len() <= 63
+        && region.starts_with(|c: char| c.is_ascii_lowercase())
+        && region.chars().all(is_label)
+    {
+        return Ok(());
+    }
+    Err(bad(format!("\"{}\" is not the name of an AWS region", printable(region)))
+        .with_detail("Such a name has small letters, digits and hyphens.")
+        .with_hint("Give it as in {\"region\": \"eu-central-1\"}."))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn regions_are_labels_of_host_names() {
+        for good in ["eu-central-1", "us-gov-west-1", "x"] {
+            assert_eq!(check_region(good), Ok(()));
+        }
+        for bad in ["", "-eu", "EU", "eu.example.com/", "eu central", &"x".repeat(64)] {
+            assert_eq!(check_region(bad).unwrap_err().class, ErrorClass::BadOptions);
+        }
+    }
+}

@@ -1,0 +1,210 @@
+//! What this provider wraps, and the names of keys in it.
+//!
+//! ```text
+//! byte   0        1            3           3 + n           11 + n
+//!        +--------+------------+-----------+---------------+--------------------+
+//!        | format | ARN length | ARN of    | key version,  | ciphertext blob of |
+//!        | = 1    | n, 2 bytes | the key   | 8 bytes       | AWS KMS            |
+//!        +--------+------------+-----------+---------------+--------------------+
+//! ```
+//!
+//! Most significant bytes first. AWS KMS opens the blob with the key of that ARN only, so an exchanged
+//! ARN shows. The version tells about the material; nothing is decrypted by it.
+
+use std::borrow::Cow;
+
+use pagevault_keystore::protocol::ErrorClass;
+
+use crate::provider::ProviderError;
+
+const FORMAT: u8 = 1;
+
+/// AWS's limits in bytes: of a key's name in requests, of a ciphertext.
+pub(super) const KEY_LIMIT: usize = 2048;
+const CIPHERTEXT_LIMIT: usize = 6144;
+
+/// The parts of something wrapped.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) struct Wrapping<'a> {
+    /// The key that wrapped it.
+    pub(super) arn: &'a str,
+    /// The version of its material then.
+    pub(super) key_version: u64,
+    /// What AWS KMS gave.
+    pub(super) ciphertext: &'a [u8],
+}
+
+impl<'a> Wrapping<'a> {
+    /// Takes apart what was read from a disk.
+    ///
+    /// # Errors
+    /// `wrong_ciphertext` for everything that [`Wrapping::to_bytes`] does not make.
+    pub(super) fn parse(wrapped: &'a [u8]) -> Result<Wrapping<'a>, ProviderError> {
+        let foreign =
+            "It was not made by a provider of kind \"aws_kms\", or by a newer version of it.";
+        let (&format, rest) = wrapped.split_first().ok_or_else(|| damaged("It is empty."))?;
+        if format != FORMAT {
+            return Err(damaged(foreign));
+        }
+        let short = || damaged("It is too short.");
+        let (length, rest) = rest.split_first_chunk::<2>().ok_or_else(short)?;
+        let length = usize::from(u16::from_be_bytes(*length));
+        let (arn, rest) = rest.split_at_checked(length).ok_or_else(short)?;
+        let (key_version, ciphertext) = rest.split_first_chunk::<8>().ok_or_else(short)?;
+        let arn = str::from_utf8(arn).ok().filter(|arn| is_key_arn(arn));
+        let arn = arn.ok_or_else(|| damaged("It names no key of AWS KMS."))?;
+        if ciphertext.is_empty() || ciphertext.len() > CIPHERTEXT_LIMIT {
+            return Err(damaged("Its ciphertext has a size that AWS KMS does not make."));
+        }
+        Ok(Wrapping { arn, key_version: u64::from_be_bytes(*key_version), ciphertext })
+    }
+
+    /// The format above; nothing if AWS KMS gave what does not fit it.
+    pub(super) fn to_bytes(&self) -> Option<Vec<u8>> {
+        let length = u16::try_from(self.arn.len()).ok()?;
+        let mut bytes = vec![FORMAT];
+        bytes.extend_from_slice(&length.to_be_bytes());
+        bytes.extend_from_slice(self.arn.as_bytes());
+        bytes.extend_from_slice(&self.key_version.to_be_bytes());
+        bytes.extend_from_slice(self.ciphertext);
+        // What could not be read again is not handed out.
+        Wrapping::parse(&bytes).is_ok().then_some(bytes)
+    }
+}
+
+fn damaged(cause: &str) -> ProviderError {
+    ProviderError::new(ErrorClass::WrongCiphertext, "wrapped key cannot be read")
+        .with_detail(cause)
+        .with_hint(
+            "Check that the provider is the one that wrapped it. If it is damaged, restore the \
+             keystore from a backup.",
+        )
+}
+
+/// `arn:<partition>:kms:<region>:<account>:key/<id>`.
+fn is_key_arn(arn: &str) -> bool {
+    arn.len() <= KEY_LIMIT
+        && arn.bytes().all(|byte| byte.is_ascii_graphic())
+        && matches!(
+            arn.splitn(6, ':').collect::<Vec<_>>()[..],
+            ["arn", _, "kms", _, _, resource] if resource.starts_with("key/")
+        )
+}
+
+/// The name by which a client in `region` asks for `key`: itself, unless it is the ARN of a
+/// multi-Region key, which has a replica of the same id in each of its regions.
+///
+/// # Errors
+/// With the other region, if the ARN is of a key that is there only.
+pub(super) fn in_region<'a>(key: &'a str, region: &str) -> Result<Cow<'a, str>, &'a str> {
+    let parts: Vec<&str> = key.splitn(6, ':').collect();
+    match parts[..] {
+        ["arn", _, "kms", home, _, _] if home == region => Ok(Cow::Borrowed(key)),
+        ["arn", partition, "kms", _, account, resource] if resource.starts_with("key/mrk-") => {
+            Ok(Cow::Owned(format!("arn:{partition}:kms:{region}:{account}:{resource}")))
+        }
+        ["arn", _, "kms", home, _, _] => Err(home),
+        _ => Ok(Cow::Borrowed(key)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ARN: &str =
+        "arn:aws:kms:eu-central-1:111122223333:key/1234abcd-12ab-34cd-56ef-1234567890ab";
+    const EXAMPLE: Wrapping<'_> =
+        Wrapping { arn: ARN, key_version: 20_261_121_154_220, ciphertext: &[7; 150] };
+
+    fn detail(bytes: &[u8]) -> String {
+        let error = Wrapping::parse(bytes).unwrap_err();
+        assert_eq!(error.class, ErrorClass::WrongCiphertext);
+        error.detail
+    }
+
+    #[test]
+    fn what_is_written_is_read() {
+        let bytes = EXAMPLE.to_bytes().unwrap();
+        assert_eq!(bytes.len(), 11 + ARN.len() + 150);
+        assert_eq!(Wrapping::parse(&bytes).unwrap(), EXAMPLE);
+    }
+
+    #[test]
+    fn the_format_is_that_of_the_golden_file() {
+        use base64::Engine;
+        let file = include_str!("../../../vectors/aws_kms_wrapped_1.json");
+        let examples: Vec<serde_json::Value> = serde_json::from_str(file).unwrap();
+        assert_eq!(examples.len(), 2);
+        for example in examples {
+            let bytes = |name: &str| {
+                let text = example[name].as_str().unwrap();
+                base64::engine::general_purpose::STANDARD.decode(text).unwrap()
+            };
+            let ciphertext = bytes("ciphertext");
+            let wrapping = Wrapping {
+                arn: example["arn"].as_str().unwrap(),
+                key_version: example["key_version"].as_u64().unwrap(),
+                ciphertext: &ciphertext,
+            };
+            assert_eq!(wrapping.to_bytes(), Some(bytes("wrapped")));
+            assert_eq!(Wrapping::parse(&bytes("wrapped")).unwrap(), wrapping);
+        }
+    }
+
+    #[test]
+    fn every_truncation_is_refused_and_none_panics() {
+        let bytes = EXAMPLE.to_bytes().unwrap();
+        let without_ciphertext = bytes.len() - EXAMPLE.ciphertext.len();
+        for length in 0..=without_ciphertext {
+            detail(&bytes[..length]);
+        }
+        // From there on only AWS KMS can tell.
+        assert!(Wrapping::parse(&bytes[..=without_ciphertext]).is_ok());
+    }
+
+    #[test]
+    fn every_changed_byte_of_format_and_length_is_refused() {
+        let bytes = EXAMPLE.to_bytes().unwrap();
+        for (at, change) in (0..3).flat_map(|at| (1..=255).map(move |change| (at, change))) {
+            let mut bytes = bytes.clone();
+            bytes[at] ^= change;
+            // A length that is a little off leaves an ARN that looks like one; AWS KMS refuses it.
+            let near = at == 2 && Wrapping::parse(&bytes).is_ok_and(|parsed| parsed.arn != ARN);
+            assert!(near || !detail(&bytes).is_empty());
+        }
+    }
+
+    #[test]
+    fn what_is_no_arn_of_a_key_is_refused() {
+        for arn in [
+            "",
+            "key",
+            "arn:aws:kms:r:1:alias/x",
+            "arn:aws:s3:r:1:key/k",
+            "arn:aws:kms:r:1:key/a b",
+        ] {
+            assert_eq!(Wrapping { arn, ..EXAMPLE }.to_bytes(), None, "{arn}");
+        }
+        let long = format!("{ARN}{}", "x".repeat(KEY_LIMIT));
+        assert_eq!(Wrapping { arn: &long, ..EXAMPLE }.to_bytes(), None);
+        assert_eq!(Wrapping { ciphertext: &[0; 6145], ..EXAMPLE }.to_bytes(), None);
+    }
+
+    #[test]
+    fn only_multi_region_keys_change_their_region() {
+        let replicated = "arn:aws:kms:eu-central-1:1:key/mrk-0a1b";
+        assert_eq!(
+            in_region(replicated, "eu-west-1").unwrap(),
+            "arn:aws:kms:eu-west-1:1:key/mrk-0a1b"
+        );
+        assert_eq!(in_region(replicated, "eu-central-1").unwrap(), replicated);
+        assert_eq!(in_region(ARN, "eu-central-1").unwrap(), ARN);
+        assert_eq!(in_region(ARN, "eu-west-1").unwrap_err(), "eu-central-1");
+        let alias = "arn:aws:kms:eu-central-1:1:alias/mrk-x";
+        assert_eq!(in_region(alias, "eu-west-1").unwrap_err(), "eu-central-1");
+        for name in ["alias/x", "mrk-0a1b", "1234abcd-12ab-34cd-56ef-1234567890ab"] {
+            assert_eq!(in_region(name, "eu-west-1").unwrap(), name);
+        }
+    }
+}

@@ -1,0 +1,225 @@
+//! Errors that AWS KMS gives when it is not well or not content, and a server that does not answer.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, ensure};
+use pagevault_tests::key_servers::free_port;
+use pagevault_tests::key_servers::helper::Provider;
+use pagevault_tests::key_servers::kms::{Credentials, REGION, without_surroundings};
+use serde_json::{Value, json};
+
+use super::canned::Canned;
+use super::{CONTEXT, SECRET, wrapped_by};
+use crate::Test;
+
+pub(super) const TESTS: &[Test] = &[
+    Test { name: "aws_kms::passing_errors_are_tried_again", needs: &[], run: passing_errors },
+    Test { name: "aws_kms::what_passes_is_not_noticed", needs: &[], run: what_passes },
+    Test { name: "aws_kms::requests_name_key_and_context", needs: &[], run: requests_name_them },
+    Test { name: "aws_kms::lasting_errors_are_not", needs: &[], run: lasting_errors },
+    Test { name: "aws_kms::nobody_there_is_unreachable", needs: &[], run: nobody_there },
+    Test { name: "aws_kms::a_silent_server_costs_the_deadline", needs: &[], run: silent_server },
+    Test { name: "aws_kms::answers_of_others_are_no_answers", needs: &[], run: answers_of_others },
+    Test {
+        name: "aws_kms::ciphertexts_name_their_key",
+        needs: &[],
+        run: ciphertexts_name_their_key,
+    },
+];
+
+fn provider(endpoint: &str, credentials: &Credentials, deadline_ms: u64) -> Provider {
+    let options = json!({"region": REGION, "endpoint": endpoint,
+        "credentials_file": credentials.path()});
+    let mut provider = without_surroundings(Provider::new("aws_kms", options));
+    provider.deadline_ms = deadline_ms;
+    provider
+}
+
+fn arn() -> String {
+    format!("arn:aws:kms:{REGION}:111122223333:key/1234abcd-12ab-34cd-56ef-1234567890ab")
+}
+
+fn unwrap() -> Value {
+    json!({"unwrap": {"wrapped": wrapped_by(&arn(), 20_260_101_000_000, b"ciphertext")}})
+}
+
+fn passing_errors() -> Result<()> {
+    let root = Credentials::root()?;
+    for (status, code, class) in [
+        (400, "ThrottlingException", "throttled"),
+        (400, "LimitExceededException", "throttled"),
+        (500, "KMSInternalException", "unreachable"),
+        (500, "DependencyTimeoutException", "unreachable"),
+        (500, "KeyUnavailableException", "unreachable"),
+    ] {
+        let kms = Canned::error(status, code)?;
+        let told = provider(&kms.endpoint, &root, 1500).refused("k", CONTEXT, unwrap(), class)?;
+        ensure!(told["retry"] == true, "{told}");
+        let detail = told["detail"].as_str().unwrap_or_default();
+        ensure!(detail.contains(code) && detail.contains("canned-1"), "{told}");
+        // By us, and not by the SDK as well.
+        let expected = format!("Tried {} times.", kms.requests());
+        ensure!(kms.requests() > 1 && detail.ends_with(&expected), "{told}: {}", kms.requests());
+    }
+    Ok(())
+}
+
+fn what_passes() -> Result<()> {
+    let root = Credentials::root()?;
+    let asked = AtomicUsize::new(0);
+    let kms = Canned::actions(move |_| match asked.fetch_add(1, Ordering::SeqCst) {
+        0 => (400, json!({"__type": "ThrottlingException"})),
+        1 => (500, json!({"__type": "KMSInternalException"})),
+        _ => (200, json!({"KeyId": arn(), "Plaintext": SECRET})),
+    })?;
+    let provider = provider(&kms.endpoint, &root, 5000);
+    let wrapped = json!(wrapped_by(&arn(), 20_260_101_000_000, b"ciphertext"));
+    ensure!(provider.unwrap("k", CONTEXT, &wrapped)? == SECRET);
+    ensure!(kms.requests() == 3);
+    Ok(())
+}
+
+/// No emulator would notice what is missing in these.
+fn requests_name_them() -> Result<()> {
+    let root = Credentials::root()?;
+    let kms = Canned::actions(|action| match action {
+        "describekey" => {
+            let key = json!({"KeyId": "1", "Arn": arn(), "CreationDate": 1_767_225_600,
+                "KeyState": "Enabled", "KeyUsage": "ENCRYPT_DECRYPT"});
+            (200, json!({"KeyMetadata": key}))
+        }
+        "listkeyrotations" => (200, json!({"Rotations": [], "Truncated": false})),
+        "decrypt" => (200, json!({"KeyId": arn(), "Plaintext": SECRET})),
+        _ => (200, json!({"KeyId": arn(), "CiphertextBlob": "AAAA"})),
+    })?;
+    let provider = provider(&kms.endpoint, &root, 5000);
+    let other = arn().replace("1234abcd", "00000000");
+    let wrapped = json!(wrapped_by(&other, 20_250_101_000_000, b"\0\0\0"));
+    let (context, arn) = (json!({"pagevault": CONTEXT}), arn());
+
+    ensure!(
+        provider.wrap("alias/x", CONTEXT, SECRET)?.0
+            == wrapped_by(&arn, 20_260_101_000_000, b"\0\0\0")
+    );
+    provider.unwrap("alias/x", CONTEXT, &wrapped)?;
+    provider.rewrap("alias/y", "alias/x", CONTEXT, &wrapped)?;
+    let described = ["describekey", "listkeyrotations"].map(str::to_owned);
+    let seen = kms.seen();
+    let actions: Vec<&str> = seen.iter().map(|asked| asked.action.as_str()).collect();
+    ensure!(actions[..2] == described && actions[4..6] == described, "{actions:?}");
+    let expected = [
+        (2, "encrypt", json!({"KeyId": arn, "Plaintext": SECRET, "EncryptionContext": context})),
+        (
+            3,
+            "decrypt",
+            json!({"KeyId": other, "CiphertextBlob": "AAAA",
+            "EncryptionContext": context}),
+        ),
+        (
+            6,
+            "reencrypt",
+            json!({"SourceKeyId": other, "DestinationKeyId": arn,
+            "CiphertextBlob": "AAAA", "SourceEncryptionContext": context,
+            "DestinationEncryptionContext": context}),
+        ),
+    ];
+    for (at, action, body) in expected {
+        ensure!(seen[at].action == action && seen[at].body == body, "{:?}", seen[at]);
+    }
+    ensure!(seen.len() == 7);
+    Ok(())
+}
+
+fn lasting_errors() -> Result<()> {
+    let root = Credentials::root()?;
+    for (code, class) in [
+        ("AccessDeniedException", "denied"),
+        ("ExpiredTokenException", "unauthenticated"),
+        ("InvalidSignatureException", "unauthenticated"),
+        ("UnrecognizedClientException", "unauthenticated"),
+        ("NotFoundException", "key_missing"),
+        ("DisabledException", "key_disabled"),
+        ("KMSInvalidStateException", "key_disabled"),
+        ("InvalidCiphertextException", "wrong_ciphertext"),
+        // No emulator here gives this one for a ciphertext of another key.
+        ("IncorrectKeyException", "wrong_ciphertext"),
+    ] {
+        let kms = Canned::error(400, code)?;
+        let told = provider(&kms.endpoint, &root, 5000).refused("k", CONTEXT, unwrap(), class)?;
+        ensure!(told["retry"] == false && kms.requests() == 1, "{told}");
+        // What is said of signatures may hold a session's token.
+        let is_repeated = told.to_string().contains("said by the server");
+        ensure!(!(is_repeated && class == "unauthenticated"), "{told}");
+    }
+    Ok(())
+}
+
+fn nobody_there() -> Result<()> {
+    let root = Credentials::root()?;
+    let endpoint = format!("http://127.0.0.1:{}", free_port()?);
+    let told = provider(&endpoint, &root, 1000).refused("k", CONTEXT, unwrap(), "unreachable")?;
+    ensure!(told["message"].as_str().is_some_and(|text| text.contains(&endpoint)), "{told}");
+    let detail = told["detail"].as_str().unwrap_or_default();
+    ensure!(detail.starts_with("Connection refused"), "{told}");
+
+    let unknown = "https://kms.invalid";
+    let told = provider(unknown, &root, 3000).refused("k", CONTEXT, unwrap(), "unreachable")?;
+    ensure!(told["message"].as_str().is_some_and(|text| text.contains(unknown)), "{told}");
+    Ok(())
+}
+
+fn silent_server() -> Result<()> {
+    let (root, silent) = (Credentials::root()?, Canned::silent()?);
+    let start = Instant::now();
+    let asked = provider(&silent.endpoint, &root, 1000);
+    let told = asked.refused("k", CONTEXT, unwrap(), "deadline")?;
+    let took = start.elapsed();
+    ensure!(took < Duration::from_secs(2), "took {took:?}");
+    ensure!(silent.requests() == 1 && told["retry"] == true, "{told}");
+    ensure!(told["message"].as_str().is_some_and(|text| text.contains(&silent.endpoint)), "{told}");
+
+    // A check ends in time as well, and tells how far it came.
+    let told = provider(&silent.endpoint, &root, 1000).ask("k", CONTEXT, json!("check"))?;
+    let last = told["checked"]["findings"].as_array().and_then(|findings| findings.last());
+    ensure!(last.is_some_and(|last| last["what"] == "AWS KMS answers"), "{told}");
+    ensure!(last.is_some_and(|last| last["failure"]["class"] == "deadline"), "{told}");
+    Ok(())
+}
+
+fn answers_of_others() -> Result<()> {
+    let root = Credentials::root()?;
+    let page = "<html>said by the server</html>";
+    for (status, class, retry) in [
+        (200, "internal", false),
+        (404, "bad_options", false),
+        (429, "throttled", true),
+        (503, "unreachable", true),
+    ] {
+        let other = Canned::answer(status, "text/html", page.into())?;
+        let told = provider(&other.endpoint, &root, 1000).refused("k", CONTEXT, unwrap(), class)?;
+        ensure!(told["retry"] == retry, "{told}");
+        ensure!(!told.to_string().contains("said by the server"), "{told}");
+    }
+    // Replies without what they must hold.
+    let empty = Canned::answer(200, "application/x-amz-json-1.1", "{}".into())?;
+    let asked = provider(&empty.endpoint, &root, 1000);
+    for action in [unwrap(), json!({"wrap": {"plaintext": "AAAA"}}), json!("describe")] {
+        asked.refused("k", CONTEXT, action, "internal")?;
+    }
+    Ok(())
+}
+
+fn ciphertexts_name_their_key() -> Result<()> {
+    let (root, silent) = (Credentials::root()?, Canned::silent()?);
+    let asked = provider(&silent.endpoint, &root, 2000);
+    let elsewhere = arn().replace(REGION, "us-east-1");
+    for (arn, class) in
+        [("", "wrong_ciphertext"), ("k", "wrong_ciphertext"), (&elsewhere, "key_missing")]
+    {
+        let action = json!({"unwrap": {"wrapped": wrapped_by(arn, 1, b"ciphertext")}});
+        asked.refused("k", CONTEXT, action, class)?;
+    }
+    ensure!(silent.requests() == 0);
+    Ok(())
+}

@@ -1,0 +1,214 @@
+//! Wrapping and unwrapping, names of keys, their states.
+
+use anyhow::{Context, Result, ensure};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use pagevault_tests::key_servers::Server;
+use pagevault_tests::key_servers::kms::{Credentials, Emulator};
+use serde_json::{Value, json};
+
+use super::{CONTEXT, OTHER_CONTEXT, SECRET};
+use crate::Test;
+
+pub(super) const TESTS: &[Test] = &[
+    Test {
+        name: "aws_kms::what_is_wrapped_opens_under_its_context_only",
+        needs: &[Server::Ministack],
+        run: what_is_wrapped_opens_under_its_context_only,
+    },
+    Test {
+        name: "aws_kms::a_key_has_four_names",
+        needs: &[Server::Ministack],
+        run: a_key_has_four_names,
+    },
+    Test {
+        name: "aws_kms::every_damage_is_noticed",
+        needs: &[Server::Moto],
+        run: every_damage_is_noticed,
+    },
+    Test {
+        name: "aws_kms::a_disabled_key_says_so_and_works_again_when_enabled",
+        needs: &[Server::Ministack],
+        run: a_disabled_key_says_so_and_works_again_when_enabled,
+    },
+    Test {
+        name: "aws_kms::a_key_to_be_deleted_says_so",
+        needs: &[Server::Ministack],
+        run: a_key_to_be_deleted_says_so,
+    },
+    Test {
+        name: "aws_kms::a_missing_key_says_so",
+        needs: &[Server::Ministack],
+        run: a_missing_key_says_so,
+    },
+    Test {
+        name: "aws_kms::keys_of_another_kind_are_refused",
+        needs: &[Server::Moto],
+        run: keys_of_another_kind_are_refused,
+    },
+    Test {
+        name: "aws_kms::check_tells_what_works",
+        needs: &[Server::Ministack],
+        run: check_tells_what_works,
+    },
+    Test {
+        name: "aws_kms::a_multi_region_key_opens_in_its_other_region",
+        needs: &[Server::Ministack],
+        run: a_multi_region_key_opens_in_its_other_region,
+    },
+];
+
+fn unwrap(wrapped: &Value) -> Value {
+    json!({"unwrap": {"wrapped": wrapped}})
+}
+
+fn wrap() -> Value {
+    json!({"wrap": {"plaintext": SECRET}})
+}
+
+fn what_is_wrapped_opens_under_its_context_only() -> Result<()> {
+    let (kms, root) = (Emulator::ministack()?, Credentials::root()?);
+    let (provider, key) = (kms.provider(&root), kms.create_key()?);
+    let (wrapped, version) = provider.wrap(&key, CONTEXT, SECRET)?;
+    ensure!(version > 20_200_101_000_000, "{version} is no time");
+    ensure!(provider.unwrap(&key, CONTEXT, &wrapped)? == SECRET);
+    provider.refused(&key, OTHER_CONTEXT, unwrap(&wrapped), "wrong_ciphertext")?;
+    let again = provider.wrap(&key, CONTEXT, SECRET)?;
+    ensure!(again.0 != wrapped && again.1 == version);
+    Ok(())
+}
+
+fn a_key_has_four_names() -> Result<()> {
+    let (kms, root) = (Emulator::ministack()?, Credentials::root()?);
+    let (provider, arn) = (kms.provider(&root), kms.create_key()?);
+    kms.aws("kms", "create_alias", json!({"AliasName": "alias/main", "TargetKeyId": arn}))?;
+    let (account, id) = arn.split_once(":key/").context("no ARN")?;
+    let alias_arn = format!("{account}:alias/main");
+    for name in [id, &arn, "alias/main", &alias_arn] {
+        let (wrapped, _) = provider.wrap(name, CONTEXT, SECRET)?;
+        // What is stored names the key itself.
+        let bytes = STANDARD.decode(wrapped.as_str().context("no text")?)?;
+        ensure!(bytes[3..].starts_with(arn.as_bytes()), "wrapped by {name}");
+        ensure!(provider.unwrap("alias/gone", CONTEXT, &wrapped)? == SECRET);
+        let told = provider.ask(name, CONTEXT, json!("describe"))?;
+        let summary = told["described"]["summary"].as_str().context("no summary")?;
+        let expected = "in eu-central-1, customer managed, material from KMS";
+        ensure!(summary.contains(&arn) && summary.ends_with(expected), "{summary}");
+    }
+    let elsewhere = arn.replace("eu-central-1", "eu-west-1");
+    let told = provider.refused(&elsewhere, CONTEXT, wrap(), "key_missing")?;
+    ensure!(told["detail"] == "Its region is eu-west-1.", "{told}");
+    Ok(())
+}
+
+fn every_damage_is_noticed() -> Result<()> {
+    // ministack's ciphertext is not authenticated.
+    let (kms, root) = (Emulator::moto()?, Credentials::root()?);
+    let (provider, arn) = (kms.provider(&root), kms.create_key()?);
+    let (wrapped, _) = provider.wrap(&arn, CONTEXT, SECRET)?;
+    let bytes = STANDARD.decode(wrapped.as_str().context("no text")?)?;
+    let body = 11 + arn.len();
+    // Format, length of the ARN, "arn:"; moto's nonce, its tag, and the last byte of the ciphertext.
+    for at in [0, 1, 4, body + 40, body + 56, bytes.len() - 1] {
+        let mut damaged = bytes.clone();
+        damaged[at] ^= 1;
+        let damaged = json!(STANDARD.encode(damaged));
+        provider.refused(&arn, CONTEXT, unwrap(&damaged), "wrong_ciphertext")?;
+    }
+    for length in [0, 1, 50, body, bytes.len() - 1] {
+        let cut = json!(STANDARD.encode(&bytes[..length]));
+        provider.refused(&arn, CONTEXT, unwrap(&cut), "wrong_ciphertext")?;
+    }
+    Ok(())
+}
+
+fn a_disabled_key_says_so_and_works_again_when_enabled() -> Result<()> {
+    // moto goes on decrypting with such a key.
+    let (kms, root) = (Emulator::ministack()?, Credentials::root()?);
+    let (provider, key) = (kms.provider(&root), kms.create_key()?);
+    let (wrapped, _) = provider.wrap(&key, CONTEXT, SECRET)?;
+    kms.aws("kms", "disable_key", json!({"KeyId": key}))?;
+    let rotate = json!({"rotate": {"wrapped": wrapped}});
+    for action in [wrap(), unwrap(&wrapped), rotate, json!("describe")] {
+        let told = provider.refused(&key, CONTEXT, action, "key_disabled")?;
+        ensure!(told["message"].as_str().is_some_and(|text| text.contains("is disabled")));
+    }
+    kms.aws("kms", "enable_key", json!({"KeyId": key}))?;
+    ensure!(provider.unwrap(&key, CONTEXT, &wrapped)? == SECRET);
+    Ok(())
+}
+
+fn a_key_to_be_deleted_says_so() -> Result<()> {
+    // moto goes on decrypting with such a key.
+    let (kms, root) = (Emulator::ministack()?, Credentials::root()?);
+    let (provider, key) = (kms.provider(&root), kms.create_key()?);
+    let (wrapped, _) = provider.wrap(&key, CONTEXT, SECRET)?;
+    kms.aws("kms", "schedule_key_deletion", json!({"KeyId": key, "PendingWindowInDays": 7}))?;
+    for action in [wrap(), unwrap(&wrapped), json!("describe")] {
+        let told = provider.refused(&key, CONTEXT, action, "key_disabled")?;
+        ensure!(told["detail"].as_str().is_some_and(|text| text.contains("pending deletion")));
+    }
+    kms.aws("kms", "cancel_key_deletion", json!({"KeyId": key}))?;
+    kms.aws("kms", "enable_key", json!({"KeyId": key}))?;
+    ensure!(provider.unwrap(&key, CONTEXT, &wrapped)? == SECRET);
+    Ok(())
+}
+
+fn a_missing_key_says_so() -> Result<()> {
+    let (kms, root) = (Emulator::ministack()?, Credentials::root()?);
+    let (provider, arn) = (kms.provider(&root), kms.create_key()?);
+    let (account, _) = arn.split_once(":key/").context("no ARN")?;
+    let missing = format!("{account}:key/00000000-0000-0000-0000-000000000000");
+    for key in ["alias/nothing", "00000000-0000-0000-0000-000000000000", &missing] {
+        for action in [wrap(), json!("describe")] {
+            let told = provider.refused(key, CONTEXT, action, "key_missing")?;
+            ensure!(told["message"].as_str().is_some_and(|text| text.contains(key)), "{told}");
+        }
+    }
+    Ok(())
+}
+
+fn keys_of_another_kind_are_refused() -> Result<()> {
+    // ministack as installed makes no such keys.
+    let (kms, root) = (Emulator::moto()?, Credentials::root()?);
+    let parameters = json!({"KeyUsage": "ENCRYPT_DECRYPT", "KeySpec": "RSA_2048"});
+    let made = kms.aws("kms", "create_key", parameters)?;
+    let key = made["KeyMetadata"]["KeyId"].as_str().context("no key")?;
+    let told = kms.provider(&root).refused(key, CONTEXT, wrap(), "bad_options")?;
+    ensure!(told["detail"].as_str().is_some_and(|text| text.contains("RSA_2048")), "{told}");
+    Ok(())
+}
+
+fn check_tells_what_works() -> Result<()> {
+    let (kms, root) = (Emulator::ministack()?, Credentials::root()?);
+    let (provider, key) = (kms.provider(&root), kms.create_key()?);
+    let told = provider.ask(&key, CONTEXT, json!("check"))?;
+    let findings = told["checked"]["findings"].as_array().with_context(|| format!("{told}"))?;
+    ensure!(findings.iter().all(|finding| finding["failure"].is_null()), "{told}");
+    let what: Vec<&str> = findings.iter().filter_map(|finding| finding["what"].as_str()).collect();
+    let expected = [
+        "the region is known",
+        "there are credentials",
+        "AWS KMS answers",
+        "the credentials are accepted",
+        "the key is there",
+        "the key wraps and unwraps",
+        "wrapped keys are bound to their database",
+    ];
+    ensure!(what == expected, "{what:?}");
+    let credentials = findings[1]["seen"].as_str().context("nothing seen")?;
+    ensure!(credentials == "from a profile, access key ID test", "{credentials}");
+    Ok(())
+}
+
+fn a_multi_region_key_opens_in_its_other_region() -> Result<()> {
+    let (kms, root) = (Emulator::ministack()?, Credentials::root()?);
+    let made = kms.aws("kms", "create_key", json!({"MultiRegion": true}))?;
+    let arn = made["KeyMetadata"]["Arn"].as_str().context("no key")?;
+    kms.aws("kms", "replicate_key", json!({"KeyId": arn, "ReplicaRegion": "eu-west-1"}))?;
+    let mut provider = kms.provider(&root);
+    let (wrapped, _) = provider.wrap(arn, CONTEXT, SECRET)?;
+    provider.options["region"] = json!("eu-west-1");
+    ensure!(provider.unwrap(arn, CONTEXT, &wrapped)? == SECRET);
+    Ok(())
+}

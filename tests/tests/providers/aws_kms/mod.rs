@@ -1,0 +1,32 @@
+//! AWS KMS, as emulators play it. Which of them a test uses, and why, is in the table of
+//! [`pagevault_tests::key_servers::kms`].
+
+mod access;
+mod canned;
+mod faults;
+mod keys;
+mod rotation;
+
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+
+use super::Test;
+
+/// What database keys are bound to, and what they are not bound to.
+const CONTEXT: &str = "pagevault/1/00112233445566778899aabbccddeeff/5";
+const OTHER_CONTEXT: &str = "pagevault/1/00112233445566778899aabbccddeeff/6";
+
+/// 32 bytes in base64.
+const SECRET: &str = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+
+pub(crate) fn tests() -> Vec<Test> {
+    [keys::TESTS, rotation::TESTS, access::TESTS, faults::TESTS].concat()
+}
+
+/// Wrapped as the provider writes it (`keyring/src/providers/aws_kms/wrapping.rs`), in base64.
+fn wrapped_by(arn: &str, key_version: u64, ciphertext: &[u8]) -> String {
+    let length = u16::try_from(arn.len()).unwrap_or(u16::MAX);
+    let parts: [&[u8]; 5] =
+        [&[1], &length.to_be_bytes(), arn.as_bytes(), &key_version.to_be_bytes(), ciphertext];
+    STANDARD.encode(parts.concat())
+}

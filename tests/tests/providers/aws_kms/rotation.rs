@@ -1,0 +1,227 @@
+//! New material, new keys, moved aliases.
+
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use pagevault_tests::key_servers::Server;
+use pagevault_tests::key_servers::helper::Provider;
+use pagevault_tests::key_servers::kms::{Credentials, Emulator, REGION, without_surroundings};
+use serde_json::{Value, json};
+
+use super::canned::Canned;
+use super::{CONTEXT, OTHER_CONTEXT, SECRET, wrapped_by};
+use crate::Test;
+
+pub(super) const TESTS: &[Test] = &[
+    Test {
+        name: "aws_kms::rewrap_moves_between_keys_and_keeps_the_context",
+        needs: &[Server::Moto],
+        run: rewrap_moves_between_keys_and_keeps_the_context,
+    },
+    Test {
+        name: "aws_kms::rotation_on_demand_is_done_once",
+        needs: &[Server::Moto],
+        run: rotation_on_demand_is_done_once,
+    },
+    Test {
+        name: "aws_kms::a_moved_alias_is_the_rotation",
+        needs: &[Server::Moto],
+        run: a_moved_alias_is_the_rotation,
+    },
+    Test {
+        name: "aws_kms::what_cannot_be_rotated_says_how_to_go_on",
+        needs: &[Server::Ministack],
+        run: what_cannot_be_rotated_says_how_to_go_on,
+    },
+    Test {
+        name: "aws_kms::a_rotation_is_waited_for_until_the_deadline",
+        needs: &[],
+        run: a_rotation_is_waited_for_until_the_deadline,
+    },
+    Test {
+        name: "aws_kms::the_limit_of_rotations_says_how_to_go_on",
+        needs: &[],
+        run: the_limit_of_rotations_says_how_to_go_on,
+    },
+    Test {
+        name: "aws_kms::what_cannot_be_seen_to_complete_is_not_begun",
+        needs: &[],
+        run: what_cannot_be_seen_to_complete_is_not_begun,
+    },
+];
+
+/// Versions are times in seconds.
+fn next_second() {
+    sleep(Duration::from_millis(1100));
+}
+
+fn rewrap_moves_between_keys_and_keeps_the_context() -> Result<()> {
+    // ministack has no ReEncrypt.
+    let (kms, root) = (Emulator::moto()?, Credentials::root()?);
+    let (old, new) = (kms.create_key()?, kms.create_key()?);
+    let provider = kms.provider(&root);
+    let (wrapped, _) = provider.wrap(&old, CONTEXT, SECRET)?;
+    let (again, _) = provider.rewrap(&old, &new, CONTEXT, &wrapped)?;
+    ensure!(again != wrapped);
+    ensure!(provider.unwrap(&new, CONTEXT, &again)? == SECRET);
+    for (what, context) in [(&wrapped, OTHER_CONTEXT), (&again, OTHER_CONTEXT)] {
+        let action = json!({"rewrap": {"from_key": old, "wrapped": what}});
+        provider.refused(&new, context, action, "wrong_ciphertext")?;
+    }
+    Ok(())
+}
+
+fn rotation_on_demand_is_done_once() -> Result<()> {
+    let (kms, root) = (Emulator::moto()?, Credentials::root()?);
+    let (provider, key) = (kms.provider(&root), kms.create_key()?);
+    let (wrapped, first) = provider.wrap(&key, CONTEXT, SECRET)?;
+    let rotations = || -> Result<usize> {
+        let reply = kms.aws("kms", "list_key_rotations", json!({"KeyId": key}))?;
+        Ok(reply["Rotations"].as_array().map_or(0, Vec::len))
+    };
+    next_second();
+    let second = provider.rotate(&key, &wrapped)?;
+    ensure!(second > first && rotations()? == 1, "{first}, {second}");
+
+    // A caller that did not hear of it asks again with what it has.
+    next_second();
+    ensure!(provider.rotate(&key, &wrapped)? == second && rotations()? == 1);
+
+    let (again, version) = provider.rewrap(&key, &key, CONTEXT, &wrapped)?;
+    ensure!(version == second);
+    for what in [&wrapped, &again] {
+        ensure!(provider.unwrap(&key, CONTEXT, what)? == SECRET);
+    }
+    let third = provider.rotate(&key, &again)?;
+    ensure!(third > second && rotations()? == 2, "{second}, {third}");
+    let told = provider.ask(&key, CONTEXT, json!("describe"))?;
+    ensure!(told["described"]["key_version"] == third, "{told}");
+    ensure!(told["described"]["oldest_version"] == first, "{told}");
+    Ok(())
+}
+
+fn a_moved_alias_is_the_rotation() -> Result<()> {
+    let (kms, root) = (Emulator::moto()?, Credentials::root()?);
+    let (provider, old) = (kms.provider(&root), kms.create_key()?);
+    kms.aws("kms", "create_alias", json!({"AliasName": "alias/main", "TargetKeyId": old}))?;
+    let (wrapped, first) = provider.wrap("alias/main", CONTEXT, SECRET)?;
+    next_second();
+    let new = kms.create_key()?;
+    kms.aws("kms", "update_alias", json!({"AliasName": "alias/main", "TargetKeyId": new}))?;
+    ensure!(provider.unwrap("alias/main", CONTEXT, &wrapped)? == SECRET);
+
+    let second = provider.rotate("alias/main", &wrapped)?;
+    ensure!(second > first, "{first}, {second}");
+    for key in [&old, &new] {
+        let reply = kms.aws("kms", "list_key_rotations", json!({"KeyId": key}))?;
+        ensure!(reply["Rotations"] == json!([]), "{key} was rotated itself");
+    }
+    let (again, version) = provider.rewrap("alias/main", "alias/main", CONTEXT, &wrapped)?;
+    ensure!(version == second);
+    ensure!(provider.unwrap("alias/main", CONTEXT, &again)? == SECRET);
+    // Now that nothing moved, the new key itself is rotated.
+    next_second();
+    ensure!(provider.rotate("alias/main", &again)? > second);
+    Ok(())
+}
+
+fn what_cannot_be_rotated_says_how_to_go_on() -> Result<()> {
+    // ministack knows no rotation on demand at all, as AWS KMS for keys in a custom key store.
+    let (kms, root) = (Emulator::ministack()?, Credentials::root()?);
+    let (provider, key) = (kms.provider(&root), kms.create_key()?);
+    let (wrapped, _) = provider.wrap(&key, CONTEXT, SECRET)?;
+    let action = json!({"rotate": {"wrapped": wrapped}});
+    let told = provider.refused(&key, CONTEXT, action, "denied")?;
+    let message = told["message"].as_str().unwrap_or_default();
+    ensure!(message.ends_with("key cannot be rotated on demand"), "{told}");
+    let hint = told["hint"].as_str().unwrap_or_default();
+    ensure!(hint.contains("move the alias") && hint.contains("set_master_key()"), "{told}");
+    ensure!(provider.unwrap(&key, CONTEXT, &wrapped)? == SECRET);
+    Ok(())
+}
+
+const ARN: &str = "arn:aws:kms:eu-central-1:1:key/1";
+
+/// A key of 2026-01-01 whose rotations are listed as `rotations` says, given how often they were asked
+/// for, and whose rotation on demand is answered with `rotated`.
+fn rotating(
+    rotated: (u16, Value),
+    rotations: impl Fn(usize) -> (u16, Value) + Send + 'static,
+) -> Result<Canned> {
+    let asked = AtomicUsize::new(0);
+    Canned::actions(move |action| match action {
+        "describekey" => {
+            let key = json!({"KeyId": "1", "Arn": ARN, "CreationDate": 1_767_225_600,
+                "KeyState": "Enabled", "KeyUsage": "ENCRYPT_DECRYPT"});
+            (200, json!({"KeyMetadata": key}))
+        }
+        "listkeyrotations" => rotations(asked.fetch_add(1, Ordering::SeqCst)),
+        _ => rotated.clone(),
+    })
+}
+
+fn error(code: &str) -> (u16, Value) {
+    (400, json!({"__type": code, "message": "said by the server"}))
+}
+
+fn rotation(state: &str) -> (u16, Value) {
+    let entry = json!({"KeyId": ARN, "RotationDate": 1_767_312_000, "KeyMaterialState": state});
+    (200, json!({"Rotations": [entry], "Truncated": false}))
+}
+
+fn asking(kms: &Canned, root: &Credentials) -> (Provider, Value) {
+    let options = json!({"region": REGION, "endpoint": kms.endpoint,
+        "credentials_file": root.path()});
+    let wrapped = json!(wrapped_by(ARN, 20_260_101_000_000, b"ciphertext"));
+    (without_surroundings(Provider::new("aws_kms", options)), wrapped)
+}
+
+fn a_rotation_is_waited_for_until_the_deadline() -> Result<()> {
+    let root = Credentials::root()?;
+    // The second is of a caller that was cut short and asks again.
+    for begun in [(200, json!({"KeyId": ARN})), error("ConflictException")] {
+        let kms = rotating(begun.clone(), |asked| match asked {
+            0..3 => rotation("PENDING_ROTATION"),
+            _ => rotation("CURRENT"),
+        })?;
+        let (provider, wrapped) = asking(&kms, &root);
+        ensure!(provider.rotate("k", &wrapped)? == 20_260_102_000_000);
+
+        let kms = rotating(begun, |_| rotation("PENDING_ROTATION"))?;
+        let (mut provider, wrapped) = asking(&kms, &root);
+        provider.deadline_ms = 2000;
+        let action = json!({"rotate": {"wrapped": wrapped}});
+        let told = provider.refused("k", CONTEXT, action, "deadline")?;
+        let message = told["message"].as_str().unwrap_or_default();
+        ensure!(message.ends_with("has begun and is not complete yet"), "{told}");
+    }
+    Ok(())
+}
+
+fn the_limit_of_rotations_says_how_to_go_on() -> Result<()> {
+    let root = Credentials::root()?;
+    let none = || (200, json!({"Rotations": [], "Truncated": false}));
+    let kms = rotating(error("LimitExceededException"), move |_| none())?;
+    let (provider, wrapped) = asking(&kms, &root);
+    let told = provider.refused("k", CONTEXT, json!({"rotate": {"wrapped": wrapped}}), "denied")?;
+    ensure!(told["hint"].as_str().is_some_and(|text| text.contains("move the alias")), "{told}");
+    // Elsewhere this code means too many requests; here trying again is of no use.
+    ensure!(told["retry"] == false && kms.requests() == 4, "{told}: {}", kms.requests());
+    Ok(())
+}
+
+fn what_cannot_be_seen_to_complete_is_not_begun() -> Result<()> {
+    let root = Credentials::root()?;
+    let kms = rotating((200, json!({"KeyId": ARN})), |_| error("AccessDeniedException"))?;
+    let (provider, wrapped) = asking(&kms, &root);
+    // The key can be used without it.
+    let told = provider.ask("k", CONTEXT, json!("describe"))?;
+    ensure!(told["described"]["key_version"] == 20_260_101_000_000_u64, "{told}");
+    let told = provider.refused("k", CONTEXT, json!({"rotate": {"wrapped": wrapped}}), "denied")?;
+    ensure!(told["message"].as_str().is_some_and(|text| text.contains("kms:ListKeyRotations")));
+    // DescribeKey and ListKeyRotations to describe; those to rotate, and the list that must be seen.
+    ensure!(kms.requests() == 2 + 3, "{} requests", kms.requests());
+    Ok(())
+}
