@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
 use pagevault_cipher::Secret32;
-use pagevault_keystore::protocol::ErrorClass;
+use pagevault_keystore::protocol::{ErrorClass, Failure};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
@@ -19,9 +19,28 @@ use crate::pg::report::{Report, Result};
 enum Attempt {
     /// Nothing is locked any more.
     Unlocked,
-    /// Something is, for this reason; `retry` tells whether time alone may mend it.
-    Locked { report: Report, retry: bool },
+    /// Something is, for this reason, and it may be worth asking again after this time.
+    Locked { report: Report, again: Duration },
 }
+
+/// How long to wait before asking again for a locked key.
+fn pause_after(failure: &Failure) -> Duration {
+    match failure.class {
+        _ if failure.retry => OUTAGE,
+        ErrorClass::Unreachable | ErrorClass::Sealed | ErrorClass::Throttled => OUTAGE,
+        ErrorClass::Unauthenticated => CREDENTIALS,
+        _ => REFUSAL,
+    }
+}
+
+/// After what may pass by itself: a network, a Vault to be unsealed, a file system to be mounted.
+const OUTAGE: Duration = Duration::from_secs(5);
+
+/// After what somebody has to change.
+const REFUSAL: Duration = Duration::from_secs(60);
+
+/// After wrong credentials: tokens and accounts lock themselves after a few of those.
+const CREDENTIALS: Duration = Duration::from_secs(300);
 
 /// Asks once, in one batch, for every database key whose state is `wanted`.
 fn attempt(by: &str, wanted: impl Fn(KeyState) -> bool) -> Result<Attempt> {
@@ -41,27 +60,27 @@ fn attempt(by: &str, wanted: impl Fn(KeyState) -> bool) -> Result<Attempt> {
     }
     let answers = match providers::ask(by, questions) {
         Ok(answers) => answers,
-        Err(report) => return Ok(Attempt::Locked { report, retry: true }),
+        Err(report) => return Ok(Attempt::Locked { report, again: OUTAGE }),
     };
-    let mut failure = None;
+    let mut failure: Option<(Report, Duration)> = None;
     let mut withheld = BTreeSet::new();
     for ((scope, version), answer) in asked.iter().zip(&answers) {
         let what = format!("unwrap the key of {}", persist::scope_name(*scope));
         let accepted = answer.unwrapped(&what).and_then(|key| accept(*scope, *version, &key));
         if let Err(report) = accepted {
             withheld.insert(*scope);
-            // A key file that is missing may be on a file system not mounted yet.
-            let retry = answer
-                .failure()
-                .is_some_and(|refused| refused.retry || refused.class == ErrorClass::Unreachable);
-            failure = Some(Attempt::Locked { report, retry });
+            let again = answer.failure().map_or(REFUSAL, pause_after);
+            // Of several providers, the one that may be back soonest decides.
+            if failure.as_ref().is_none_or(|(_, earlier)| again <= *earlier) {
+                failure = Some((report, again));
+            }
         }
     }
     let scopes: BTreeSet<u32> = asked.iter().map(|(scope, _)| *scope).collect();
     for scope in scopes.difference(&withheld) {
         revoked::restore(*scope)?;
     }
-    Ok(failure.unwrap_or(Attempt::Unlocked))
+    Ok(failure.map_or(Attempt::Unlocked, |(report, again)| Attempt::Locked { report, again }))
 }
 
 /// Takes an unwrapped key over; one that is known already must be the same.
@@ -95,29 +114,32 @@ pub(super) fn remember(failure: Option<&Report>) -> Result<()> {
     Ok(())
 }
 
-/// One attempt; an ERROR says why keys stay locked.
-fn unlock_and_remember(by: &str, wanted: impl Fn(KeyState) -> bool) -> Result<bool> {
-    match attempt(by, wanted)? {
-        Attempt::Unlocked => {
-            remember(None)?;
-            Ok(true)
-        }
-        Attempt::Locked { report, .. } => {
-            remember(Some(&report))?;
-            Err(report)
-        }
+/// One attempt, of which the status tells.
+fn attempt_and_remember(by: &str, wanted: impl Fn(KeyState) -> bool) -> Result<Attempt> {
+    let attempt = attempt(by, wanted)?;
+    remember(match &attempt {
+        Attempt::Unlocked => None,
+        Attempt::Locked { report, .. } => Some(report),
+    })?;
+    Ok(attempt)
+}
+
+/// `pagevault.unlock()`: asks for keys that are locked, and for those that were revoked meanwhile. An
+/// ERROR says why keys stay locked.
+pub(crate) fn unlock_now() -> Result<bool> {
+    match attempt_and_remember("unlock", |state| state != KeyState::Ready)? {
+        Attempt::Unlocked => Ok(true),
+        Attempt::Locked { report, .. } => Err(report),
     }
 }
 
-/// `pagevault.unlock()`: asks for keys that are locked, and for those that were revoked meanwhile.
-pub(crate) fn unlock_now() -> Result<bool> {
-    unlock_and_remember("unlock", |state| state != KeyState::Ready)
-}
-
-/// The background worker's attempt, and recovery's when it meets a new database key: the status says
-/// what came of it.
-pub(crate) fn unlock_quietly(by: &str) {
-    let _ = unlock_and_remember(by, |state| state == KeyState::Locked);
+/// The background worker's attempt, and recovery's when it meets a new database key. Returns when to
+/// try again, if something is still locked.
+pub(crate) fn unlock_quietly(by: &str) -> Duration {
+    match attempt_and_remember(by, |state| state == KeyState::Locked) {
+        Ok(Attempt::Locked { again, .. }) => again,
+        Ok(Attempt::Unlocked) | Err(_) => OUTAGE,
+    }
 }
 
 /// At server start, in the postmaster: asks until `pagevault.unlock_timeout` has passed.
@@ -128,14 +150,13 @@ pub(crate) fn at_start(recovery_needs_keys: bool) -> Result<()> {
     let give_up = Instant::now() + Duration::from_secs(guc::unlock_timeout());
     let mut pause = Duration::from_millis(200);
     loop {
-        let (report, retry) = match attempt("start", |state| state == KeyState::Locked)? {
-            Attempt::Unlocked => return remember(None),
-            Attempt::Locked { report, retry } => (report, retry),
+        let (report, again) = match attempt_and_remember("start", |s| s == KeyState::Locked)? {
+            Attempt::Unlocked => return Ok(()),
+            Attempt::Locked { report, again } => (report, again),
         };
-        remember(Some(&report))?;
-        if retry && Instant::now() + pause < give_up {
+        if again == OUTAGE && Instant::now() + pause < give_up {
             std::thread::sleep(pause);
-            pause = (pause * 2).min(Duration::from_secs(5));
+            pause = (pause * 2).min(OUTAGE);
             continue;
         }
         if recovery_needs_keys {

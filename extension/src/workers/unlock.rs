@@ -8,7 +8,8 @@ use pgrx::{pg_guard, pg_sys};
 use crate::keys::unlock;
 use crate::pg::process;
 
-/// Pause between attempts, and before a worker that died is started again.
+/// Pause before the first attempt, for start-up has just made one, and before a worker that died is
+/// started again.
 const INTERVAL: Duration = Duration::from_secs(5);
 
 pub(super) fn register() {
@@ -27,8 +28,9 @@ pub(super) fn register() {
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn pagevault_unlock_main(_argument: pg_sys::Datum) {
     process::handle_worker_signals();
+    let mut pause = INTERVAL;
     while !unlock::locked_keys().is_empty() {
-        process::wait_in_worker(INTERVAL);
-        unlock::unlock_quietly("unlock worker");
+        process::wait_in_worker(pause);
+        pause = unlock::unlock_quietly("unlock worker");
     }
 }

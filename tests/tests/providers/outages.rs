@@ -15,6 +15,7 @@ pub(crate) fn tests() -> Vec<Test> {
         test("outages::down_at_start_means_locked_until_it_returns", down_at_start),
         test("outages::sealed_at_start_means_locked_until_it_is_unsealed", sealed_at_start),
         test("outages::back_in_time_nobody_notices", back_in_time),
+        test("outages::unsealed_in_time_nobody_notices", unsealed_in_time),
         test("outages::down_in_recovery_means_no_start", down_in_recovery),
         test("outages::down_while_running_is_told_and_nothing_else", down_while_running),
         test("outages::a_slow_server_holds_up_only_who_asks", slow),
@@ -70,6 +71,23 @@ fn back_in_time() -> Result<()> {
         std::thread::sleep(Duration::from_secs(2));
         ensure!(!start.is_finished(), "the server started without its keys");
         vault.restart()?;
+        start.join().map_err(|_| anyhow::anyhow!("panic"))?
+    })?;
+    readable(&cluster)?;
+    cluster.finish()
+}
+
+fn unsealed_in_time() -> Result<()> {
+    let settings = Settings::default().conf("pagevault.unlock_timeout = 60s");
+    let (mut cluster, vault) = cluster_on_vault(&settings)?;
+    cluster.allow_log("pagevault");
+    cluster.kill()?;
+    vault.seal()?;
+    std::thread::scope(|scope| -> Result<()> {
+        let start = scope.spawn(|| cluster.start_server());
+        std::thread::sleep(Duration::from_secs(2));
+        ensure!(!start.is_finished(), "the server did not wait for its keys");
+        vault.unseal()?;
         start.join().map_err(|_| anyhow::anyhow!("panic"))?
     })?;
     readable(&cluster)?;
