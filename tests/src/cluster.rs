@@ -1,10 +1,7 @@
 //! One throw-away cluster: data directory, server, connections and log.
 
-use std::fs::Permissions;
-use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
-use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use postgres::{Client, NoTls, SimpleQueryMessage};
@@ -330,43 +327,6 @@ impl Cluster {
         expect_error(&mut self.client()?, statements)
     }
 
-    /// Waits until `query` answers `expected`.
-    ///
-    /// # Errors
-    /// When it does not within 60 s.
-    pub fn eventually(&self, query: &str, expected: &str) -> Result<()> {
-        self.eventually_that(query, || match self.text(query) {
-            Ok(text) if text == expected => Ok(()),
-            got => bail!("it answers {got:?}, not {expected:?}"),
-        })
-    }
-
-    /// Waits until the server has logged `text`.
-    ///
-    /// # Errors
-    /// When it does not within 60 s.
-    pub fn eventually_logs(&self, text: &str) -> Result<()> {
-        self.eventually_that("log", || {
-            ensure!(self.log().contains(text), "there is no {text:?} in it");
-            Ok(())
-        })
-    }
-
-    /// Waits until `check` succeeds; `what` stands before its last error.
-    ///
-    /// # Errors
-    /// When it does not within 60 s.
-    pub fn eventually_that(&self, what: &str, check: impl Fn() -> Result<()>) -> Result<()> {
-        let deadline = Instant::now() + Duration::from_secs(60);
-        loop {
-            match check() {
-                Ok(()) => return Ok(()),
-                Err(error) if Instant::now() > deadline => bail!("{what}: {error:#}"),
-                Err(_) => std::thread::sleep(Duration::from_millis(100)),
-            }
-        }
-    }
-
     /// Changes settings in the running server; values as SHOW writes them. Returns once new sessions
     /// have them.
     ///
@@ -381,18 +341,6 @@ impl Cluster {
             self.eventually(&format!("SHOW {name}"), value)?;
         }
         Ok(())
-    }
-
-    /// Puts a shell script beside the data directory, to be run by the server. Returns its path.
-    ///
-    /// # Errors
-    /// When it cannot be written.
-    pub fn script(&self, name: &str, body: &str) -> Result<String> {
-        let path = self.directory.path().join(name);
-        std::fs::write(&path, format!("#!/bin/sh\n{body}\n"))?;
-        std::fs::set_permissions(&path, Permissions::from_mode(0o755))?;
-        self.installation.give(&path)?;
-        Ok(path.to_string_lossy().into_owned())
     }
 
     /// The files of one relation on disk, all forks and segments, ordered by name. Says nothing of

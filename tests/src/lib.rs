@@ -21,6 +21,7 @@ pub mod keyfile;
 pub mod log;
 pub mod process;
 pub mod tools;
+pub mod waiting;
 
 pub use cluster::{Cluster, Settings, StopMode};
 pub use datafile::DataFile;

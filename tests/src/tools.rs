@@ -1,5 +1,7 @@
-//! PostgreSQL's own programs, run against a cluster.
+//! Programs: PostgreSQL's own, run against a cluster, and scripts that its server runs.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 
@@ -57,5 +59,17 @@ impl Cluster {
     pub fn base_backup(&self, target: &Path) -> Result<()> {
         run(self.program("pg_basebackup").args(["--checkpoint=fast", "-D"]).arg(target))?;
         run(self.program("pg_verifybackup").arg(target)).map(drop)
+    }
+
+    /// Puts a shell script beside the data directory, to be run by the server. Returns its path.
+    ///
+    /// # Errors
+    /// When it cannot be written.
+    pub fn script(&self, name: &str, body: &str) -> Result<String> {
+        let path = self.directory().join(name);
+        std::fs::write(&path, format!("#!/bin/sh\n{body}\n"))?;
+        std::fs::set_permissions(&path, Permissions::from_mode(0o755))?;
+        self.installation().give(&path)?;
+        Ok(path.to_string_lossy().into_owned())
     }
 }

@@ -10,7 +10,7 @@ use serde_json::Value;
 
 use super::audit::{self, Event};
 use super::providers::{self, Answer, Question};
-use super::{master_keys, persist};
+use super::{master_keys, persist, refusal};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
 use crate::pg::session;
@@ -118,7 +118,9 @@ pub(crate) fn check(name: &str, key: Option<&str>) -> Result<Vec<Checked>> {
                 None => (true, finding.seen, None),
                 Some(failure) => {
                     let detail = failure.detail.map(|d| format!(". {d}")).unwrap_or_default();
-                    (false, format!("{}{detail}", failure.message), failure.hint)
+                    let fallback = || refusal::hint(failure.class).to_owned();
+                    let hint = failure.hint.unwrap_or_else(fallback);
+                    (false, format!("{}{detail}", failure.message), Some(hint))
                 }
             };
             let (master_key, what) = (master_key.clone(), finding.what);

@@ -18,9 +18,9 @@ use super::providers::{self, Answer, Question};
 use super::refusal::{self, Subject};
 use super::secrets::{Revocation, State as KeyState};
 use super::{persist, revoked, unlock};
-use crate::pg::guc;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
+use crate::pg::{guc, process};
 
 /// The `by` of the audit trail.
 const BY: &str = "revalidate worker";
@@ -105,6 +105,7 @@ pub(crate) fn revalidate(said: &mut Said) -> Result<()> {
                 act(asked, &answer.subject, judge(asked, &answer), said)?;
             }
         }
+        Err(_) if process::is_told_to_stop() => return Ok(()),
         Err(report) => tell_outage(HELPER, &report, said),
     }
     shared.health.set_last_revalidation(&KeystoreLock::acquire(), persist::now_us());

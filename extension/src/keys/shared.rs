@@ -111,13 +111,12 @@ pub(crate) fn anything_refused() -> bool {
     get().is_some_and(|shared| shared.secrets.any_refused())
 }
 
-/// The scope of the refused database key that wraps the newest data key of this file, if it is refused.
+/// The scope of the database key behind the data key that this file is sealed with now, if that database
+/// key is refused.
 pub(crate) fn refused_scope(file: RelFile) -> Option<u32> {
-    let shared = get()?;
-    let slot = shared.directory.find(file).ok()??;
-    let epoch = shared.directory.last_epoch(slot).ok()?;
-    let key = shared.directory.key(slot, epoch, &mut [0; MAX_WRAPPED_DATA_KEY]).ok()?;
-    shared.secrets.is_refused(key.scope).then_some(key.scope)
+    let (epoch, _) = current(file)?;
+    let scope = data_key(file, epoch, &mut [0; MAX_WRAPPED_DATA_KEY])?.scope;
+    secrets()?.is_refused(scope).then_some(scope)
 }
 
 /// The cipher of an encrypted file with the same number in another database: CREATE DATABASE copies

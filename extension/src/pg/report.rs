@@ -51,7 +51,7 @@ impl Report {
     /// Sends the report at `level`; ERROR and above do not return.
     pub(crate) fn send(self, level: PgLogLevel) {
         let mut report = ErrorReport::new(self.code, self.message, "pagevault");
-        if let Some(detail) = self.detail {
+        if let Some(detail) = self.detail.filter(|detail| !detail.is_empty()) {
             report = report.set_detail(detail);
         }
         if let Some(hint) = self.hint {

@@ -100,6 +100,33 @@ fn a_revoked_key_is_only_logged_by_default() -> Result<()> {
     cluster.finish()
 }
 
+#[test]
+fn a_revoked_key_is_locked_only_after_the_grace_period() -> Result<()> {
+    let settings = watchful()
+        .conf("pagevault.revoked_key_action = lock")
+        .conf("pagevault.revoked_key_grace = 1h");
+    let (mut cluster, keys) = Cluster::with_keys(&settings)?;
+    cluster.allow_log("was revoked");
+    cluster.sql(TABLES)?;
+    replace(&cluster, &keys, "another")?;
+    cluster.eventually(KEY_STATES, "revoked")?;
+    cluster.eventually_logs("Unless this changes, relations sealed under it are locked from")?;
+    // An outage in between is no answer: the time goes on from the first refusal.
+    std::fs::remove_file(keys.path())?;
+    let class = "SELECT last_error_class FROM pagevault.providers";
+    cluster.eventually(class, "unreachable")?;
+    ensure!(cluster.text(KEY_STATES)? == "revoked", "an outage ended a revocation");
+    cluster.set(&[("pagevault.revoked_key_grace", "0")])?;
+    let asked_again = "SELECT consecutive_failures FROM pagevault.providers";
+    let before: i64 = cluster.text(asked_again)?.parse()?;
+    let more = format!("SELECT consecutive_failures > {before} + 1 FROM pagevault.providers");
+    cluster.eventually(&more, "t")?;
+    ensure!(cluster.text("SELECT count(*) FROM secret")? == "1000", "an outage locked");
+    put_back(&keys)?;
+    cluster.eventually(KEY_STATES, "unlocked")?;
+    cluster.finish()
+}
+
 /// Everything that must be refused while the cluster's key is locked.
 fn assert_locked(cluster: &Cluster) -> Result<()> {
     for statement in [
@@ -141,6 +168,9 @@ fn a_revoked_key_locks_what_it_protects_until_it_is_good_again() -> Result<()> {
         Cluster::with_keys(&strict().conf("pagevault.revalidate_interval = 0"))?;
     cluster.allow_log("was revoked");
     cluster.sql(TABLES)?;
+    // Turned back into plaintext, it is not the key's business any more.
+    cluster.sql("SET pagevault.default_encryption = on; CREATE TABLE once AS SELECT 1 AS id; CREATE TABLE dropped AS SELECT 1 AS id")?;
+    cluster.sql("SECURITY LABEL FOR pagevault ON TABLE once IS 'plain'")?;
     let other = cluster.key_file("other", "main")?;
     cluster.sql(&other.add_provider("other"))?;
     // This session has the table's pages in shared buffers, and its key ready.
@@ -163,10 +193,12 @@ fn a_revoked_key_locks_what_it_protects_until_it_is_good_again() -> Result<()> {
         ensure!(error.sqlstate == "55000", "{statement}: {error}");
     }
     // What is not encrypted goes on, and dirty pages get to the disk.
-    ensure!(cluster.text("SELECT id FROM open")? == "1", "the plain table is not usable");
+    for plain in ["open", "once"] {
+        let id = cluster.text(&format!("SELECT id FROM {plain}"))?;
+        ensure!(id == "1", "the plain table {plain} is not usable");
+    }
     cluster.sql("CREATE TABLE open_later (id int); INSERT INTO open_later VALUES (1)")?;
-    cluster.sql("CHECKPOINT")?;
-    cluster.sql("CHECKPOINT")?;
+    cluster.sql("DROP TABLE dropped; CHECKPOINT")?;
     let error = cluster.error("SELECT pagevault.unlock()")?;
     ensure!(error.sqlstate == "22000", "{error}");
 
@@ -177,6 +209,11 @@ fn a_revoked_key_locks_what_it_protects_until_it_is_good_again() -> Result<()> {
     cluster.set(&[("pagevault.revoked_key_action", "lock")])?;
     cluster.eventually(STATE, "locked")?;
 
+    // An outage does not lift it.
+    std::fs::remove_file(keys.path())?;
+    let class = "SELECT last_error_class FROM pagevault.providers WHERE name = 'local'";
+    cluster.eventually(class, "unreachable")?;
+    assert_locked(&cluster)?;
     put_back(&keys)?;
     ensure!(cluster.text("SELECT pagevault.unlock()")? == "t", "unlock()");
     ensure!(cluster.text(STATE)? == "unlocked", "status");

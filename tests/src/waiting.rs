@@ -1,0 +1,46 @@
+//! Waiting for what a server does by itself.
+
+use std::time::{Duration, Instant};
+
+use anyhow::{Result, bail, ensure};
+
+use crate::Cluster;
+
+impl Cluster {
+    /// Waits until `query` answers `expected`.
+    ///
+    /// # Errors
+    /// When it does not within 60 s.
+    pub fn eventually(&self, query: &str, expected: &str) -> Result<()> {
+        self.eventually_that(query, || match self.text(query) {
+            Ok(text) if text == expected => Ok(()),
+            got => bail!("it answers {got:?}, not {expected:?}"),
+        })
+    }
+
+    /// Waits until the server has logged `text`.
+    ///
+    /// # Errors
+    /// When it does not within 60 s.
+    pub fn eventually_logs(&self, text: &str) -> Result<()> {
+        self.eventually_that("log", || {
+            ensure!(self.log().contains(text), "there is no {text:?} in it");
+            Ok(())
+        })
+    }
+
+    /// Waits until `check` succeeds; `what` stands before its last error.
+    ///
+    /// # Errors
+    /// When it does not within 60 s.
+    pub fn eventually_that(&self, what: &str, check: impl Fn() -> Result<()>) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        loop {
+            match check() {
+                Ok(()) => return Ok(()),
+                Err(error) if Instant::now() > deadline => bail!("{what}: {error:#}"),
+                Err(_) => std::thread::sleep(Duration::from_millis(100)),
+            }
+        }
+    }
+}
