@@ -3,6 +3,7 @@
 //! `tools/key-servers` installs them and names them in the environment; what is not there is skipped,
 //! loudly ([`missing`]).
 
+pub mod canned;
 pub mod certificates;
 pub mod helper;
 pub mod kms;

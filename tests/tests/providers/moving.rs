@@ -72,11 +72,17 @@ fn under_load() -> Result<()> {
 
     let mut load = Load(cluster.pgbench_in_background(&["-c", "2", "-T", "600"])?);
     std::thread::sleep(Duration::from_secs(1));
+    // The database has a master key of its own, so it moves on its own.
+    cluster.sql("SELECT pagevault.set_master_key('local', 'main')")?;
     cluster.sql("SELECT pagevault.set_cluster_master_key('vault', 'db-kek')")?;
+    ensure!(provider_in_use(&cluster)? == "local vault");
+    cluster.error("SELECT pagevault.drop_provider('local')")?;
+    cluster.sql("SELECT pagevault.set_master_key('vault', 'db-kek')")?;
     ensure!(provider_in_use(&cluster)? == "vault");
     cluster.sql("SELECT pagevault.drop_provider('local')")?;
     ensure!(cluster.text("SELECT pagevault.rotate_cluster_master_key()")? == "2");
     cluster.sql(&format!("SELECT pagevault.set_cluster_master_key('kms', '{key}')"))?;
+    cluster.sql(&format!("SELECT pagevault.set_master_key('kms', '{key}')"))?;
     ensure!(provider_in_use(&cluster)? == "kms");
     // Within one provider, to another key: wrapped again where it is.
     let other = kms.create_key()?;

@@ -3,9 +3,10 @@
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use pagevault_tests::key_servers::Server;
+use pagevault_tests::key_servers::canned::Canned;
 use pagevault_tests::key_servers::helper::Provider;
 use pagevault_tests::key_servers::vault::Vault;
+use pagevault_tests::key_servers::{Server, write_file};
 use serde_json::{Value, json};
 
 use crate::Test;
@@ -23,6 +24,11 @@ pub(crate) fn tests() -> Vec<Test> {
         test("vault::refusals_have_a_class_a_cause_and_advice", refusals),
         test("vault::tokens_are_renewed_and_given_back", tokens),
         test("vault::nothing_secret_is_logged_or_sent_elsewhere", secrecy),
+        Test {
+            name: "vault::redirections_are_not_followed",
+            needs: &[],
+            run: redirections_are_not_followed,
+        },
         test("vault::the_operator_can_try_it_out", check),
     ]
 }
@@ -317,6 +323,28 @@ fn secrecy() -> Result<()> {
     let audit = vault.audit_log()?;
     ensure!(audit.contains("transit/decrypt/db-kek"), "no audit: the test would prove nothing");
     ensure!(!audit.contains(SECRET), "the audit log holds the key");
+    Ok(())
+}
+
+/// What would carry a token to wherever a server points.
+fn redirections_are_not_followed() -> Result<()> {
+    let target = Canned::answer(200, "application/json", "{}".to_owned())?;
+    let standby = Canned::redirect(&target.endpoint)?;
+    let directory = tempfile::Builder::new().prefix("pagevault-canned-").tempdir()?;
+    pagevault_tests::Installation::get()?.give(directory.path())?;
+    let token = write_file(&directory.path().join("token"), "hvs.token", 0o600)?;
+    let provider = provider(json!({"address": standby.endpoint, "namespace": "team/db",
+        "auth": {"token_file": token}}));
+    let told = provider.refused("db-kek", CONTEXT, json!("describe"), "unreachable")?;
+    ensure!(
+        told["message"].as_str().is_some_and(|text| text.contains("another address")),
+        "{told}"
+    );
+    ensure!(target.requests() == 0, "it went to where the server pointed");
+    let asked = standby.seen();
+    let head = asked.last().map(|request| request.head.to_ascii_lowercase()).unwrap_or_default();
+    ensure!(head.contains("x-vault-token: hvs.token"), "{head}");
+    ensure!(head.contains("x-vault-namespace: team/db"), "{head}");
     Ok(())
 }
 

@@ -6,13 +6,13 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::key_servers::Server;
+use pagevault_tests::key_servers::canned::Canned;
 use pagevault_tests::key_servers::certificates::Authority;
 use pagevault_tests::key_servers::helper::Provider;
 use pagevault_tests::key_servers::kms::{Credentials, Emulator, REGION, without_surroundings};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
-use super::canned::Canned;
 use super::{CONTEXT, SECRET};
 use crate::Test;
 

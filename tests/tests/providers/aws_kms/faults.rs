@@ -4,12 +4,12 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use pagevault_tests::key_servers::canned::Canned;
 use pagevault_tests::key_servers::free_port;
 use pagevault_tests::key_servers::helper::Provider;
 use pagevault_tests::key_servers::kms::{Credentials, REGION, without_surroundings};
 use serde_json::{Value, json};
 
-use super::canned::Canned;
 use super::{CONTEXT, SECRET, wrapped_by};
 use crate::Test;
 

@@ -2,7 +2,6 @@
 //! [`pagevault_tests::key_servers::kms`].
 
 mod access;
-mod canned;
 mod faults;
 mod keys;
 mod rotation;

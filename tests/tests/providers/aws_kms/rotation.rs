@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use pagevault_tests::key_servers::Server;
+use pagevault_tests::key_servers::canned::Canned;
 use pagevault_tests::key_servers::helper::Provider;
 use pagevault_tests::key_servers::kms::{Credentials, Emulator, REGION, without_surroundings};
 use serde_json::{Value, json};
 
-use super::canned::Canned;
 use super::{CONTEXT, OTHER_CONTEXT, SECRET, wrapped_by};
 use crate::Test;
 

@@ -1,4 +1,4 @@
-//! A server with fixed answers: for what no emulator does on demand.
+//! A server with fixed answers: for what no key server and no emulator does on demand.
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -9,35 +9,58 @@ use anyhow::Result;
 use serde_json::Value;
 
 /// Listens until the process ends.
-pub(super) struct Canned {
-    pub(super) endpoint: String,
+pub struct Canned {
+    /// `http://127.0.0.1:<port>`.
+    pub endpoint: String,
     seen: Arc<Mutex<Vec<Asked>>>,
 }
 
-/// A request: the action in lower case (`describekey`), and what it said in JSON.
+/// A request.
 #[derive(Clone, Debug)]
-pub(super) struct Asked {
-    pub(super) action: String,
-    pub(super) body: Value,
+pub struct Asked {
+    /// Its first line and its headers, as they came.
+    pub head: String,
+    /// AWS's name of what is asked for, in lower case (`describekey`).
+    pub action: String,
+    /// What it said in JSON.
+    pub body: Value,
 }
 
 impl Canned {
     /// Answers each request with an error of AWS: HTTP status and code.
-    pub(super) fn error(status: u16, code: &str) -> Result<Canned> {
+    ///
+    /// # Errors
+    /// When no port is free.
+    pub fn error(status: u16, code: &str) -> Result<Canned> {
         let body = format!("{{\"__type\":\"{code}\",\"message\":\"said by the server\"}}");
         Canned::answer(status, "application/x-amz-json-1.1", body)
     }
 
     /// Answers each request with any content.
-    pub(super) fn answer(status: u16, kind: &str, body: String) -> Result<Canned> {
+    ///
+    /// # Errors
+    /// When no port is free.
+    pub fn answer(status: u16, kind: &str, body: String) -> Result<Canned> {
         let answer = http(status, kind, &body);
         Canned::start(move |_| Some(answer.clone()))
     }
 
+    /// Points each request to another address.
+    ///
+    /// # Errors
+    /// When no port is free.
+    pub fn redirect(to: &str) -> Result<Canned> {
+        let answer = format!(
+            "HTTP/1.1 307 Canned\r\nlocation: {to}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
+        );
+        Canned::start(move |_| Some(answer.clone()))
+    }
+
     /// Answers by action: HTTP status and JSON.
-    pub(super) fn actions(
-        answers: impl Fn(&str) -> (u16, Value) + Send + 'static,
-    ) -> Result<Canned> {
+    ///
+    /// # Errors
+    /// When no port is free.
+    pub fn actions(answers: impl Fn(&str) -> (u16, Value) + Send + 'static) -> Result<Canned> {
         Canned::start(move |action| {
             let (status, body) = answers(action);
             Some(http(status, "application/x-amz-json-1.1", &body.to_string()))
@@ -45,7 +68,10 @@ impl Canned {
     }
 
     /// Reads requests and never answers.
-    pub(super) fn silent() -> Result<Canned> {
+    ///
+    /// # Errors
+    /// When no port is free.
+    pub fn silent() -> Result<Canned> {
         Canned::start(|_| None)
     }
 
@@ -70,12 +96,14 @@ impl Canned {
     }
 
     /// The requests that came.
-    pub(super) fn seen(&self) -> Vec<Asked> {
+    #[must_use]
+    pub fn seen(&self) -> Vec<Asked> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// How many requests came.
-    pub(super) fn requests(&self) -> usize {
+    #[must_use]
+    pub fn requests(&self) -> usize {
         self.seen().len()
     }
 }
@@ -93,9 +121,11 @@ fn read_request(stream: &TcpStream) -> std::io::Result<Asked> {
     let mut reader = BufReader::new(stream);
     let mut length = 0;
     let mut action = String::new();
+    let mut head = String::new();
     loop {
         let mut line = String::new();
         reader.read_line(&mut line)?;
+        head.push_str(&line);
         let line = line.trim_end().to_ascii_lowercase();
         if let Some(value) = line.strip_prefix("content-length:") {
             length = value.trim().parse().unwrap_or(0);
@@ -106,7 +136,8 @@ fn read_request(stream: &TcpStream) -> std::io::Result<Asked> {
         if line.is_empty() {
             let mut body = Vec::new();
             reader.take(length).read_to_end(&mut body)?;
-            return Ok(Asked { action, body: serde_json::from_slice(&body).unwrap_or_default() });
+            let body = serde_json::from_slice(&body).unwrap_or_default();
+            return Ok(Asked { head, action, body });
         }
     }
 }
