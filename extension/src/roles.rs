@@ -41,6 +41,18 @@ pub(crate) fn require_select(relation: pg_sys::Oid, name: &str) -> Result<()> {
     ))
 }
 
+/// Refuses callers who may not have the server run programs, whatever they may do with keys.
+pub(crate) fn require_program_runner(action: &str) -> Result<()> {
+    if has_role(c"pg_execute_server_program") {
+        return Ok(());
+    }
+    Err(Report::new(
+        PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
+        format!("permission denied to {action}"),
+    )
+    .detail("Only superusers and members of the role pg_execute_server_program may name programs that the server runs."))
+}
+
 /// Refuses callers who are neither superuser nor member of [`ADMIN`]. `action` completes
 /// "must be a member of pagevault_admin to ...".
 pub(crate) fn require_admin(action: &str) -> Result<()> {

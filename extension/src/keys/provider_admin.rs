@@ -14,6 +14,7 @@ use super::{master_keys, persist, refusal};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
 use crate::pg::session;
+use crate::roles;
 
 /// Longest name of a provider, as of any PostgreSQL object (`NAMEDATALEN - 1`).
 const NAME_MAX: usize = 63;
@@ -148,6 +149,10 @@ fn checked_options(by: &str, name: &str, kind: &str, options: &Value) -> Result<
         )
         .hint("For a key file: '{\"path\": \"/etc/pagevault/keys\"}'."));
     };
+    if kind == "command" {
+        // Whoever may choose a program and its arguments is the server's operating system user.
+        roles::require_program_runner("set the programs of a key provider")?;
+    }
     let provider =
         ProviderSpec { name: name.to_owned(), kind: kind.to_owned(), options: map.clone() };
     let question = Question {

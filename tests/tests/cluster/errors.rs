@@ -158,6 +158,17 @@ fn roles() -> Result<()> {
             "SELECT * FROM pagevault.verify('own')",
         ],
     )?;
+    // Who keeps keys is not thereby the server's operating system user.
+    let run = r#"{"wrap": ["/bin/sh"], "unwrap": ["/bin/sh"]}"#;
+    check(
+        "roles_of_key_keepers",
+        &cluster,
+        Some("keeper"),
+        &[
+            &format!("SELECT pagevault.add_provider('x', 'command', '{run}')"),
+            "SELECT pagevault.drop_provider('nobody')",
+        ],
+    )?;
     // The administrator may.
     let mut keeper = cluster.client()?;
     run_sql(
