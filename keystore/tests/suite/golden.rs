@@ -143,8 +143,8 @@ fn golden_messages_are_read_and_written() {
     let written = |text: &[u8]| String::from_utf8(text.to_vec()).unwrap();
     assert_eq!(written(&request().to_json().unwrap()), trimmed(REQUEST));
     assert_eq!(written(&reply().to_json().unwrap()), trimmed(REPLY));
-    assert_eq!(Request::from_json(REQUEST).unwrap().operations.len(), 5);
-    assert_eq!(Reply::from_json(REPLY, 6).unwrap().results.len(), 6);
+    assert_eq!(Request::from_json(REQUEST).unwrap().operations.len(), 7);
+    assert_eq!(Reply::from_json(REPLY, 7).unwrap().results.len(), 7);
 }
 
 #[test]

@@ -58,7 +58,8 @@ impl Drop for Load {
 }
 
 fn under_load() -> Result<()> {
-    let cluster = on_file(&Settings::default())?;
+    let mut cluster = on_file(&Settings::default())?;
+    cluster.allow_log("connection to client lost"); // pgbench is killed in the end
     cluster.sql("ALTER SYSTEM SET pagevault.default_encryption = on")?;
     cluster.sql("SELECT pg_reload_conf()")?;
     cluster.pgbench(&["-i", "-q", "-s", "1"])?;
