@@ -20,6 +20,7 @@ mod reuse;
 mod revalidate;
 mod rotation;
 mod rotation_crashes;
+mod routes;
 mod segments;
 mod stock_tools;
 mod unlock;
