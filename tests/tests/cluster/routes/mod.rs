@@ -9,9 +9,13 @@
 mod creating;
 mod driver;
 mod indexing;
+mod replication;
 mod rewriting;
 mod sequences;
 mod survey;
+mod temporary;
+mod two_phase;
+mod whole_database;
 
 /// One way to create or replace storage.
 pub(super) struct Row {

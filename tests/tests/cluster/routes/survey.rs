@@ -67,6 +67,21 @@ fn files_below(directory: &Path, found: &mut Vec<DataFile>) -> Result<()> {
     Ok(())
 }
 
+/// The files that hold `text`, relative to the data directory; WAL is known to hold what is written.
+pub(super) fn files_with(cluster: &Cluster, text: &str) -> Result<Vec<PathBuf>> {
+    let data = cluster.data_directory();
+    let mut files = Vec::new();
+    files_below(&data, &mut files)?;
+    let mut found = Vec::new();
+    for file in files {
+        let path = file.path.strip_prefix(&data)?.to_owned();
+        if !path.starts_with("pg_wal") && file.contains_text(text)? {
+            found.push(path);
+        }
+    }
+    Ok(found)
+}
+
 /// The first file of the relation that a file belongs to: without fork and segment.
 fn first_file(path: &Path) -> PathBuf {
     let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
