@@ -49,8 +49,8 @@ fn cipher_for_new_storage(file: RelFile) -> Result<Option<CipherId>> {
     if let Some(cipher) = encrypted.filter_map(cipher_of_replaced).next() {
         return Ok(Some(cipher));
     }
-    let only_catalogs = !replaced.is_empty() && replaced.iter().all(|r| !r.user_made);
-    if guc::default_encryption() && !only_catalogs {
+    // What replaces the file of a plain relation stays plain; what is new, the hook will see.
+    if guc::default_encryption() && replaced.is_empty() {
         return default_cipher().map(Some);
     }
     Ok(None)
