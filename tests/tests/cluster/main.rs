@@ -16,6 +16,7 @@ mod keys;
 mod leaks;
 mod limits;
 mod preload;
+mod random_ddl;
 mod reuse;
 mod revalidate;
 mod rotation;

@@ -7,12 +7,12 @@
 //! [`sequences`]; what does not fit into one session has tests of its own.
 
 mod creating;
-mod driver;
+pub(crate) mod driver;
 mod indexing;
 mod replication;
 mod rewriting;
 mod sequences;
-mod survey;
+pub(crate) mod survey;
 mod temporary;
 mod two_phase;
 mod whole_database;

@@ -3,18 +3,21 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Result, ensure};
 use pagevault_tests::cluster::column;
 use pagevault_tests::datafile::PageState;
 use pagevault_tests::{Cluster, DataFile};
 
-use super::driver::{End, SECRET, Walked};
+use super::driver::SECRET;
 
 /// What the pages of a relation must be.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(super) enum Expected {
+pub(crate) enum Expected {
     Sealed,
     Plain,
+    /// Plain, with values of an encrypted relation, because nobody asked for more.
+    PlainCopy,
+    /// Plain or sealed, with such values.
     Either,
 }
 
@@ -94,45 +97,37 @@ const CATALOGS_WITH_VALUES: [&str; 3] = ["pg_statistic", "pg_statistic_ext_data"
 
 /// Reads all files: whether every page of every relation is what it must be, and whether the canary is
 /// where it must not be.
-pub(super) fn check(cluster: &Cluster, walked: &[Walked<'_>], end: End) -> Result<()> {
+///
+/// `expect` is asked what must become of the relations of a schema that belong to a table, view or
+/// sequence, and how to call them; `None` if they are none of its business. With `all_used`, each of
+/// them must have a page.
+pub(crate) fn check(
+    cluster: &Cluster,
+    expect: impl Fn(&str, &str) -> Option<(String, Expected)>,
+    all_used: bool,
+) -> Result<()> {
     let members = members(cluster)?;
-    let mut expectations = BTreeMap::new();
-    for pair in walked {
-        for inner in ["", "_inner"] {
-            expectations.insert(format!("{}{inner}", pair.secret), (pair, true));
-            expectations.insert(format!("{}{inner}", pair.open), (pair, false));
-        }
-    }
     let mut wrong = Vec::new();
     let mut used = BTreeSet::new();
     let data = cluster.data_directory();
     let mut files = Vec::new();
     files_below(&data, &mut files)?;
     for file in files {
-        let path = file.path.strip_prefix(&data).context("a path in the data directory")?;
-        if path.starts_with("pg_wal")
-            || path.components().any(|part| part.as_os_str() == "pgsql_tmp")
-        {
+        let path = file.path.strip_prefix(&data)?;
+        if path.starts_with("pg_wal") || path.components().any(|c| c.as_os_str() == "pgsql_tmp") {
             continue;
         }
         let member = members.get(&first_file(path));
-        let pair = member.and_then(|member| expectations.get(&member.schema));
-        let expected = match (member, pair) {
-            (Some(member), Some((pair, true))) => pair.expected(&member.root),
-            (Some(_), Some((_, false))) => Expected::Plain,
-            (Some(member), None) if CATALOGS_WITH_VALUES.contains(&member.root.as_str()) => {
-                continue;
-            }
-            (Some(_), None) => Expected::Plain,
-            (None, _) => Expected::Either,
-        };
-        let name = match (member, pair) {
-            (Some(member), Some((pair, secret))) => {
-                let twin = if *secret { "" } else { ", the twin" };
-                format!("{pair}{twin}: {} of {}, {}", member.name, member.root, path.display())
-            }
-            (Some(member), None) => format!("{}.{}", member.schema, member.name),
-            (None, _) => path.display().to_string(),
+        let (name, expected) = match member {
+            Some(member) => match expect(&member.schema, &member.root) {
+                Some((of, expected)) => {
+                    let Member { root, name, .. } = member;
+                    (format!("{of}: {name} of {root}, {}", path.display()), expected)
+                }
+                None if CATALOGS_WITH_VALUES.contains(&member.root.as_str()) => continue,
+                None => (format!("{}.{}", member.schema, member.name), Expected::Plain),
+            },
+            None => (path.display().to_string(), Expected::Sealed),
         };
         if let Some(member) = member {
             let states = file.states()?;
@@ -145,7 +140,7 @@ pub(super) fn check(cluster: &Cluster, walked: &[Walked<'_>], end: End) -> Resul
             }
             let unexpected = match expected {
                 Expected::Sealed => plain,
-                Expected::Plain => sealed,
+                Expected::Plain | Expected::PlainCopy => sealed,
                 Expected::Either => 0,
             };
             if unexpected > 0 {
@@ -154,16 +149,16 @@ pub(super) fn check(cluster: &Cluster, walked: &[Walked<'_>], end: End) -> Resul
                 ));
             }
         }
-        let may_hold_it = pair.is_some_and(|(_, secret)| *secret) && expected != Expected::Sealed;
+        let may_hold_it = matches!(expected, Expected::PlainCopy | Expected::Either);
         if !may_hold_it && file.contains_text(SECRET)? {
             wrong.push(format!("{name}: holds the canary"));
         }
     }
-    // After a crash, unlogged relations are empty.
-    let whole = members.values().filter(|_| end == End::Stop);
-    for member in whole.filter(|member| expectations.contains_key(&member.schema)) {
-        if !member.is_toast && !used.contains(member) {
-            wrong.push(format!("{}.{} has no page at all", member.schema, member.name));
+    for member in members.values().filter(|member| all_used && !member.is_toast) {
+        if let Some((of, _)) = expect(&member.schema, &member.root)
+            && !used.contains(member)
+        {
+            wrong.push(format!("{of}: {} has no page at all", member.name));
         }
     }
     wrong.sort();
