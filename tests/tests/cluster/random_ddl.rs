@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, ensure};
-use pagevault_tests::Cluster;
 use pagevault_tests::cluster::{run_sql, text};
+use pagevault_tests::{Cluster, Settings};
 use postgres::Client;
 
 use crate::routes::driver::{OPEN, SECRET, start};
@@ -229,7 +229,7 @@ fn random_ddl_leaves_nothing_in_plaintext() -> Result<()> {
 }
 
 fn run(seed: u64, duration: Duration) -> Result<()> {
-    let (mut cluster, _keys) = start()?;
+    let (mut cluster, _keys) = start(&Settings::default())?;
     // What a kill leaves of REINDEX CONCURRENTLY.
     cluster.allow_log("cannot reindex invalid index");
     cluster.sql(
@@ -277,7 +277,7 @@ fn run(seed: u64, duration: Duration) -> Result<()> {
         check(&cluster)?;
     }
     let steps: Vec<_> = sessions.iter().map(|session| session.next).collect();
-    println!("seed {seed}: {steps:?} steps");
+    eprintln!("seed {seed}: {steps:?} steps");
     cluster.finish()
 }
 

@@ -1,12 +1,55 @@
 //! Routes that make tables and materialized views.
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
+use pagevault_tests::{Cluster, Settings};
+
+use crate::assert_sealed;
 
 use super::{FILL_MADE, MAKES, ON_TABLE, Role, Row, driver};
 
 #[test]
 fn tables_and_views_that_are_made() -> Result<()> {
     driver::walk(&ROWS)
+}
+
+/// A transaction then logs no pages of what it makes; they are synced when it commits.
+#[test]
+fn tables_and_views_that_are_made_without_wal() -> Result<()> {
+    let settings = Settings::default()
+        .conf("wal_level = minimal")
+        .conf("max_wal_senders = 0")
+        .conf("wal_skip_threshold = 0");
+    driver::walk_with(&settings, &ROWS)
+}
+
+/// A crash makes them anew from their init forks.
+#[test]
+fn unlogged_tables_are_sealed_again_after_a_crash() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql(
+        "CREATE UNLOGGED TABLE t (id serial PRIMARY KEY, name text, wide text);
+         CREATE INDEX ON t USING hash (name);
+         CREATE INDEX ON t USING gin ((ARRAY[name]));
+         CREATE INDEX ON t USING gist (to_tsvector('simple', name));
+         CREATE INDEX ON t USING spgist (name);
+         CREATE INDEX ON t USING brin (name);
+         ALTER TABLE t ALTER wide SET STORAGE EXTERNAL",
+    )?;
+    cluster.sql("SELECT pagevault.encrypt('t')")?;
+    for _ in 0..2 {
+        cluster.sql(
+            "INSERT INTO t (name, wide)
+             SELECT 'name ' || i, repeat('wide', 1000) FROM generate_series(1, 100) i",
+        )?;
+        cluster.crash()?;
+        ensure!(cluster.text("SELECT count(*) FROM t")? == "0", "rows are left");
+    }
+    cluster.sql("INSERT INTO t (name, wide) VALUES ('name', repeat('wide', 1000))")?;
+    cluster.restart()?;
+    assert_sealed(&cluster.family_files("t")?)?;
+    assert_sealed(&cluster.files("t_id_seq")?)?;
+    ensure!(cluster.text("SELECT length(wide) FROM t")? == "4000", "the row");
+    cluster.finish()
 }
 
 const ROWS: [Row; 20] = [

@@ -116,7 +116,12 @@ impl fmt::Display for Walked<'_> {
 
 /// Walks all rows in all modes that suit them, on one server, and checks everything.
 pub(super) fn walk(rows: &[Row]) -> Result<()> {
-    let (cluster, _keys) = start()?;
+    walk_with(&Settings::default(), rows)
+}
+
+/// [`walk`] on a server with these settings.
+pub(super) fn walk_with(settings: &Settings, rows: &[Row]) -> Result<()> {
+    let (cluster, _keys) = start(settings)?;
     let mut walked = Vec::new();
     for end in [End::Stop, End::Crash] {
         for mode in Mode::all(end) {
@@ -154,8 +159,8 @@ fn check(cluster: &Cluster, walked: &[Walked<'_>], end: End) -> Result<()> {
 }
 
 /// A server with what the rows take for granted.
-pub(crate) fn start() -> Result<(Cluster, KeyFile)> {
-    let (cluster, keys) = Cluster::with_keys(&Settings::default())?;
+pub(crate) fn start(settings: &Settings) -> Result<(Cluster, KeyFile)> {
+    let (cluster, keys) = Cluster::with_keys(settings)?;
     let space = cluster.directory().join("space");
     std::fs::create_dir(&space)?;
     cluster.installation().give(&space)?;

@@ -1,8 +1,8 @@
 //! Commands that replace the files of many relations at once, encrypted and plain ones.
 
-use anyhow::{Context, Result};
-use pagevault_tests::Cluster;
+use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::run_sql;
+use pagevault_tests::{Cluster, Settings};
 
 use super::driver;
 use crate::{assert_plain, assert_sealed};
@@ -45,14 +45,14 @@ fn check_secret(cluster: &Cluster) -> Result<()> {
     assert_sealed(&cluster.family_files("secret")?)?;
     assert_sealed(&cluster.files("secret_view")?)?;
     let differences = "SELECT count(*) FROM (TABLE secret EXCEPT TABLE kept) d";
-    anyhow::ensure!(cluster.text(differences)? == "0", "rows differ");
-    anyhow::ensure!(cluster.text("SELECT count(*) FROM secret")? == "100", "rows are missing");
+    ensure!(cluster.text(differences)? == "0", "rows differ");
+    ensure!(cluster.text("SELECT count(*) FROM secret")? == "100", "rows are missing");
     Ok(())
 }
 
 #[test]
 fn each_relation_stays_what_it_is() -> Result<()> {
-    let (cluster, _keys) = driver::start()?;
+    let (cluster, _keys) = driver::start(&Settings::default())?;
     make(&cluster)?;
     for default in ["off", "on"] {
         for statement in ONE_BY_ONE {
@@ -74,7 +74,7 @@ fn each_relation_stays_what_it_is() -> Result<()> {
 /// The setting is for what is made from now on, not for what is made anew.
 #[test]
 fn a_plain_table_stays_plain_where_the_default_is_to_encrypt() -> Result<()> {
-    let (cluster, _keys) = driver::start()?;
+    let (cluster, _keys) = driver::start(&Settings::default())?;
     make(&cluster)?;
     cluster.set(&[("pagevault.default_encryption", "on")])?;
     for statement in [
@@ -100,7 +100,7 @@ fn a_plain_table_stays_plain_where_the_default_is_to_encrypt() -> Result<()> {
 /// The plain relations may come out sealed: while all are locked, nobody can tell whose a file is.
 #[test]
 fn encrypted_relations_stay_encrypted_among_others() -> Result<()> {
-    let (cluster, _keys) = driver::start()?;
+    let (cluster, _keys) = driver::start(&Settings::default())?;
     make(&cluster)?;
     for statement in AT_ONCE {
         cluster.sql(statement)?;
