@@ -16,7 +16,7 @@ pub(crate) const SECRET: &str = "kanarienvogel-secret";
 /// The same in the twin; of the same length, so that both have the same pages.
 pub(crate) const OPEN: &str = "kanarienvogel-public";
 
-/// Both label and setting, as their names in schemas.
+/// What makes relations encrypted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Object {
     Labelled,
