@@ -54,9 +54,12 @@ unsafe extern "C-unwind" fn object_access(
         return;
     }
     match access {
-        pg_sys::ObjectAccessType::OAT_POST_CREATE => policy::relation_created(object).or_raise(),
+        pg_sys::ObjectAccessType::OAT_POST_CREATE => {
+            policy::relation_created(object).or_raise();
+            policy::owned_sequences::relation_touched(object);
+        }
         pg_sys::ObjectAccessType::OAT_POST_ALTER => {
-            policy::owned_sequences::relation_altered(object);
+            policy::owned_sequences::relation_touched(object);
         }
         _ => {}
     }

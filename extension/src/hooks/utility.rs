@@ -51,7 +51,7 @@ unsafe extern "C-unwind" fn process_utility(
         }
         let next = PREVIOUS.with(|previous| *previous).unwrap_or(raw::standard_ProcessUtility);
         next(statement, query, read_only, context, params, environment, destination, completion);
-        if policy::owned_sequences::any_altered() {
+        if policy::owned_sequences::any_touched() {
             pg_sys::panic::pgrx_extern_c_guard(|| policy::owned_sequences::follow().or_raise());
         }
     }

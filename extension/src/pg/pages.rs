@@ -80,6 +80,9 @@ unsafe fn rewrite_page(
         let is_new = (*page).pd_upper == 0;
         if !is_new {
             pg_sys::CritSectionCount += 1;
+            if (*(*relation).rd_rel).relkind as u8 == pg_sys::RELKIND_SEQUENCE {
+                forget_values_in_wal(page.cast());
+            }
             pg_sys::MarkBufferDirty(buffer);
             if logged {
                 pg_sys::log_newpage_buffer(buffer, false);
@@ -88,5 +91,29 @@ unsafe fn rewrite_page(
         }
         pg_sys::UnlockReleaseBuffer(buffer);
         !is_new
+    }
+}
+
+/// The tuple of a sequence (`FormData_pg_sequence_data`), not among pgrx's bindings.
+#[repr(C)]
+struct SequenceData {
+    last_value: i64,
+    /// How many of the values to come are in WAL already.
+    log_cnt: i64,
+    is_called: bool,
+}
+
+/// WAL is ahead of a sequence's page, so that not every value is logged. An image of the page takes
+/// that back: the next value has to be logged again, or a crash would give it twice.
+///
+/// # Safety
+/// `page` is the page of a sequence, exclusively locked.
+unsafe fn forget_values_in_wal(page: pg_sys::Page) {
+    // SAFETY: the page holds one tuple, which is never deleted.
+    unsafe {
+        let item = pg_sys::PageGetItemId(page, pg_sys::FirstOffsetNumber);
+        let tuple = pg_sys::PageGetItem(page, item).cast::<pg_sys::HeapTupleHeaderData>();
+        let data = tuple.byte_add(usize::from((*tuple).t_hoff)).cast::<SequenceData>();
+        (*data).log_cnt = 0;
     }
 }

@@ -46,14 +46,25 @@ fn cipher_for_new_storage(file: RelFile) -> Result<Option<CipherId>> {
     let replaced: Vec<Facts> =
         locks::relations_locked_for_rewrite().into_iter().filter_map(relation::facts).collect();
     let encrypted = replaced.iter().filter(|r| r.is_stored());
-    if let Some(cipher) = encrypted.filter_map(|r| shared::current_cipher(r.file)).next() {
+    if let Some(cipher) = encrypted.filter_map(cipher_of_replaced).next() {
         return Ok(Some(cipher));
     }
-    let only_catalogs = !replaced.is_empty() && replaced.iter().all(|r| !r.user_made);
-    if guc::default_encryption() && !only_catalogs {
+    // What replaces the file of a plain relation stays plain; what is new, the hook will see.
+    if guc::default_encryption() && replaced.is_empty() {
         return default_cipher().map(Some);
     }
     Ok(None)
+}
+
+/// The cipher of an existing relation whose storage may be about to be replaced.
+fn cipher_of_replaced(relation: &Facts) -> Option<CipherId> {
+    shared::current_cipher(relation.file).or_else(|| {
+        // REINDEX (TABLESPACE) moves an index in the catalogs before it makes the new file: what they
+        // say of its file is no longer true, what they say of its table is.
+        let is_users_index = relation.user_made && relation.kind == Kind::Index;
+        let table = is_users_index.then(|| relation::table_of_index(relation.oid)).flatten()?;
+        shared::current_cipher(relation::facts(table)?.file)
+    })
 }
 
 /// A relation was created by the current command and its file is still empty.

@@ -1,8 +1,8 @@
 //! Sequences that become owned by an encrypted table after they were made.
 //!
-//! ALTER SEQUENCE ... OWNED BY makes no storage, and pg_dump writes it after the table's label. The object
-//! access hook notes altered sequences; when their command is over and the catalogs show the new owner, those
-//! whose table is encrypted follow it.
+//! ALTER SEQUENCE ... OWNED BY makes no storage, and pg_dump writes it after the table's label; CREATE
+//! SEQUENCE ... OWNED BY makes it before it names the table. The object access hook notes such sequences; when
+//! their command is over and the catalogs show the owner, those whose table is encrypted follow it.
 
 use pgrx::pg_sys::Oid;
 
@@ -12,25 +12,25 @@ use crate::pg::relation::{self, Kind};
 use crate::pg::report::Result;
 use crate::rewrite;
 
-static ALTERED: ProcessLocal<Vec<Oid>> = ProcessLocal::new(Vec::new());
+static TOUCHED: ProcessLocal<Vec<Oid>> = ProcessLocal::new(Vec::new());
 
-/// A relation was altered by the current command.
-pub(crate) fn relation_altered(oid: Oid) {
+/// A relation was made or altered by the current command.
+pub(crate) fn relation_touched(oid: Oid) {
     if shared::anything_sealed() && relation::facts(oid).is_some_and(|f| f.kind == Kind::Sequence) {
-        ALTERED.with(|altered| altered.push(oid));
+        TOUCHED.with(|touched| touched.push(oid));
     }
 }
 
 /// True if there is something for [`follow`] to do.
-pub(crate) fn any_altered() -> bool {
-    ALTERED.with(|altered| !altered.is_empty())
+pub(crate) fn any_touched() -> bool {
+    TOUCHED.with(|touched| !touched.is_empty())
 }
 
-/// Encrypts altered sequences whose owner is encrypted. What an aborted command left behind is
+/// Encrypts such sequences whose owner is encrypted. What an aborted command left behind is
 /// looked at as well and found to be gone or right.
 pub(crate) fn follow() -> Result<()> {
-    let altered = ALTERED.with(std::mem::take);
-    for sequence in altered {
+    let touched = TOUCHED.with(std::mem::take);
+    for sequence in touched {
         let Some(facts) = relation::facts_after_command(sequence) else { continue };
         let owner = relation::owner_of_sequence(sequence).and_then(relation::facts);
         let sealed = owner.is_some_and(|table| shared::is_sealed(table.file));

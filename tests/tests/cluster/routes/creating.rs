@@ -1,0 +1,223 @@
+//! Routes that make tables and materialized views.
+
+use anyhow::{Result, ensure};
+use pagevault_tests::{Cluster, Settings};
+
+use crate::assert_sealed;
+
+use super::{FILL_MADE, MAKES, ON_TABLE, Role, Row, driver};
+
+#[test]
+fn tables_and_views_that_are_made() -> Result<()> {
+    driver::walk(&ROWS)
+}
+
+/// A transaction then logs no pages of what it makes; they are synced when it commits.
+#[test]
+fn tables_and_views_that_are_made_without_wal() -> Result<()> {
+    let settings = Settings::default()
+        .conf("wal_level = minimal")
+        .conf("max_wal_senders = 0")
+        .conf("wal_skip_threshold = 0");
+    driver::walk_with(&settings, &ROWS)
+}
+
+/// A crash makes them anew from their init forks.
+#[test]
+fn unlogged_tables_are_sealed_again_after_a_crash() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql(
+        "CREATE UNLOGGED TABLE t (id serial PRIMARY KEY, name text, wide text);
+         CREATE INDEX ON t USING hash (name);
+         CREATE INDEX ON t USING gin ((ARRAY[name]));
+         CREATE INDEX ON t USING gist (to_tsvector('simple', name));
+         CREATE INDEX ON t USING spgist (name);
+         CREATE INDEX ON t USING brin (name);
+         ALTER TABLE t ALTER wide SET STORAGE EXTERNAL",
+    )?;
+    cluster.sql("SELECT pagevault.encrypt('t')")?;
+    for _ in 0..2 {
+        cluster.sql(
+            "INSERT INTO t (name, wide)
+             SELECT 'name ' || i, repeat('wide', 1000) FROM generate_series(1, 100) i",
+        )?;
+        cluster.crash()?;
+        ensure!(cluster.text("SELECT count(*) FROM t")? == "0", "rows are left");
+    }
+    cluster.sql("INSERT INTO t (name, wide) VALUES ('name', repeat('wide', 1000))")?;
+    cluster.restart()?;
+    assert_sealed(&cluster.family_files("t")?)?;
+    assert_sealed(&cluster.files("t_id_seq")?)?;
+    ensure!(cluster.text("SELECT length(wide) FROM t")? == "4000", "the row");
+    cluster.finish()
+}
+
+const ROWS: [Row; 20] = [
+    Row {
+        name: "CREATE TABLE",
+        route: &[
+            "CREATE TABLE made (id serial PRIMARY KEY, name text UNIQUE, wide text)",
+            FILL_MADE,
+        ],
+        ..MAKES
+    },
+    Row {
+        name: "CREATE UNLOGGED TABLE",
+        route: &[
+            "CREATE UNLOGGED TABLE made (id serial PRIMARY KEY, name text UNIQUE, wide text)",
+            "CREATE INDEX made_hash ON made USING hash (name)",
+            "CREATE INDEX made_spgist ON made USING spgist (name)",
+            FILL_MADE,
+        ],
+        ..MAKES
+    },
+    Row {
+        name: "CREATE TABLE with identity",
+        route: &[
+            "CREATE TABLE made (id int GENERATED ALWAYS AS IDENTITY, name text UNIQUE, wide text)",
+            FILL_MADE,
+        ],
+        ..MAKES
+    },
+    Row {
+        name: "CREATE TABLE USING another name of heap",
+        route: &["CREATE TABLE made (name text, wide text) USING heap_too", FILL_MADE],
+        ..MAKES
+    },
+    Row {
+        name: "CREATE TABLE in a tablespace",
+        route: &[
+            "CREATE TABLE made (id serial, name text, wide text) TABLESPACE space",
+            "CREATE INDEX made_name ON made (name) TABLESPACE space",
+            FILL_MADE,
+        ],
+        ..MAKES
+    },
+    Row {
+        name: "CREATE TABLE OF",
+        setup: &["CREATE TYPE form AS (id int, name text, wide text)"],
+        route: &["CREATE TABLE made OF form (UNIQUE (name))", FILL_MADE],
+        ..MAKES
+    },
+    Row {
+        name: "CREATE TABLE AS",
+        route: &["CREATE TABLE made AS SELECT * FROM t"],
+        new: &["made"],
+        ..ON_TABLE
+    },
+    Row {
+        name: "CREATE TABLE AS WITH NO DATA",
+        route: &["CREATE TABLE made AS SELECT name, wide FROM t WITH NO DATA", FILL_MADE],
+        new: &["made"],
+        ..ON_TABLE
+    },
+    Row {
+        name: "CREATE TABLE AS EXECUTE",
+        route: &[
+            "PREPARE plan AS SELECT * FROM t",
+            "CREATE TABLE made AS EXECUTE plan",
+            "DEALLOCATE plan",
+        ],
+        new: &["made"],
+        ..ON_TABLE
+    },
+    Row { name: "SELECT INTO", route: &["SELECT * INTO made FROM t"], new: &["made"], ..ON_TABLE },
+    Row {
+        name: "CREATE TABLE LIKE INCLUDING ALL",
+        setup: &[
+            "CREATE TABLE model (id int GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+                 name text, wide text, EXCLUDE USING btree (name WITH =))",
+            "ALTER TABLE model ALTER wide SET STORAGE EXTERNAL",
+        ],
+        data: &["INSERT INTO model (name) VALUES ('{canary}')"],
+        route: &["CREATE TABLE made (LIKE model INCLUDING ALL)", FILL_MADE],
+        ..MAKES
+    },
+    Row {
+        name: "CREATE TABLE INHERITS",
+        route: &["CREATE TABLE made (UNIQUE (name)) INHERITS (t)", FILL_MADE],
+        new: &["made"],
+        ..ON_TABLE
+    },
+    Row {
+        name: "CREATE TABLE PARTITION OF",
+        setup: &[
+            "CREATE TABLE parts (id serial, name text, wide text, UNIQUE (name))
+                 PARTITION BY RANGE (name)",
+            "CREATE INDEX ON parts USING hash (name)",
+        ],
+        route: &["CREATE TABLE made PARTITION OF parts DEFAULT", FILL_MADE],
+        // The sequence belongs to the partitioned table, which takes no label.
+        new: &["made", "parts"],
+        ..MAKES
+    },
+    Row {
+        name: "CREATE SCHEMA with its tables",
+        route: &[
+            "CREATE SCHEMA {schema}_inner
+                 CREATE TABLE made (id serial PRIMARY KEY, name text, wide text)
+                 CREATE INDEX made_name ON made (name)",
+            "INSERT INTO {schema}_inner.made (name, wide)
+                 SELECT '{canary}-' || i, CASE WHEN i % 10 = 0 THEN repeat('{canary}', 150) END
+                 FROM generate_series(1, 30) i",
+        ],
+        reads: "SELECT count(*) FROM {schema}_inner.made WHERE name > 'k'",
+        ..MAKES
+    },
+    Row {
+        name: "CREATE TABLE in a function that catches errors",
+        setup: &["CREATE FUNCTION make() RETURNS void LANGUAGE plpgsql AS $$
+             BEGIN
+                 BEGIN
+                     CREATE TABLE made (id int PRIMARY KEY);
+                     PERFORM 1 / 0;
+                 EXCEPTION WHEN division_by_zero THEN
+                     CREATE TABLE made (id serial PRIMARY KEY, name text UNIQUE, wide text);
+                 END;
+             END $$"],
+        route: &["SELECT make()", FILL_MADE],
+        ..MAKES
+    },
+    Row {
+        name: "COPY FREEZE",
+        role: Role::Superuser,
+        route: &["CREATE TABLE made (name text); CREATE INDEX ON made (name);
+                  COPY made FROM PROGRAM 'yes {canary} | head -30' WITH (FREEZE)"],
+        ..MAKES
+    },
+    Row {
+        name: "DROP TABLE and CREATE TABLE of the same name",
+        setup: &["CREATE TABLE made (id serial PRIMARY KEY, name text, wide text)"],
+        route: &[
+            "DROP TABLE made",
+            "CREATE TABLE made (id serial PRIMARY KEY, name text UNIQUE, wide text)",
+            FILL_MADE,
+        ],
+        ..MAKES
+    },
+    Row {
+        name: "CREATE MATERIALIZED VIEW",
+        route: &[
+            "CREATE MATERIALIZED VIEW made AS SELECT * FROM t",
+            "CREATE UNIQUE INDEX made_name ON made (name)",
+        ],
+        new: &["made"],
+        ..ON_TABLE
+    },
+    Row {
+        name: "CREATE MATERIALIZED VIEW WITH NO DATA",
+        route: &[
+            "CREATE MATERIALIZED VIEW made AS SELECT * FROM t WITH NO DATA",
+            "CREATE UNIQUE INDEX made_name ON made (name)",
+            "REFRESH MATERIALIZED VIEW made",
+        ],
+        new: &["made"],
+        ..ON_TABLE
+    },
+    Row {
+        name: "CREATE MATERIALIZED VIEW in a tablespace",
+        route: &["CREATE MATERIALIZED VIEW made TABLESPACE space AS SELECT * FROM t"],
+        new: &["made"],
+        ..ON_TABLE
+    },
+];

@@ -1,0 +1,79 @@
+//! Every way PostgreSQL makes or replaces a file, and what must come out of it.
+//!
+//! A [`Row`] is one such way. [`driver`] walks each row in all modes, in pairs: a schema whose relations are
+//! encrypted, by label or by `pagevault.default_encryption`, and a twin beside it with nothing encrypted.
+//! [`survey`] then reads the files: all of the one must be sealed, all of the other plain, and both must
+//! hold the same rows. The tables of rows are in [`creating`], [`indexing`], [`rewriting`] and
+//! [`sequences`]; what does not fit into one session has tests of its own.
+
+mod creating;
+pub(crate) mod driver;
+mod indexing;
+mod replication;
+mod rewriting;
+mod sequences;
+pub(crate) mod survey;
+mod temporary;
+mod two_phase;
+mod whole_database;
+
+/// One way to create or replace storage.
+pub(super) struct Row {
+    name: &'static str,
+    /// First major version of PostgreSQL that has it.
+    since: u32,
+    role: Role,
+    /// What is there before; the label is put on this.
+    setup: &'static [&'static str],
+    /// Fills what is there.
+    data: &'static [&'static str],
+    /// The statements that make files.
+    route: &'static [&'static str],
+    /// Tables, views and sequences that the route makes anew: for them, the setting decides.
+    new: &'static [&'static str],
+    /// False for statements that PostgreSQL refuses inside a transaction block.
+    in_transaction: bool,
+    /// Something to be read by way of an index, the same in both schemas.
+    reads: &'static str,
+}
+
+/// Who may walk a route.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Role {
+    Owner,
+    Superuser,
+}
+
+/// A route that acts on the table `t`, which has an index, a sequence, and values in TOAST.
+const ON_TABLE: Row = Row {
+    name: "",
+    since: 15,
+    role: Role::Owner,
+    setup: &[
+        "CREATE TABLE t (id serial PRIMARY KEY, name text, wide text)",
+        "ALTER TABLE t ALTER wide SET STORAGE EXTERNAL",
+        "CREATE INDEX t_name ON t (name)",
+    ],
+    data: &[FILL_T],
+    route: &[],
+    new: &[],
+    in_transaction: true,
+    reads: "SELECT count(*) FROM t WHERE name > 'k'",
+};
+
+/// A route that needs nothing to be there and makes `made`.
+const MAKES: Row = Row {
+    setup: &[],
+    data: &[],
+    new: &["made"],
+    reads: "SELECT count(*) FROM made WHERE name > 'k'",
+    ..ON_TABLE
+};
+
+const FILL_T: &str = "INSERT INTO t (name, wide)
+    SELECT '{canary}-' || i, CASE WHEN i % 10 = 0 THEN repeat('{canary}', 150) END
+    FROM generate_series(1, 30) i";
+
+const FILL_MADE: &str = "INSERT INTO made (name, wide)
+    SELECT '{canary}-' || i, CASE WHEN i % 10 = 0 THEN repeat('{canary}', 150) END
+    FROM generate_series(1, 30) i";

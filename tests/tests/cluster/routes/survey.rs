@@ -1,0 +1,168 @@
+//! What is on disk: every file of the data directory, and whose it is.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, ensure};
+use pagevault_tests::cluster::column;
+use pagevault_tests::datafile::PageState;
+use pagevault_tests::{Cluster, DataFile};
+
+use super::driver::SECRET;
+
+/// What the pages of a relation must be.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Expected {
+    Sealed,
+    Plain,
+    /// Plain, with values of an encrypted relation, because nobody asked for more.
+    PlainCopy,
+    /// Plain or sealed, with such values.
+    Either,
+}
+
+/// One relation with storage.
+#[derive(Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Member {
+    schema: String,
+    /// The table, view or sequence that it belongs to, perhaps itself.
+    root: String,
+    name: String,
+    is_toast: bool,
+}
+
+/// Relations with the table they belong to. A sequence belongs to the table that owns it.
+const MEMBERS: &str = "
+    SELECT concat_ws('|', pg_relation_filepath(c.oid), n.nspname, root.relname, c.relname, c.relkind)
+    FROM pg_class c
+    LEFT JOIN pg_index i ON i.indexrelid = c.oid
+    LEFT JOIN pg_class toasted ON toasted.reltoastrelid = coalesce(i.indrelid, c.oid)
+    LEFT JOIN pg_depend d ON c.relkind = 'S' AND d.classid = 'pg_class'::regclass
+        AND d.objid = c.oid AND d.refclassid = 'pg_class'::regclass AND d.deptype IN ('a', 'i')
+    JOIN pg_class root ON root.oid = coalesce(toasted.oid, i.indrelid, d.refobjid, c.oid)
+    JOIN pg_namespace n ON n.oid = root.relnamespace
+    WHERE pg_relation_filepath(c.oid) IS NOT NULL";
+
+/// The relations of the database `postgres` by their first file, relative to the data directory.
+fn members(cluster: &Cluster) -> Result<BTreeMap<PathBuf, Member>> {
+    let lines = column(&mut cluster.client()?, MEMBERS)?;
+    let member = |line: &String| {
+        let parts: Vec<_> = line.split('|').collect();
+        let [path, schema, root, name, kind] = parts[..] else {
+            anyhow::bail!("not understood: {line}")
+        };
+        let (schema, root, name) = (schema.to_owned(), root.to_owned(), name.to_owned());
+        Ok((PathBuf::from(path), Member { schema, root, name, is_toast: kind == "t" }))
+    };
+    lines.iter().map(member).collect()
+}
+
+/// All files below a directory, tablespaces included.
+fn files_below(directory: &Path, found: &mut Vec<DataFile>) -> Result<()> {
+    for entry in std::fs::read_dir(directory)? {
+        let path = entry?.path();
+        if path.is_dir() {
+            files_below(&path, found)?;
+        } else {
+            found.push(DataFile { path });
+        }
+    }
+    Ok(())
+}
+
+/// The files that hold `text`, relative to the data directory; WAL is known to hold what is written.
+pub(super) fn files_with(cluster: &Cluster, text: &str) -> Result<Vec<PathBuf>> {
+    let data = cluster.data_directory();
+    let mut files = Vec::new();
+    files_below(&data, &mut files)?;
+    let mut found = Vec::new();
+    for file in files {
+        let path = file.path.strip_prefix(&data)?.to_owned();
+        if !path.starts_with("pg_wal") && file.contains_text(text)? {
+            found.push(path);
+        }
+    }
+    Ok(found)
+}
+
+/// The first file of the relation that a file belongs to: without fork and segment.
+fn first_file(path: &Path) -> PathBuf {
+    let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    let stem = name.split(['_', '.']).next().unwrap_or_default();
+    path.with_file_name(stem)
+}
+
+/// Catalogs that hold values of user tables.
+const CATALOGS_WITH_VALUES: [&str; 3] = ["pg_statistic", "pg_statistic_ext_data", "pg_largeobject"];
+
+/// Reads all files: whether every page of every relation is what it must be, and whether the canary is
+/// where it must not be.
+///
+/// `expect` is asked what must become of the relations of a schema that belong to a table, view or
+/// sequence, and how to call them; `None` if they are none of its business. With `all_used`, each of
+/// them must have a page.
+pub(crate) fn check(
+    cluster: &Cluster,
+    expect: impl Fn(&str, &str) -> Option<(String, Expected)>,
+    all_used: bool,
+) -> Result<()> {
+    let members = members(cluster)?;
+    let mut wrong = Vec::new();
+    let mut used = BTreeSet::new();
+    let data = cluster.data_directory();
+    let mut files = Vec::new();
+    files_below(&data, &mut files)?;
+    for file in files {
+        let path = file.path.strip_prefix(&data)?;
+        if path.starts_with("pg_wal") || path.components().any(|c| c.as_os_str() == "pgsql_tmp") {
+            continue;
+        }
+        let member = members.get(&first_file(path));
+        let (name, expected) = match member {
+            Some(member) => match expect(&member.schema, &member.root) {
+                Some((of, expected)) => {
+                    let Member { root, name, .. } = member;
+                    (format!("{of}: {name} of {root}, {}", path.display()), expected)
+                }
+                None if CATALOGS_WITH_VALUES.contains(&member.root.as_str()) => continue,
+                None => (format!("{}.{}", member.schema, member.name), Expected::Plain),
+            },
+            None => (path.display().to_string(), Expected::Sealed),
+        };
+        if let Some(member) = member {
+            let states = file.states()?;
+            let count =
+                |is: fn(&PageState) -> bool| states.iter().filter(|state| is(state)).count();
+            let sealed = count(|state| matches!(state, PageState::Sealed(_)));
+            let plain = count(|state| *state == PageState::Plain);
+            if sealed + plain > 0 {
+                used.insert(member.clone());
+            }
+            let unexpected = match expected {
+                Expected::Sealed => plain,
+                Expected::Plain | Expected::PlainCopy => sealed,
+                Expected::Either => 0,
+            };
+            if unexpected > 0 {
+                wrong.push(format!(
+                    "{name}: must be {expected:?}, has {sealed} sealed and {plain} plain pages"
+                ));
+            }
+        }
+        let may_hold_it = matches!(expected, Expected::PlainCopy | Expected::Either);
+        if !may_hold_it && file.contains_text(SECRET)? {
+            wrong.push(format!("{name}: holds the canary"));
+        }
+    }
+    for member in members.values().filter(|member| all_used && !member.is_toast) {
+        if let Some((of, _)) = expect(&member.schema, &member.root)
+            && !used.contains(member)
+        {
+            wrong.push(format!("{of}: {} has no page at all", member.name));
+        }
+    }
+    wrong.sort();
+    let shown: Vec<_> = wrong.iter().take(60).map(String::as_str).collect();
+    ensure!(wrong.is_empty(), "{} findings:\n{}", wrong.len(), shown.join("\n"));
+    Ok(())
+}

@@ -1,0 +1,46 @@
+//! Relations made or rewritten in a prepared transaction, with a crash before its end.
+
+use anyhow::{Result, ensure};
+use pagevault_tests::{Cluster, Settings};
+
+use crate::{assert_plain, assert_sealed};
+
+const ROWS: &str = "SELECT i AS id, 'kanarienvogel-' || i AS name FROM generate_series(1, 100) i";
+
+#[test]
+fn prepared_transactions_keep_their_keys_across_a_crash() -> Result<()> {
+    let settings = Settings::default().conf("max_prepared_transactions = 5");
+    let (cluster, _keys) = Cluster::with_keys(&settings)?;
+    cluster.sql("CREATE TABLE old (id int PRIMARY KEY, name text)")?;
+    cluster.sql("CREATE TABLE plain (id int PRIMARY KEY, name text)")?;
+    cluster.sql("SELECT pagevault.encrypt('old')")?;
+    cluster.sql(&format!("INSERT INTO old {ROWS}"))?;
+    for end in ["ROLLBACK", "COMMIT"] {
+        for (name, statements) in [
+            (
+                "made",
+                "SET pagevault.default_encryption = on;
+                      CREATE TABLE made (id serial PRIMARY KEY, name text);
+                      INSERT INTO made",
+            ),
+            ("truncated", "TRUNCATE old; INSERT INTO old"),
+            ("twin", "TRUNCATE plain; INSERT INTO plain"),
+        ] {
+            cluster.sql(&format!("BEGIN; {statements} {ROWS}; PREPARE TRANSACTION '{name}'"))?;
+        }
+        cluster.crash()?;
+        for name in ["made", "truncated", "twin"] {
+            cluster.sql(&format!("{end} PREPARED '{name}'"))?;
+        }
+        cluster.sql("CHECKPOINT")?;
+        ensure!(cluster.text("SELECT count(name) FROM old")? == "100", "{end}: rows of old");
+        assert_sealed(&cluster.family_files("old")?)?;
+    }
+    cluster.crash()?;
+    ensure!(cluster.text("SELECT count(name) FROM made")? == "100", "rows of made");
+    ensure!(cluster.text("SELECT count(name) FROM plain")? == "100", "rows of plain");
+    assert_sealed(&cluster.family_files("made")?)?;
+    assert_sealed(&cluster.files("made_id_seq")?)?;
+    assert_plain(&cluster.family_files("plain")?)?;
+    cluster.finish()
+}
