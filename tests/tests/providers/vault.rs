@@ -236,7 +236,7 @@ fn refusals() -> Result<()> {
         "interval=60s",
     ])?;
     let mut hasty = good.clone();
-    hasty.deadline_ms = 2_000;
+    hasty.deadline_ms = 5_000;
     hasty.ask("db-kek", CONTEXT, describe())?;
     hasty.refused("db-kek", CONTEXT, describe(), "throttled")?;
     vault.cli(&["delete", "sys/quotas/rate-limit/slow"])?;
@@ -260,7 +260,7 @@ fn refusals() -> Result<()> {
     // unreachable, and back
     vault.stop();
     let mut brief = good.clone();
-    brief.deadline_ms = 1_000;
+    brief.deadline_ms = 4_000;
     let failure = brief.refused("db-kek", CONTEXT, describe(), "unreachable")?;
     ensure!(failure["retry"] == true, "{failure}");
     ensure!(failure.to_string().contains(&vault.address()), "{failure}");
@@ -333,13 +333,15 @@ fn redirections_are_not_followed() -> Result<()> {
     let directory = tempfile::Builder::new().prefix("pagevault-canned-").tempdir()?;
     pagevault_tests::Installation::get()?.give(directory.path())?;
     let token = write_file(&directory.path().join("token"), "hvs.token", 0o600)?;
-    let provider = provider(json!({"address": standby.endpoint, "namespace": "team/db",
+    let mut provider = provider(json!({"address": standby.endpoint, "namespace": "team/db",
         "auth": {"token_file": token}}));
+    provider.deadline_ms = 2_000;
     let told = provider.refused("db-kek", CONTEXT, json!("describe"), "unreachable")?;
     ensure!(
         told["message"].as_str().is_some_and(|text| text.contains("another address")),
         "{told}"
     );
+    ensure!(told["retry"] == true && standby.requests() > 2, "not tried again: {told}");
     ensure!(target.requests() == 0, "it went to where the server pointed");
     let asked = standby.seen();
     let head = asked.last().map(|request| request.head.to_ascii_lowercase()).unwrap_or_default();

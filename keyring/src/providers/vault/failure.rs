@@ -133,7 +133,9 @@ fn of_status(code: u16, text: String, server: &Server) -> ProviderError {
     let error = |class, message: String| ProviderError::new(class, message).with_detail(&text);
     match code {
         300..=399 => error(ErrorClass::Unreachable, format!("{shown} points to another address"))
-            .with_hint("Give the address of the active server or of the load balancer."),
+            .with_hint("Give the address of the active server or of the load balancer.")
+            // Between two leaders a server points elsewhere that would forward a moment later.
+            .transient(),
         429 => error(ErrorClass::Throttled, format!("{shown} has too many requests"))
             .with_hint("Try again later, or raise the rate limit quota.")
             .transient(),
