@@ -11,6 +11,7 @@ use pgrx::{PgList, PgSqlErrorCode};
 
 use super::ddl;
 use crate::keys::shared;
+use crate::pg::labels::PROVIDER;
 use crate::pg::process::ProcessLocal;
 use crate::pg::report::{OrRaise, Report, Result};
 use crate::policy;
@@ -51,8 +52,8 @@ unsafe extern "C-unwind" fn process_utility(
         }
         let next = PREVIOUS.with(|previous| *previous).unwrap_or(raw::standard_ProcessUtility);
         next(statement, query, read_only, context, params, environment, destination, completion);
-        if policy::owned_sequences::any_altered() {
-            pg_sys::panic::pgrx_extern_c_guard(|| policy::owned_sequences::follow().or_raise());
+        if policy::altered::any() {
+            pg_sys::panic::pgrx_extern_c_guard(|| policy::altered::follow().or_raise());
         }
     }
 }
@@ -116,7 +117,7 @@ unsafe fn check(statement: *mut pg_sys::Node) -> Result<()> {
             }
             pg_sys::NodeTag::T_SecLabelStmt => {
                 let provider = (*statement.cast::<pg_sys::SecLabelStmt>()).provider;
-                if !provider.is_null() && CStr::from_ptr(provider) == ddl::PROVIDER {
+                if !provider.is_null() && CStr::from_ptr(provider) == PROVIDER {
                     ddl::register_label_provider();
                 }
                 Ok(())

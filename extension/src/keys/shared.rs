@@ -49,6 +49,11 @@ pub(crate) fn anything_sealed() -> bool {
     get().is_some_and(|shared| shared.control.sealed())
 }
 
+/// Does any database key exist? Without one nothing can be encrypted.
+pub(crate) fn any_database_key() -> bool {
+    secrets().is_some_and(Secrets::any_known)
+}
+
 fn current(file: RelFile) -> Option<(u16, u8)> {
     let directory = &get()?.directory;
     directory.current(directory.find(file).ok()??).ok()?

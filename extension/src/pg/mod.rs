@@ -5,6 +5,7 @@
 pub(crate) mod checkpoint;
 pub(crate) mod compat;
 pub(crate) mod guc;
+pub(crate) mod labels;
 pub(crate) mod locks;
 pub(crate) mod mapping;
 pub(crate) mod pages;

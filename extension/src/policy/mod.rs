@@ -1,16 +1,21 @@
 //! Which relations are encrypted: labels, what follows what, and the default.
 //!
-//! The decision sits where storage is made. There are two moments:
+//! What is wanted is found in [`decision`]. It takes effect where storage is made, at two moments:
 //!
 //! 1. `mdcreate` ([`storage_created`]): a file appears. For TRUNCATE, REINDEX, SET TABLESPACE and other
 //!    replacements of an existing relation's storage nothing else will be heard of it, so the answer is
 //!    looked for among the relations this backend has locked for rewriting. Undecided means encrypted.
 //! 2. `object_access_hook` ([`relation_created`]): a new relation exists and its file is still
-//!    empty. Its kind, name and table are known, and the first answer is put right if need be.
+//!    empty. Its kind, name and table are known, and the first answer is put right if need be. Of a
+//!    partition the partitioned table is known a moment later ([`altered`]).
 
+pub(crate) mod altered;
+pub(crate) mod decision;
+pub(crate) mod drift;
+pub(crate) mod enforce;
 pub(crate) mod label;
 pub(crate) mod labels;
-pub(crate) mod owned_sequences;
+mod memo;
 
 use pagevault_cipher::CipherId;
 use pagevault_keystore::RelFile;
@@ -21,10 +26,12 @@ use crate::keys::{data_keys, shared};
 use crate::pg::relation::{self, Facts, Kind};
 use crate::pg::report::{Report, Result};
 use crate::pg::{guc, locks, process};
+use decision::Decision;
 
-/// True where there is nothing to decide: nothing is encrypted, and nothing is to be.
+/// True where there is nothing to decide: without a master key nothing is encrypted and no label says that
+/// it should be ([`labels`] refuses them), and the setting asks for nothing.
 pub(crate) fn is_idle() -> bool {
-    !shared::anything_sealed() && !guc::default_encryption()
+    !shared::any_database_key() && !guc::default_encryption()
 }
 
 /// A file for a permanent relation is about to be created.
@@ -43,17 +50,30 @@ fn cipher_for_new_storage(file: RelFile) -> Result<Option<CipherId>> {
     if file.database != process::my_database() {
         return Ok(shared::cipher_of_namesake(file));
     }
-    let replaced: Vec<Facts> =
-        locks::relations_locked_for_rewrite().into_iter().filter_map(relation::facts).collect();
-    let encrypted = replaced.iter().filter(|r| r.is_stored());
-    if let Some(cipher) = encrypted.filter_map(|r| shared::current_cipher(r.file)).next() {
-        return Ok(Some(cipher));
+    let locked = locks::relations_locked_for_rewrite().into_iter().filter_map(relation::facts);
+    let mut undecided = true;
+    for replaced in locked.filter(Facts::is_stored) {
+        if let Some(cipher) = cipher_for_replacement(&replaced, file)? {
+            return Ok(Some(cipher));
+        }
+        undecided = false;
     }
-    let only_catalogs = !replaced.is_empty() && replaced.iter().all(|r| !r.user_made);
-    if guc::default_encryption() && !only_catalogs {
-        return default_cipher().map(Some);
+    if undecided { cipher_of(decision::wanted_of_place(file.tablespace.into())?) } else { Ok(None) }
+}
+
+/// What a relation is now it stays, unless more is wanted of it, or its own label wants it plain.
+fn cipher_for_replacement(replaced: &Facts, file: RelFile) -> Result<Option<CipherId>> {
+    // The table may be moving to the file's tablespace. An index follows its table, wherever it is.
+    let wanted = match replaced.kind {
+        Kind::Index => decision::wanted(replaced)?,
+        _ => decision::wanted_in(replaced, file.tablespace.into())?,
+    };
+    let current = shared::current_cipher(replaced.file);
+    match wanted {
+        Some(decision) if decision.is_encrypted() => decision.cipher(current).map(Some),
+        Some(decision) if decision.is_plain_by_own_label() => Ok(None),
+        _ => Ok(current),
     }
-    Ok(None)
 }
 
 /// A relation was created by the current command and its file is still empty.
@@ -62,49 +82,30 @@ pub(crate) fn relation_created(oid: Oid) -> Result<()> {
     if !facts.is_stored() {
         return Ok(());
     }
-    let wanted = cipher_for_new_relation(&facts)?;
-    if wanted == shared::current_cipher(facts.file) {
+    altered::note_created(oid);
+    let wanted = match cipher_of(decision::wanted(&facts)?)? {
+        // Made for a serial column, it is owned later than it is created; the table is locked, and
+        // that has decided.
+        None if facts.kind == Kind::Sequence => shared::current_cipher(facts.file),
+        wanted => wanted,
+    };
+    seal_empty_file(facts.file, wanted)
+}
+
+/// Has a file that holds nothing yet written with this cipher, or in plaintext.
+fn seal_empty_file(file: RelFile, wanted: Option<CipherId>) -> Result<()> {
+    if wanted == shared::current_cipher(file) {
         return Ok(());
     }
     match wanted {
-        Some(cipher) => data_keys::new_epoch(facts.file, cipher).map(|_| ()),
-        None => data_keys::write_plaintext(facts.file),
+        Some(cipher) => data_keys::new_epoch(file, cipher).map(|_| ()),
+        None => data_keys::write_plaintext(file),
     }
 }
 
-fn cipher_for_new_relation(facts: &Facts) -> Result<Option<CipherId>> {
-    if let Some(leader) = leader_of(facts) {
-        return Ok(match relation::facts(leader) {
-            Some(leader) if leader.kind.has_storage() => shared::current_cipher(leader.file),
-            _ => None,
-        });
-    }
-    if facts.user_made && guc::default_encryption() {
-        return default_cipher().map(Some);
-    }
-    if facts.kind == Kind::Sequence {
-        // Made for a serial column, it is owned later than it is created; the table is locked, and
-        // that has decided.
-        return Ok(shared::current_cipher(facts.file));
-    }
-    Ok(None)
-}
-
-/// The relation whose choice a new relation follows.
-fn leader_of(facts: &Facts) -> Option<Oid> {
-    match facts.kind {
-        Kind::Index => relation::table_of_index(facts.oid),
-        Kind::Toast => oid_after(&facts.name, "pg_toast_"),
-        // VACUUM FULL, CLUSTER, REFRESH and rewriting ALTER TABLE fill such a transient relation
-        // while holding the original locked; anyone may use the name, so the lock is asked for.
-        Kind::Table | Kind::MaterializedView => oid_after(&facts.name, "pg_temp_")
-            .filter(|oid| locks::relations_locked_for_rewrite().contains(oid)),
-        _ => None,
-    }
-}
-
-fn oid_after(name: &str, prefix: &str) -> Option<Oid> {
-    name.strip_prefix(prefix)?.parse::<u32>().ok().map(Oid::from)
+/// The cipher for the file of a new relation.
+fn cipher_of(wanted: Option<Decision>) -> Result<Option<CipherId>> {
+    wanted.filter(Decision::is_encrypted).map(|decision| decision.cipher(None)).transpose()
 }
 
 /// The cipher of new data keys where none is named.

@@ -13,6 +13,7 @@ mod health;
 mod hygiene;
 mod io_methods;
 mod keys;
+mod labels;
 mod leaks;
 mod limits;
 mod preload;
