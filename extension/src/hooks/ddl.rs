@@ -8,15 +8,13 @@ use pgrx::pg_sys;
 
 use crate::pg::labels::{Object, PROVIDER};
 use crate::pg::process::{self, ProcessLocal};
+use crate::pg::relation;
 use crate::pg::report::OrRaise;
 use crate::policy;
 
 static PREVIOUS: ProcessLocal<pg_sys::object_access_hook_type> = ProcessLocal::new(None);
 
 static PROVIDER_REGISTERED: ProcessLocal<bool> = ProcessLocal::new(false);
-
-/// `InheritsRelationId`: the catalog pg_inherits. Not among pgrx's bindings.
-const INHERITS: pg_sys::Oid = pg_sys::Oid::from_u32(2611);
 
 /// Installs the hook; from `_PG_init`.
 pub(crate) fn install() {
@@ -62,7 +60,7 @@ unsafe extern "C-unwind" fn object_access(
             policy::altered::relation_altered(object);
         }
         // StoreCatalogInheritance1 (tablecmds.c) relays the parent so, for new and attached relations.
-        (pg_sys::ObjectAccessType::OAT_POST_ALTER, INHERITS) => {
+        (pg_sys::ObjectAccessType::OAT_POST_ALTER, relation::INHERITS) => {
             // SAFETY: this kind of access comes with this argument.
             let parent =
                 unsafe { (*argument.cast::<pg_sys::ObjectAccessPostAlter>()).auxiliary_id };

@@ -99,10 +99,25 @@ pub(crate) fn with_partitions(oid: Oid) -> Vec<Facts> {
     oids.into_iter().filter_map(facts).collect()
 }
 
-/// The partitioned table of a partition.
-pub(crate) fn partition_parent(partition: Oid) -> Oid {
-    // SAFETY: a catalog look-up; raises if there is no parent.
-    unsafe { pg_sys::ffi::pg_guard_ffi_boundary(|| raw::get_partition_parent(partition, true)) }
+/// The partitioned table of a partition, even of one made by the current command.
+pub(crate) fn partition_parent(partition: Oid) -> Option<Oid> {
+    // SAFETY: rows of pg_inherits begin as Inherits says.
+    let read = |row: *mut pg_sys::HeapTupleData| unsafe {
+        (*pg_sys::GETSTRUCT(row).cast::<Inherits>()).parent
+    };
+    find_row(INHERITS, INHERITS_BY_CHILD, partition, read)
+}
+
+/// `InheritsRelationId`: pg_inherits, and `InheritsRelidSeqnoIndexId`, its index on the child. Not among
+/// pgrx's bindings.
+pub(crate) const INHERITS: Oid = Oid::from_u32(2611);
+const INHERITS_BY_CHILD: Oid = Oid::from_u32(2680);
+
+/// The first columns of pg_inherits.
+#[repr(C)]
+struct Inherits {
+    child: Oid,
+    parent: Oid,
 }
 
 /// True if the relation's main fork has no block.
@@ -147,11 +162,6 @@ mod raw {
     use super::pg_sys;
 
     unsafe extern "C-unwind" {
-        /// partition.c; may raise.
-        pub(super) fn get_partition_parent(
-            partition: pg_sys::Oid,
-            even_if_detached: bool,
-        ) -> pg_sys::Oid;
         /// pg_inherits.c; may raise.
         pub(super) fn find_all_inheritors(
             parent: pg_sys::Oid,
@@ -218,40 +228,49 @@ unsafe fn facts_of(relation: pg_sys::Relation) -> Facts {
     }
 }
 
-/// The table of an index, even of one made by the current command (`pg_index` with SnapshotSelf).
+/// The table of an index, even of one made by the current command.
 pub(crate) fn table_of_index(index: Oid) -> Option<Oid> {
+    // SAFETY: a row of pg_index.
+    let read = |row: *mut pg_sys::HeapTupleData| unsafe {
+        (*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_index>()).indrelid
+    };
+    find_row(pg_sys::IndexRelationId, pg_sys::IndexRelidIndexId.into(), index, read)
+}
+
+/// Reads the row of a catalog whose first indexed column is `oid`, with `SnapshotSelf`: also one that the
+/// current command has made.
+fn find_row(
+    catalog: Oid,
+    index: Oid,
+    oid: Oid,
+    read: impl FnOnce(pg_sys::HeapTuple) -> Oid,
+) -> Option<Oid> {
+    const FIRST_COLUMN: pg_sys::AttrNumber = 1;
     // SAFETY: a catalog scan by OID; the tuple is read before the scan ends.
     unsafe {
-        let catalog = pg_sys::table_open(
-            pg_sys::IndexRelationId,
-            pg_sys::AccessShareLock as pg_sys::LOCKMODE,
-        );
+        let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
+        let catalog = pg_sys::table_open(catalog, lock);
         let mut key = pg_sys::ScanKeyData::default();
         pg_sys::ScanKeyInit(
             &raw mut key,
-            pg_sys::Anum_pg_index_indexrelid as pg_sys::AttrNumber,
+            FIRST_COLUMN,
             pg_sys::BTEqualStrategyNumber as pg_sys::StrategyNumber,
             pg_sys::F_OIDEQ.into(),
-            pg_sys::Datum::from(index),
+            pg_sys::Datum::from(oid),
         );
         let scan = pg_sys::systable_beginscan(
             catalog,
-            pg_sys::IndexRelidIndexId.into(),
+            index,
             true,
             &raw mut pg_sys::SnapshotSelfData,
             1,
             &raw mut key,
         );
         let tuple = pg_sys::systable_getnext(scan);
-        let table = if tuple.is_null() {
-            None
-        } else {
-            let form = pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_index>();
-            Some((*form).indrelid)
-        };
+        let found = (!tuple.is_null()).then(|| read(tuple));
         pg_sys::systable_endscan(scan);
-        pg_sys::table_close(catalog, pg_sys::AccessShareLock as pg_sys::LOCKMODE);
-        table
+        pg_sys::table_close(catalog, lock);
+        found
     }
 }
 

@@ -13,7 +13,7 @@
 
 use pgrx::pg_sys::Oid;
 
-use super::decision;
+use super::decision::{self, Decision};
 use super::{cipher_of, enforce, memo, seal_empty_file};
 use crate::keys::shared;
 use crate::pg::guc;
@@ -121,8 +121,11 @@ pub(crate) fn follow() -> Result<()> {
 }
 
 fn encrypt_if_wanted(facts: &Facts) -> Result<()> {
-    match cipher_of(decision::wanted(facts)?)? {
-        Some(cipher) if !shared::is_sealed(facts.file) => rewrite::encrypt(facts.oid, Some(cipher)),
+    let current = shared::current_cipher(facts.file);
+    match decision::wanted(facts)?.filter(Decision::is_encrypted) {
+        Some(decision) if !decision.is_met_by(current) => {
+            rewrite::encrypt(facts.oid, Some(decision.cipher(None)?))
+        }
         _ => Ok(()),
     }
 }

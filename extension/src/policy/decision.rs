@@ -60,6 +60,15 @@ impl Decision {
         self.label == Label::Plain && matches!(self.source, Source::Own(_))
     }
 
+    /// True if a relation that is written so is what is wanted.
+    pub(crate) fn is_met_by(&self, current: Option<CipherId>) -> bool {
+        match (self.label, current) {
+            (Label::Encrypted(named), Some(cipher)) => named.is_none_or(|named| named == cipher),
+            (Label::Encrypted(_), None) | (Label::Plain, Some(_)) => false,
+            (Label::Plain, None) => true,
+        }
+    }
+
     /// The cipher for a new file: the one that the label names, else that of the file it replaces, of the
     /// relation it follows, or the default.
     pub(crate) fn cipher(&self, replaced: Option<CipherId>) -> Result<CipherId> {
@@ -121,7 +130,7 @@ fn own_label(facts: &Facts) -> Result<Option<Decision>> {
 }
 
 fn wanted_around(facts: &Facts, tablespace: Oid) -> Result<Option<Decision>> {
-    let parent = if facts.is_partition { Some(memo::parent_of(facts.oid)?) } else { None };
+    let parent = if facts.is_partition { memo::parent_of(facts.oid)? } else { None };
     wanted_below(parent, facts, tablespace)
 }
 
@@ -140,7 +149,7 @@ pub(crate) fn wanted_below(
             return Ok(Some(decision));
         }
         parent = match relation::facts(oid) {
-            Some(table) if table.is_partition => Some(memo::parent_of(oid)?),
+            Some(table) if table.is_partition => memo::parent_of(oid)?,
             _ => None,
         };
     }

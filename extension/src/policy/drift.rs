@@ -37,13 +37,8 @@ fn drift_of(facts: &Facts, check_files: bool) -> Result<Option<Drift>> {
     let Some(decision) = decision::wanted(facts)?.or_else(|| Decision::as_it_is(facts)) else {
         return Ok(None);
     };
-    let wrong_key = match (decision.label, current) {
-        (Label::Encrypted(named), Some(cipher)) => named.is_some_and(|named| named != cipher),
-        (Label::Encrypted(_), None) | (Label::Plain, Some(_)) => true,
-        (Label::Plain, None) => false,
-    };
     let stray = if check_files { stray_pages(facts, &decision)? } else { 0 };
-    if !wrong_key && stray == 0 {
+    if decision.is_met_by(current) && stray == 0 {
         return Ok(None);
     }
     let mut actual = current.map_or_else(|| "plain".to_owned(), |c| format!("encrypted {c}"));

@@ -19,7 +19,7 @@ struct Memo {
     /// Of which subtransaction; see [`process::transaction`].
     of: (u32, u32),
     labels: HashMap<Object, Option<Label>>,
-    parents: HashMap<Oid, Oid>,
+    parents: HashMap<Oid, Option<Oid>>,
     owners: HashMap<Oid, Option<Oid>>,
 }
 
@@ -40,7 +40,7 @@ pub(super) fn label_of(object: Object) -> Result<Option<Label>> {
 }
 
 /// The partitioned table of a partition.
-pub(super) fn parent_of(partition: Oid) -> Result<Oid> {
+pub(super) fn parent_of(partition: Oid) -> Result<Option<Oid>> {
     remember(
         |memo| memo.parents.get(&partition).copied(),
         || Ok(relation::partition_parent(partition)),
