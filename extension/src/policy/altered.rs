@@ -17,7 +17,7 @@ use super::decision::{self, Decision};
 use super::{cipher_of, enforce, memo, seal_empty_file};
 use crate::keys::shared;
 use crate::pg::guc;
-use crate::pg::process::ProcessLocal;
+use crate::pg::process::{self, ProcessLocal};
 use crate::pg::relation::{self, Facts, Kind};
 use crate::pg::report::Result;
 use crate::rewrite;
@@ -87,9 +87,13 @@ pub(crate) fn any() -> bool {
 }
 
 /// Looks at what the command altered. What an aborted command left behind is looked at as well and found
-/// to be gone or right.
+/// to be gone or right; or forgotten, if the next command is the ROLLBACK.
 pub(crate) fn follow() -> Result<()> {
-    for altered in ALTERED.with(std::mem::take) {
+    let list = ALTERED.with(std::mem::take);
+    if !process::runs_transactions() {
+        return Ok(());
+    }
+    for altered in list {
         match altered {
             Altered::Sequence(oid) => {
                 let Some(sequence) = relation::facts_after_command(oid) else { continue };

@@ -431,6 +431,13 @@ fn enforcement_lets_through_what_stays_encrypted() -> Result<()> {
     ensure!(drift(&cluster)?.len() > 0, "no drift");
     cluster.sql("CREATE TABLE new (id int)")?;
     expect(&cluster, "new", XTS)?;
+    // A command that fails after it has altered something; then ROLLBACK, which may read no catalog.
+    let mut client = cluster.client()?;
+    run_sql(&mut client, "BEGIN")?;
+    let alter = "ALTER TABLE older ADD COLUMN c int, ADD CHECK (id > 1)";
+    pagevault_tests::cluster::expect_error(&mut client, alter)?;
+    run_sql(&mut client, "ROLLBACK; ALTER TABLE older ADD COLUMN c int")?;
+    drop(client);
     // Off in the session of a superuser, the labels alone decide.
     cluster.sql(&format!(
         "SET pagevault.enforce = off; {}",
