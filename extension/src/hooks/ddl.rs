@@ -49,10 +49,17 @@ unsafe extern "C-unwind" fn object_access(
         // SAFETY: the earlier hook, with the server's own arguments.
         unsafe { previous(access, class, object, sub_id, argument) };
     }
-    if sub_id != 0 || !decides() {
+    if sub_id != 0 || policy::is_idle() || !process::runs_transactions() {
         return;
     }
     match (access, class) {
+        (pg_sys::ObjectAccessType::OAT_POST_CREATE, pg_sys::DatabaseRelationId) => {
+            policy::databases::created(object).or_raise();
+        }
+        (pg_sys::ObjectAccessType::OAT_POST_ALTER, pg_sys::DatabaseRelationId) => {
+            policy::databases::altered(object).or_raise();
+        }
+        _ if !decides() => {}
         (pg_sys::ObjectAccessType::OAT_POST_CREATE, pg_sys::RelationRelationId) => {
             policy::relation_created(object).or_raise();
         }

@@ -33,7 +33,7 @@ pub(crate) fn require_master_key(database: u32) -> Result<(u32, u32)> {
 }
 
 /// As [`require_master_key`], with the key, unwrapped.
-fn wrapping_key(database: u32) -> Result<(u32, u32, Secret32)> {
+pub(super) fn wrapping_key(database: u32) -> Result<(u32, u32, Secret32)> {
     let (scope, version) = require_master_key(database)?;
     match shared_memory()?.secrets.get(scope, version) {
         Some(secret) => Ok((scope, version, secret)),
@@ -152,7 +152,7 @@ pub(crate) fn rewrap_data_keys(
     Ok(records.len() as u64)
 }
 
-fn unwrap_record(file: RelFile, epoch: u16, key: &state::DataKey) -> Result<DataKey> {
+pub(super) fn unwrap_record(file: RelFile, epoch: u16, key: &state::DataKey) -> Result<DataKey> {
     let secret = shared_memory()?.secrets.get(key.scope, key.key_version);
     let secret = secret.ok_or_else(|| locked(key.scope))?;
     CipherId::try_from(key.cipher)

@@ -137,14 +137,6 @@ pub(crate) fn cipher_of_namesake(file: RelFile) -> Option<CipherId> {
         .and_then(|(_, cipher)| CipherId::try_from(cipher).ok())
 }
 
-/// True if pages of any file of this database are sealed. Looks at every file.
-pub(crate) fn database_has_sealed_files(database: u32) -> bool {
-    let files = get().and_then(|shared| shared.directory.files().ok());
-    files.is_some_and(|files| {
-        files.flatten().any(|file| file.file.database == database && file.current.is_some())
-    })
-}
-
 /// Control words: the flag, the keystore's identity, where each log ends, the last failed unlock.
 ///
 /// All but the flag are read and written under the keystore lock.

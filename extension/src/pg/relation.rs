@@ -4,8 +4,8 @@ use pagevault_keystore::RelFile;
 use pgrx::pg_sys::{self, Oid};
 use pgrx::{PgList, PgRelation, PgSqlErrorCode};
 
-use super::compat;
 use super::report::{Report, Result};
+use super::{catalog, compat};
 
 /// Facts about a relation, copied out of its relation cache entry.
 #[derive(Clone)]
@@ -105,7 +105,7 @@ pub(crate) fn partition_parent(partition: Oid) -> Option<Oid> {
     let read = |row: *mut pg_sys::HeapTupleData| unsafe {
         (*pg_sys::GETSTRUCT(row).cast::<Inherits>()).parent
     };
-    find_row(INHERITS, INHERITS_BY_CHILD, partition, read)
+    catalog::find_row(INHERITS, INHERITS_BY_CHILD, partition, read)
 }
 
 /// `InheritsRelationId`: pg_inherits, and `InheritsRelidSeqnoIndexId`, its index on the child. Not among
@@ -234,44 +234,7 @@ pub(crate) fn table_of_index(index: Oid) -> Option<Oid> {
     let read = |row: *mut pg_sys::HeapTupleData| unsafe {
         (*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_index>()).indrelid
     };
-    find_row(pg_sys::IndexRelationId, pg_sys::IndexRelidIndexId.into(), index, read)
-}
-
-/// Reads the row of a catalog whose first indexed column is `oid`, with `SnapshotSelf`: also one that the
-/// current command has made.
-fn find_row(
-    catalog: Oid,
-    index: Oid,
-    oid: Oid,
-    read: impl FnOnce(pg_sys::HeapTuple) -> Oid,
-) -> Option<Oid> {
-    const FIRST_COLUMN: pg_sys::AttrNumber = 1;
-    // SAFETY: a catalog scan by OID; the tuple is read before the scan ends.
-    unsafe {
-        let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
-        let catalog = pg_sys::table_open(catalog, lock);
-        let mut key = pg_sys::ScanKeyData::default();
-        pg_sys::ScanKeyInit(
-            &raw mut key,
-            FIRST_COLUMN,
-            pg_sys::BTEqualStrategyNumber as pg_sys::StrategyNumber,
-            pg_sys::F_OIDEQ.into(),
-            pg_sys::Datum::from(oid),
-        );
-        let scan = pg_sys::systable_beginscan(
-            catalog,
-            index,
-            true,
-            &raw mut pg_sys::SnapshotSelfData,
-            1,
-            &raw mut key,
-        );
-        let tuple = pg_sys::systable_getnext(scan);
-        let found = (!tuple.is_null()).then(|| read(tuple));
-        pg_sys::systable_endscan(scan);
-        pg_sys::table_close(catalog, lock);
-        found
-    }
+    catalog::find_row(pg_sys::IndexRelationId, pg_sys::IndexRelidIndexId.into(), index, read)
 }
 
 /// A relation together with everything that follows it: its indexes, TOAST table with index, owned
@@ -355,13 +318,4 @@ pub(crate) fn require(oid: Oid) -> Result<Facts> {
             format!("relation with OID {} does not exist", oid.to_u32()),
         )
     })
-}
-
-/// A database's name; `None` if there is no such database.
-pub(crate) fn database_name(oid: u32) -> Option<String> {
-    // SAFETY: a catalog look-up in a transaction; the result is null or a palloc'd copy.
-    unsafe {
-        let name = pg_sys::get_database_name(oid.into());
-        (!name.is_null()).then(|| std::ffi::CStr::from_ptr(name).to_string_lossy().into_owned())
-    }
 }

@@ -10,6 +10,7 @@
 //!    partition the partitioned table is known a moment later ([`altered`]).
 
 pub(crate) mod altered;
+pub(crate) mod databases;
 pub(crate) mod decision;
 pub(crate) mod drift;
 pub(crate) mod enforce;

@@ -7,6 +7,7 @@ mod audit;
 mod checkpoints;
 mod crash;
 mod damage;
+mod databases;
 mod ddl;
 mod errors;
 mod health;
