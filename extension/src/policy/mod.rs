@@ -44,9 +44,12 @@ pub(crate) fn storage_created(file: RelFile) -> Result<()> {
     }
 }
 
+/// The database of files of shared catalogs, and of the transient tables by which VACUUM FULL rewrites them.
+const SHARED_CATALOGS: u32 = 0;
+
 fn cipher_for_new_storage(file: RelFile) -> Result<Option<CipherId>> {
-    if file.database == 0 {
-        return Ok(None); // shared catalogs, rewritten in place by VACUUM FULL
+    if file.database == SHARED_CATALOGS {
+        return Ok(None);
     }
     if file.database != process::my_database() {
         return Ok(shared::cipher_of_namesake(file));
@@ -80,7 +83,7 @@ fn cipher_for_replacement(replaced: &Facts, file: RelFile) -> Result<Option<Ciph
 /// A relation was created by the current command and its file is still empty.
 pub(crate) fn relation_created(oid: Oid) -> Result<()> {
     let Some(facts) = relation::facts(oid) else { return Ok(()) };
-    if !facts.is_stored() {
+    if !facts.is_stored() || facts.file.database == SHARED_CATALOGS {
         return Ok(());
     }
     altered::note_created(oid);

@@ -1,5 +1,5 @@
 //! Labels on schemas, tablespaces, databases and partitioned tables decide for new storage; the nearest one
-//! wins; what differs is in `pagevault.drift`, and goes with the command that stands there.
+//! wins.
 
 use std::process::Command;
 
@@ -9,7 +9,7 @@ use pagevault_tests::{Cluster, Settings};
 use postgres::Client;
 
 /// A cluster with keys and the tablespace `space`.
-fn cluster() -> Result<(Cluster, pagevault_tests::KeyFile)> {
+pub(crate) fn cluster() -> Result<(Cluster, pagevault_tests::KeyFile)> {
     let (cluster, keys) = Cluster::with_keys(&Settings::default())?;
     let space = cluster.directory().join("space");
     std::fs::create_dir(&space)?;
@@ -18,12 +18,12 @@ fn cluster() -> Result<(Cluster, pagevault_tests::KeyFile)> {
     Ok((cluster, keys))
 }
 
-fn label(object: &str, label: &str) -> String {
+pub(crate) fn label(object: &str, label: &str) -> String {
     format!("SECURITY LABEL FOR pagevault ON {object} IS {label};")
 }
 
 /// How the relation and all that belongs to it are written: `plain`, a cipher, or both.
-fn state(cluster: &Cluster, relation: &str) -> Result<String> {
+pub(crate) fn state(cluster: &Cluster, relation: &str) -> Result<String> {
     state_in(&mut cluster.client()?, relation)
 }
 
@@ -42,14 +42,14 @@ fn state_in(client: &mut Client, relation: &str) -> Result<String> {
     )
 }
 
-fn expect(cluster: &Cluster, relation: &str, wanted: &str) -> Result<()> {
+pub(crate) fn expect(cluster: &Cluster, relation: &str, wanted: &str) -> Result<()> {
     let found = state(cluster, relation)?;
     ensure!(found == wanted, "{relation} is {found}, not {wanted}");
     Ok(())
 }
 
 /// `relation: wanted (why)` of every row of the view.
-fn drift(cluster: &Cluster) -> Result<Vec<String>> {
+pub(crate) fn drift(cluster: &Cluster) -> Result<Vec<String>> {
     column(
         &mut cluster.client()?,
         "SELECT relation || ': ' || wanted || ' (' || why || ')' FROM pagevault.drift
@@ -57,7 +57,7 @@ fn drift(cluster: &Cluster) -> Result<Vec<String>> {
     )
 }
 
-fn expect_no_drift(cluster: &Cluster) -> Result<()> {
+pub(crate) fn expect_no_drift(cluster: &Cluster) -> Result<()> {
     let rows = column(
         &mut cluster.client()?,
         "SELECT relation || ': ' || wanted || ', ' || why || ', ' || actual FROM pagevault.drift(true)",
@@ -67,7 +67,7 @@ fn expect_no_drift(cluster: &Cluster) -> Result<()> {
 }
 
 /// Runs what the view says, until it says nothing more.
-fn heal(cluster: &Cluster) -> Result<()> {
+pub(crate) fn heal(cluster: &Cluster) -> Result<()> {
     let mut client = cluster.client()?;
     for _ in 0..20 {
         let Some(command) =
@@ -81,7 +81,7 @@ fn heal(cluster: &Cluster) -> Result<()> {
     expect_no_drift(cluster)
 }
 
-const XTS: &str = "aes-256-xts";
+pub(crate) const XTS: &str = "aes-256-xts";
 const XTS_128: &str = "aes-128-xts";
 
 #[test]
@@ -277,75 +277,6 @@ fn encryption_stays_until_the_own_label_says_plain() -> Result<()> {
 }
 
 #[test]
-fn drift_names_the_reason_and_the_remedy() -> Result<()> {
-    let (cluster, _keys) = cluster()?;
-    cluster.sql("CREATE SCHEMA \"My App\"")?;
-    let mut client = cluster.client()?;
-    run_sql(
-        &mut client,
-        "SET search_path = \"My App\";
-         CREATE TABLE \"T\" (id serial PRIMARY KEY, name text);
-         INSERT INTO \"T\" (name) SELECT repeat(md5(i::text), 10) FROM generate_series(1, 100) i;
-         CREATE INDEX \"i\" ON \"T\" (name);
-         CREATE MATERIALIZED VIEW m AS SELECT * FROM \"T\";
-         CREATE SEQUENCE \"it's\"; SELECT nextval('\"it''s\"')",
-    )?;
-    let before = text(&mut client, "SELECT md5(string_agg(t::text, '' ORDER BY id)) FROM \"T\" t")?;
-    expect_no_drift(&cluster)?;
-    cluster.sql(&label("SCHEMA \"My App\"", "'encrypted aes-128-xts'"))?;
-    let rows = column(
-        &mut client,
-        "SELECT relation || '|' || wanted || '|' || why || '|' || actual || '|' || heal
-         FROM pagevault.drift WHERE relation::text !~ 'pg_toast' ORDER BY relation::text COLLATE \"C\"",
-    )?;
-    let why = "encrypted aes-128-xts|schema \"My App\"|plain";
-    let why = why.replace("schema \"My App\"", "schema My App");
-    let expected = [
-        format!("\"T\"|{why}|VACUUM FULL \"My App\".\"T\""),
-        format!("\"T_id_seq\"|{why}|SELECT pagevault.encrypt('\"My App\".\"T_id_seq\"')"),
-        format!("\"T_pkey\"|{why}|REINDEX INDEX \"My App\".\"T_pkey\""),
-        format!("\"it's\"|{why}|SELECT pagevault.encrypt('\"My App\".\"it''s\"')"),
-        format!("i|{why}|REINDEX INDEX \"My App\".i"),
-        format!("m|{why}|VACUUM FULL \"My App\".m"),
-    ];
-    ensure!(rows == expected, "{rows:#?}");
-    heal(&cluster)?;
-    expect_no_drift(&cluster)?;
-    cluster.sql("CHECKPOINT")?;
-    crate::assert_sealed(&cluster.family_files("\"My App\".\"T\"")?)?;
-    let after = text(&mut client, "SELECT md5(string_agg(t::text, '' ORDER BY id)) FROM \"T\" t")?;
-    ensure!(after == before, "rows changed");
-    ensure!(text(&mut client, "SELECT nextval('\"it''s\"')")? == "2", "the sequence");
-    drop(client);
-    cluster.finish()
-}
-
-/// The directory says one thing, the bytes another: seen only by who reads the files.
-#[test]
-fn drift_reads_the_files_if_told_to() -> Result<()> {
-    let (mut cluster, _keys) = cluster()?;
-    cluster.allow_log("CONTEXT");
-    cluster.sql("CREATE TABLE t AS SELECT generate_series(1, 1000) AS id")?;
-    let plain = cluster.files("t")?.into_iter().next().context("a file")?;
-    cluster.sql("CHECKPOINT")?;
-    let page = std::fs::read(&plain.path)?;
-    cluster.sql("SELECT pagevault.encrypt('t')")?;
-    expect_no_drift(&cluster)?;
-    cluster.stop(pagevault_tests::StopMode::Fast)?;
-    // One page as it was before, which is what an interrupted encrypt() leaves.
-    let mut bytes = std::fs::read(&plain.path)?;
-    bytes[..8192].copy_from_slice(&page[..8192]);
-    std::fs::write(&plain.path, bytes)?;
-    cluster.start_server()?;
-    ensure!(drift(&cluster)?.is_empty(), "without reading: {:?}", drift(&cluster)?);
-    let actual = cluster.text("SELECT actual FROM pagevault.drift(true)")?;
-    ensure!(actual == "encrypted aes-256-xts, 1 plaintext pages", "{actual}");
-    heal(&cluster)?;
-    ensure!(cluster.text("SELECT count(*) FROM t")? == "1000", "rows");
-    cluster.finish()
-}
-
-#[test]
 fn who_may_label_and_look() -> Result<()> {
     let (cluster, _keys) = cluster()?;
     cluster.sql("CREATE ROLE owner")?;
@@ -413,44 +344,6 @@ fn dropped_objects_leave_no_label() -> Result<()> {
     cluster.finish()
 }
 
-#[test]
-fn enforcement_lets_through_what_stays_encrypted() -> Result<()> {
-    let (cluster, _keys) = cluster()?;
-    cluster.sql("CREATE SCHEMA app; CREATE TABLE old (id int); INSERT INTO old VALUES (1)")?;
-    cluster.sql(&label("SCHEMA app", "'encrypted'"))?;
-    cluster.sql("CREATE TABLE app.t (id serial PRIMARY KEY); INSERT INTO app.t DEFAULT VALUES")?;
-    cluster.set(&[("pagevault.enforce", "on")])?;
-    // Out of the schema: it stays encrypted. Back in: it is.
-    cluster.sql("ALTER TABLE app.t SET SCHEMA public")?;
-    cluster.sql("VACUUM FULL t")?;
-    cluster.sql("ALTER TABLE t SET SCHEMA app")?;
-    expect(&cluster, "app.t", XTS)?;
-    // What was there before is drift, and may be worked with.
-    cluster.sql(&label("SCHEMA public", "'encrypted'"))?;
-    cluster.sql("ALTER TABLE old ADD COLUMN name text; ALTER TABLE old RENAME TO older")?;
-    ensure!(drift(&cluster)?.len() > 0, "no drift");
-    cluster.sql("CREATE TABLE new (id int)")?;
-    expect(&cluster, "new", XTS)?;
-    // A command that fails after it has altered something; then ROLLBACK, which may read no catalog.
-    let mut client = cluster.client()?;
-    run_sql(&mut client, "BEGIN")?;
-    let alter = "ALTER TABLE older ADD COLUMN c int, ADD CHECK (id > 1)";
-    pagevault_tests::cluster::expect_error(&mut client, alter)?;
-    run_sql(&mut client, "ROLLBACK; ALTER TABLE older ADD COLUMN c int")?;
-    drop(client);
-    // Off in the session of a superuser, the labels alone decide.
-    cluster.sql(&format!(
-        "SET pagevault.enforce = off; {}",
-        label("TABLE app.t", "'encrypted aes-128-xts'")
-    ))?;
-    let mut client = cluster.client()?;
-    run_sql(&mut client, "SET pagevault.enforce = off")?;
-    run_sql(&mut client, &label("TABLE app.t", "'plain'"))?;
-    drop(client);
-    expect(&cluster, "app.t", "plain")?;
-    cluster.finish()
-}
-
 /// Anyone may call a table by the name of a transient one.
 #[test]
 fn names_of_transient_tables_are_no_way_out() -> Result<()> {
@@ -468,6 +361,31 @@ fn names_of_transient_tables_are_no_way_out() -> Result<()> {
     expect(&cluster, &format!("pg_temp_{a}"), XTS)?;
     expect(&cluster, &format!("pg_temp_{b}"), XTS)?;
     drop(client);
+    cluster.finish()
+}
+
+#[test]
+fn system_catalogs_are_left_alone() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    cluster.sql(&label("DATABASE postgres", "'encrypted'"))?;
+    cluster.set(&[("pagevault.default_encryption", "on")])?;
+    let shared = ["pg_database", "pg_authid", "pg_shseclabel"];
+    let own = ["pg_class", "pg_proc", "pg_seclabel", "pg_inherits", "pg_index"];
+    for catalog in shared.iter().chain(&own) {
+        for command in ["VACUUM FULL", "REINDEX TABLE"] {
+            let statement = format!("{command} {catalog}");
+            cluster.sql(&statement).with_context(|| statement.clone())?;
+        }
+    }
+    cluster.sql("REINDEX SYSTEM postgres")?;
+    cluster.sql("CHECKPOINT")?;
+    for catalog in shared.iter().chain(&own) {
+        let files: Vec<_> = cluster.family_files(catalog)?;
+        crate::assert_plain(&files).with_context(|| (*catalog).to_owned())?;
+    }
+    expect_no_drift(&cluster)?;
+    cluster.restart()?;
+    ensure!(cluster.text("SELECT count(*) FROM pg_shseclabel")? == "1", "the label");
     cluster.finish()
 }
 

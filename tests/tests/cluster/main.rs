@@ -9,6 +9,7 @@ mod crash;
 mod damage;
 mod databases;
 mod ddl;
+mod drift;
 mod errors;
 mod health;
 mod hygiene;
