@@ -66,12 +66,13 @@ unsafe extern "C-unwind" fn object_access(
         (pg_sys::ObjectAccessType::OAT_POST_ALTER, pg_sys::RelationRelationId) => {
             policy::altered::relation_altered(object);
         }
-        // StoreCatalogInheritance1 (tablecmds.c) relays the parent so, for new and attached relations.
+        // StoreCatalogInheritance1 (tablecmds.c) relays the parent so, for new and
+        // attached relations; RemoveInheritance for detached ones.
         (pg_sys::ObjectAccessType::OAT_POST_ALTER, relation::INHERITS) => {
             // SAFETY: this kind of access comes with this argument.
             let parent =
                 unsafe { (*argument.cast::<pg_sys::ObjectAccessPostAlter>()).auxiliary_id };
-            policy::altered::parent_given(object, parent).or_raise();
+            policy::altered::parent_changed(object, parent).or_raise();
         }
         _ => {}
     }

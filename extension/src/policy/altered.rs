@@ -6,7 +6,7 @@
 //! - Sequences follow the table that came to own them: ALTER SEQUENCE ... OWNED BY makes no storage, and
 //!   pg_dump writes it after the table's label.
 //! - An empty table that is attached follows the partitioned table; pg_dump restores partitions so. One
-//!   with rows stays what it is.
+//!   with pages stays what it is. The same where one is detached.
 //! - `pagevault.enforce` refuses plaintext relations that come to where encryption is wanted.
 //!
 //! A new partition is told its partitioned table before its file has a block, and decided at once.
@@ -41,7 +41,7 @@ pub(super) fn note_created(oid: Oid) {
 
 /// A relation was altered by the current command. The catalogs still show it as it was.
 pub(crate) fn relation_altered(oid: Oid) {
-    memo::forget();
+    memo::forget_relation(oid);
     let Some(facts) = relation::facts(oid) else { return };
     if facts.kind == Kind::Sequence {
         note(Altered::Sequence(oid));
@@ -51,9 +51,9 @@ pub(crate) fn relation_altered(oid: Oid) {
     }
 }
 
-/// A relation got a parent by the current command: it is a partition, or inherits.
-pub(crate) fn parent_given(child: Oid, parent: Oid) -> Result<()> {
-    memo::forget();
+/// A relation got a parent by the current command, as a partition or by inheritance, or lost it.
+pub(crate) fn parent_changed(child: Oid, parent: Oid) -> Result<()> {
+    memo::forget_relation(child);
     if !relation::facts(parent).is_some_and(|parent| parent.kind == Kind::PartitionedTable) {
         return Ok(());
     }
@@ -128,6 +128,7 @@ fn encrypt_if_wanted(facts: &Facts) -> Result<()> {
     let current = shared::current_cipher(facts.file);
     match decision::wanted(facts)?.filter(Decision::is_encrypted) {
         Some(decision) if !decision.is_met_by(current) => {
+            memo::forget_content();
             rewrite::encrypt(facts.oid, Some(decision.cipher(None)?))
         }
         _ => Ok(()),

@@ -28,6 +28,7 @@ use crate::pg::relation::{self, Facts, Kind};
 use crate::pg::report::{Report, Result};
 use crate::pg::{guc, locks, process};
 use decision::Decision;
+use memo::Content;
 
 /// True where there is nothing to decide: without a master key nothing is encrypted and no label says that
 /// it should be ([`labels`] refuses them), and the setting asks for nothing.
@@ -37,9 +38,17 @@ pub(crate) fn is_idle() -> bool {
 
 /// A file for a permanent relation is about to be created.
 pub(crate) fn storage_created(file: RelFile) -> Result<()> {
-    match cipher_for_new_storage(file)? {
-        Some(cipher) => data_keys::new_epoch(file, cipher).map(|_| ()),
-        // A relfilenumber that was used before must not inherit the old file's key.
+    // Also where the file is known: a number that was used before must not inherit the old file's key.
+    begin(file, cipher_for_new_storage(file)?)
+}
+
+/// From now on, and with a key of its own, a file is written with this cipher, or in plaintext.
+fn begin(file: RelFile, cipher: Option<CipherId>) -> Result<()> {
+    match cipher {
+        Some(cipher) => {
+            memo::forget_content();
+            data_keys::new_epoch(file, cipher).map(|_| ())
+        }
         None => data_keys::write_plaintext(file),
     }
 }
@@ -54,15 +63,27 @@ fn cipher_for_new_storage(file: RelFile) -> Result<Option<CipherId>> {
     if file.database != process::my_database() {
         return Ok(shared::cipher_of_namesake(file));
     }
-    let locked = locks::relations_locked_for_rewrite().into_iter().filter_map(relation::facts);
+    let tablespace = file.tablespace.into();
     let mut undecided = true;
-    for replaced in locked.filter(Facts::is_stored) {
-        if let Some(cipher) = cipher_for_replacement(&replaced, file)? {
-            return Ok(Some(cipher));
-        }
-        undecided = false;
+    for oid in locks::relations_locked_for_rewrite() {
+        let content = match memo::content_of(oid, tablespace) {
+            Some(content) => content,
+            None => {
+                let Some(locked) = relation::facts(oid) else { continue };
+                if locked.is_stored()
+                    && let Some(cipher) = cipher_for_replacement(&locked, file)?
+                {
+                    return Ok(Some(cipher));
+                }
+                let content =
+                    if locked.is_stored() { Content::Plain } else { Content::WithoutStorage };
+                memo::set_content(oid, tablespace, content);
+                content
+            }
+        };
+        undecided &= content == Content::WithoutStorage;
     }
-    if undecided { cipher_of(decision::wanted_of_place(file.tablespace.into())?) } else { Ok(None) }
+    if undecided { cipher_of(decision::wanted_of_place(tablespace)?) } else { Ok(None) }
 }
 
 /// What a relation is now it stays, unless more is wanted of it, or its own label wants it plain.
@@ -98,13 +119,7 @@ pub(crate) fn relation_created(oid: Oid) -> Result<()> {
 
 /// Has a file that holds nothing yet written with this cipher, or in plaintext.
 fn seal_empty_file(file: RelFile, wanted: Option<CipherId>) -> Result<()> {
-    if wanted == shared::current_cipher(file) {
-        return Ok(());
-    }
-    match wanted {
-        Some(cipher) => data_keys::new_epoch(file, cipher).map(|_| ()),
-        None => data_keys::write_plaintext(file),
-    }
+    if wanted == shared::current_cipher(file) { Ok(()) } else { begin(file, wanted) }
 }
 
 /// The cipher for the file of a new relation.

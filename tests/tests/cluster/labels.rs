@@ -240,6 +240,29 @@ fn replaced_storage_follows_the_present_policy() -> Result<()> {
         cluster.sql("DROP TABLE t")?;
         cluster.sql(&label("SCHEMA public", "NULL"))?;
     }
+    // Within one transaction, in which the answer was another before.
+    for turn in [
+        label("SCHEMA public", "'encrypted'"),
+        "SET LOCAL pagevault.default_encryption = on;".to_owned(),
+        "ALTER TABLE t SET SCHEMA app;".to_owned(),
+        "ALTER TABLE p ATTACH PARTITION t FOR VALUES IN (1);".to_owned(),
+    ] {
+        cluster.sql("CREATE SCHEMA app; CREATE TABLE p (id int) PARTITION BY LIST (id)")?;
+        cluster.sql(&format!(
+            "{}{}",
+            label("SCHEMA app", "'encrypted'"),
+            label("TABLE p", "'encrypted'")
+        ))?;
+        cluster.sql("CREATE TABLE t (id int); CREATE INDEX ON t (id); INSERT INTO t VALUES (1)")?;
+        cluster.sql(&format!(
+            "LOCK TABLE t; CREATE TABLE other (id int); {turn}
+             SET search_path = public, app; TRUNCATE t; INSERT INTO t VALUES (1); DROP TABLE other"
+        ))?;
+        let name = if turn.contains("SET SCHEMA") { "app.t" } else { "public.t" };
+        expect(&cluster, name, XTS).context(turn.clone())?;
+        cluster.sql(&format!("DROP TABLE {name}; DROP TABLE p; DROP SCHEMA app"))?;
+        cluster.sql(&label("SCHEMA public", "NULL"))?;
+    }
     // On the way into an encrypted tablespace, and out of it again.
     cluster.sql(&label("TABLESPACE space", "'encrypted'"))?;
     for moved in [
