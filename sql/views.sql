@@ -47,6 +47,10 @@ CREATE VIEW pagevault.relations AS
        AND (k.epoch IS NOT NULL OR c.oid >= 16384);
 COMMENT ON VIEW pagevault.relations IS 'relations with storage, and under which key new pages are written';
 
+CREATE VIEW pagevault.drift AS
+    SELECT * FROM pagevault.drift(false);
+COMMENT ON VIEW pagevault.drift IS 'relations that are not what labels and settings want, and what puts them right';
+
 REVOKE ALL ON FUNCTION
     pagevault.add_provider(text, text, jsonb), pagevault.alter_provider(text, jsonb),
     pagevault.drop_provider(text), pagevault.set_master_key(text, text),
@@ -65,3 +69,4 @@ GRANT EXECUTE ON FUNCTION
 GRANT USAGE ON SCHEMA pagevault TO PUBLIC;
 GRANT SELECT ON pagevault.status, pagevault.data_keys, pagevault.relations TO PUBLIC;
 GRANT SELECT ON pagevault.providers, pagevault.master_keys TO pagevault_admin;
+GRANT SELECT ON pagevault.drift TO pagevault_admin, pg_monitor;

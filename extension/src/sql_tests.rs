@@ -51,8 +51,8 @@ mod tests {
         Spi::run("SELECT pagevault.encrypt('t', 'rot13')")
     }
 
-    #[pg_test(error = "pagevault labels cannot be put on a schema")]
-    fn schemas_are_not_labelled_yet() -> spi::Result<()> {
+    #[pg_test(error = "cannot encrypt: no master key is set")]
+    fn without_a_master_key_no_label_says_encrypted() -> spi::Result<()> {
         Spi::run("SECURITY LABEL FOR pagevault ON SCHEMA public IS 'encrypted'")
     }
 

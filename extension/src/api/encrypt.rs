@@ -23,7 +23,7 @@ fn encrypt(rel: Option<Oid>, cipher: Option<&str>) {
     };
     // Refused before the statement is built; the label provider checks again.
     policy::label::parse(&label).or_raise();
-    let kind = relation::label_keyword(rel).or_raise();
+    let kind = relation::label_keyword(relation::require(rel).or_raise().kind);
     let name = relation::qualified_name(rel);
     let statement = format!("SECURITY LABEL FOR pagevault ON {kind} {name} IS '{label}'");
     if let Err(error) = Spi::run(&statement) {
@@ -38,7 +38,7 @@ fn encrypt(rel: Option<Oid>, cipher: Option<&str>) {
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
 fn is_encrypted(rel: Oid) -> bool {
-    preload::require_active().and_then(|()| relation::require_exists(rel)).or_raise();
+    preload::require_active().and_then(|()| relation::require(rel)).or_raise();
     roles::require_select(rel, &relation::qualified_name(rel)).or_raise();
     let members = relation::family(rel, pg_sys::AccessShareLock as pg_sys::LOCKMODE);
     let stored = members.iter().filter(|m| m.is_stored());
@@ -75,7 +75,7 @@ fn verify(
         name!(pages, i64),
     ),
 > {
-    preload::require_active().and_then(|()| relation::require_exists(rel)).or_raise();
+    preload::require_active().and_then(|()| relation::require(rel)).or_raise();
     let mut rows = Vec::new();
     for member in relation::family(rel, pg_sys::AccessShareLock as pg_sys::LOCKMODE) {
         if !member.is_stored() {

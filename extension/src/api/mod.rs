@@ -1,5 +1,6 @@
 //! The SQL functions: argument checks and calls, one file per noun.
 
+mod drift;
 mod encrypt;
 mod keys;
 mod providers;

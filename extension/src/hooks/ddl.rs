@@ -6,14 +6,13 @@ use pagevault_keystore::RelFile;
 use pgrx::pg_guard;
 use pgrx::pg_sys;
 
+use crate::pg::labels::{Object, PROVIDER};
 use crate::pg::process::{self, ProcessLocal};
+use crate::pg::relation;
 use crate::pg::report::OrRaise;
 use crate::policy;
 
 static PREVIOUS: ProcessLocal<pg_sys::object_access_hook_type> = ProcessLocal::new(None);
-
-/// The label provider's name.
-pub(super) const PROVIDER: &CStr = c"pagevault";
 
 static PROVIDER_REGISTERED: ProcessLocal<bool> = ProcessLocal::new(false);
 
@@ -50,16 +49,30 @@ unsafe extern "C-unwind" fn object_access(
         // SAFETY: the earlier hook, with the server's own arguments.
         unsafe { previous(access, class, object, sub_id, argument) };
     }
-    if class != pg_sys::RelationRelationId || sub_id != 0 || !decides() {
+    if sub_id != 0 || policy::is_idle() || !process::runs_transactions() {
         return;
     }
-    match access {
-        pg_sys::ObjectAccessType::OAT_POST_CREATE => {
-            policy::relation_created(object).or_raise();
-            policy::owned_sequences::relation_touched(object);
+    match (access, class) {
+        (pg_sys::ObjectAccessType::OAT_POST_CREATE, pg_sys::DatabaseRelationId) => {
+            policy::databases::created(object).or_raise();
         }
-        pg_sys::ObjectAccessType::OAT_POST_ALTER => {
-            policy::owned_sequences::relation_touched(object);
+        (pg_sys::ObjectAccessType::OAT_POST_ALTER, pg_sys::DatabaseRelationId) => {
+            policy::databases::altered(object).or_raise();
+        }
+        _ if !decides() => {}
+        (pg_sys::ObjectAccessType::OAT_POST_CREATE, pg_sys::RelationRelationId) => {
+            policy::relation_created(object).or_raise();
+        }
+        (pg_sys::ObjectAccessType::OAT_POST_ALTER, pg_sys::RelationRelationId) => {
+            policy::altered::relation_altered(object);
+        }
+        // StoreCatalogInheritance1 (tablecmds.c) relays the parent so, for new and
+        // attached relations; RemoveInheritance for detached ones.
+        (pg_sys::ObjectAccessType::OAT_POST_ALTER, relation::INHERITS) => {
+            // SAFETY: this kind of access comes with this argument.
+            let parent =
+                unsafe { (*argument.cast::<pg_sys::ObjectAccessPostAlter>()).auxiliary_id };
+            policy::altered::parent_changed(object, parent).or_raise();
         }
         _ => {}
     }
@@ -90,10 +103,6 @@ unsafe extern "C-unwind" fn relabel(object: *const pg_sys::ObjectAddress, label:
         let label = (!label.is_null()).then(|| CStr::from_ptr(label).to_string_lossy());
         (*object, label)
     };
-    if object.classId == pg_sys::RelationRelationId {
-        policy::labels::relation_relabelled(object.objectId, object.objectSubId, label.as_deref())
-            .or_raise();
-    } else if label.is_some() {
-        policy::labels::other_object_relabelled(object.classId).or_raise();
-    }
+    let (of, column) = (Object { class: object.classId, oid: object.objectId }, object.objectSubId);
+    policy::labels::relabelled(of, column, label.as_deref()).or_raise();
 }

@@ -1,18 +1,18 @@
 //! Utility commands that concern us before they are carried out.
 //!
-//! Commands that copy a database's files below the storage manager are refused while it has sealed
-//! files: the copies would stand where no key is known for them. And SECURITY LABEL FOR pagevault makes
-//! the label provider known to the session.
+//! CREATE DATABASE tells here whether it copies files below the storage manager, and from where: the object
+//! access hook hears of the new database only. And SECURITY LABEL FOR pagevault makes the label provider
+//! known to the session.
 
 use std::ffi::{CStr, c_char};
 
+use pgrx::PgList;
 use pgrx::pg_sys::{self, DefElem};
-use pgrx::{PgList, PgSqlErrorCode};
 
 use super::ddl;
-use crate::keys::shared;
+use crate::pg::labels::PROVIDER;
 use crate::pg::process::ProcessLocal;
-use crate::pg::report::{OrRaise, Report, Result};
+use crate::pg::report::OrRaise;
 use crate::policy;
 
 static PREVIOUS: ProcessLocal<pg_sys::ProcessUtility_hook_type> = ProcessLocal::new(None);
@@ -47,12 +47,12 @@ unsafe extern "C-unwind" fn process_utility(
         if concerns_us((*node).type_) {
             let top_level = context == pg_sys::ProcessUtilityContext::PROCESS_UTILITY_TOPLEVEL;
             LABEL_AT_TOP_LEVEL.with(|flag| *flag = top_level);
-            pg_sys::panic::pgrx_extern_c_guard(|| check(node).or_raise());
+            pg_sys::panic::pgrx_extern_c_guard(|| prepare(node));
         }
         let next = PREVIOUS.with(|previous| *previous).unwrap_or(raw::standard_ProcessUtility);
         next(statement, query, read_only, context, params, environment, destination, completion);
-        if policy::owned_sequences::any_touched() {
-            pg_sys::panic::pgrx_extern_c_guard(|| policy::owned_sequences::follow().or_raise());
+        if policy::altered::any() {
+            pg_sys::panic::pgrx_extern_c_guard(|| policy::altered::follow().or_raise());
         }
     }
 }
@@ -87,13 +87,13 @@ mod raw {
 }
 
 fn concerns_us(tag: pg_sys::NodeTag) -> bool {
-    use pg_sys::NodeTag::{T_AlterDatabaseStmt, T_CreatedbStmt, T_SecLabelStmt};
-    matches!(tag, T_CreatedbStmt | T_AlterDatabaseStmt | T_SecLabelStmt)
+    use pg_sys::NodeTag::{T_CreatedbStmt, T_SecLabelStmt};
+    matches!(tag, T_CreatedbStmt | T_SecLabelStmt)
 }
 
 /// # Safety
 /// `statement` is a parse tree node.
-unsafe fn check(statement: *mut pg_sys::Node) -> Result<()> {
+unsafe fn prepare(statement: *mut pg_sys::Node) {
     // SAFETY: the tag says which node it is.
     unsafe {
         match (*statement).type_ {
@@ -103,25 +103,15 @@ unsafe fn check(statement: *mut pg_sys::Node) -> Result<()> {
                     .is_some_and(|strategy| strategy.eq_ignore_ascii_case("file_copy"));
                 let template =
                     option(options, c"template").unwrap_or_else(|| "template1".to_owned());
-                if file_copy { refuse_if_sealed(&template, create_refused) } else { Ok(()) }
-            }
-            pg_sys::NodeTag::T_AlterDatabaseStmt => {
-                let statement = &*statement.cast::<pg_sys::AlterDatabaseStmt>();
-                let name = CStr::from_ptr(statement.dbname).to_string_lossy();
-                if option(statement.options, c"tablespace").is_some() {
-                    refuse_if_sealed(&name, move_refused)
-                } else {
-                    Ok(())
-                }
+                policy::databases::creating(file_copy.then_some(template));
             }
             pg_sys::NodeTag::T_SecLabelStmt => {
                 let provider = (*statement.cast::<pg_sys::SecLabelStmt>()).provider;
-                if !provider.is_null() && CStr::from_ptr(provider) == ddl::PROVIDER {
+                if !provider.is_null() && CStr::from_ptr(provider) == PROVIDER {
                     ddl::register_label_provider();
                 }
-                Ok(())
             }
-            _ => Ok(()),
+            _ => {}
         }
     }
 }
@@ -141,31 +131,4 @@ unsafe fn option(options: *mut pg_sys::List, name: &CStr) -> Option<String> {
                 CStr::from_ptr(text).to_string_lossy().into_owned()
             })
     }
-}
-
-fn refuse_if_sealed(database: &str, refusal: fn(&str) -> Report) -> Result<()> {
-    let Ok(name) = std::ffi::CString::new(database) else { return Ok(()) };
-    // SAFETY: a catalog look-up by name; a missing database is the command's to report.
-    let oid = unsafe { pg_sys::get_database_oid(name.as_ptr(), true) };
-    if shared::database_has_sealed_files(oid.to_u32()) { Err(refusal(database)) } else { Ok(()) }
-}
-
-fn create_refused(template: &str) -> Report {
-    Report::new(
-        PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
-        format!(
-            "cannot copy the files of template database \"{template}\": it has encrypted relations"
-        ),
-    )
-    .detail("Strategy file_copy copies sealed files to where their keys are not known.")
-    .hint("Use CREATE DATABASE ... STRATEGY wal_log.")
-}
-
-fn move_refused(database: &str) -> Report {
-    Report::new(
-        PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
-        format!("cannot move database \"{database}\": it has encrypted relations"),
-    )
-    .detail("The command copies sealed files to where their keys are not known.")
-    .hint("Move relations with ALTER TABLE ... SET TABLESPACE or ALTER TABLE ALL IN TABLESPACE.")
 }

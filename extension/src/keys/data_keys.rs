@@ -17,19 +17,25 @@ fn wrapping_scope(database: u32) -> Result<u32> {
     Ok(if own { database } else { 0 })
 }
 
-/// Which database key wraps new data keys of a database, unwrapped.
-fn wrapping_key(database: u32) -> Result<(u32, u32, Secret32)> {
-    let secrets = &shared_memory()?.secrets;
+/// Which database key wraps new data keys of a database: scope and version. An error if neither the
+/// database nor the cluster has a master key.
+pub(crate) fn require_master_key(database: u32) -> Result<(u32, u32)> {
     let scope = wrapping_scope(database)?;
-    let Some(version) = secrets.newest(scope) else {
-        return Err(Report::new(
+    let newest = shared_memory()?.secrets.newest(scope);
+    newest.map(|version| (scope, version)).ok_or_else(|| {
+        Report::new(
             PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
             "cannot encrypt: no master key is set",
         )
         .detail("Neither this database nor the cluster has a master key.")
-        .hint("Use pagevault.add_provider() and then pagevault.set_cluster_master_key() or pagevault.set_master_key()."));
-    };
-    match secrets.get(scope, version) {
+        .hint("Use pagevault.add_provider() and then pagevault.set_cluster_master_key() or pagevault.set_master_key().")
+    })
+}
+
+/// As [`require_master_key`], with the key, unwrapped.
+pub(super) fn wrapping_key(database: u32) -> Result<(u32, u32, Secret32)> {
+    let (scope, version) = require_master_key(database)?;
+    match shared_memory()?.secrets.get(scope, version) {
         Some(secret) => Ok((scope, version, secret)),
         None => Err(locked(scope)),
     }
@@ -146,7 +152,7 @@ pub(crate) fn rewrap_data_keys(
     Ok(records.len() as u64)
 }
 
-fn unwrap_record(file: RelFile, epoch: u16, key: &state::DataKey) -> Result<DataKey> {
+pub(super) fn unwrap_record(file: RelFile, epoch: u16, key: &state::DataKey) -> Result<DataKey> {
     let secret = shared_memory()?.secrets.get(key.scope, key.key_version);
     let secret = secret.ok_or_else(|| locked(key.scope))?;
     CipherId::try_from(key.cipher)

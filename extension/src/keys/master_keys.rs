@@ -13,8 +13,8 @@ use pgrx::PgSqlErrorCode as Code;
 use super::provider_admin::check_key_name;
 use super::providers::{self, Answer, Question};
 use super::{data_keys, persist, revoked};
+use crate::pg::catalog;
 use crate::pg::locks::KeystoreLock;
-use crate::pg::relation;
 use crate::pg::report::{Report, Result};
 use crate::pg::wal;
 
@@ -203,7 +203,7 @@ fn write_database_key(record: Record, secret: &Secret32) -> Result<()> {
 
 /// As [`persist::scope_name`] with the database's name; only where catalogs can be read.
 pub(super) fn scope_name(scope: u32) -> String {
-    match relation::database_name(scope) {
+    match catalog::database_name(scope) {
         Some(name) => format!("database \"{name}\""),
         None => persist::scope_name(scope),
     }

@@ -2,6 +2,7 @@
 
 mod audit;
 pub(crate) mod cache;
+pub(crate) mod copies;
 pub(crate) mod data_keys;
 pub(crate) mod health;
 pub(crate) mod helper;

@@ -145,6 +145,12 @@ impl Secrets {
         self.find(scope, version).and_then(read_key)
     }
 
+    /// Whether any key is known, be it locked. One load.
+    #[inline]
+    pub(crate) fn any_known(&self) -> bool {
+        self.words[STRIDE].load(Acquire) != FREE
+    }
+
     /// (scope, version, state) of every known key.
     pub(crate) fn list(&self) -> Vec<(u32, u32, State)> {
         self.slots()

@@ -49,6 +49,11 @@ pub(crate) fn anything_sealed() -> bool {
     get().is_some_and(|shared| shared.control.sealed())
 }
 
+/// Does any database key exist? Without one nothing can be encrypted.
+pub(crate) fn any_database_key() -> bool {
+    secrets().is_some_and(Secrets::any_known)
+}
+
 fn current(file: RelFile) -> Option<(u16, u8)> {
     let directory = &get()?.directory;
     directory.current(directory.find(file).ok()??).ok()?
@@ -130,14 +135,6 @@ pub(crate) fn cipher_of_namesake(file: RelFile) -> Option<CipherId> {
         })
         .find_map(|other| other.current)
         .and_then(|(_, cipher)| CipherId::try_from(cipher).ok())
-}
-
-/// True if pages of any file of this database are sealed. Looks at every file.
-pub(crate) fn database_has_sealed_files(database: u32) -> bool {
-    let files = get().and_then(|shared| shared.directory.files().ok());
-    files.is_some_and(|files| {
-        files.flatten().any(|file| file.file.database == database && file.current.is_some())
-    })
 }
 
 /// Control words: the flag, the keystore's identity, where each log ends, the last failed unlock.

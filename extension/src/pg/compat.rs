@@ -294,3 +294,14 @@ macro_rules! check_perms_hook {
     };
 }
 pub(crate) use check_perms_hook;
+
+/// The local number of this process's transaction (`MyProc->vxid.lxid`; `MyProc->lxid` before 17).
+pub(crate) fn local_transaction() -> u32 {
+    // SAFETY: MyProc is set in every process that runs transactions; only this process writes the field.
+    unsafe {
+        #[cfg(any(feature = "pg15", feature = "pg16"))]
+        return (*pg_sys::MyProc).lxid;
+        #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+        return (*pg_sys::MyProc).vxid.lxid;
+    }
+}

@@ -7,6 +7,7 @@ use pagevault_cipher::CipherId;
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 
 static DEFAULT_ENCRYPTION: GucSetting<bool> = GucSetting::<bool>::new(false);
+static ENFORCE: GucSetting<bool> = GucSetting::<bool>::new(false);
 static CIPHER: GucSetting<Option<CString>> =
     GucSetting::<Option<CString>>::new(Some(c"aes-256-xts"));
 static KEYRING_COMMAND: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
@@ -35,6 +36,14 @@ pub(crate) fn define() {
         c"Encrypts every relation created from now on.",
         c"Applies where neither the relation nor what it belongs to says otherwise. System catalogs are not affected.",
         &DEFAULT_ENCRYPTION,
+        GucContext::Suset,
+        GucFlags::default(),
+    );
+    GucRegistry::define_bool_guc(
+        c"pagevault.enforce",
+        c"Refuses whatever would leave a relation in plaintext that a label or setting wants encrypted.",
+        c"For everyone, superusers too.",
+        &ENFORCE,
         GucContext::Suset,
         GucFlags::default(),
     );
@@ -119,6 +128,11 @@ pub(crate) fn define() {
 /// `pagevault.default_encryption`
 pub(crate) fn default_encryption() -> bool {
     DEFAULT_ENCRYPTION.get()
+}
+
+/// `pagevault.enforce`
+pub(crate) fn enforce() -> bool {
+    ENFORCE.get()
 }
 
 /// `pagevault.cipher`; an unknown name is an error to report to the user.

@@ -2,9 +2,11 @@
 //!
 //! The rest of the crate uses the safe faces below. Version differences live in [`compat`] alone.
 
+pub(crate) mod catalog;
 pub(crate) mod checkpoint;
 pub(crate) mod compat;
 pub(crate) mod guc;
+pub(crate) mod labels;
 pub(crate) mod locks;
 pub(crate) mod mapping;
 pub(crate) mod pages;

@@ -70,6 +70,12 @@ pub(crate) fn runs_transactions() -> bool {
     }
 }
 
+/// Which transaction and subtransaction this process is in, told from all others since its start.
+pub(crate) fn transaction() -> (u32, u32) {
+    // SAFETY: looks at this process's transaction state, in a transaction.
+    (compat::local_transaction(), unsafe { pg_sys::GetCurrentSubTransactionId() })
+}
+
 /// True while this cluster replays WAL (crash recovery or standby).
 pub(crate) fn in_recovery() -> bool {
     // SAFETY: reads shared state that exists in every process that gets here.

@@ -4,8 +4,8 @@ use pagevault_keystore::RelFile;
 use pgrx::pg_sys::{self, Oid};
 use pgrx::{PgList, PgRelation, PgSqlErrorCode};
 
-use super::compat;
 use super::report::{Report, Result};
+use super::{catalog, compat};
 
 /// Facts about a relation, copied out of its relation cache entry.
 #[derive(Clone)]
@@ -19,6 +19,13 @@ pub(crate) struct Facts {
     pub(crate) toast: Option<Oid>,
     /// Made by the user, not by initdb.
     pub(crate) user_made: bool,
+    pub(crate) schema: Oid,
+    /// Never 0: the database's own where the catalog names none.
+    pub(crate) tablespace: Oid,
+    /// A partition of [`partition_parent`].
+    pub(crate) is_partition: bool,
+    /// The table of an index, unless the index was made by the current command.
+    pub(crate) indexed_table: Option<Oid>,
 }
 
 impl Facts {
@@ -36,7 +43,8 @@ pub(crate) enum Kind {
     Toast,
     Sequence,
     MaterializedView,
-    /// Partitioned tables and indexes, views, foreign tables, composite types.
+    PartitionedTable,
+    /// Partitioned indexes, views, foreign tables, composite types.
     WithoutStorage,
 }
 
@@ -48,13 +56,14 @@ impl Kind {
             b't' => Kind::Toast,
             b'S' => Kind::Sequence,
             b'm' => Kind::MaterializedView,
+            b'p' => Kind::PartitionedTable,
             _ => Kind::WithoutStorage,
         }
     }
 
     /// True for kinds that have files.
     pub(crate) fn has_storage(self) -> bool {
-        self != Kind::WithoutStorage
+        !matches!(self, Kind::PartitionedTable | Kind::WithoutStorage)
     }
 }
 
@@ -88,6 +97,64 @@ pub(crate) fn with_partitions(oid: Oid) -> Vec<Facts> {
         }
     };
     oids.into_iter().filter_map(facts).collect()
+}
+
+/// The partitioned table of a partition, even of one made by the current command.
+pub(crate) fn partition_parent(partition: Oid) -> Option<Oid> {
+    // SAFETY: rows of pg_inherits begin as Inherits says.
+    let read = |row: *mut pg_sys::HeapTupleData| unsafe {
+        (*pg_sys::GETSTRUCT(row).cast::<Inherits>()).parent
+    };
+    catalog::find_row(INHERITS, INHERITS_BY_CHILD, partition, read)
+}
+
+/// `InheritsRelationId`: pg_inherits, and `InheritsRelidSeqnoIndexId`, its index on the child. Not among
+/// pgrx's bindings.
+pub(crate) const INHERITS: Oid = Oid::from_u32(2611);
+const INHERITS_BY_CHILD: Oid = Oid::from_u32(2680);
+
+/// The first columns of pg_inherits.
+#[repr(C)]
+struct Inherits {
+    child: Oid,
+    parent: Oid,
+}
+
+/// True if the relation's main fork has no block.
+pub(crate) fn is_empty(oid: Oid) -> bool {
+    // SAFETY: a counted reference to a relation that the caller's command has locked.
+    unsafe {
+        let relation = pg_sys::RelationIdGetRelation(oid);
+        if relation.is_null() {
+            return false;
+        }
+        let blocks =
+            pg_sys::RelationGetNumberOfBlocksInFork(relation, pg_sys::ForkNumber::MAIN_FORKNUM);
+        pg_sys::RelationClose(relation);
+        blocks == 0
+    }
+}
+
+/// OIDs of all relations in `pg_class`.
+pub(crate) fn all() -> Vec<Oid> {
+    let mut found = Vec::new();
+    // SAFETY: a scan of a catalog; each tuple is read before the next is fetched.
+    unsafe {
+        let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
+        let catalog = pg_sys::table_open(pg_sys::RelationRelationId, lock);
+        let (no_snapshot, no_key) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let scan = pg_sys::systable_beginscan(catalog, Oid::INVALID, false, no_snapshot, 0, no_key);
+        loop {
+            let tuple = pg_sys::systable_getnext(scan);
+            if tuple.is_null() {
+                break;
+            }
+            found.push((*pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_class>()).oid);
+        }
+        pg_sys::systable_endscan(scan);
+        pg_sys::table_close(catalog, lock);
+    }
+    found
 }
 
 /// Not among pgrx's bindings.
@@ -141,6 +208,7 @@ unsafe fn facts_of(relation: pg_sys::Relation) -> Facts {
         let class = &*(*relation).rd_rel;
         let name = std::ffi::CStr::from_ptr(class.relname.data.as_ptr());
         let toast = class.reltoastrelid;
+        let index = (*relation).rd_index;
         Facts {
             oid: (*relation).rd_id,
             name: name.to_string_lossy().into_owned(),
@@ -149,45 +217,24 @@ unsafe fn facts_of(relation: pg_sys::Relation) -> Facts {
             file: compat::rel_file(compat::relation_locator(relation)),
             toast: (toast != Oid::INVALID).then_some(toast),
             user_made: (*relation).rd_id.to_u32() >= pg_sys::FirstNormalObjectId,
+            schema: class.relnamespace,
+            tablespace: match class.reltablespace {
+                Oid::INVALID => pg_sys::MyDatabaseTableSpace,
+                named => named,
+            },
+            is_partition: class.relispartition,
+            indexed_table: (!index.is_null()).then(|| (*index).indrelid),
         }
     }
 }
 
-/// The table of an index, even of one made by the current command (`pg_index` with SnapshotSelf).
+/// The table of an index, even of one made by the current command.
 pub(crate) fn table_of_index(index: Oid) -> Option<Oid> {
-    // SAFETY: a catalog scan by OID; the tuple is read before the scan ends.
-    unsafe {
-        let catalog = pg_sys::table_open(
-            pg_sys::IndexRelationId,
-            pg_sys::AccessShareLock as pg_sys::LOCKMODE,
-        );
-        let mut key = pg_sys::ScanKeyData::default();
-        pg_sys::ScanKeyInit(
-            &raw mut key,
-            pg_sys::Anum_pg_index_indexrelid as pg_sys::AttrNumber,
-            pg_sys::BTEqualStrategyNumber as pg_sys::StrategyNumber,
-            pg_sys::F_OIDEQ.into(),
-            pg_sys::Datum::from(index),
-        );
-        let scan = pg_sys::systable_beginscan(
-            catalog,
-            pg_sys::IndexRelidIndexId.into(),
-            true,
-            &raw mut pg_sys::SnapshotSelfData,
-            1,
-            &raw mut key,
-        );
-        let tuple = pg_sys::systable_getnext(scan);
-        let table = if tuple.is_null() {
-            None
-        } else {
-            let form = pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_index>();
-            Some((*form).indrelid)
-        };
-        pg_sys::systable_endscan(scan);
-        pg_sys::table_close(catalog, pg_sys::AccessShareLock as pg_sys::LOCKMODE);
-        table
-    }
+    // SAFETY: a row of pg_index.
+    let read = |row: *mut pg_sys::HeapTupleData| unsafe {
+        (*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_index>()).indrelid
+    };
+    catalog::find_row(pg_sys::IndexRelationId, pg_sys::IndexRelidIndexId.into(), index, read)
 }
 
 /// A relation together with everything that follows it: its indexes, TOAST table with index, owned
@@ -242,33 +289,33 @@ pub(crate) fn qualified_name(oid: Oid) -> String {
     }
 }
 
-/// The word that SECURITY LABEL wants before the relation's name.
-pub(crate) fn label_keyword(oid: Oid) -> Result<&'static str> {
-    match facts(oid).map(|f| f.kind) {
-        Some(Kind::MaterializedView) => Ok("MATERIALIZED VIEW"),
-        Some(Kind::Sequence) => Ok("SEQUENCE"),
-        Some(_) => Ok("TABLE"), // the server refuses what is not one, in its own words
-        None => Err(no_such_relation(oid)),
-    }
-}
-
-/// Refuses an OID that belongs to no relation.
-pub(crate) fn require_exists(oid: Oid) -> Result<()> {
-    facts(oid).map(|_| ()).ok_or_else(|| no_such_relation(oid))
-}
-
-fn no_such_relation(oid: Oid) -> Report {
-    Report::new(
-        PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE,
-        format!("relation with OID {} does not exist", oid.to_u32()),
-    )
-}
-
-/// A database's name; `None` if there is no such database.
-pub(crate) fn database_name(oid: u32) -> Option<String> {
-    // SAFETY: a catalog look-up in a transaction; the result is null or a palloc'd copy.
+/// As [`qualified_name`], without a lock.
+pub(crate) fn quoted_name(facts: &Facts) -> String {
+    let name = std::ffi::CString::new(facts.name.as_str()).unwrap_or_default();
+    // SAFETY: get_namespace_name returns null or a palloc'd copy; quote_qualified_identifier copies both,
+    // and leaves out a schema that is null.
     unsafe {
-        let name = pg_sys::get_database_name(oid.into());
-        (!name.is_null()).then(|| std::ffi::CStr::from_ptr(name).to_string_lossy().into_owned())
+        let namespace = pg_sys::get_namespace_name(facts.schema);
+        let text = pg_sys::quote_qualified_identifier(namespace, name.as_ptr());
+        std::ffi::CStr::from_ptr(text).to_string_lossy().into_owned()
     }
+}
+
+/// The word that SECURITY LABEL wants before the relation's name.
+pub(crate) fn label_keyword(kind: Kind) -> &'static str {
+    match kind {
+        Kind::MaterializedView => "MATERIALIZED VIEW",
+        Kind::Sequence => "SEQUENCE",
+        _ => "TABLE", // the server refuses what is not one, in its own words
+    }
+}
+
+/// Facts about a relation; an OID that belongs to none is an error.
+pub(crate) fn require(oid: Oid) -> Result<Facts> {
+    facts(oid).ok_or_else(|| {
+        Report::new(
+            PgSqlErrorCode::ERRCODE_UNDEFINED_TABLE,
+            format!("relation with OID {} does not exist", oid.to_u32()),
+        )
+    })
 }

@@ -4,7 +4,7 @@ use std::ffi::CStr;
 
 use pgrx::pg_sys::{self, Oid};
 
-use super::{process, relation};
+use super::{catalog, process};
 
 /// Role and database of a session; nothing in processes that have none.
 #[derive(Default)]
@@ -26,7 +26,7 @@ pub(crate) fn identity() -> Identity {
     Identity {
         role: role_name(session),
         current_role: if current == session { None } else { role_name(current) },
-        database: relation::database_name(process::my_database()),
+        database: catalog::database_name(process::my_database()),
     }
 }
 

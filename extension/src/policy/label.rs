@@ -17,6 +17,16 @@ pub(crate) enum Label {
     Plain,
 }
 
+impl std::fmt::Display for Label {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Label::Encrypted(Some(cipher)) => write!(f, "encrypted {cipher}"),
+            Label::Encrypted(None) => f.write_str("encrypted"),
+            Label::Plain => f.write_str("plain"),
+        }
+    }
+}
+
 /// Reads a label.
 ///
 /// # Errors

@@ -1,36 +1,67 @@
 //! The security label provider: `SECURITY LABEL FOR pagevault ON TABLE x IS 'encrypted'`.
 
 use pgrx::PgSqlErrorCode;
-use pgrx::pg_sys::{self, Oid};
+use pgrx::pg_sys;
 
+use super::decision::{self, Decision, Source};
 use super::label::{self, Label};
+use super::{enforce, memo};
 use crate::hooks::utility;
-use crate::keys::shared;
-use crate::pg::relation::{self, Kind};
+use crate::keys::{data_keys, shared};
+use crate::pg::labels::Object;
+use crate::pg::process;
+use crate::pg::relation::{self, Facts, Kind};
 use crate::pg::report::{Report, Result};
 use crate::{rewrite, roles};
 
-/// A label is about to be set (`Some`) or removed (`None`) on a relation. The server has checked
-/// that the caller owns it.
-pub(crate) fn relation_relabelled(oid: Oid, column: i32, label: Option<&str>) -> Result<()> {
+/// A label is about to be set (`Some`) or removed (`None`). The server has checked that the caller owns the
+/// object.
+pub(crate) fn relabelled(object: Object, column: i32, text: Option<&str>) -> Result<()> {
     if column != 0 {
         return Err(unsupported("a column", "Label the table: pages hold all columns of a row."));
     }
-    let Some(text) = label else { return Ok(()) };
-    let label = label::parse(text)?;
-    let Some(facts) = relation::facts(oid) else { return Ok(()) };
-    let name = relation::qualified_name(oid);
+    let label = text.map(label::parse).transpose()?;
+    let outcome = match object.class {
+        pg_sys::RelationRelationId => match relation::facts(object.oid) {
+            Some(facts) => relation_relabelled(&facts, label),
+            None => Ok(()),
+        },
+        _ => surroundings_relabelled(object, label),
+    };
+    memo::forget();
+    outcome
+}
+
+fn relation_relabelled(facts: &Facts, label: Option<Label>) -> Result<()> {
+    let name = relation::qualified_name(facts.oid);
+    if label.is_some() {
+        check_relation(facts, &name)?;
+    }
+    let outer = decision::wanted_without_own_label(facts, facts.tablespace)?;
+    check_loss(Object::relation(facts.oid), &name, label, outer)?;
+    match label {
+        None => Ok(()),
+        Some(Label::Encrypted(_)) if facts.kind == Kind::PartitionedTable => {
+            data_keys::require_master_key(process::my_database()).map(|_| ())
+        }
+        Some(Label::Plain) if facts.kind == Kind::PartitionedTable => Ok(()),
+        Some(Label::Encrypted(cipher)) => rewrite::encrypt(facts.oid, cipher),
+        Some(Label::Plain) => {
+            if shared::is_sealed(facts.file) && utility::in_transaction_block() {
+                return Err(cannot_be_rolled_back(&name));
+            }
+            rewrite::decrypt(facts.oid)
+        }
+    }
+}
+
+fn check_relation(facts: &Facts, name: &str) -> Result<()> {
     match facts.kind {
-        Kind::Table | Kind::MaterializedView | Kind::Sequence => {}
+        kind if decision::takes_labels(kind) => {}
         Kind::Index | Kind::Toast => {
             return Err(unsupported("an index or TOAST table", "Label its table; it follows."));
         }
-        Kind::WithoutStorage => {
-            return Err(unsupported(
-                "a relation without storage",
-                "Label the partitions, or set pagevault.default_encryption.",
-            ));
-        }
+        _ => return Err(unsupported("a relation without storage", "Label tables.")),
     }
     if !facts.user_made {
         return Err(unsupported("a system catalog", "Label user tables."));
@@ -42,27 +73,65 @@ pub(crate) fn relation_relabelled(oid: Oid, column: i32, label: Option<&str>) ->
         )
         .detail("Temporary relations are sealed under a key of this server start as soon as anything in the cluster is encrypted."));
     }
+    Ok(())
+}
+
+/// A schema, tablespace or database: decides for storage that is made from now on.
+fn surroundings_relabelled(object: Object, label: Option<Label>) -> Result<()> {
+    let here = Object::my_database();
+    let (outer, database) = match object.class {
+        pg_sys::NamespaceRelationId => (decision::wanted_of_database()?, here.oid),
+        pg_sys::TableSpaceRelationId => (decision::wanted_of_database()?, here.oid),
+        pg_sys::DatabaseRelationId => (decision::setting(), object.oid),
+        _ if label.is_none() => return Ok(()),
+        _ => return Err(unsupported("this kind of object", LABEL_THESE)),
+    };
+    if label.is_some() {
+        check_surroundings(object)?;
+    }
+    check_loss(object, &object.describe(), label, outer)?;
     match label {
-        Label::Encrypted(cipher) => rewrite::encrypt(oid, cipher),
-        Label::Plain => {
-            roles::require_admin(&format!("remove the encryption of {name}"))?;
-            if shared::is_sealed(facts.file) && utility::in_transaction_block() {
-                return Err(cannot_be_rolled_back(&name));
-            }
-            rewrite::decrypt(oid)
-        }
+        Some(Label::Encrypted(_)) => data_keys::require_master_key(database.to_u32()).map(|_| ()),
+        Some(Label::Plain) | None => Ok(()),
     }
 }
 
-/// A label on something that is not a relation.
-pub(crate) fn other_object_relabelled(class: Oid) -> Result<()> {
-    let what = match class {
-        pg_sys::NamespaceRelationId => "a schema",
-        pg_sys::TableSpaceRelationId => "a tablespace",
-        pg_sys::DatabaseRelationId => "a database",
-        _ => "this kind of object",
-    };
-    Err(unsupported(what, "Label tables, or set pagevault.default_encryption."))
+const LABEL_THESE: &str =
+    "Label tables, materialized views, sequences, schemas, tablespaces or databases.";
+
+fn check_surroundings(object: Object) -> Result<()> {
+    match (object.class, object.oid.to_u32()) {
+        (
+            pg_sys::NamespaceRelationId,
+            pg_sys::PG_CATALOG_NAMESPACE | pg_sys::PG_TOAST_NAMESPACE,
+        ) => Err(unsupported("a schema of the system", "Label schemas with user tables.")),
+        (pg_sys::TableSpaceRelationId, GLOBAL_TABLESPACE) => {
+            Err(unsupported("the tablespace of shared catalogs", "Label other tablespaces."))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// `pg_global`
+const GLOBAL_TABLESPACE: u32 = 1664;
+
+/// Anyone may add encryption to what they own; to take it away is the administrator's. `outer` is what
+/// holds where the object has no label.
+fn check_loss(
+    object: Object,
+    name: &str,
+    label: Option<Label>,
+    outer: Option<Decision>,
+) -> Result<()> {
+    let old = object.label().as_deref().map(label::parse).transpose()?;
+    let says_encrypted = matches!(old, Some(Label::Encrypted(_)));
+    if label == Some(Label::Plain) || (label.is_none() && says_encrypted) {
+        roles::require_admin(&format!("remove the encryption of {name}"))?;
+        let labelled =
+            |label: Option<Label>| label.map(|l| Decision::new(l, Source::Around(object)));
+        enforce::refuse_loss(name, labelled(old).or(outer), labelled(label).or(outer))?;
+    }
+    Ok(())
 }
 
 /// A rollback would bring back the label, not the sealed pages.

@@ -1,16 +1,22 @@
 //! Which relations are encrypted: labels, what follows what, and the default.
 //!
-//! The decision sits where storage is made. There are two moments:
+//! What is wanted is found in [`decision`]. It takes effect where storage is made, at two moments:
 //!
 //! 1. `mdcreate` ([`storage_created`]): a file appears. For TRUNCATE, REINDEX, SET TABLESPACE and other
 //!    replacements of an existing relation's storage nothing else will be heard of it, so the answer is
 //!    looked for among the relations this backend has locked for rewriting. Undecided means encrypted.
 //! 2. `object_access_hook` ([`relation_created`]): a new relation exists and its file is still
-//!    empty. Its kind, name and table are known, and the first answer is put right if need be.
+//!    empty. Its kind, name and table are known, and the first answer is put right if need be. Of a
+//!    partition the partitioned table is known a moment later ([`altered`]).
 
+pub(crate) mod altered;
+pub(crate) mod databases;
+pub(crate) mod decision;
+pub(crate) mod drift;
+pub(crate) mod enforce;
 pub(crate) mod label;
 pub(crate) mod labels;
-pub(crate) mod owned_sequences;
+mod memo;
 
 use pagevault_cipher::CipherId;
 use pagevault_keystore::RelFile;
@@ -21,101 +27,104 @@ use crate::keys::{data_keys, shared};
 use crate::pg::relation::{self, Facts, Kind};
 use crate::pg::report::{Report, Result};
 use crate::pg::{guc, locks, process};
+use decision::Decision;
+use memo::Content;
 
-/// True where there is nothing to decide: nothing is encrypted, and nothing is to be.
+/// True where there is nothing to decide: without a master key nothing is encrypted and no label says that
+/// it should be ([`labels`] refuses them), and the setting asks for nothing.
 pub(crate) fn is_idle() -> bool {
-    !shared::anything_sealed() && !guc::default_encryption()
+    !shared::any_database_key() && !guc::default_encryption()
 }
 
 /// A file for a permanent relation is about to be created.
 pub(crate) fn storage_created(file: RelFile) -> Result<()> {
-    match cipher_for_new_storage(file)? {
-        Some(cipher) => data_keys::new_epoch(file, cipher).map(|_| ()),
-        // A relfilenumber that was used before must not inherit the old file's key.
+    // Also where the file is known: a number that was used before must not inherit the old file's key.
+    begin(file, cipher_for_new_storage(file)?)
+}
+
+/// From now on, and with a key of its own, a file is written with this cipher, or in plaintext.
+fn begin(file: RelFile, cipher: Option<CipherId>) -> Result<()> {
+    match cipher {
+        Some(cipher) => {
+            memo::forget_content();
+            data_keys::new_epoch(file, cipher).map(|_| ())
+        }
         None => data_keys::write_plaintext(file),
     }
 }
 
+/// The database of files of shared catalogs, and of the transient tables by which VACUUM FULL rewrites them.
+const SHARED_CATALOGS: u32 = 0;
+
 fn cipher_for_new_storage(file: RelFile) -> Result<Option<CipherId>> {
-    if file.database == 0 {
-        return Ok(None); // shared catalogs, rewritten in place by VACUUM FULL
+    if file.database == SHARED_CATALOGS {
+        return Ok(None);
     }
     if file.database != process::my_database() {
         return Ok(shared::cipher_of_namesake(file));
     }
-    let replaced: Vec<Facts> =
-        locks::relations_locked_for_rewrite().into_iter().filter_map(relation::facts).collect();
-    let encrypted = replaced.iter().filter(|r| r.is_stored());
-    if let Some(cipher) = encrypted.filter_map(cipher_of_replaced).next() {
-        return Ok(Some(cipher));
+    let tablespace = file.tablespace.into();
+    let mut undecided = true;
+    for oid in locks::relations_locked_for_rewrite() {
+        let content = match memo::content_of(oid, tablespace) {
+            Some(content) => content,
+            None => {
+                let Some(locked) = relation::facts(oid) else { continue };
+                if locked.is_stored()
+                    && let Some(cipher) = cipher_for_replacement(&locked, file)?
+                {
+                    return Ok(Some(cipher));
+                }
+                let content =
+                    if locked.is_stored() { Content::Plain } else { Content::WithoutStorage };
+                memo::set_content(oid, tablespace, content);
+                content
+            }
+        };
+        undecided &= content == Content::WithoutStorage;
     }
-    // What replaces the file of a plain relation stays plain; what is new, the hook will see.
-    if guc::default_encryption() && replaced.is_empty() {
-        return default_cipher().map(Some);
-    }
-    Ok(None)
+    if undecided { cipher_of(decision::wanted_of_place(tablespace)?) } else { Ok(None) }
 }
 
-/// The cipher of an existing relation whose storage may be about to be replaced.
-fn cipher_of_replaced(relation: &Facts) -> Option<CipherId> {
-    shared::current_cipher(relation.file).or_else(|| {
-        // REINDEX (TABLESPACE) moves an index in the catalogs before it makes the new file: what they
-        // say of its file is no longer true, what they say of its table is.
-        let is_users_index = relation.user_made && relation.kind == Kind::Index;
-        let table = is_users_index.then(|| relation::table_of_index(relation.oid)).flatten()?;
-        shared::current_cipher(relation::facts(table)?.file)
-    })
+/// What a relation is now it stays, unless more is wanted of it, or its own label wants it plain.
+fn cipher_for_replacement(replaced: &Facts, file: RelFile) -> Result<Option<CipherId>> {
+    // The table may be moving to the file's tablespace. An index follows its table, wherever it is.
+    let wanted = match replaced.kind {
+        Kind::Index => decision::wanted(replaced)?,
+        _ => decision::wanted_in(replaced, file.tablespace.into())?,
+    };
+    let current = shared::current_cipher(replaced.file);
+    match wanted {
+        Some(decision) if decision.is_encrypted() => decision.cipher(current).map(Some),
+        Some(decision) if decision.is_plain_by_own_label() => Ok(None),
+        _ => Ok(current),
+    }
 }
 
 /// A relation was created by the current command and its file is still empty.
 pub(crate) fn relation_created(oid: Oid) -> Result<()> {
     let Some(facts) = relation::facts(oid) else { return Ok(()) };
-    if !facts.is_stored() {
+    if !facts.is_stored() || facts.file.database == SHARED_CATALOGS {
         return Ok(());
     }
-    let wanted = cipher_for_new_relation(&facts)?;
-    if wanted == shared::current_cipher(facts.file) {
-        return Ok(());
-    }
-    match wanted {
-        Some(cipher) => data_keys::new_epoch(facts.file, cipher).map(|_| ()),
-        None => data_keys::write_plaintext(facts.file),
-    }
-}
-
-fn cipher_for_new_relation(facts: &Facts) -> Result<Option<CipherId>> {
-    if let Some(leader) = leader_of(facts) {
-        return Ok(match relation::facts(leader) {
-            Some(leader) if leader.kind.has_storage() => shared::current_cipher(leader.file),
-            _ => None,
-        });
-    }
-    if facts.user_made && guc::default_encryption() {
-        return default_cipher().map(Some);
-    }
-    if facts.kind == Kind::Sequence {
+    altered::note_created(&facts);
+    let wanted = match cipher_of(decision::wanted(&facts)?)? {
         // Made for a serial column, it is owned later than it is created; the table is locked, and
         // that has decided.
-        return Ok(shared::current_cipher(facts.file));
-    }
-    Ok(None)
+        None if facts.kind == Kind::Sequence => shared::current_cipher(facts.file),
+        wanted => wanted,
+    };
+    seal_empty_file(facts.file, wanted)
 }
 
-/// The relation whose choice a new relation follows.
-fn leader_of(facts: &Facts) -> Option<Oid> {
-    match facts.kind {
-        Kind::Index => relation::table_of_index(facts.oid),
-        Kind::Toast => oid_after(&facts.name, "pg_toast_"),
-        // VACUUM FULL, CLUSTER, REFRESH and rewriting ALTER TABLE fill such a transient relation
-        // while holding the original locked; anyone may use the name, so the lock is asked for.
-        Kind::Table | Kind::MaterializedView => oid_after(&facts.name, "pg_temp_")
-            .filter(|oid| locks::relations_locked_for_rewrite().contains(oid)),
-        _ => None,
-    }
+/// Has a file that holds nothing yet written with this cipher, or in plaintext.
+fn seal_empty_file(file: RelFile, wanted: Option<CipherId>) -> Result<()> {
+    if wanted == shared::current_cipher(file) { Ok(()) } else { begin(file, wanted) }
 }
 
-fn oid_after(name: &str, prefix: &str) -> Option<Oid> {
-    name.strip_prefix(prefix)?.parse::<u32>().ok().map(Oid::from)
+/// The cipher for the file of a new relation.
+fn cipher_of(wanted: Option<Decision>) -> Result<Option<CipherId>> {
+    wanted.filter(Decision::is_encrypted).map(|decision| decision.cipher(None)).transpose()
 }
 
 /// The cipher of new data keys where none is named.

@@ -147,50 +147,6 @@ fn rolled_back_creations_leave_nothing_behind() -> Result<()> {
 }
 
 #[test]
-fn create_database_copies_sealed_relations_or_is_refused() -> Result<()> {
-    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
-    cluster.sql("CREATE DATABASE model")?;
-    let mut model = cluster.client_to("model")?;
-    pagevault_tests::cluster::run_sql(
-        &mut model,
-        "SET pagevault.default_encryption = on;
-         CREATE TABLE t (id int, name text);
-         INSERT INTO t SELECT i, 'kanarienvogel' FROM generate_series(1, 1000) i",
-    )?;
-    drop(model);
-    for strategy in ["wal_log", "file_copy"] {
-        let name = format!("copy_{strategy}");
-        let create = format!("CREATE DATABASE {name} TEMPLATE model STRATEGY {strategy}");
-        if strategy == "file_copy" && cluster.sql(&create).is_err() {
-            // To refuse it is honest; to make a copy that nobody can read is not.
-            let error = cluster.error(&create)?;
-            ensure!(error.sqlstate == "0A000", "refused, but not as unsupported: {error}");
-            ensure!(!error.hint.is_empty(), "no hint: {error}");
-            continue;
-        }
-        if strategy != "file_copy" {
-            cluster.sql(&create)?;
-        }
-        let mut copy = cluster.client_to(&name)?;
-        let count = pagevault_tests::cluster::text(&mut copy, "SELECT count(name) FROM t")
-            .with_context(|| format!("read the copy made by {strategy}"))?;
-        ensure!(count == "1000", "{strategy}: {count} rows");
-        let path = pagevault_tests::cluster::text(&mut copy, "SELECT pg_relation_filepath('t')")?;
-        cluster.sql("CHECKPOINT")?;
-        let files = pagevault_tests::DataFile::find(&cluster.data_directory().join(path))?;
-        assert_sealed(&files).with_context(|| strategy.to_owned())?;
-    }
-    cluster.crash()?;
-    let mut copy = cluster.client_to("copy_wal_log")?;
-    ensure!(
-        pagevault_tests::cluster::text(&mut copy, "SELECT count(name) FROM t")? == "1000",
-        "the copy is not there after a crash"
-    );
-    drop(copy);
-    cluster.finish()
-}
-
-#[test]
 fn a_serial_column_added_later_has_a_sealed_sequence() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster.sql("CREATE TABLE t (id serial PRIMARY KEY, name text)")?;
@@ -201,33 +157,6 @@ fn a_serial_column_added_later_has_a_sealed_sequence() -> Result<()> {
     for sequence in ["t_id_seq", "t_later_seq"] {
         assert_sealed(&cluster.files(sequence)?).with_context(|| sequence.to_owned())?;
     }
-    cluster.finish()
-}
-
-#[test]
-fn a_database_moved_to_another_tablespace_is_readable_or_the_move_is_refused() -> Result<()> {
-    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
-    let space = cluster.directory().join("space");
-    std::fs::create_dir(&space)?;
-    cluster.installation().give(&space)?;
-    cluster.sql(&format!("CREATE TABLESPACE space LOCATION '{}'", space.display()))?;
-    cluster.sql("CREATE DATABASE moving")?;
-    let mut client = cluster.client_to("moving")?;
-    pagevault_tests::cluster::run_sql(
-        &mut client,
-        "SET pagevault.default_encryption = on;
-         CREATE TABLE t AS SELECT i AS id FROM generate_series(1, 1000) i",
-    )?;
-    drop(client);
-    if cluster.sql("ALTER DATABASE moving SET TABLESPACE space").is_err() {
-        let error = cluster.error("ALTER DATABASE moving SET TABLESPACE space")?;
-        ensure!(error.sqlstate == "0A000", "refused, but not as unsupported: {error}");
-        ensure!(!error.hint.is_empty(), "no hint: {error}");
-    }
-    let mut client = cluster.client_to("moving")?;
-    let count = pagevault_tests::cluster::text(&mut client, "SELECT count(*) FROM t")?;
-    ensure!(count == "1000", "{count} rows");
-    drop(client);
     cluster.finish()
 }
 

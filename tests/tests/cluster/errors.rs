@@ -85,6 +85,7 @@ fn before_there_is_a_master_key() -> Result<()> {
         &[
             "SET pagevault.default_encryption = on; CREATE TABLE u (id int)",
             "SELECT pagevault.encrypt('t')",
+            "SECURITY LABEL FOR pagevault ON SCHEMA public IS 'encrypted'",
             "SELECT pagevault.set_cluster_master_key('local', 'main')",
             "SELECT pagevault.rotate_master_key()",
             "SELECT pagevault.rotate_cluster_master_key()",
@@ -110,16 +111,18 @@ fn labels() -> Result<()> {
             "SELECT pagevault.encrypt('t', 'rot13')",
             "SELECT pagevault.encrypt('v')",
             "SELECT pagevault.encrypt('t_pkey')",
-            "SELECT pagevault.encrypt('parts')",
             "SELECT pagevault.encrypt('pg_class')",
             "SELECT pagevault.encrypt(1)",
             "SECURITY LABEL FOR pagevault ON TABLE t IS 'secret'",
             "SECURITY LABEL FOR pagevault ON TABLE t IS 'encrypted rot13'",
             "SECURITY LABEL FOR pagevault ON TABLE t IS 'encrypted aes-256-xts twice'",
             "SECURITY LABEL FOR pagevault ON COLUMN t.id IS 'encrypted'",
-            "SECURITY LABEL FOR pagevault ON TABLE parts IS 'encrypted'",
-            "SECURITY LABEL FOR pagevault ON SCHEMA public IS 'encrypted'",
-            "SECURITY LABEL FOR pagevault ON DATABASE postgres IS 'encrypted'",
+            "SECURITY LABEL FOR pagevault ON VIEW v IS 'encrypted'",
+            "SECURITY LABEL FOR pagevault ON TABLE parts IS 'secret'",
+            "SECURITY LABEL FOR pagevault ON SCHEMA public IS 'secret'",
+            "SECURITY LABEL FOR pagevault ON SCHEMA pg_catalog IS 'encrypted'",
+            "SECURITY LABEL FOR pagevault ON TABLESPACE pg_global IS 'encrypted'",
+            "SECURITY LABEL FOR pagevault ON DATABASE postgres IS 'encrypted rot13'",
             "SECURITY LABEL FOR pagevault ON ROLE postgres IS 'encrypted'",
             "SET pagevault.cipher = 'rot13'; SELECT pagevault.encrypt('t')",
             "SET pagevault.nonsense = 1",
@@ -138,9 +141,11 @@ fn roles() -> Result<()> {
          CREATE ROLE keeper; GRANT pagevault_admin TO keeper;
          GRANT CREATE ON SCHEMA public TO ordinary;
          CREATE TABLE foreign_table (id int);
+         CREATE SCHEMA own_schema AUTHORIZATION ordinary;
          SET SESSION AUTHORIZATION ordinary;
          CREATE TABLE own (id int);
-         SELECT pagevault.encrypt('own')",
+         SELECT pagevault.encrypt('own');
+         SECURITY LABEL FOR pagevault ON SCHEMA own_schema IS 'encrypted'",
     )?;
     check(
         "roles",
@@ -154,6 +159,13 @@ fn roles() -> Result<()> {
             "SELECT * FROM pagevault.providers",
             "SELECT pagevault.encrypt('foreign_table')",
             "SECURITY LABEL FOR pagevault ON TABLE own IS 'plain'",
+            "SECURITY LABEL FOR pagevault ON TABLE own IS NULL",
+            "SECURITY LABEL FOR pagevault ON SCHEMA own_schema IS 'plain'",
+            "SECURITY LABEL FOR pagevault ON SCHEMA own_schema IS NULL",
+            "SECURITY LABEL FOR pagevault ON SCHEMA public IS 'encrypted'",
+            "SECURITY LABEL FOR pagevault ON DATABASE postgres IS 'encrypted'",
+            "SET pagevault.enforce = on",
+            "SELECT * FROM pagevault.drift",
             "SET pagevault.default_encryption = on",
             "SELECT * FROM pagevault.verify('own')",
         ],
@@ -180,6 +192,32 @@ fn roles() -> Result<()> {
          SELECT * FROM pagevault.master_keys",
     )?;
     drop(keeper);
+    cluster.finish()
+}
+
+#[test]
+fn enforcement() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql(
+        "CREATE SCHEMA app; SECURITY LABEL FOR pagevault ON SCHEMA app IS 'encrypted';
+         CREATE TABLE app.t AS SELECT 1 AS id; CREATE TABLE open AS SELECT 1 AS id;
+         CREATE TABLE parts (id int) PARTITION BY LIST (id);
+         SECURITY LABEL FOR pagevault ON TABLE parts IS 'encrypted'",
+    )?;
+    cluster.set(&[("pagevault.enforce", "on")])?;
+    check(
+        "enforcement",
+        &cluster,
+        None,
+        &[
+            "SECURITY LABEL FOR pagevault ON TABLE app.t IS 'plain'",
+            "SECURITY LABEL FOR pagevault ON SCHEMA app IS 'plain'",
+            "SECURITY LABEL FOR pagevault ON SCHEMA app IS NULL",
+            "ALTER TABLE open SET SCHEMA app",
+            "ALTER TABLE parts ATTACH PARTITION open FOR VALUES IN (1)",
+            "SET pagevault.default_encryption = on; SECURITY LABEL FOR pagevault ON TABLE open IS 'plain'",
+        ],
+    )?;
     cluster.finish()
 }
 

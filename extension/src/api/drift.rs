@@ -1,0 +1,35 @@
+//! What differs from the policy.
+
+use pgrx::pg_sys::Oid;
+use pgrx::prelude::*;
+
+use crate::pg::report::OrRaise;
+use crate::policy::drift;
+use crate::preload;
+
+/// Behind the view `pagevault.drift`; with `check_files` also what is on disk, which is read from end to
+/// end.
+#[pg_extern(sql = "
+    CREATE FUNCTION pagevault.drift(check_files boolean)
+    RETURNS TABLE (relation regclass, wanted text, why text, actual text, heal text)
+    STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+    REVOKE ALL ON FUNCTION pagevault.drift(boolean) FROM PUBLIC;
+    GRANT EXECUTE ON FUNCTION pagevault.drift(boolean) TO pagevault_admin, pg_monitor;
+", requires = ["roles"])]
+#[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
+fn drift(
+    check_files: bool,
+) -> TableIterator<
+    'static,
+    (
+        name!(relation, Oid),
+        name!(wanted, String),
+        name!(why, String),
+        name!(actual, String),
+        name!(heal, String),
+    ),
+> {
+    preload::require_active().or_raise();
+    let found = drift::find(check_files).or_raise();
+    TableIterator::new(found.into_iter().map(|d| (d.relation, d.wanted, d.why, d.actual, d.heal)))
+}

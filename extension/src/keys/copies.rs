@@ -1,0 +1,95 @@
+//! Keys for relation files that the server copies below the storage manager, as they are: CREATE DATABASE with
+//! the strategy file_copy, and ALTER DATABASE ... SET TABLESPACE.
+//!
+//! The copies have the old numbers, and their pages the old epochs; so each copy gets every key of its
+//! original, before the transaction that makes it visible commits. The caller makes sure that nobody
+//! makes keys for the originals meanwhile.
+
+use std::path::Path;
+
+use pagevault_cipher::wrap::WrapKey;
+use pagevault_keystore::state::File;
+use pagevault_keystore::{Record, RelFile};
+use pgrx::PgSqlErrorCode;
+use pgrx::pg_sys::ForkNumber;
+
+use super::data_keys::{unwrap_record, wrap_data_key, wrapping_key};
+use super::persist::{self, append};
+use crate::pg::compat;
+use crate::pg::locks::KeystoreLock;
+use crate::pg::report::{Report, Result};
+
+/// Gives the copies of the files of database `from`, which are to be in database `to`, their keys, under the
+/// key that wraps for `to`. `copy_of` tells the copy of a file; `None` if it is not copied.
+pub(crate) fn copy_keys(
+    from: u32,
+    to: u32,
+    copy_of: impl Fn(RelFile) -> Option<RelFile>,
+) -> Result<()> {
+    const RECORDS_AT_ONCE: usize = 10_000;
+    let lock = KeystoreLock::acquire();
+    let (originals, present) = (persist::log_state(&lock, from)?, persist::log_state(&lock, to)?);
+    let mut records = Vec::new();
+    for (file, entry) in originals.files().filter(|(file, _)| exists(*file)) {
+        let Some(copy) = copy_of(file) else { continue };
+        add_records(file, entry, copy, present.file(copy), &mut records)?;
+    }
+    for batch in records.chunks(RECORDS_AT_ONCE) {
+        append(&lock, to, batch)?;
+    }
+    Ok(())
+}
+
+/// Keys of dropped relations are kept; they need not come along.
+fn exists(file: RelFile) -> bool {
+    Path::new(&compat::relation_path(file, ForkNumber::MAIN_FORKNUM)).exists()
+}
+
+fn add_records(
+    file: RelFile,
+    entry: &File,
+    copy: RelFile,
+    known: Option<&File>,
+    records: &mut Vec<Record>,
+) -> Result<()> {
+    let (scope, key_version, secret) = wrapping_key(copy.database)?;
+    let wrap_key = WrapKey::new(secret.expose());
+    for (&epoch, key) in &entry.keys {
+        let data_key = unwrap_record(file, epoch, key)?;
+        if let Some(other) = known.and_then(|known| known.keys.get(&epoch))
+            && unwrap_record(copy, epoch, other)?.expose() != data_key.expose()
+        {
+            return Err(taken(file, copy, epoch));
+        }
+        records.push(Record::DataKey {
+            file: copy,
+            epoch,
+            cipher: key.cipher,
+            scope,
+            key_version,
+            wrapped: wrap_data_key(&data_key, &wrap_key, copy, epoch)?,
+            owner: key.owner,
+            created: key.created,
+        });
+    }
+    let epoch = entry.phase.epoch;
+    if epoch != 0 {
+        records.push(match entry.phase.plaintext {
+            false => Record::Current { file: copy, epoch, owner: entry.owner },
+            true => Record::Plaintext { file: copy, after: epoch },
+        });
+    }
+    Ok(())
+}
+
+/// The copy's number belonged to another encrypted relation once, whose keys are kept.
+fn taken(file: RelFile, copy: RelFile, epoch: u16) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        format!("relation file {copy} has another data key of epoch {epoch}"),
+    )
+    .detail(format!(
+        "It belonged to a relation that was dropped; the copy of relation file {file} would be unreadable."
+    ))
+    .hint("Rewrite the relation into a new file with VACUUM FULL or REINDEX.")
+}

@@ -1,0 +1,86 @@
+//! Rows of catalogs by OID, and databases.
+
+use std::ffi::{CStr, CString};
+
+use pgrx::pg_sys::{self, Oid};
+
+/// Reads the row of a catalog whose first indexed column is `oid`, with `SnapshotSelf`: also one that the
+/// current command has made.
+pub(super) fn find_row(
+    catalog: Oid,
+    index: Oid,
+    oid: Oid,
+    read: impl FnOnce(pg_sys::HeapTuple) -> Oid,
+) -> Option<Oid> {
+    const FIRST_COLUMN: pg_sys::AttrNumber = 1;
+    // SAFETY: a catalog scan by OID; the tuple is read before the scan ends.
+    unsafe {
+        let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
+        let catalog = pg_sys::table_open(catalog, lock);
+        let mut key = pg_sys::ScanKeyData::default();
+        pg_sys::ScanKeyInit(
+            &raw mut key,
+            FIRST_COLUMN,
+            pg_sys::BTEqualStrategyNumber as pg_sys::StrategyNumber,
+            pg_sys::F_OIDEQ.into(),
+            pg_sys::Datum::from(oid),
+        );
+        let scan = pg_sys::systable_beginscan(
+            catalog,
+            index,
+            true,
+            &raw mut pg_sys::SnapshotSelfData,
+            1,
+            &raw mut key,
+        );
+        let tuple = pg_sys::systable_getnext(scan);
+        let found = (!tuple.is_null()).then(|| read(tuple));
+        pg_sys::systable_endscan(scan);
+        pg_sys::table_close(catalog, lock);
+        found
+    }
+}
+
+/// A database's name; `None` if there is no such database.
+pub(crate) fn database_name(oid: u32) -> Option<String> {
+    // SAFETY: a catalog look-up in a transaction; the result is null or a palloc'd copy.
+    unsafe {
+        let name = pg_sys::get_database_name(oid.into());
+        (!name.is_null()).then(|| CStr::from_ptr(name).to_string_lossy().into_owned())
+    }
+}
+
+/// A database's OID; `None` if there is none of this name.
+pub(crate) fn database_oid(name: &str) -> Option<Oid> {
+    let name = CString::new(name).ok()?;
+    // SAFETY: a catalog look-up by name.
+    let oid = unsafe { pg_sys::get_database_oid(name.as_ptr(), true) };
+    (oid != Oid::INVALID).then_some(oid)
+}
+
+/// A database's default tablespace as the current command leaves it.
+pub(crate) fn new_tablespace_of_database(database: Oid) -> Option<Oid> {
+    // SAFETY: a row of pg_database.
+    let read = |row: pg_sys::HeapTuple| unsafe {
+        (*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_database>()).dattablespace
+    };
+    find_row(pg_sys::DatabaseRelationId, pg_sys::DatabaseOidIndexId.into(), database, read)
+}
+
+/// A database's default tablespace as the current command has found it.
+pub(crate) fn tablespace_of_database(database: Oid) -> Option<Oid> {
+    // SAFETY: a catalog look-up in a transaction; the row is read before it is given back.
+    unsafe {
+        let row = pg_sys::SearchSysCache1(
+            pg_sys::SysCacheIdentifier::DATABASEOID as i32,
+            pg_sys::Datum::from(database),
+        );
+        if row.is_null() {
+            return None;
+        }
+        let form = pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_database>();
+        let tablespace = (*form).dattablespace;
+        pg_sys::ReleaseSysCache(row);
+        Some(tablespace)
+    }
+}

@@ -1,0 +1,140 @@
+//! Relations that come to follow another, or move, without getting new storage.
+//!
+//! The object access hook notes them while their command runs; when it is over and the catalogs show the
+//! outcome, they are looked at:
+//!
+//! - Sequences follow the table that came to own them: ALTER SEQUENCE ... OWNED BY makes no storage, and
+//!   pg_dump writes it after the table's label; CREATE SEQUENCE ... OWNED BY makes it before it names the
+//!   table.
+//! - An empty table that is attached follows the partitioned table; pg_dump restores partitions so. One
+//!   with pages stays what it is. The same where one is detached.
+//! - `pagevault.enforce` refuses plaintext relations that come to where encryption is wanted.
+//!
+//! A new partition is told its partitioned table before its file has a block, and decided at once.
+
+use pgrx::pg_sys::Oid;
+
+use super::decision::{self, Decision};
+use super::{cipher_of, enforce, memo, seal_empty_file};
+use crate::keys::shared;
+use crate::pg::guc;
+use crate::pg::process::{self, ProcessLocal};
+use crate::pg::relation::{self, Facts, Kind};
+use crate::pg::report::Result;
+use crate::rewrite;
+
+/// What to look at, and why.
+#[derive(Clone, Copy)]
+enum Altered {
+    Sequence(Oid),
+    Attached(Oid),
+    /// With the schema that it was in.
+    Relation(Oid, Oid),
+}
+
+static ALTERED: ProcessLocal<Vec<Altered>> = ProcessLocal::new(Vec::new());
+static CREATED: ProcessLocal<Oid> = ProcessLocal::new(Oid::INVALID);
+
+/// A relation with storage was just created.
+pub(super) fn note_created(facts: &Facts) {
+    CREATED.with(|created| *created = facts.oid);
+    if facts.kind == Kind::Sequence {
+        note(Altered::Sequence(facts.oid));
+    }
+}
+
+/// A relation was altered by the current command. The catalogs still show it as it was.
+pub(crate) fn relation_altered(oid: Oid) {
+    memo::forget_relation(oid);
+    let Some(facts) = relation::facts(oid) else { return };
+    if facts.kind == Kind::Sequence {
+        note(Altered::Sequence(oid));
+    }
+    if guc::enforce() {
+        note(Altered::Relation(oid, facts.schema));
+    }
+}
+
+/// A relation got a parent by the current command, as a partition or by inheritance, or lost it.
+pub(crate) fn parent_changed(child: Oid, parent: Oid) -> Result<()> {
+    memo::forget_relation(child);
+    if !relation::facts(parent).is_some_and(|parent| parent.kind == Kind::PartitionedTable) {
+        return Ok(());
+    }
+    match relation::facts(child) {
+        Some(facts) if is_new(&facts) => {
+            let wanted = decision::wanted_below(Some(parent), &facts, facts.tablespace)?;
+            seal_empty_file(facts.file, cipher_of(wanted)?)
+        }
+        _ => {
+            note(Altered::Attached(child));
+            Ok(())
+        }
+    }
+}
+
+/// True from the creation of a table until the first block, a TOAST table or an index is made for it.
+fn is_new(facts: &Facts) -> bool {
+    CREATED.with(|created| *created == facts.oid)
+        && facts.is_stored()
+        && facts.toast.is_none()
+        && relation::is_empty(facts.oid)
+}
+
+fn note(altered: Altered) {
+    ALTERED.with(|list| list.push(altered));
+}
+
+/// True if there is something for [`follow`] to do.
+pub(crate) fn any() -> bool {
+    ALTERED.with(|list| !list.is_empty())
+}
+
+/// Looks at what the command altered. What an aborted command left behind is looked at as well and found
+/// to be gone or right; or forgotten, if the next command is the ROLLBACK.
+pub(crate) fn follow() -> Result<()> {
+    let list = ALTERED.with(std::mem::take);
+    if !process::runs_transactions() {
+        return Ok(());
+    }
+    for altered in list {
+        match altered {
+            Altered::Sequence(oid) => {
+                let Some(sequence) = relation::facts_after_command(oid) else { continue };
+                if sequence.is_stored() && memo::owner_of(oid)?.is_some() {
+                    encrypt_if_wanted(&sequence)?;
+                }
+            }
+            Altered::Attached(oid) => {
+                if relation::facts_after_command(oid).is_none() {
+                    continue;
+                }
+                for partition in relation::with_partitions(oid).iter().filter(|p| p.is_stored()) {
+                    if relation::is_empty(partition.oid) {
+                        encrypt_if_wanted(partition)?;
+                    }
+                    enforce::refuse_plaintext(partition)?;
+                }
+            }
+            Altered::Relation(oid, schema) => {
+                if let Some(relation) = relation::facts_after_command(oid)
+                    && relation.schema != schema
+                {
+                    enforce::refuse_plaintext(&relation)?;
+                }
+            }
+        }
+    }
+    Ok(())
+}
+
+fn encrypt_if_wanted(facts: &Facts) -> Result<()> {
+    let current = shared::current_cipher(facts.file);
+    match decision::wanted(facts)?.filter(Decision::is_encrypted) {
+        Some(decision) if !decision.is_met_by(current) => {
+            memo::forget_content();
+            rewrite::encrypt(facts.oid, Some(decision.cipher(None)?))
+        }
+        _ => Ok(()),
+    }
+}

@@ -1,0 +1,115 @@
+//! What differs from labels and settings is in `pagevault.drift`, and goes with the command that stands there;
+//! `pagevault.enforce` keeps it from coming about.
+
+use anyhow::{Context, Result, ensure};
+use pagevault_tests::StopMode;
+use pagevault_tests::cluster::{column, expect_error, run_sql, text};
+
+use crate::labels::{XTS, cluster, drift, expect, expect_no_drift, heal, label};
+
+#[test]
+fn drift_names_the_reason_and_the_remedy() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    cluster.sql("CREATE SCHEMA \"My App\"")?;
+    let mut client = cluster.client()?;
+    run_sql(
+        &mut client,
+        "SET search_path = \"My App\";
+         CREATE TABLE \"T\" (id serial PRIMARY KEY, name text);
+         INSERT INTO \"T\" (name) SELECT repeat(md5(i::text), 10) FROM generate_series(1, 100) i;
+         CREATE INDEX \"i\" ON \"T\" (name);
+         CREATE MATERIALIZED VIEW m AS SELECT * FROM \"T\";
+         CREATE SEQUENCE \"it's\"; SELECT nextval('\"it''s\"')",
+    )?;
+    let before = text(&mut client, "SELECT md5(string_agg(t::text, '' ORDER BY id)) FROM \"T\" t")?;
+    expect_no_drift(&cluster)?;
+    cluster.sql(&label("SCHEMA \"My App\"", "'encrypted aes-128-xts'"))?;
+    let rows = column(
+        &mut client,
+        "SELECT relation || '|' || wanted || '|' || why || '|' || actual || '|' || heal
+         FROM pagevault.drift WHERE relation::text !~ 'pg_toast' ORDER BY relation::text COLLATE \"C\"",
+    )?;
+    let why = "encrypted aes-128-xts|schema \"My App\"|plain";
+    let why = why.replace("schema \"My App\"", "schema My App");
+    let expected = [
+        format!("\"T\"|{why}|VACUUM FULL \"My App\".\"T\""),
+        format!("\"T_id_seq\"|{why}|SELECT pagevault.encrypt('\"My App\".\"T_id_seq\"')"),
+        format!("\"T_pkey\"|{why}|REINDEX INDEX \"My App\".\"T_pkey\""),
+        format!("\"it's\"|{why}|SELECT pagevault.encrypt('\"My App\".\"it''s\"')"),
+        format!("i|{why}|REINDEX INDEX \"My App\".i"),
+        format!("m|{why}|VACUUM FULL \"My App\".m"),
+    ];
+    ensure!(rows == expected, "{rows:#?}");
+    heal(&cluster)?;
+    expect_no_drift(&cluster)?;
+    cluster.sql("CHECKPOINT")?;
+    crate::assert_sealed(&cluster.family_files("\"My App\".\"T\"")?)?;
+    let after = text(&mut client, "SELECT md5(string_agg(t::text, '' ORDER BY id)) FROM \"T\" t")?;
+    ensure!(after == before, "rows changed");
+    ensure!(text(&mut client, "SELECT nextval('\"it''s\"')")? == "2", "the sequence");
+    drop(client);
+    cluster.finish()
+}
+
+/// The directory says one thing, the bytes another: seen only by who reads the files.
+#[test]
+fn drift_reads_the_files_if_told_to() -> Result<()> {
+    let (mut cluster, _keys) = cluster()?;
+    cluster.allow_log("CONTEXT");
+    cluster.sql("CREATE TABLE t AS SELECT generate_series(1, 1000) AS id")?;
+    let plain = cluster.files("t")?.into_iter().next().context("a file")?;
+    cluster.sql("CHECKPOINT")?;
+    let page = std::fs::read(&plain.path)?;
+    cluster.sql("SELECT pagevault.encrypt('t')")?;
+    expect_no_drift(&cluster)?;
+    cluster.stop(StopMode::Fast)?;
+    // One page as it was before, which is what an interrupted encrypt() leaves.
+    let mut bytes = std::fs::read(&plain.path)?;
+    bytes[..8192].copy_from_slice(&page[..8192]);
+    std::fs::write(&plain.path, bytes)?;
+    cluster.start_server()?;
+    ensure!(drift(&cluster)?.is_empty(), "without reading: {:?}", drift(&cluster)?);
+    let actual = cluster.text("SELECT actual FROM pagevault.drift(true)")?;
+    ensure!(actual == "encrypted aes-256-xts, 1 plaintext pages", "{actual}");
+    heal(&cluster)?;
+    ensure!(cluster.text("SELECT count(*) FROM t")? == "1000", "rows");
+    cluster.finish()
+}
+
+#[test]
+fn enforcement_lets_through_what_stays_encrypted() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    cluster.sql("CREATE SCHEMA app; CREATE TABLE old (id int); INSERT INTO old VALUES (1)")?;
+    cluster.sql(&label("SCHEMA app", "'encrypted'"))?;
+    cluster.sql("CREATE TABLE app.t (id serial PRIMARY KEY); INSERT INTO app.t DEFAULT VALUES")?;
+    cluster.set(&[("pagevault.enforce", "on")])?;
+    // Out of the schema: it stays encrypted. Back in: it is.
+    cluster.sql("ALTER TABLE app.t SET SCHEMA public")?;
+    cluster.sql("VACUUM FULL t")?;
+    cluster.sql("ALTER TABLE t SET SCHEMA app")?;
+    expect(&cluster, "app.t", XTS)?;
+    // What was there before is drift, and may be worked with.
+    cluster.sql(&label("SCHEMA public", "'encrypted'"))?;
+    cluster.sql("ALTER TABLE old ADD COLUMN name text; ALTER TABLE old RENAME TO older")?;
+    ensure!(!drift(&cluster)?.is_empty(), "no drift");
+    cluster.sql("CREATE TABLE new (id int)")?;
+    expect(&cluster, "new", XTS)?;
+    // A command that fails after it has altered something; then ROLLBACK, which may read no catalog.
+    let mut client = cluster.client()?;
+    run_sql(&mut client, "BEGIN")?;
+    let alter = "ALTER TABLE older ADD COLUMN c int, ADD CHECK (id > 1)";
+    expect_error(&mut client, alter)?;
+    run_sql(&mut client, "ROLLBACK; ALTER TABLE older ADD COLUMN c int")?;
+    drop(client);
+    // Off in the session of a superuser, the labels alone decide.
+    cluster.sql(&format!(
+        "SET pagevault.enforce = off; {}",
+        label("TABLE app.t", "'encrypted aes-128-xts'")
+    ))?;
+    let mut client = cluster.client()?;
+    run_sql(&mut client, "SET pagevault.enforce = off")?;
+    run_sql(&mut client, &label("TABLE app.t", "'plain'"))?;
+    drop(client);
+    expect(&cluster, "app.t", "plain")?;
+    cluster.finish()
+}
