@@ -114,6 +114,7 @@ impl Cluster {
              fsync = off\n\
              max_wal_size = '4GB'\n\
              autovacuum = off\n\
+             jit = off\n\
              log_line_prefix = '%m [%p] %b '\n\
              shared_preload_libraries = '{}'",
             cluster.directory.path().display(),

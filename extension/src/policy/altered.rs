@@ -100,6 +100,8 @@ pub(crate) fn follow() -> Result<()> {
     for altered in list {
         match altered {
             Altered::Sequence(oid) => {
+                // What was remembered while it was made, it had no owner yet.
+                memo::forget_relation(oid);
                 let Some(sequence) = relation::facts_after_command(oid) else { continue };
                 if sequence.is_stored() && memo::owner_of(oid)?.is_some() {
                     encrypt_if_wanted(&sequence)?;
