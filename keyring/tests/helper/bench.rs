@@ -165,6 +165,16 @@ pub(crate) fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
+/// What `check` found to be well, of a report in which nothing else is found.
+#[track_caller]
+pub(crate) fn what_is_well(report: &str) -> Vec<&str> {
+    report
+        .lines()
+        .take_while(|line| !line.is_empty())
+        .map(|line| line.strip_prefix("ok      ").unwrap().split(':').next().unwrap())
+        .collect()
+}
+
 pub(crate) fn chmod(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }

@@ -7,7 +7,8 @@ use base64::engine::general_purpose::STANDARD;
 use serde_json::{Value, json};
 
 use crate::bench::{
-    CONTEXT, chmod, failure, plaintext, rotate_action, run, stdout, unwrap_action, wrap_action,
+    CONTEXT, chmod, failure, plaintext, rotate_action, run, stdout, unwrap_action, what_is_well,
+    wrap_action,
 };
 use crate::programs::{PLAIN, Programs, READ};
 
@@ -384,13 +385,8 @@ fn check_tells_what_works() {
     let output = check();
     let text = stdout(&output);
     assert!(output.status.success(), "{text}");
-    let what: Vec<&str> = text
-        .lines()
-        .take_while(|line| !line.is_empty())
-        .map(|line| line.strip_prefix("ok      ").unwrap().split(':').next().unwrap())
-        .collect();
     assert_eq!(
-        what,
+        what_is_well(&text),
         [
             "the options are understood",
             "the program for \"wrap\" is safe to run",

@@ -6,7 +6,7 @@ use std::process::Output;
 
 use serde_json::json;
 
-use crate::bench::{Bench, chmod, rotate_action, run, stderr, stdout};
+use crate::bench::{Bench, chmod, rotate_action, run, stderr, stdout, what_is_well};
 
 fn check(bench: &Bench, options: &str, key: &str) -> Output {
     let data = bench.path("data");
@@ -34,13 +34,8 @@ fn check_tells_what_works() {
     let output = check(&bench, &options(&bench), "main");
     let text = stdout(&output);
     assert!(output.status.success(), "{text}");
-    let what: Vec<&str> = text
-        .lines()
-        .take_while(|line| !line.is_empty())
-        .map(|line| line.strip_prefix("ok      ").unwrap().split(':').next().unwrap())
-        .collect();
     assert_eq!(
-        what,
+        what_is_well(&text),
         [
             "the options are understood",
             "the directory exists",

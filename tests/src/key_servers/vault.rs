@@ -16,6 +16,8 @@ use crate::Installation;
 /// The policy that the user guide recommends.
 pub const POLICY: &str = include_str!("../../../docs/examples/vault/pagevault.hcl");
 
+const QUOTA: &str = "sys/quotas/rate-limit/slow";
+
 /// A server that a test can stop, seal, pause and bring back. Dropping it kills it.
 pub struct Vault {
     program: PathBuf,
@@ -250,6 +252,23 @@ impl Vault {
     pub fn restart(&mut self) -> Result<()> {
         self.run_server()?;
         self.unseal()
+    }
+
+    /// Lets one request to Transit through each minute, until [`Vault::allow_requests`].
+    ///
+    /// # Errors
+    /// When Vault refuses.
+    pub fn limit_requests(&self) -> Result<()> {
+        let quota = ["path=transit", "rate=1", "interval=60s"];
+        self.cli(&[&["write", QUOTA], &quota[..]].concat()).map(drop)
+    }
+
+    /// Takes the limit away.
+    ///
+    /// # Errors
+    /// When Vault refuses.
+    pub fn allow_requests(&self) -> Result<()> {
+        self.cli(&["delete", QUOTA]).map(drop)
     }
 
     /// Seals it.

@@ -1,7 +1,5 @@
 //! A PostgreSQL whose cluster key is in a real Vault, and what tests ask of it.
 
-use std::time::{Duration, Instant};
-
 use anyhow::{Result, ensure};
 use pagevault_tests::key_servers::vault::Vault;
 use pagevault_tests::{Cluster, Settings};
@@ -44,16 +42,4 @@ pub(crate) fn readable(cluster: &Cluster) -> Result<()> {
     )?;
     ensure!(sum == "1000 1", "rows are missing: {sum}");
     Ok(())
-}
-
-/// Waits until `query` answers `expected`.
-pub(crate) fn eventually(cluster: &Cluster, query: &str, expected: &str) -> Result<()> {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
-        match cluster.text(query) {
-            Ok(text) if text == expected => return Ok(()),
-            got => ensure!(Instant::now() < deadline, "{query}: still {got:?}"),
-        }
-        std::thread::sleep(Duration::from_millis(200));
-    }
 }

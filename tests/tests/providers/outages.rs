@@ -7,7 +7,7 @@ use pagevault_tests::key_servers::Server;
 use pagevault_tests::{Settings, StopMode};
 
 use crate::Test;
-use crate::bench::{cluster_on_vault, eventually, impatient, readable};
+use crate::bench::{cluster_on_vault, impatient, readable};
 
 pub(crate) fn tests() -> Vec<Test> {
     let test = |name, run| Test { name, needs: &[Server::Vault], run };
@@ -39,7 +39,7 @@ fn down_at_start() -> Result<()> {
     let why = cluster.text("SELECT last_unlock_error FROM pagevault.status")?;
     ensure!(why.contains(&vault.address()), "{why}");
     vault.restart()?;
-    eventually(&cluster, STATE, "unlocked")?;
+    cluster.eventually(STATE, "unlocked")?;
     readable(&cluster)?;
     cluster.finish()
 }
@@ -55,7 +55,7 @@ fn sealed_at_start() -> Result<()> {
     let why = cluster.text("SELECT last_unlock_error FROM pagevault.status")?;
     ensure!(why.contains("is sealed"), "{why}");
     vault.unseal()?;
-    eventually(&cluster, STATE, "unlocked")?;
+    cluster.eventually(STATE, "unlocked")?;
     readable(&cluster)?;
     cluster.finish()
 }
@@ -116,9 +116,9 @@ fn down_while_running() -> Result<()> {
         cluster_on_vault(&impatient().conf("pagevault.revalidate_interval = 1s"))?;
     cluster.allow_log("pagevault");
     let reachable = "SELECT reachable::text FROM pagevault.providers";
-    eventually(&cluster, reachable, "true")?;
+    cluster.eventually(reachable, "true")?;
     vault.stop();
-    eventually(&cluster, reachable, "false")?;
+    cluster.eventually(reachable, "false")?;
     let told = "SELECT last_error_class || ' ' || (last_error_at > now() - interval '1 min')::text
         || ' ' || (SELECT unreachable_providers::text FROM pagevault.status) FROM pagevault.providers";
     ensure!(cluster.text(told)? == "unreachable true {vault}", "{}", cluster.text(told)?);
@@ -129,7 +129,7 @@ fn down_while_running() -> Result<()> {
     ensure!(error.sqlstate.starts_with("08"), "{error}");
     ensure!(cluster.text(STATE)? == "unlocked");
     vault.restart()?;
-    eventually(&cluster, reachable, "true")?;
+    cluster.eventually(reachable, "true")?;
     cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
     cluster.finish()
 }
@@ -183,23 +183,23 @@ fn revoked() -> Result<()> {
 
     // Only told, by default.
     vault.write_policy("db-kek", deny)?;
-    eventually(&cluster, key_state, "revoked")?;
+    cluster.eventually(key_state, "revoked")?;
     std::thread::sleep(Duration::from_secs(4));
     readable(&cluster)?;
     vault.write_policy("db-kek", allow)?;
-    eventually(&cluster, key_state, "unlocked")?;
+    cluster.eventually(key_state, "unlocked")?;
 
     // Locked when its time is up, pages in memory or not, and open again by itself.
     cluster.sql("ALTER SYSTEM SET pagevault.revoked_key_action = 'lock'")?;
     cluster.sql("SELECT pg_reload_conf()")?;
     vault.write_policy("db-kek", deny)?;
-    eventually(&cluster, STATE, "locked")?;
+    cluster.eventually(STATE, "locked")?;
     let error = cluster.error("SELECT count(*) FROM secret")?;
     ensure!(error.sqlstate == "55000" && error.text().contains("vault"), "{error}");
     ensure!(cluster.text("SELECT id FROM open")? == "1");
     cluster.sql("CHECKPOINT")?;
     vault.write_policy("db-kek", allow)?;
-    eventually(&cluster, STATE, "unlocked")?;
+    cluster.eventually(STATE, "unlocked")?;
     readable(&cluster)?;
     cluster.finish()
 }
@@ -238,15 +238,9 @@ fn sqlstates() -> Result<()> {
     expect("tls", rotate)?;
     vault.write("ca.pem", &authority, 0o644)?;
 
-    vault.cli(&[
-        "write",
-        "sys/quotas/rate-limit/slow",
-        "path=transit",
-        "rate=1",
-        "interval=60s",
-    ])?;
+    vault.limit_requests()?;
     expect("throttled", rotate)?;
-    vault.cli(&["delete", "sys/quotas/rate-limit/slow"])?;
+    vault.allow_requests()?;
     vault.seal()?;
     expect("sealed", rotate)?;
     vault.unseal()?;

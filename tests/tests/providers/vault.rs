@@ -228,18 +228,12 @@ fn refusals() -> Result<()> {
     provider(no_authority).refused("db-kek", CONTEXT, describe(), "tls")?;
 
     // throttled
-    vault.cli(&[
-        "write",
-        "sys/quotas/rate-limit/slow",
-        "path=transit",
-        "rate=1",
-        "interval=60s",
-    ])?;
+    vault.limit_requests()?;
     let mut hasty = good.clone();
     hasty.deadline_ms = 5_000;
     hasty.ask("db-kek", CONTEXT, describe())?;
     hasty.refused("db-kek", CONTEXT, describe(), "throttled")?;
-    vault.cli(&["delete", "sys/quotas/rate-limit/slow"])?;
+    vault.allow_requests()?;
 
     // sealed, and all is well again without any doing of ours
     vault.seal()?;
