@@ -24,10 +24,12 @@ impl Default for Backoff {
 
 /// Calls `attempt` until it succeeds, fails for good, or the next wait would pass `deadline`.
 /// The last error is returned as it came, with the number of attempts added to its detail; but not one
-/// of class `deadline` if there was another before, which says more.
+/// of class `deadline` if there was another before, which says more. `passing` hears of each error that
+/// an attempt follows: if that one never ends, nothing else will say why.
 pub fn retry<T>(
     backoff: Backoff,
     deadline: Option<Instant>,
+    mut passing: impl FnMut(ProviderError),
     mut attempt: impl FnMut() -> Result<T, ProviderError>,
 ) -> Result<T, ProviderError> {
     let mut wait = backoff.first;
@@ -35,7 +37,7 @@ pub fn retry<T>(
     let mut before = None;
     loop {
         attempts = attempts.saturating_add(1);
-        let mut error = match (attempt(), before.take()) {
+        let error = match (attempt(), before.take()) {
             (Ok(value), _) => return Ok(value),
             (Err(late), Some(before)) if late.class == ErrorClass::Deadline => before,
             (Err(error), _) => error,
@@ -43,16 +45,22 @@ pub fn retry<T>(
         let pause = jittered(wait);
         let in_time = deadline.is_some_and(|deadline| Instant::now() + pause < deadline);
         if !error.retry || !in_time {
-            if attempts > 1 {
-                let space = if error.detail.is_empty() { "" } else { " " };
-                error.detail.push_str(&format!("{space}Tried {attempts} times."));
-            }
-            return Err(error);
+            return Err(counted(error, attempts));
         }
+        passing(counted(error.clone(), attempts));
         before = Some(error);
         thread::sleep(pause);
         wait = (wait * 2).min(backoff.limit);
     }
+}
+
+/// `error`, saying how often it was tried if that was more than once.
+fn counted(mut error: ProviderError, attempts: u32) -> ProviderError {
+    if attempts > 1 {
+        let space = if error.detail.is_empty() { "" } else { " " };
+        error.detail.push_str(&format!("{space}Tried {attempts} times."));
+    }
+    error
 }
 
 /// Between half of `wait` and all of it, so that many servers that lost the same provider do not
@@ -80,7 +88,7 @@ mod tests {
     #[test]
     fn transient_errors_are_tried_again() {
         let mut left = 3;
-        let result = retry(FAST, soon(), || {
+        let result = retry(FAST, soon(), drop, || {
             left -= 1;
             if left == 0 { Ok(7) } else { Err(throttled()) }
         });
@@ -90,7 +98,7 @@ mod tests {
     #[test]
     fn lasting_errors_are_not() {
         let mut calls = 0;
-        let result: Result<(), _> = retry(FAST, soon(), || {
+        let result: Result<(), _> = retry(FAST, soon(), drop, || {
             calls += 1;
             Err(ProviderError::new(ErrorClass::Denied, "no"))
         });
@@ -98,10 +106,25 @@ mod tests {
     }
 
     #[test]
+    fn what_is_tried_again_is_told_at_once() {
+        let (mut calls, mut told) = (0, Vec::new());
+        let result = retry(
+            FAST,
+            soon(),
+            |error| told.push(error.detail),
+            || {
+                calls += 1;
+                if calls == 3 { Ok(()) } else { Err(throttled()) }
+            },
+        );
+        assert_eq!((result, told), (Ok(()), vec![String::new(), "Tried 2 times.".to_owned()]));
+    }
+
+    #[test]
     fn running_out_of_time_does_not_hide_why() {
         let mut calls = 0;
         let result: Result<(), _> =
-            retry(FAST, Some(Instant::now() + Duration::from_millis(50)), || {
+            retry(FAST, Some(Instant::now() + Duration::from_millis(50)), drop, || {
                 calls += 1;
                 let late = ProviderError::new(ErrorClass::Deadline, "late").transient();
                 Err(if calls == 1 { throttled() } else { late })
@@ -113,7 +136,7 @@ mod tests {
     fn the_last_error_is_told_before_the_deadline() {
         let start = Instant::now();
         let deadline = start + Duration::from_millis(50);
-        let error = retry::<()>(FAST, Some(deadline), || Err(throttled())).unwrap_err();
+        let error = retry::<()>(FAST, Some(deadline), drop, || Err(throttled())).unwrap_err();
         assert!(Instant::now() <= deadline + Duration::from_secs(1));
         assert_eq!(error.class, ErrorClass::Throttled);
         assert!(error.detail.starts_with("Tried "), "{}", error.detail);

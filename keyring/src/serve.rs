@@ -101,6 +101,13 @@ fn converse() -> io::Result<()> {
         .map_err(|error| io::Error::other(format!("could not write the reply: {error}")))
 }
 
+/// What a worker says of an operation.
+enum Told {
+    /// An attempt failed, another is made.
+    Passing(ProviderError),
+    Done(Done),
+}
+
 /// What a worker did and how long it took.
 struct Done {
     result: Result<Outcome, ProviderError>,
@@ -130,11 +137,11 @@ fn answer(request: Request, start: Instant, limit: Duration) -> Reply {
     }
     drop(sender);
 
-    let mut all: Vec<Option<Done>> = Vec::new();
+    let mut all: Vec<Option<Told>> = Vec::new();
     all.resize_with(titles.len(), || None);
     let ended = loop {
         match receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            Ok((index, done)) => all[index] = Some(done),
+            Ok((index, told)) => all[index] = Some(told),
             Err(ended) => break ended,
         }
     };
@@ -151,12 +158,18 @@ fn answer(request: Request, start: Instant, limit: Duration) -> Reply {
                 .with_detail("Its messages are in the server's log.")
         }
     };
-    let missing = || Done { result: Err(cause()), elapsed: start.elapsed() };
+    let unfinished = |error| Done { result: Err(error), elapsed: start.elapsed() };
     let (results, elapsed_us) = all
         .into_iter()
         .zip(titles)
-        .map(|(done, title)| {
-            let Done { result, elapsed } = done.unwrap_or_else(missing);
+        .map(|(told, title)| {
+            let Done { result, elapsed } = match told {
+                Some(Told::Done(done)) => done,
+                Some(Told::Passing(error)) if ended == RecvTimeoutError::Timeout => {
+                    unfinished(error)
+                }
+                _ => unfinished(cause()),
+            };
             let outcome = result.unwrap_or_else(|error| {
                 let message = format!("{title}: {}", error.message);
                 Outcome::Failed(ProviderError { message, ..error }.into())
@@ -208,17 +221,22 @@ fn divide(operations: Vec<Operation>) -> Result<Vec<Work>, ProviderError> {
 }
 
 impl Work {
-    fn run(self, environment: &Environment, sender: &Sender<(usize, Done)>) {
+    fn run(self, environment: &Environment, sender: &Sender<(usize, Told)>) {
         let provider = providers::build(&self.provider.kind, &self.provider.options, environment);
         for (index, operation) in self.operations {
             let start = Instant::now();
             let result = match &provider {
-                Ok(provider) => retry(Backoff::default(), environment.deadline, || {
-                    perform(provider.as_ref(), &operation)
-                }),
+                Ok(provider) => retry(
+                    Backoff::default(),
+                    environment.deadline,
+                    // Nobody listens any more: the deadline has passed, which `retry` sees too.
+                    |error| drop(sender.send((index, Told::Passing(error)))),
+                    || perform(provider.as_ref(), &operation),
+                ),
                 Err(error) => Err(error.clone()),
             };
-            if sender.send((index, Done { result, elapsed: start.elapsed() })).is_err() {
+            let done = Done { result, elapsed: start.elapsed() };
+            if sender.send((index, Told::Done(done))).is_err() {
                 return; // the deadline has passed
             }
         }

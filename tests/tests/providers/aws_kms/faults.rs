@@ -54,13 +54,14 @@ fn passing_errors() -> Result<()> {
         (500, "KeyUnavailableException", "unreachable"),
     ] {
         let kms = Canned::error(status, code)?;
-        let told = provider(&kms.endpoint, &root, 1500).refused("k", CONTEXT, unwrap(), class)?;
+        let told = provider(&kms.endpoint, &root, 3000).refused("k", CONTEXT, unwrap(), class)?;
         ensure!(told["retry"] == true, "{told}");
         let detail = told["detail"].as_str().unwrap_or_default();
         ensure!(detail.contains(code) && detail.contains("canned-1"), "{told}");
-        // By us, and not by the SDK as well.
-        let expected = format!("Tried {} times.", kms.requests());
-        ensure!(kms.requests() > 1 && detail.ends_with(&expected), "{told}: {}", kms.requests());
+        // By us, and not by the SDK as well. On a busy machine the last answer may come too late.
+        let made = kms.requests();
+        let counted = |tries| detail.ends_with(&format!("Tried {tries} times."));
+        ensure!(made > 1 && (counted(made) || counted(made - 1)), "{told}: {made}");
     }
     Ok(())
 }
@@ -158,7 +159,7 @@ fn lasting_errors() -> Result<()> {
 fn nobody_there() -> Result<()> {
     let root = Credentials::root()?;
     let endpoint = format!("http://127.0.0.1:{}", free_port()?);
-    let told = provider(&endpoint, &root, 1000).refused("k", CONTEXT, unwrap(), "unreachable")?;
+    let told = provider(&endpoint, &root, 3000).refused("k", CONTEXT, unwrap(), "unreachable")?;
     ensure!(told["message"].as_str().is_some_and(|text| text.contains(&endpoint)), "{told}");
     let detail = told["detail"].as_str().unwrap_or_default();
     ensure!(detail.starts_with("Connection refused"), "{told}");
@@ -172,15 +173,15 @@ fn nobody_there() -> Result<()> {
 fn silent_server() -> Result<()> {
     let (root, silent) = (Credentials::root()?, Canned::silent()?);
     let start = Instant::now();
-    let asked = provider(&silent.endpoint, &root, 1000);
+    let asked = provider(&silent.endpoint, &root, 3000);
     let told = asked.refused("k", CONTEXT, unwrap(), "deadline")?;
     let took = start.elapsed();
-    ensure!(took < Duration::from_secs(2), "took {took:?}");
+    ensure!(took < Duration::from_secs(10), "took {took:?}");
     ensure!(silent.requests() == 1 && told["retry"] == true, "{told}");
     ensure!(told["message"].as_str().is_some_and(|text| text.contains(&silent.endpoint)), "{told}");
 
     // A check ends in time as well, and tells how far it came.
-    let told = provider(&silent.endpoint, &root, 1000).ask("k", CONTEXT, json!("check"))?;
+    let told = provider(&silent.endpoint, &root, 3000).ask("k", CONTEXT, json!("check"))?;
     let last = told["checked"]["findings"].as_array().and_then(|findings| findings.last());
     ensure!(last.is_some_and(|last| last["what"] == "AWS KMS answers"), "{told}");
     ensure!(last.is_some_and(|last| last["failure"]["class"] == "deadline"), "{told}");
@@ -197,13 +198,13 @@ fn answers_of_others() -> Result<()> {
         (503, "unreachable", true),
     ] {
         let other = Canned::answer(status, "text/html", page.into())?;
-        let told = provider(&other.endpoint, &root, 1000).refused("k", CONTEXT, unwrap(), class)?;
+        let told = provider(&other.endpoint, &root, 3000).refused("k", CONTEXT, unwrap(), class)?;
         ensure!(told["retry"] == retry, "{told}");
         ensure!(!told.to_string().contains("said by the server"), "{told}");
     }
     // Replies without what they must hold.
     let empty = Canned::answer(200, "application/x-amz-json-1.1", "{}".into())?;
-    let asked = provider(&empty.endpoint, &root, 1000);
+    let asked = provider(&empty.endpoint, &root, 3000);
     for action in [unwrap(), json!({"wrap": {"plaintext": "AAAA"}}), json!("describe")] {
         asked.refused("k", CONTEXT, action, "internal")?;
     }

@@ -191,7 +191,7 @@ fn a_rotation_is_waited_for_until_the_deadline() -> Result<()> {
 
         let kms = rotating(begun, |_| rotation("PENDING_ROTATION"))?;
         let (mut provider, wrapped) = asking(&kms, &root);
-        provider.deadline_ms = 2000;
+        provider.deadline_ms = 4000;
         let action = json!({"rotate": {"wrapped": wrapped}});
         let told = provider.refused("k", CONTEXT, action, "deadline")?;
         let message = told["message"].as_str().unwrap_or_default();
