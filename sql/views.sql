@@ -70,3 +70,9 @@ GRANT USAGE ON SCHEMA pagevault TO PUBLIC;
 GRANT SELECT ON pagevault.status, pagevault.data_keys, pagevault.relations TO PUBLIC;
 GRANT SELECT ON pagevault.providers, pagevault.master_keys TO pagevault_admin;
 GRANT SELECT ON pagevault.drift TO pagevault_admin, pg_monitor;
+
+-- Numbers without a cast are integers, which could mean either of the other two.
+CREATE FUNCTION pagevault.rekey_wait(job integer, timeout interval DEFAULT NULL) RETURNS boolean LANGUAGE sql
+    BEGIN ATOMIC
+        SELECT pagevault.rekey_wait(job::bigint, timeout);
+    END;

@@ -17,6 +17,7 @@ mod page_io;
 mod pg;
 mod policy;
 mod preload;
+mod rekey;
 mod rewrite;
 mod rmgr;
 mod roles;
@@ -28,6 +29,7 @@ use pgrx::prelude::*;
 pg_module_magic!();
 
 extension_sql_file!("../../sql/roles.sql", name = "roles", bootstrap);
+extension_sql_file!("../../sql/rekey.sql", name = "rekey", requires = ["roles"]);
 extension_sql_file!("../../sql/views.sql", name = "views", finalize);
 
 /// Called by the server when the library is loaded: in full only from `shared_preload_libraries`.

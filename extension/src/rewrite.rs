@@ -8,8 +8,6 @@ use pagevault_cipher::CipherId;
 use pgrx::pg_sys::{self, Oid};
 
 use crate::keys::{data_keys, shared};
-use crate::page_io;
-use crate::pg::compat::{SHARED_BACKEND, SmgrFile};
 use crate::pg::pages;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::Result;
@@ -30,7 +28,7 @@ pub(crate) fn encrypt(oid: Oid, cipher: Option<CipherId>) -> Result<()> {
         let current = shared::current_cipher(member.file);
         let right = current == Some(wanted) || (current.is_some() && cipher.is_none());
         if !right {
-            refuse_lost_epochs(member)?;
+            verify::refuse_lost_epochs(member.file)?;
             wal::flush(data_keys::new_epoch(member.file, wanted)?);
         }
         if !right || has_plaintext(member)? {
@@ -46,21 +44,6 @@ pub(crate) fn decrypt(oid: Oid) -> Result<()> {
         if shared::is_known(member.file) {
             data_keys::write_plaintext(member.file)?;
             pages::rewrite_all(member.oid);
-        }
-    }
-    Ok(())
-}
-
-/// A page sealed under an epoch that the keystore does not know belongs to a keystore that was lost; a
-/// new key of that epoch would make it unreadable for ever.
-fn refuse_lost_epochs(member: &Facts) -> Result<()> {
-    for count in verify::count_pages(member.file)? {
-        if let verify::PageState::Sealed(epoch) = count.state
-            && !shared::has_key(member.file, epoch.get())
-        {
-            let file = SmgrFile { file: member.file, backend: SHARED_BACKEND };
-            let cause = page_io::Cause::NoKey { epoch: epoch.get() };
-            return Err(page_io::report(page_io::PageFault { file, cause }, 0));
         }
     }
     Ok(())

@@ -3,6 +3,7 @@
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys;
 
+use crate::pg::relation;
 use crate::pg::report::{Report, Result};
 
 /// The role that may manage providers and keys and remove encryption.
@@ -38,6 +39,22 @@ pub(crate) fn require_select(relation: pg_sys::Oid, name: &str) -> Result<()> {
     Err(Report::new(
         PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
         format!("permission denied for relation {name}"),
+    ))
+}
+
+/// True for superusers and members of [`ADMIN`].
+pub(crate) fn is_admin() -> bool {
+    has_role(ADMIN)
+}
+
+/// Refuses callers who neither own the relation nor are administrators.
+pub(crate) fn require_owner_or_admin(relation: pg_sys::Oid, name: &str) -> Result<()> {
+    if relation::is_owned_by_caller(relation) || is_admin() {
+        return Ok(());
+    }
+    Err(Report::new(
+        PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
+        format!("must be owner of relation {name}"),
     ))
 }
 

@@ -3,13 +3,16 @@
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{ErrorKind, Read};
+use std::os::unix::fs::FileExt;
 
 use pagevault_cipher::{Epoch, PAGE_SIZE, Page, page};
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
-use pgrx::pg_sys::ForkNumber;
+use pgrx::pg_sys::{self, ForkNumber};
 
-use crate::pg::compat;
+use crate::keys::shared;
+use crate::page_io;
+use crate::pg::compat::{self, SHARED_BACKEND, SmgrFile};
 use crate::pg::process;
 use crate::pg::report::{Report, Result};
 
@@ -59,6 +62,68 @@ pub(crate) fn count_pages(file: RelFile) -> Result<Vec<PageCount>> {
         }));
     }
     Ok(counts)
+}
+
+/// A page sealed under an epoch that the keystore does not know belongs to a keystore that was lost; a
+/// new key of that epoch would make it unreadable for ever.
+pub(crate) fn refuse_lost_epochs(file: RelFile) -> Result<()> {
+    for count in count_pages(file)? {
+        if let PageState::Sealed(epoch) = count.state
+            && !shared::has_key(file, epoch.get())
+        {
+            let file = SmgrFile { file, backend: SHARED_BACKEND };
+            let cause = page_io::Cause::NoKey { epoch: epoch.get() };
+            return Err(page_io::report(page_io::PageFault { file, cause }, 0));
+        }
+    }
+    Ok(())
+}
+
+/// The blocks of a fork in `range` whose pages on disk are written otherwise than under `wanted` (`None`:
+/// in plaintext). What is all zero, or not on disk yet, is not among them.
+pub(crate) fn stale_blocks(
+    file: RelFile,
+    fork: ForkNumber::Type,
+    range: std::ops::Range<u32>,
+    wanted: Option<Epoch>,
+) -> Result<Vec<u32>> {
+    let wanted = wanted.map_or(PageState::Plaintext, PageState::Sealed);
+    let path = compat::relation_path(file, fork);
+    let mut stale = Vec::new();
+    let mut next = range.start;
+    while next < range.end {
+        let segment = next / pg_sys::RELSEG_SIZE;
+        let first = next % pg_sys::RELSEG_SIZE;
+        let end = range.end.min((segment + 1) * pg_sys::RELSEG_SIZE);
+        let path = if segment == 0 { path.clone() } else { format!("{path}.{segment}") };
+        let mut pages = vec![0u8; (end - next) as usize * PAGE_SIZE];
+        let filled = match File::open(&path) {
+            Ok(file) => read_at_most(&file, &mut pages, u64::from(first) * PAGE_SIZE as u64)
+                .map_err(|e| unreadable(&path, &e))?,
+            Err(e) if e.kind() == ErrorKind::NotFound => 0,
+            Err(e) => return Err(unreadable(&path, &e)),
+        };
+        let pages = pages[..filled].as_chunks::<PAGE_SIZE>().0;
+        let states = (next..end).zip(pages.iter().map(state_of));
+        stale
+            .extend(states.filter(|(_, s)| *s != PageState::Empty && *s != wanted).map(|(b, _)| b));
+        next = end;
+    }
+    Ok(stale)
+}
+
+/// Fills `buffer` from `offset` on, as far as the file goes.
+fn read_at_most(file: &File, buffer: &mut [u8], offset: u64) -> std::io::Result<usize> {
+    let mut filled = 0;
+    while filled < buffer.len() {
+        match file.read_at(&mut buffer[filled..], offset + filled as u64) {
+            Ok(0) => break,
+            Ok(n) => filled += n,
+            Err(e) if e.kind() == ErrorKind::Interrupted => {}
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(filled)
 }
 
 fn count_segment(mut file: &File, path: &str, states: &mut BTreeMap<PageState, i64>) -> Result<()> {

@@ -127,11 +127,12 @@ pub enum Record {
         /// The highest epoch that it has so far.
         after: u16,
     },
-    /// The file is gone. Its keys are kept for old backups.
+    /// No page of the file is written under these epochs any more: it was rekeyed, or it is gone. The keys
+    /// are kept for old backups.
     Retired {
         /// Which file.
         file: RelFile,
-        /// The highest epoch that it had.
+        /// The highest epoch that is retired.
         after: u16,
         /// Where in WAL.
         lsn: u64,

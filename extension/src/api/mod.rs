@@ -4,6 +4,7 @@ mod drift;
 mod encrypt;
 mod keys;
 mod providers;
+mod rekey;
 mod status;
 
 use crate::pg::report::{Report, Result};

@@ -5,7 +5,7 @@ use pagevault_cipher::{CipherId, DataKey, Secret32};
 use pagevault_keystore::{Record, RelFile, data_key_aad, log, state};
 use pgrx::PgSqlErrorCode;
 
-use super::persist::{self, append, internal, now, shared_memory};
+use super::persist::{self, append, append_durably, internal, now, shared_memory};
 use super::{cache, revoked, shared};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
@@ -69,8 +69,21 @@ pub(crate) fn wrap_data_key(
 
 /// Makes a data key of a new epoch for a file and has pages written under it from now on. Returns the
 /// end of the WAL record. Pages without an LSN (free space map, unlogged relations) do not wait for
-/// it: where the file has such pages already, flush WAL first.
+/// it: a file that has pages already wants [`next_epoch`].
 pub(crate) fn new_epoch(file: RelFile, cipher: CipherId) -> Result<u64> {
+    make_epoch(file, cipher, append)
+}
+
+/// As [`new_epoch`], for a file in use: the key is safe before any page is written under it.
+pub(crate) fn next_epoch(file: RelFile, cipher: CipherId) -> Result<()> {
+    make_epoch(file, cipher, append_durably).map(wal::flush)
+}
+
+fn make_epoch(
+    file: RelFile,
+    cipher: CipherId,
+    append: impl FnOnce(&KeystoreLock, u32, &[Record]) -> Result<u64>,
+) -> Result<u64> {
     revoked::require_usable(wrapping_scope(file.database)?)?;
     let lock = KeystoreLock::acquire();
     let (scope, key_version, secret) = wrapping_key(file.database)?;
@@ -114,6 +127,21 @@ pub(crate) fn write_plaintext(file: RelFile) -> Result<()> {
     let after = directory.last_epoch(slot)?;
     append(&lock, file.database, &[Record::Plaintext { file, after }])?;
     Ok(())
+}
+
+/// Notes that no page of a file is written under the epochs before its current one any more; if it is
+/// written in plaintext, under none.
+pub(crate) fn retire_older_epochs(file: RelFile) -> Result<()> {
+    let lock = KeystoreLock::acquire();
+    let directory = &shared_memory()?.directory;
+    let Some(slot) = directory.find(file)? else { return Ok(()) };
+    let last = directory.last_epoch(slot)?;
+    let after = if shared::is_sealed(file) { last - 1 } else { last };
+    let record = Record::Retired { file, after, lsn: wal::insert_position() };
+    if after == 0 || !directory.would_change(&record)? || !shared::has_key(file, after) {
+        return Ok(());
+    }
+    append(&lock, file.database, &[record]).map(|_| ())
 }
 
 /// Wraps every data key in the log of `home` that `from` wraps with the key `to` instead. Returns how

@@ -111,12 +111,22 @@ pub(crate) fn keystore_failure(error: &LogError) -> Report {
 ///
 /// The proof of the lock is the first argument: positions and directory have one writer at a time.
 pub(crate) fn append(lock: &KeystoreLock, scope: u32, records: &[Record]) -> Result<u64> {
+    append_as(lock, scope, records, Durable::of(records))
+}
+
+fn append_as(lock: &KeystoreLock, scope: u32, records: &[Record], durable: Durable) -> Result<u64> {
     require_room(records)?;
     let batch = batch::encode(records).map_err(|e| internal(format!("keystore: {e}")))?;
-    let id = write_file(lock, scope, &batch, Durable::of(records), None)?;
+    let id = write_file(lock, scope, &batch, durable, None)?;
     let lsn = wal::insert_keys(scope, &id, &batch);
     apply(lock, records)?;
     Ok(lsn)
+}
+
+/// As [`append`], but the records are safe in the file before anyone uses them: for a key of a file that
+/// exists, some pages of which are written without waiting for WAL.
+pub(crate) fn append_durably(lock: &KeystoreLock, scope: u32, records: &[Record]) -> Result<u64> {
+    append_as(lock, scope, records, Durable::Now)
 }
 
 /// Adds records to the cluster's log and returns once they are safe.
@@ -138,7 +148,13 @@ enum Durable {
 impl Durable {
     fn of(records: &[Record]) -> Durable {
         let of_file = |r: &Record| {
-            matches!(r, Record::DataKey { .. } | Record::Current { .. } | Record::Plaintext { .. })
+            matches!(
+                r,
+                Record::DataKey { .. }
+                    | Record::Current { .. }
+                    | Record::Plaintext { .. }
+                    | Record::Retired { .. }
+            )
         };
         if records.iter().all(of_file) { Durable::AtCheckpoint } else { Durable::Now }
     }

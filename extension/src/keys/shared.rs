@@ -13,6 +13,8 @@ use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 
 use super::health::Health;
 use super::secrets::Secrets;
+use crate::rekey::wishes;
+
 use super::words::{load_text, load_u64, store_text, store_u64};
 
 /// Handles to the shared memory; the same in every process.
@@ -150,7 +152,8 @@ const HAS_ID: usize = 1;
 const ID: usize = 2;
 const ID_WORDS: usize = 4;
 const FAILURE: Range<usize> = 8..256;
-const LOGS: usize = FAILURE.end;
+const REKEY: Range<usize> = FAILURE.end..FAILURE.end + wishes::WORDS;
+const LOGS: usize = REKEY.end;
 const LOG_STRIDE: usize = 6;
 const LOGS_MAX: usize = 8192;
 
@@ -237,6 +240,11 @@ impl Control {
         store_u64(&entry[4..6], position.settled);
         entry[0].store(position.scope.wrapping_add(1), Release);
         Ok(())
+    }
+
+    /// What [`wishes`] keeps here.
+    pub(crate) fn rekey_wishes(&self) -> &'static [AtomicU32] {
+        &self.words[REKEY]
     }
 
     /// Why the last attempt to unlock failed; empty when it did not.

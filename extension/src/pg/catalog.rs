@@ -50,6 +50,31 @@ pub(crate) fn database_name(oid: u32) -> Option<String> {
     }
 }
 
+/// OIDs of the databases that can be connected to.
+pub(crate) fn databases() -> Vec<Oid> {
+    let mut found = Vec::new();
+    // SAFETY: a scan of a shared catalog, in a transaction; each tuple is read before the next is fetched.
+    unsafe {
+        let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
+        let catalog = pg_sys::table_open(pg_sys::DatabaseRelationId, lock);
+        let (no_snapshot, no_key) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let scan = pg_sys::systable_beginscan(catalog, Oid::INVALID, false, no_snapshot, 0, no_key);
+        loop {
+            let tuple = pg_sys::systable_getnext(scan);
+            if tuple.is_null() {
+                break;
+            }
+            let row = pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_database>();
+            if (*row).datallowconn {
+                found.push((*row).oid);
+            }
+        }
+        pg_sys::systable_endscan(scan);
+        pg_sys::table_close(catalog, lock);
+    }
+    found
+}
+
 /// A database's OID; `None` if there is none of this name.
 pub(crate) fn database_oid(name: &str) -> Option<Oid> {
     let name = CString::new(name).ok()?;

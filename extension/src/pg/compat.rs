@@ -295,6 +295,18 @@ macro_rules! check_perms_hook {
 }
 pub(crate) use check_perms_hook;
 
+/// Whether the current user owns a relation (`object_ownercheck`; `pg_class_ownercheck` before 16).
+pub(crate) fn owns_relation(oid: pg_sys::Oid) -> bool {
+    // SAFETY: a catalog look-up in a transaction; raises if there is no such relation.
+    unsafe {
+        let user = pg_sys::GetUserId();
+        #[cfg(feature = "pg15")]
+        return pg_sys::pg_class_ownercheck(oid, user);
+        #[cfg(not(feature = "pg15"))]
+        return pg_sys::object_ownercheck(pg_sys::RelationRelationId, oid, user);
+    }
+}
+
 /// The local number of this process's transaction (`MyProc->vxid.lxid`; `MyProc->lxid` before 17).
 pub(crate) fn local_transaction() -> u32 {
     // SAFETY: MyProc is set in every process that runs transactions; only this process writes the field.

@@ -15,6 +15,9 @@ static UNLOCK_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30);
 static KEYRING_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30);
 static MAX_KEYS: GucSetting<i32> = GucSetting::<i32>::new(1_000_000);
 
+static REKEY_WORKERS: GucSetting<i32> = GucSetting::<i32>::new(2);
+static REKEY_RATE: GucSetting<i32> = GucSetting::<i32>::new(32);
+
 static REVALIDATE_INTERVAL: GucSetting<i32> = GucSetting::<i32>::new(300);
 static REVOKED_KEY_GRACE: GucSetting<i32> = GucSetting::<i32>::new(3600);
 static REVOKED_KEY_ACTION: GucSetting<RevokedKeyAction> =
@@ -94,6 +97,26 @@ pub(crate) fn define() {
         GucFlags::default(),
     );
     GucRegistry::define_int_guc(
+        c"pagevault.rekey_workers",
+        c"Most background workers that rekey relations at a time.",
+        c"They count among max_worker_processes. 0 keeps all jobs waiting.",
+        &REKEY_WORKERS,
+        0,
+        64,
+        GucContext::Sighup,
+        GucFlags::default(),
+    );
+    GucRegistry::define_int_guc(
+        c"pagevault.rekey_rate",
+        c"Most megabytes per second that each rekey worker rewrites.",
+        c"Changes running jobs. 0 means as fast as it can.",
+        &REKEY_RATE,
+        0,
+        1_000_000,
+        GucContext::Sighup,
+        GucFlags::default(),
+    );
+    GucRegistry::define_int_guc(
         c"pagevault.revalidate_interval",
         c"How often key providers are asked whether they would still unwrap the keys in use.",
         c"0 turns this off.",
@@ -154,6 +177,16 @@ pub(crate) fn keyring_timeout() -> u64 {
 /// `pagevault.unlock_timeout` in seconds.
 pub(crate) fn unlock_timeout() -> u64 {
     UNLOCK_TIMEOUT.get().max(0) as u64
+}
+
+/// `pagevault.rekey_workers`
+pub(crate) fn rekey_workers() -> usize {
+    REKEY_WORKERS.get().max(0) as usize
+}
+
+/// `pagevault.rekey_rate` in bytes per second, unless it is unlimited.
+pub(crate) fn rekey_rate() -> Option<f64> {
+    Some(f64::from(REKEY_RATE.get()) * 1_048_576.0).filter(|rate| *rate > 0.0)
 }
 
 /// `pagevault.revalidate_interval`, unless it is off.

@@ -94,6 +94,35 @@ pub(crate) fn lock_key_management() {
     }
 }
 
+/// Rekey jobs are locked as objects of this class (`pg_extension`), so that it shows in `pg_locks`.
+fn job_tag(id: i64) -> pg_sys::LOCKTAG {
+    const JOB: u16 = u16::from_be_bytes(*b"pv");
+    pg_sys::LOCKTAG {
+        locktag_field1: super::process::my_database(),
+        locktag_field2: pg_sys::ExtensionRelationId.to_u32(),
+        locktag_field3: id as u32,
+        locktag_field4: JOB,
+        locktag_type: pg_sys::LockTagType::LOCKTAG_OBJECT as u8,
+        locktag_lockmethodid: pg_sys::DEFAULT_LOCKMETHOD as u8,
+    }
+}
+
+/// Makes a rekey job this process's own, until it gives it back or ends; false if another's it is.
+pub(crate) fn try_lock_job(id: i64) -> bool {
+    // SAFETY: a lock of the session on a name of ours, without waiting.
+    let outcome = unsafe {
+        let mode = pg_sys::ExclusiveLock as pg_sys::LOCKMODE;
+        pg_sys::LockAcquire(&job_tag(id), mode, true, true)
+    };
+    outcome != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
+}
+
+/// Gives a job back.
+pub(crate) fn unlock_job(id: i64) {
+    // SAFETY: a lock that this session holds.
+    unsafe { pg_sys::LockRelease(&job_tag(id), pg_sys::ExclusiveLock as pg_sys::LOCKMODE, true) };
+}
+
 /// `dlist_node` and, before 16, `SHM_QUEUE`: the same two words.
 #[repr(C)]
 struct Link {

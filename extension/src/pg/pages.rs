@@ -1,5 +1,6 @@
 //! Rewriting the pages of a relation through shared buffers.
 
+use pagevault_keystore::RelFile;
 use pgrx::pg_sys::{self, ForkNumber, Oid};
 
 use super::compat;
@@ -25,9 +26,94 @@ pub(crate) fn rewrite_all(oid: Oid) -> u64 {
             let logged = logged || fork == ForkNumber::INIT_FORKNUM;
             for block in 0..pg_sys::RelationGetNumberOfBlocksInFork(relation, fork) {
                 super::process::check_for_interrupts();
-                touched += u64::from(rewrite_page(relation, fork, block, logged));
+                touched +=
+                    u64::from(rewrite_page(relation, fork, block, logged, std::ptr::null_mut()));
             }
         }
+        flush(relation);
+        pg_sys::relation_close(relation, pg_sys::NoLock as pg_sys::LOCKMODE);
+    }
+    touched
+}
+
+/// A relation in use, held so that its file is neither replaced nor cut, and nobody else is kept waiting but
+/// who wants just that (AccessShareLock, until the end of the transaction).
+pub(crate) struct Held {
+    relation: pg_sys::Relation,
+    ring: pg_sys::BufferAccessStrategy,
+}
+
+/// Buffers that are rewritten go through a small ring, so that the rest stays cached.
+const RING: pg_sys::BufferAccessStrategyType::Type =
+    pg_sys::BufferAccessStrategyType::BAS_BULKWRITE;
+
+impl Held {
+    /// `None` if there is no such relation, or it has no storage that lasts.
+    pub(crate) fn open(oid: Oid) -> Option<Held> {
+        // SAFETY: null if the relation is gone; counted until it is closed, at the latest by the abort of
+        // the transaction.
+        unsafe {
+            let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
+            let relation = pg_sys::try_relation_open(oid, lock);
+            if relation.is_null() {
+                return None;
+            }
+            Some(Held { relation, ring: pg_sys::GetAccessStrategy(RING) })
+        }
+    }
+
+    /// Its forks, and how many blocks each has.
+    pub(crate) fn forks(&self) -> Vec<(ForkNumber::Type, u32)> {
+        let forks = ForkNumber::MAIN_FORKNUM..=ForkNumber::INIT_FORKNUM;
+        // SAFETY: open and locked.
+        let blocks = |fork| unsafe {
+            pg_sys::smgrexists(compat::open_smgr(self.relation), fork)
+                .then(|| pg_sys::RelationGetNumberOfBlocksInFork(self.relation, fork))
+        };
+        forks.filter_map(|fork| Some((fork, blocks(fork)?))).collect()
+    }
+
+    /// Its file.
+    pub(crate) fn file(&self) -> RelFile {
+        // SAFETY: open.
+        compat::rel_file(unsafe { compat::relation_locator(self.relation) })
+    }
+
+    /// Has a page written again, under the key that is current now; as in [`rewrite_all`].
+    pub(crate) fn rewrite(&self, fork: ForkNumber::Type, block: u32) {
+        // SAFETY: open and locked; the block exists, as the caller has seen since the lock was taken.
+        unsafe {
+            let logged =
+                compat::relation_needs_wal(self.relation) || fork == ForkNumber::INIT_FORKNUM;
+            rewrite_page(self.relation, fork, block, logged, self.ring);
+        }
+    }
+
+    /// Writes what is dirty of it, and syncs its files.
+    pub(crate) fn flush(&self) {
+        // SAFETY: open and locked.
+        unsafe { flush(self.relation) }
+    }
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return; // an ERROR is on its way; its abort closes the relation
+        }
+        // SAFETY: opened once, closed once; the lock stays.
+        unsafe {
+            pg_sys::FreeAccessStrategy(self.ring);
+            pg_sys::relation_close(self.relation, pg_sys::NoLock as pg_sys::LOCKMODE);
+        }
+    }
+}
+
+/// # Safety
+/// `relation` is open and locked.
+unsafe fn flush(relation: pg_sys::Relation) {
+    // SAFETY: by contract.
+    unsafe {
         pg_sys::FlushRelationBuffers(relation);
         for fork in ForkNumber::MAIN_FORKNUM..=ForkNumber::INIT_FORKNUM {
             let smgr = compat::open_smgr(relation);
@@ -35,9 +121,7 @@ pub(crate) fn rewrite_all(oid: Oid) -> u64 {
                 pg_sys::smgrimmedsync(smgr, fork);
             }
         }
-        pg_sys::relation_close(relation, pg_sys::NoLock as pg_sys::LOCKMODE);
     }
-    touched
 }
 
 /// Reads block 0 of a shared catalog past shared buffers, from the file.
@@ -58,12 +142,14 @@ pub(crate) fn read_from_disk(shared_catalog: Oid) {
 /// Returns false for an all-zero page, which stays as it is.
 ///
 /// # Safety
-/// `relation` is open and locked AccessExclusive; `block` exists in `fork`.
+/// `relation` is open and locked so that it is neither replaced nor cut; `block` exists in `fork`; `ring` is
+/// a strategy or null.
 unsafe fn rewrite_page(
     relation: pg_sys::Relation,
     fork: ForkNumber::Type,
     block: u32,
     logged: bool,
+    ring: pg_sys::BufferAccessStrategy,
 ) -> bool {
     // SAFETY: by contract. Inside the critical section nothing of ours can fail: marking a locked
     // buffer dirty and logging its image only raise what the server itself makes a PANIC.
@@ -73,7 +159,7 @@ unsafe fn rewrite_page(
             fork,
             block,
             pg_sys::ReadBufferMode::RBM_NORMAL,
-            std::ptr::null_mut(),
+            ring,
         );
         pg_sys::LockBuffer(buffer, pg_sys::BUFFER_LOCK_EXCLUSIVE as i32);
         let page = compat::buffer_page(buffer).cast::<pg_sys::PageHeaderData>();

@@ -5,7 +5,7 @@ use std::ffi::CStr;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use pgrx::pg_sys;
+use pgrx::pg_sys::{self, Oid};
 
 use super::compat;
 
@@ -76,6 +76,32 @@ pub(crate) fn transaction() -> (u32, u32) {
     (compat::local_transaction(), unsafe { pg_sys::GetCurrentSubTransactionId() })
 }
 
+/// True for the transaction that this process is in, and its subtransactions.
+pub(crate) fn is_own_transaction(xid: u32) -> bool {
+    // SAFETY: looks at this process's transaction state only.
+    unsafe { pg_sys::TransactionIdIsCurrentTransactionId(xid.into()) }
+}
+
+/// Sets the latch of another process of this server, if it still is one.
+pub(crate) fn wake(pid: u32) {
+    if let Ok(pid @ 1..) = libc::pid_t::try_from(pid) {
+        // SAFETY: the server's processes take this signal as "look at your latch" (procsignal.c). The number
+        // may be that of a process that has ended; then it is another's of this user, or nobody's.
+        unsafe { libc::kill(pid, libc::SIGUSR1) };
+    }
+}
+
+/// Tells pg_stat_activity what this process does; nothing while it is idle.
+pub(crate) fn show_activity(text: Option<&str>) {
+    let text = text.and_then(|text| std::ffi::CString::new(text).ok());
+    let (state, text) = match &text {
+        Some(text) => (pg_sys::BackendState::STATE_RUNNING, text.as_ptr()),
+        None => (pg_sys::BackendState::STATE_IDLE, std::ptr::null()),
+    };
+    // SAFETY: the server copies the text.
+    unsafe { pg_sys::pgstat_report_activity(state, text) };
+}
+
 /// True while this cluster replays WAL (crash recovery or standby).
 pub(crate) fn in_recovery() -> bool {
     // SAFETY: reads shared state that exists in every process that gets here.
@@ -139,6 +165,18 @@ pub(crate) fn wait_in_worker(pause: Duration) {
     }
 }
 
+/// Sleeps in a session, unless it is told to end.
+pub(crate) fn sleep(pause: Duration) {
+    let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
+    let timeout = std::ffi::c_long::try_from(pause.as_millis()).unwrap_or(std::ffi::c_long::MAX);
+    // SAFETY: the latch of this process, in a transaction.
+    unsafe {
+        pg_sys::WaitLatch(pg_sys::MyLatch, events as i32, timeout, pg_sys::PG_WAIT_EXTENSION);
+        pg_sys::ResetLatch(pg_sys::MyLatch);
+    }
+    check_for_interrupts();
+}
+
 /// A moment, in microseconds since 1970, as the server writes it.
 pub(crate) fn timestamp_text(us_since_1970: u64) -> String {
     let seconds = i64::from(pg_sys::POSTGRES_EPOCH_JDATE - pg_sys::UNIX_EPOCH_JDATE)
@@ -147,6 +185,18 @@ pub(crate) fn timestamp_text(us_since_1970: u64) -> String {
     // SAFETY: formats into a static buffer of this process, which is copied at once.
     let text = unsafe { CStr::from_ptr(pg_sys::timestamptz_to_str(moment)) };
     text.to_string_lossy().into_owned()
+}
+
+/// Ends whatever transaction an ERROR has left open.
+pub(crate) fn abort_transaction() {
+    // SAFETY: outside of any code that belongs to the transaction.
+    unsafe { pg_sys::AbortOutOfAnyTransaction() };
+}
+
+/// Makes this background worker a backend of a database, as the bootstrap superuser.
+pub(crate) fn connect_to_database(database: Oid) {
+    // SAFETY: in a background worker that asked for a database connection, once.
+    unsafe { pg_sys::BackgroundWorkerInitializeConnectionByOid(database, Oid::INVALID, 0) };
 }
 
 /// Makes this background worker a backend that sees shared catalogs only.

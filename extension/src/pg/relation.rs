@@ -310,6 +310,11 @@ pub(crate) fn label_keyword(kind: Kind) -> &'static str {
     }
 }
 
+/// True if the current user owns the relation, as a superuser or as a member of its owner as well.
+pub(crate) fn is_owned_by_caller(oid: Oid) -> bool {
+    compat::owns_relation(oid)
+}
+
 /// Facts about a relation; an OID that belongs to none is an error.
 pub(crate) fn require(oid: Oid) -> Result<Facts> {
     facts(oid).ok_or_else(|| {

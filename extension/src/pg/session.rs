@@ -6,6 +6,36 @@ use pgrx::pg_sys::{self, Oid};
 
 use super::{catalog, process};
 
+/// Runs `work` as the bootstrap superuser, with a search path that nobody else can put anything into. Is
+/// undone by the end of `work`, or by the abort of the (sub)transaction.
+pub(crate) fn as_owner_of_the_cluster<R>(work: impl FnOnce() -> R) -> R {
+    let (mut user, mut context) = (Oid::INVALID, 0);
+    // SAFETY: what the server's own ri_PerformCheck (ri_triggers.c) and maintenance commands do: switch the user,
+    // open a level of settings, and go back; an ERROR leaves both to AbortTransaction or AbortSubTransaction.
+    unsafe {
+        pg_sys::GetUserIdAndSecContext(&raw mut user, &raw mut context);
+        pg_sys::SetUserIdAndSecContext(
+            pg_sys::BOOTSTRAP_SUPERUSERID.into(),
+            context | pg_sys::SECURITY_LOCAL_USERID_CHANGE as i32,
+        );
+        let level = pg_sys::NewGUCNestLevel();
+        pg_sys::set_config_option(
+            c"search_path".as_ptr(),
+            c"pg_catalog, pg_temp".as_ptr(),
+            pg_sys::GucContext::PGC_USERSET,
+            pg_sys::GucSource::PGC_S_SESSION,
+            pg_sys::GucAction::GUC_ACTION_SAVE,
+            true,
+            0,
+            false,
+        );
+        let done = work();
+        pg_sys::AtEOXact_GUC(false, level);
+        pg_sys::SetUserIdAndSecContext(user, context);
+        done
+    }
+}
+
 /// Role and database of a session; nothing in processes that have none.
 #[derive(Default)]
 pub(crate) struct Identity {

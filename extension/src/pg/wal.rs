@@ -29,6 +29,12 @@ pub(crate) fn insert_keys(scope: u32, keystore_id: &[u8; 16], batch: &[u8]) -> u
     }
 }
 
+/// Where the next record will be inserted.
+pub(crate) fn insert_position() -> u64 {
+    // SAFETY: reads shared state; not in recovery.
+    unsafe { pg_sys::GetXLogInsertRecPtr() }
+}
+
 /// Waits until the WAL up to `lsn` is durable.
 pub(crate) fn flush(lsn: u64) {
     // SAFETY: any LSN that XLogInsert returned is valid here.

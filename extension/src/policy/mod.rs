@@ -127,6 +127,14 @@ fn cipher_of(wanted: Option<Decision>) -> Result<Option<CipherId>> {
     wanted.filter(Decision::is_encrypted).map(|decision| decision.cipher(None)).transpose()
 }
 
+/// The cipher that a relation is to be sealed with where none is named: its label's, or the default.
+pub(crate) fn cipher_wanted_of(facts: &Facts) -> Result<CipherId> {
+    match decision::wanted(facts)?.filter(Decision::is_encrypted) {
+        Some(decision) => decision.cipher(None),
+        None => default_cipher(),
+    }
+}
+
 /// The cipher of new data keys where none is named.
 pub(crate) fn default_cipher() -> Result<CipherId> {
     guc::cipher().map_err(|name| {

@@ -1,5 +1,6 @@
 //! Background workers: loop, latch, signal; no logic.
 
+mod rekey;
 mod revalidate;
 mod self_check;
 mod unlock;
@@ -9,4 +10,5 @@ pub(crate) fn register() {
     self_check::register();
     unlock::register();
     revalidate::register();
+    rekey::register();
 }

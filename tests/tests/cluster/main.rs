@@ -20,6 +20,7 @@ mod leaks;
 mod limits;
 mod preload;
 mod random_ddl;
+mod rekey;
 mod reuse;
 mod revalidate;
 mod rotation;

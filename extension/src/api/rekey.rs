@@ -1,0 +1,211 @@
+//! Rekeying in SQL: new data keys, and the jobs that give them to pages.
+
+use std::time::{Duration, Instant};
+
+use pgrx::pg_sys::Oid;
+use pgrx::prelude::*;
+
+use crate::keys::shared;
+use crate::pg::process;
+use crate::pg::relation::{self, Facts, Kind as RelationKind};
+use crate::pg::report::{OrRaise, Report, Result};
+use crate::rekey;
+use crate::rekey::jobs::{self, Order};
+use crate::{preload, roles};
+
+/// Gives a relation and what follows it new data keys, online. Returns the number of the job.
+#[pg_extern(sql = "
+    CREATE FUNCTION pagevault.rotate_data_key(rel regclass) RETURNS bigint
+    STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+")]
+fn rotate_data_key(rel: Oid) -> i64 {
+    let rotate = || {
+        preload::require_active()?;
+        let facts = relation::require(rel)?;
+        let name = relation::qualified_name(rel);
+        roles::require_owner_or_admin(rel, &name)?;
+        require_primary("rotate data keys")?;
+        if !any_sealed(&facts) {
+            return Err(Report::new(
+                PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+                format!("{name} is not encrypted"),
+            )
+            .hint("Use pagevault.encrypt()."));
+        }
+        jobs::submit(rel, &name, rekey::Kind::Rotate, None)
+    };
+    rotate().or_raise()
+}
+
+/// Gives every encrypted relation of this database new data keys, online. Returns the number of jobs.
+#[pg_extern(sql = "
+    CREATE FUNCTION pagevault.rotate_all_data_keys() RETURNS bigint
+    LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+    REVOKE ALL ON FUNCTION pagevault.rotate_all_data_keys() FROM PUBLIC;
+    GRANT EXECUTE ON FUNCTION pagevault.rotate_all_data_keys() TO pagevault_admin;
+", requires = ["roles"])]
+fn rotate_all_data_keys() -> i64 {
+    let rotate = || {
+        preload::require_active()?;
+        roles::require_admin("rotate all data keys")?;
+        require_primary("rotate data keys")?;
+        let mut count = 0;
+        for facts in relation::all().into_iter().filter_map(relation::facts) {
+            if leads(&facts) && any_sealed(&facts) {
+                let name = relation::quoted_name(&facts);
+                jobs::submit(facts.oid, &name, rekey::Kind::Rotate, None)?;
+                count += 1;
+            }
+        }
+        Ok(count)
+    };
+    rotate().or_raise()
+}
+
+/// True for what has a job of its own: not what goes along with another relation.
+fn leads(facts: &Facts) -> bool {
+    facts.is_stored()
+        && match facts.kind {
+            RelationKind::Table | RelationKind::MaterializedView => true,
+            RelationKind::Sequence => relation::owner_of_sequence(facts.oid).is_none(),
+            _ => false,
+        }
+}
+
+fn any_sealed(facts: &Facts) -> bool {
+    relation::with_partitions(facts.oid)
+        .iter()
+        .any(|table| table.is_stored() && shared::is_sealed(table.file))
+}
+
+/// Stops a job until it is resumed.
+#[pg_extern(sql = "
+    CREATE FUNCTION pagevault.rekey_pause(job bigint) RETURNS void
+    STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+")]
+fn rekey_pause(job: i64) {
+    order(job, Order::Pause).or_raise();
+}
+
+/// Has a job that was paused, was cancelled or has failed go on where it was.
+#[pg_extern(sql = "
+    CREATE FUNCTION pagevault.rekey_resume(job bigint) RETURNS void
+    STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+")]
+fn rekey_resume(job: i64) {
+    order(job, Order::Resume).or_raise();
+}
+
+/// Ends a job where it is. The relation stays readable; its pages are a mixture.
+#[pg_extern(sql = "
+    CREATE FUNCTION pagevault.rekey_cancel(job bigint) RETURNS void
+    STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+")]
+fn rekey_cancel(job: i64) {
+    order(job, Order::Cancel).or_raise();
+}
+
+/// Waits for a job: true once it is done, false if the time is up or it was paused or cancelled.
+#[pg_extern(sql = "
+    CREATE FUNCTION pagevault.rekey_wait(job bigint, timeout interval DEFAULT NULL) RETURNS boolean
+    LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+")]
+fn rekey_wait(job: Option<i64>, timeout: Option<pgrx::datum::Interval>) -> Option<bool> {
+    job.map(|job| allowed(job).and_then(|()| wait(job, limit_of(timeout))).or_raise())
+}
+
+/// Waits for the job of a relation; true as well where there never was one.
+#[pg_extern(
+    name = "rekey_wait",
+    sql = "
+    CREATE FUNCTION pagevault.rekey_wait(rel regclass, timeout interval DEFAULT NULL) RETURNS boolean
+    LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+"
+)]
+fn rekey_wait_for_relation(
+    rel: Option<Oid>,
+    timeout: Option<pgrx::datum::Interval>,
+) -> Option<bool> {
+    let rel = rel?;
+    let waited = || {
+        preload::require_active()?;
+        roles::require_owner_or_admin(rel, &relation::qualified_name(rel))?;
+        match jobs::last_of(rel)? {
+            Some(job) => wait(job, limit_of(timeout)),
+            None => Ok(true),
+        }
+    };
+    Some(waited().or_raise())
+}
+
+fn limit_of(timeout: Option<pgrx::datum::Interval>) -> Option<Duration> {
+    let timeout = timeout?;
+    let seconds = timeout.as_micros().max(0) / 1_000_000;
+    Some(Duration::from_secs(u64::try_from(seconds).unwrap_or(u64::MAX)))
+}
+
+/// How often a waiting session looks.
+const LOOK: Duration = Duration::from_millis(100);
+
+fn wait(job: i64, limit: Option<Duration>) -> Result<bool> {
+    let start = Instant::now();
+    loop {
+        let (state, error) = jobs::state_of(job)?;
+        match state.as_str() {
+            "done" => return Ok(true),
+            "paused" | "cancelled" => return Ok(false),
+            "failed" => {
+                return Err(Report::new(
+                    PgSqlErrorCode::ERRCODE_DATA_EXCEPTION,
+                    format!("rekey job {job} has failed"),
+                )
+                .detail(error.unwrap_or_default())
+                .hint(format!(
+                    "Nothing is lost. Remove the cause, then use pagevault.rekey_resume({job})."
+                )));
+            }
+            _ => {}
+        }
+        if jobs::is_uncommitted(job)? {
+            return Err(Report::new(
+                PgSqlErrorCode::ERRCODE_ACTIVE_SQL_TRANSACTION,
+                format!("rekey job {job} begins when this transaction commits"),
+            )
+            .hint("Commit before you wait."));
+        }
+        if limit.is_some_and(|limit| start.elapsed() >= limit) {
+            return Ok(false);
+        }
+        process::sleep(LOOK);
+    }
+}
+
+fn order(job: i64, order: Order) -> Result<()> {
+    allowed(job)?;
+    require_primary("change rekey jobs")?;
+    jobs::obey(job, order)
+}
+
+/// Jobs are the business of administrators and of who owns the relation.
+fn allowed(job: i64) -> Result<()> {
+    preload::require_active()?;
+    if roles::is_admin() {
+        return Ok(());
+    }
+    let rel = jobs::relation_of(job)?;
+    match relation::facts(rel) {
+        Some(_) => roles::require_owner_or_admin(rel, &relation::qualified_name(rel)),
+        None => roles::require_admin("change rekey jobs of relations that are gone"),
+    }
+}
+
+fn require_primary(action: &str) -> Result<()> {
+    if process::in_recovery() {
+        return Err(Report::new(
+            PgSqlErrorCode::ERRCODE_READ_ONLY_SQL_TRANSACTION,
+            format!("cannot {action} during recovery"),
+        )
+        .hint("Do this on the primary; standbys follow through WAL."));
+    }
+    Ok(())
+}

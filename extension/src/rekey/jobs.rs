@@ -1,0 +1,332 @@
+//! The table of jobs. Every function runs in a transaction of the relation's database.
+
+use pgrx::datum::DatumWithOid;
+use pgrx::pg_sys::Oid;
+use pgrx::spi::{SpiClient, SpiError};
+use pgrx::{PgSqlErrorCode, PgXactCallbackEvent, Spi, register_xact_callback};
+
+use super::{Job, Kind, wishes};
+use crate::keys::persist::internal;
+use crate::pg::report::{Report, Result};
+use crate::pg::{locks, process, session};
+
+/// How far a running job is.
+#[derive(Clone, Copy, Default)]
+pub(crate) struct Progress {
+    pub(crate) pages_done: i64,
+    pub(crate) pages_total: i64,
+    /// Of the last while.
+    pub(crate) bytes_per_second: f64,
+}
+
+/// How a job ended.
+pub(crate) enum End {
+    Done,
+    Failed(String),
+}
+
+impl From<SpiError> for Report {
+    fn from(error: SpiError) -> Report {
+        internal(format!("the table of rekey jobs could not be used: {error}"))
+    }
+}
+
+/// Runs statements on the table as its owner may, whoever asks.
+fn with_table<R>(
+    work: impl FnOnce(&mut SpiClient<'_>) -> std::result::Result<R, SpiError>,
+) -> Result<R> {
+    session::as_owner_of_the_cluster(|| Spi::connect_mut(work)).map_err(Report::from)
+}
+
+/// Adds a job that workers take up when the transaction commits. Of a job of the same kind that waits
+/// already the number is returned.
+pub(crate) fn submit(relation: Oid, name: &str, kind: Kind, cipher: Option<&str>) -> Result<i64> {
+    let unfinished = with_table(|spi| {
+        let rows = spi.select(
+            "SELECT id, kind, state FROM pagevault.rekey_jobs
+              WHERE relation = $1 AND state IN ('waiting', 'running', 'paused')",
+            Some(1),
+            &[relation.into()],
+        )?;
+        if rows.is_empty() {
+            return Ok(None);
+        }
+        let row = rows.first();
+        Ok(Some((row.get::<i64>(1)?, row.get::<String>(2)?, row.get::<String>(3)?)))
+    })?;
+    if let Some((Some(id), Some(other), Some(state))) = unfinished {
+        if other == kind.name() && state == "waiting" {
+            return Ok(id);
+        }
+        return Err(Report::new(
+            PgSqlErrorCode::ERRCODE_OBJECT_IN_USE,
+            format!("{name} is being rekeyed already"),
+        )
+        .detail(format!("Job {id} ({other}) is {state}."))
+        .hint(format!(
+            "Wait with pagevault.rekey_wait({id}), or end it with pagevault.rekey_cancel({id})."
+        )));
+    }
+    let id = with_table(|spi| {
+        let arguments: [DatumWithOid; 4] =
+            [relation.into(), name.into(), kind.name().into(), cipher.into()];
+        spi.update(
+            "INSERT INTO pagevault.rekey_jobs (relation, relation_name, kind, cipher)
+             VALUES ($1, $2, $3, $4) RETURNING id",
+            Some(1),
+            &arguments,
+        )?
+        .first()
+        .get_one::<i64>()
+    })?;
+    wish_at_commit();
+    id.ok_or_else(|| internal("a rekey job got no number".to_owned()))
+}
+
+/// Workers are asked for once the job can be seen.
+fn wish_at_commit() {
+    let database = process::my_database();
+    register_xact_callback(PgXactCallbackEvent::Commit, move || wishes::wish(database));
+}
+
+/// True if this database has the table.
+pub(crate) fn exist() -> Result<bool> {
+    let found =
+        Spi::get_one::<bool>("SELECT pg_catalog.to_regclass('pagevault.rekey_jobs') IS NOT NULL");
+    Ok(found? == Some(true))
+}
+
+/// Takes an unfinished job that no other worker does; ours until [`release`].
+pub(crate) fn claim() -> Result<Option<Job>> {
+    let ids = with_table(|spi| {
+        spi.select(
+            "SELECT id FROM pagevault.rekey_jobs WHERE state IN ('waiting', 'running') ORDER BY id",
+            None,
+            &[],
+        )?
+        .map(|row| row.get::<i64>(1))
+        .collect::<std::result::Result<Vec<_>, _>>()
+    })?;
+    for id in ids.into_iter().flatten() {
+        if !locks::try_lock_job(id) {
+            continue;
+        }
+        // Another worker may have ended it just before we had the lock.
+        let row = with_table(|spi| {
+            let rows = spi.update(
+                "UPDATE pagevault.rekey_jobs
+                    SET state = 'running', error = NULL,
+                        started_at = coalesce(started_at, pg_catalog.clock_timestamp())
+                  WHERE id = $1 AND state IN ('waiting', 'running')
+                  RETURNING relation, kind, cipher",
+                Some(1),
+                &[id.into()],
+            )?;
+            if rows.is_empty() {
+                return Ok(None);
+            }
+            let row = rows.first();
+            Ok(Some((row.get::<Oid>(1)?, row.get::<String>(2)?, row.get::<String>(3)?)))
+        })?;
+        if let Some((Some(relation), Some(kind), cipher)) = row
+            && let Some(kind) = Kind::parse(&kind)
+        {
+            let cipher = cipher.and_then(|name| name.parse().ok());
+            return Ok(Some(Job { id, relation, kind, cipher }));
+        }
+        locks::unlock_job(id);
+    }
+    Ok(None)
+}
+
+/// Makes a job this worker's own, if it is nobody's.
+pub(crate) fn lock(job: &Job) -> bool {
+    locks::try_lock_job(job.id)
+}
+
+/// Gives a claimed job back.
+pub(crate) fn release(job: &Job) {
+    locks::unlock_job(job.id);
+}
+
+/// Notes how far a job is. False if it is not to go on: paused, cancelled, or its row is gone.
+pub(crate) fn note(job: &Job, progress: &Progress) -> Result<bool> {
+    let updated = with_table(|spi| {
+        let arguments: [DatumWithOid; 4] = [
+            job.id.into(),
+            progress.pages_done.into(),
+            progress.pages_total.into(),
+            progress.bytes_per_second.into(),
+        ];
+        let rows = spi.update(
+            "UPDATE pagevault.rekey_jobs
+                SET pages_done = $2, pages_total = $3, bytes_per_second = $4
+              WHERE id = $1 AND state = 'running' RETURNING id",
+            None,
+            &arguments,
+        )?;
+        Ok(rows.len())
+    })?;
+    Ok(updated == 1)
+}
+
+/// True while nobody has paused or cancelled the job.
+pub(crate) fn goes_on(job: &Job) -> Result<bool> {
+    let state = with_table(|spi| {
+        let rows = spi.select(
+            "SELECT state FROM pagevault.rekey_jobs WHERE id = $1",
+            Some(1),
+            &[job.id.into()],
+        )?;
+        if rows.is_empty() { Ok(None) } else { rows.first().get_one::<String>() }
+    })?;
+    Ok(state.as_deref() == Some("running"))
+}
+
+/// The number of the file of `relation` that the job has switched to another key already.
+pub(crate) fn begun(job: &Job, relation: Oid) -> Result<Option<u32>> {
+    let found = with_table(|spi| {
+        let arguments: [DatumWithOid; 2] = [job.id.into(), relation.to_u32().to_string().into()];
+        let rows = spi.select(
+            "SELECT (begun ->> $2)::bigint FROM pagevault.rekey_jobs WHERE id = $1",
+            Some(1),
+            &arguments,
+        )?;
+        if rows.is_empty() { Ok(None) } else { rows.first().get_one::<i64>() }
+    })?;
+    Ok(found.and_then(|number| u32::try_from(number).ok()))
+}
+
+/// Remembers what [`begun`] tells.
+pub(crate) fn note_begun(job: &Job, relation: Oid, file: u32) -> Result<()> {
+    with_table(|spi| {
+        let arguments: [DatumWithOid; 3] =
+            [job.id.into(), relation.to_u32().to_string().into(), i64::from(file).into()];
+        spi.update(
+            "UPDATE pagevault.rekey_jobs
+                SET begun = begun || pg_catalog.jsonb_build_object($2, $3) WHERE id = $1",
+            None,
+            &arguments,
+        )
+        .map(|_| ())
+    })
+}
+
+/// Ends a job, unless somebody has cancelled it.
+pub(crate) fn finish(job: &Job, end: &End) -> Result<()> {
+    let (state, error) = match end {
+        End::Done => ("done", None),
+        End::Failed(error) => ("failed", Some(error.as_str())),
+    };
+    with_table(|spi| {
+        let arguments: [DatumWithOid; 3] = [job.id.into(), state.into(), error.into()];
+        spi.update(
+            "UPDATE pagevault.rekey_jobs
+                SET state = $2, error = $3, finished_at = pg_catalog.clock_timestamp()
+              WHERE id = $1 AND state = 'running'",
+            None,
+            &arguments,
+        )
+        .map(|_| ())
+    })
+}
+
+/// What a user may have done to a job.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Order {
+    Pause,
+    Resume,
+    Cancel,
+}
+
+/// The relation of a job.
+pub(crate) fn relation_of(id: i64) -> Result<Oid> {
+    let found = with_table(|spi| {
+        let rows = spi.select(
+            "SELECT relation FROM pagevault.rekey_jobs WHERE id = $1",
+            Some(1),
+            &[id.into()],
+        )?;
+        if rows.is_empty() { Ok(None) } else { rows.first().get_one::<Oid>() }
+    })?;
+    found.ok_or_else(|| {
+        Report::new(
+            PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
+            format!("rekey job {id} does not exist in this database"),
+        )
+        .hint("See pagevault.rekey_progress.")
+    })
+}
+
+/// Carries out an order; an error if the job's state has no room for it.
+pub(crate) fn obey(id: i64, order: Order) -> Result<()> {
+    let (state, from, done) = match order {
+        Order::Pause => ("paused", "waiting running", "paused"),
+        Order::Resume => ("waiting", "paused cancelled failed", "resumed"),
+        Order::Cancel => ("cancelled", "waiting running paused failed", "cancelled"),
+    };
+    let updated = with_table(|spi| {
+        let arguments: [DatumWithOid; 3] = [id.into(), state.into(), from.into()];
+        let rows = spi.update(
+            "UPDATE pagevault.rekey_jobs
+                SET state = $2, finished_at = CASE WHEN $2 = 'cancelled' THEN pg_catalog.clock_timestamp() END
+              WHERE id = $1 AND state = ANY (pg_catalog.string_to_array($3, ' ')) RETURNING id",
+            None,
+            &arguments,
+        )?;
+        Ok(rows.len())
+    })?;
+    if updated == 1 {
+        if order == Order::Resume {
+            wish_at_commit();
+        }
+        return Ok(());
+    }
+    let (state, _) = state_of(id)?;
+    Err(Report::new(
+        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        format!("rekey job {id} cannot be {done}: it is {state}"),
+    ))
+}
+
+/// State and error text of a job, as of now.
+pub(crate) fn state_of(id: i64) -> Result<(String, Option<String>)> {
+    relation_of(id)?;
+    let row = with_table(|spi| {
+        let rows = spi.update(
+            "SELECT state, error FROM pagevault.rekey_jobs WHERE id = $1",
+            Some(1),
+            &[id.into()],
+        )?;
+        let row = rows.first();
+        Ok((row.get::<String>(1)?, row.get::<String>(2)?))
+    })?;
+    Ok((row.0.unwrap_or_default(), row.1))
+}
+
+/// The unfinished job of a relation, or else its last one.
+pub(crate) fn last_of(relation: Oid) -> Result<Option<i64>> {
+    with_table(|spi| {
+        let rows = spi.update(
+            "SELECT id FROM pagevault.rekey_jobs WHERE relation = $1
+              ORDER BY state IN ('waiting', 'running', 'paused') DESC, id DESC LIMIT 1",
+            Some(1),
+            &[relation.into()],
+        )?;
+        if rows.is_empty() { Ok(None) } else { rows.first().get_one::<i64>() }
+    })
+}
+
+/// True if the current transaction wrote the job's row, so that no worker can see it yet.
+pub(crate) fn is_uncommitted(id: i64) -> Result<bool> {
+    let writer = with_table(|spi| {
+        let rows = spi.select(
+            "SELECT xmin::text FROM pagevault.rekey_jobs WHERE id = $1",
+            Some(1),
+            &[id.into()],
+        )?;
+        if rows.is_empty() { Ok(None) } else { rows.first().get_one::<String>() }
+    })?;
+    let writer = writer.and_then(|xid| xid.parse::<u32>().ok());
+    Ok(writer.is_some_and(process::is_own_transaction))
+}

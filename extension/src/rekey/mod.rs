@@ -1,0 +1,85 @@
+//! Rekeying online: encrypting, decrypting and giving new data keys to relations that are in use.
+//!
+//! A job concerns one relation and what follows it. It stands in the table `pagevault.rekey_jobs` of the
+//! relation's database, so it commits or rolls back with the command that asked for it, outlives the server,
+//! and goes along to standbys. Background workers do the jobs ([`crate::workers`]), a relation file at a
+//! time ([`engine`]):
+//!
+//! 1. From now on pages of the file are written under a new epoch (or in plaintext).
+//! 2. Every page that on disk is not so yet is written again through shared buffers, with a full-page image
+//!    in WAL. The file is readable throughout, since each page says how it is written.
+//! 3. All is flushed and synced, and the header of every page on disk is read: only if each is as wanted are
+//!    the older epochs of the file retired.
+//!
+//! Each step looks at the disk for what is left to do, so a job may be stopped anywhere and begun again.
+
+mod engine;
+pub(crate) mod jobs;
+pub(crate) mod wishes;
+
+use pagevault_cipher::CipherId;
+use pgrx::bgworkers::BackgroundWorker;
+use pgrx::pg_sys::Oid;
+
+use crate::pg::report::OrRaise;
+
+/// What a job does to its relation.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+pub(crate) enum Kind {
+    /// What is plaintext is sealed.
+    Encrypt,
+    /// What is sealed gets a new data key.
+    Rotate,
+    /// What is sealed becomes plaintext.
+    Decrypt,
+}
+
+impl Kind {
+    const ALL: [(Kind, &'static str); 3] =
+        [(Kind::Encrypt, "encrypt"), (Kind::Rotate, "rotate"), (Kind::Decrypt, "decrypt")];
+
+    /// As the table spells it.
+    pub(crate) fn name(self) -> &'static str {
+        Kind::ALL.iter().find(|(kind, _)| *kind == self).map_or("", |(_, name)| name)
+    }
+
+    fn parse(name: &str) -> Option<Kind> {
+        Kind::ALL.iter().find(|(_, known)| *known == name).map(|(kind, _)| *kind)
+    }
+}
+
+/// One row of the table, as far as workers need it.
+#[derive(Clone, Debug)]
+pub(crate) struct Job {
+    pub(crate) id: i64,
+    pub(crate) relation: Oid,
+    pub(crate) kind: Kind,
+    /// For [`Kind::Encrypt`], where one was named.
+    pub(crate) cipher: Option<CipherId>,
+}
+
+/// Takes a job that nobody does, in a worker; `None` if there is none.
+pub(crate) fn claim() -> Option<Job> {
+    BackgroundWorker::transaction(|| {
+        let found = jobs::exist().and_then(|exist| if exist { jobs::claim() } else { Ok(None) });
+        found.or_raise()
+    })
+}
+
+/// Claims a job once more after an ERROR, which takes the locks of the session with it.
+pub(crate) fn claim_again(job: &Job) -> bool {
+    BackgroundWorker::transaction(|| jobs::lock(job))
+}
+
+/// Does a claimed job; true if it is complete. Raises ERROR.
+pub(crate) fn run(job: &Job) -> bool {
+    engine::run(job)
+}
+
+/// Writes down how a claimed job ended, if it did, and gives it back.
+pub(crate) fn finish(job: &Job, end: Option<jobs::End>) {
+    if let Some(end) = end {
+        BackgroundWorker::transaction(|| jobs::finish(job, &end).or_raise());
+    }
+    jobs::release(job);
+}

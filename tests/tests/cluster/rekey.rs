@@ -1,0 +1,292 @@
+//! Rekeying online: new data keys for relations in use, jobs that survive whatever happens to them.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use pagevault_tests::datafile::PageState;
+use pagevault_tests::{Cluster, DataFile, Settings, StopMode};
+use rustix::process::{Pid, Signal, kill_process};
+
+/// A table with TOAST, two indexes and a sequence, some 3,000 pages.
+const TABLE: &str = "SET pagevault.default_encryption = on;
+    CREATE TABLE t (id serial PRIMARY KEY, name text, long text);
+    ALTER TABLE t ALTER long SET STORAGE EXTERNAL;
+    INSERT INTO t (name, long) SELECT md5(i::text), CASE WHEN i % 100 = 0 THEN repeat(md5(i::text), 200) END
+      FROM generate_series(1, 100000) i;
+    CREATE INDEX ON t (name)";
+
+/// The files of `t` and of all that goes along with it.
+const FAMILY: &str = "SELECT string_agg(oid::regclass::text, ' ') FROM pg_class
+     WHERE oid IN ('t'::regclass, (SELECT reltoastrelid FROM pg_class WHERE oid = 't'::regclass), 't_id_seq'::regclass)
+        OR oid IN (SELECT indexrelid FROM pg_index WHERE indrelid = 't'::regclass
+                   OR indrelid = (SELECT reltoastrelid FROM pg_class WHERE oid = 't'::regclass))";
+
+fn cluster(conf: &str) -> Result<Cluster> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default().conf(conf))?;
+    cluster.sql(TABLE)?;
+    cluster.sql("CHECKPOINT")?;
+    Ok(cluster)
+}
+
+/// Files by relation, with the epochs that their pages have on disk.
+fn epochs(cluster: &Cluster) -> Result<Vec<(String, Vec<u16>)>> {
+    let mut all = Vec::new();
+    for name in cluster.text(FAMILY)?.split(' ') {
+        let mut found = Vec::new();
+        for file in cluster.files(name)? {
+            found.extend(epochs_of(&file)?);
+        }
+        found.sort_unstable();
+        found.dedup();
+        all.push((name.to_owned(), found));
+    }
+    all.sort();
+    Ok(all)
+}
+
+fn epochs_of(file: &DataFile) -> Result<Vec<u16>> {
+    file.states()?
+        .into_iter()
+        .filter_map(|state| match state {
+            PageState::Zero => None,
+            PageState::Sealed(epoch) => Some(Ok(epoch)),
+            PageState::Plain => {
+                Some(Err(anyhow::anyhow!("{} has a plain page", file.path.display())))
+            }
+        })
+        .collect()
+}
+
+/// Fails unless every page of every file has this epoch on disk, without a checkpoint.
+fn assert_epoch(cluster: &Cluster, wanted: u16) -> Result<()> {
+    let found = epochs(cluster)?;
+    ensure!(found.len() == 6, "not the family of t: {found:?}");
+    ensure!(found.iter().all(|(_, epochs)| *epochs == [wanted]), "{found:?}");
+    Ok(())
+}
+
+const SUM: &str =
+    "SELECT count(*) || ' ' || sum(hashtext(name)) || ' ' || sum(length(long)) FROM t";
+const STATE: &str = "SELECT state FROM pagevault.rekey_progress ORDER BY job DESC LIMIT 1";
+
+#[test]
+fn every_page_gets_the_new_key() -> Result<()> {
+    let cluster = cluster("pagevault.rekey_rate = 0")?;
+    let before = cluster.text(SUM)?;
+    assert_epoch(&cluster, 1)?;
+    let job = cluster.text("SELECT pagevault.rotate_data_key('t')")?;
+    ensure!(
+        cluster.text(&format!("SELECT pagevault.rekey_wait({job}, '60s')"))? == "t",
+        "too slow"
+    );
+    assert_epoch(&cluster, 2)?;
+    let told = cluster.text(
+        "SELECT concat_ws(' ', relation, kind, state, percent, pages_done > 2000, started_by, error,
+            finished_at > started_at) FROM pagevault.rekey_progress",
+    )?;
+    ensure!(told == "t rotate done 100.0 t postgres t", "{told}");
+    // Old keys are kept for backups, but no page needs them.
+    ensure!(cluster.text(SUM)? == before, "contents differ");
+    cluster.crash()?;
+    ensure!(cluster.text(SUM)? == before, "contents differ after a crash");
+    ensure!(cluster.text("SELECT nextval('t_id_seq')")? != "1");
+    cluster.sql("SELECT pagevault.rotate_data_key('t')")?;
+    cluster.sql("SELECT pagevault.rekey_wait('t'::regclass)")?;
+    assert_epoch(&cluster, 3)?;
+    cluster.finish()
+}
+
+#[test]
+fn nobody_notices() -> Result<()> {
+    let cluster = cluster("pagevault.rekey_rate = 0\nmax_connections = 50")?;
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| -> Result<()> {
+        let writers: Vec<_> = (0..3)
+            .map(|n| {
+                let (cluster, stop) = (&cluster, &stop);
+                scope.spawn(move || -> Result<i64> {
+                    let mut client = cluster.client()?;
+                    // A lock that they had to wait for would end them.
+                    client.batch_execute("SET lock_timeout = '2s'")?;
+                    let mut made = 0;
+                    while !stop.load(Ordering::SeqCst) {
+                        let id = made * 3 + n + 1;
+                        client.execute("INSERT INTO t (name) VALUES ('new')", &[])?;
+                        client
+                            .execute("UPDATE t SET name = name WHERE id = $1", &[&(id as i32)])?;
+                        client.query("SELECT * FROM t WHERE id = $1", &[&(id as i32)])?;
+                        made += 1;
+                    }
+                    Ok(made)
+                })
+            })
+            .collect();
+        for _ in 0..3 {
+            let job = cluster.text("SELECT pagevault.rotate_data_key('t')")?;
+            let done = cluster.text(&format!("SELECT pagevault.rekey_wait({job}, '120s')"))?;
+            ensure!(done == "t", "too slow");
+        }
+        stop.store(true, Ordering::SeqCst);
+        let mut made = 0;
+        for writer in writers {
+            made += writer.join().map_err(|_| anyhow::anyhow!("panic"))??;
+        }
+        ensure!(made > 0, "nobody wrote: the test proves nothing");
+        let rows: i64 = cluster.text("SELECT count(*) FROM t")?.parse()?;
+        ensure!(rows == 100_000 + made, "{rows} rows, {made} were added");
+        Ok(())
+    })?;
+    cluster.sql("CHECKPOINT")?;
+    assert_epoch(&cluster, 4)?;
+    cluster.finish()
+}
+
+#[test]
+fn jobs_are_paused_resumed_and_cancelled() -> Result<()> {
+    let cluster = cluster("pagevault.rekey_rate = 1")?;
+    let before = cluster.text(SUM)?;
+    let job = cluster.text("SELECT pagevault.rotate_data_key('t')")?;
+    cluster.eventually("SELECT (pages_done > 100)::text FROM pagevault.rekey_progress", "true")?;
+    let shown =
+        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'pagevault: rotate job%pages'";
+    ensure!(cluster.text(shown)? == "1", "pg_stat_activity does not show it");
+    let told = cluster.text(
+        "SELECT concat_ws(' ', state, percent BETWEEN 1 AND 90, mb_per_second BETWEEN 0.5 AND 1.5,
+            eta BETWEEN '3s' AND '5min') FROM pagevault.rekey_progress",
+    )?;
+    ensure!(told == "running t t t", "{told}");
+
+    cluster.sql(&format!("SELECT pagevault.rekey_pause({job})"))?;
+    cluster.eventually("SELECT count(*)::text FROM pg_locks WHERE classid = 'pg_extension'::regclass AND locktype = 'object'", "0")?;
+    ensure!(cluster.text(STATE)? == "paused");
+    cluster.sql("CHECKPOINT")?;
+    let mixed = epochs(&cluster)?;
+    ensure!(
+        mixed.iter().any(|(_, epochs)| *epochs == [1, 2]),
+        "nothing or everything was done: {mixed:?}"
+    );
+    ensure!(cluster.text(SUM)? == before, "a mixture is not readable");
+    ensure!(cluster.text(&format!("SELECT pagevault.rekey_wait({job})"))? == "f");
+    // Neither a restart nor a crash resumes it.
+    cluster.crash()?;
+    std::thread::sleep(Duration::from_secs(1));
+    ensure!(cluster.text(STATE)? == "paused");
+
+    cluster.sql(&format!("SELECT pagevault.rekey_resume({job})"))?;
+    cluster.eventually(STATE, "running")?;
+    cluster.sql(&format!("SELECT pagevault.rekey_cancel({job})"))?;
+    ensure!(cluster.text(STATE)? == "cancelled");
+    let error = cluster.error(&format!("SELECT pagevault.rekey_pause({job})"))?;
+    ensure!(error.sqlstate == "55000" && error.message.contains("cancelled"), "{error}");
+    // Another one finishes what this one began; a changed setting reaches the running job.
+    let job = cluster.text("SELECT pagevault.rotate_data_key('t')")?;
+    cluster.eventually(STATE, "running")?;
+    cluster.sql("ALTER SYSTEM SET pagevault.rekey_rate = 0")?;
+    cluster.sql("SELECT pg_reload_conf()")?;
+    ensure!(
+        cluster.text(&format!("SELECT pagevault.rekey_wait({job}, '60s')"))? == "t",
+        "too slow"
+    );
+    let found = epochs(&cluster)?;
+    ensure!(found.iter().all(|(_, epochs)| epochs.len() == 1), "{found:?}");
+    ensure!(cluster.text(SUM)? == before, "contents differ");
+    cluster.finish()
+}
+
+#[test]
+fn jobs_outlive_crashes() -> Result<()> {
+    let mut cluster = cluster("pagevault.rekey_rate = 8")?;
+    cluster.allow_log("terminated by signal 9");
+    let before = cluster.text(SUM)?;
+    let job = cluster.text("SELECT pagevault.rotate_data_key('t')")?;
+    const WORKER: &str =
+        "SELECT coalesce(min(pid), 0) FROM pg_stat_activity WHERE backend_type = 'pagevault rekey'";
+    for victim in ["worker", "server", "worker", "server"] {
+        cluster.eventually(
+            "SELECT (state <> 'waiting')::text FROM pagevault.rekey_progress",
+            "true",
+        )?;
+        std::thread::sleep(Duration::from_millis(300));
+        match (victim, cluster.text(WORKER)?.as_str()) {
+            ("worker", pid) if pid != "0" => {
+                let pid = Pid::from_raw(pid.parse()?).context("a process")?;
+                kill_process(pid, Signal::KILL)?;
+                cluster.eventually("SELECT 'up'", "up")?;
+            }
+            _ => cluster.crash()?,
+        }
+        ensure!(cluster.text(SUM)? == before, "contents differ");
+    }
+    let done = cluster.text(&format!("SELECT pagevault.rekey_wait({job}, '120s')"))?;
+    ensure!(done == "t", "it did not end");
+    // The key was not changed once more for each crash.
+    assert_epoch(&cluster, 2)?;
+    ensure!(cluster.text(SUM)? == before, "contents differ");
+    cluster.finish()
+}
+
+#[test]
+fn the_relation_may_change_meanwhile() -> Result<()> {
+    for (change, rows) in [
+        ("TRUNCATE t", "0"),
+        ("DROP TABLE t CASCADE; CREATE TABLE t (id int)", "0"),
+        ("VACUUM FULL t", "100000"),
+        ("CLUSTER t USING t_pkey", "100000"),
+        ("REINDEX TABLE t", "100000"),
+        ("REINDEX TABLE CONCURRENTLY t", "100000"),
+        ("ALTER TABLE t ALTER id TYPE bigint", "100000"),
+        ("ALTER TABLE t SET UNLOGGED", "100000"),
+        ("DELETE FROM t WHERE id > 1000; VACUUM t", "1000"),
+    ] {
+        let cluster = cluster("pagevault.rekey_rate = 2")?;
+        let job = cluster.text("SELECT pagevault.rotate_data_key('t')")?;
+        cluster
+            .eventually("SELECT (pages_done > 100)::text FROM pagevault.rekey_progress", "true")?;
+        let mut client = cluster.client()?;
+        client.batch_execute("SET pagevault.default_encryption = on")?;
+        for statement in change.split(';') {
+            client.batch_execute(statement)?;
+        }
+        cluster.sql("ALTER SYSTEM SET pagevault.rekey_rate = 0")?;
+        cluster.sql("SELECT pg_reload_conf()")?;
+        let done = cluster.text(&format!("SELECT pagevault.rekey_wait({job}, '60s')"))?;
+        ensure!(done == "t", "{change}: the job did not end");
+        ensure!(cluster.text("SELECT count(*) FROM t")? == rows, "{change}");
+        cluster.sql("CHECKPOINT")?;
+        for file in cluster.files("t")? {
+            let epochs = epochs_of(&file)?;
+            ensure!(epochs.windows(2).all(|pair| pair[0] == pair[1]), "{change}: {epochs:?}");
+        }
+        cluster.finish()?;
+    }
+    Ok(())
+}
+
+#[test]
+fn a_page_that_does_not_open_ends_the_job() -> Result<()> {
+    let mut cluster = cluster("pagevault.rekey_rate = 0")?;
+    let before = cluster.text(SUM)?;
+    cluster.allow_log("invalid page");
+    cluster.allow_log("page verification failed");
+    cluster.allow_log("has failed");
+    let files = cluster.files("t")?;
+    let Some(file) = files.first() else { bail!("no file") };
+    cluster.stop(StopMode::Fast)?;
+    let intact = file.read_page(70)?;
+    file.flip_bit(70, 5000, 3)?;
+    cluster.start_server()?;
+    let job = cluster.text("SELECT pagevault.rotate_data_key('t')")?;
+    let error = cluster.error(&format!("SELECT pagevault.rekey_wait({job}, '60s')"))?;
+    ensure!(error.message.contains("has failed"), "{error}");
+    ensure!(error.detail.contains("block 70"), "{error}");
+    // Repaired, it goes on and ends.
+    cluster.stop(StopMode::Fast)?;
+    file.write_page(70, &intact)?;
+    cluster.start_server()?;
+    cluster.sql(&format!("SELECT pagevault.rekey_resume({job})"))?;
+    ensure!(cluster.text(&format!("SELECT pagevault.rekey_wait({job}, '60s')"))? == "t");
+    ensure!(cluster.text(SUM)? == before, "contents differ");
+    assert_epoch(&cluster, 2)?;
+    cluster.finish()
+}
