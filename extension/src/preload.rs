@@ -27,7 +27,9 @@ pub(crate) fn start() {
     rmgr::register();
     hooks::access::install();
     hooks::ddl::install();
+    hooks::planner::install();
     hooks::utility::install();
+    hooks::transaction::install();
     workers::register();
     if let Err(error) = cache::protect() {
         internal(&format!("could not keep keys out of core dumps: {error}")).fatal();

@@ -1,54 +1,100 @@
-//! Encrypting and decrypting a relation that has data, in place and under lock.
+//! Encrypting and decrypting a relation that has data within one command, in place.
 //!
-//! The new epoch becomes current for writes, then every page is written again through shared
-//! buffers with a full-page image in WAL, flushed and synced. A file may mix pages of any epochs and
-//! plaintext, so it stays readable wherever this stops.
+//! The steps are those of the rekey engine ([`file`]), without waits and without giving back the lock in
+//! between. That lock keeps away VACUUM, which shortens files, and whatever makes new ones; readers and
+//! writers go on. A file may mix pages of any epochs and plaintext, so it stays readable wherever this stops.
 
 use pagevault_cipher::CipherId;
 use pgrx::pg_sys::{self, Oid};
 
-use crate::keys::{data_keys, shared};
-use crate::pg::pages;
+use crate::keys::shared;
+use crate::pg::pages::Held;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::Result;
-use crate::pg::wal;
 use crate::policy;
-use crate::verify;
+use crate::rekey::file::{self, Target};
 
-const LOCK: pg_sys::LOCKMODE = pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE;
+const LOCK: pg_sys::LOCKMODE = pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE;
 
-/// Encrypts a table, its indexes, TOAST table and owned sequences. What is already sealed with the
-/// wanted cipher is left alone.
+/// Encrypts a table, its indexes, TOAST table and owned sequences. Of what is already sealed with the
+/// wanted cipher only pages in plaintext are touched.
 pub(crate) fn encrypt(oid: Oid, cipher: Option<CipherId>) -> Result<()> {
+    policy::catalogs::note_encryption();
+    encrypt_members(&relation::family(oid, LOCK), cipher)
+}
+
+/// As [`encrypt`], for a catalog. The locks are given back at once: what is sealed stays sealed, also if
+/// the transaction is rolled back.
+pub(crate) fn encrypt_catalog(oid: Oid, cipher: Option<CipherId>) -> Result<()> {
+    let members = relation::family(oid, LOCK);
+    encrypt_members(&members, cipher)?;
+    relation::unlock(&members, LOCK);
+    Ok(())
+}
+
+fn encrypt_members(members: &[Facts], cipher: Option<CipherId>) -> Result<()> {
     let wanted = match cipher {
         Some(cipher) => cipher,
         None => policy::default_cipher()?,
     };
-    for member in relation::family(oid, LOCK).iter().filter(|m| m.kind.has_storage()) {
-        let current = shared::current_cipher(member.file);
+    rewrite(members, |file| {
+        let current = shared::current_cipher(file);
         let right = current == Some(wanted) || (current.is_some() && cipher.is_none());
-        if !right {
-            verify::refuse_lost_epochs(member.file)?;
-            wal::flush(data_keys::new_epoch(member.file, wanted)?);
-        }
-        if !right || has_plaintext(member)? {
-            pages::rewrite_all(member.oid);
-        }
+        if right { Ok(None) } else { file::seal(file, wanted).map(Some) }
+    })
+}
+
+/// Has what is written to a catalog from now on sealed, and leaves its old pages and its indexes alone.
+pub(crate) fn seal_new_pages(oid: Oid) -> Result<()> {
+    const LOCK: pg_sys::LOCKMODE = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
+    let members = relation::family(oid, LOCK);
+    if let Some(table) = members.first().filter(|table| !shared::is_sealed(table.file)) {
+        file::seal(table.file, policy::default_cipher()?)?;
     }
+    relation::unlock(&members, LOCK);
     Ok(())
 }
 
 /// Turns the same set of relations back into plaintext.
 pub(crate) fn decrypt(oid: Oid) -> Result<()> {
-    for member in relation::family(oid, LOCK).iter().filter(|m| m.kind.has_storage()) {
-        if shared::is_known(member.file) {
-            data_keys::write_plaintext(member.file)?;
-            pages::rewrite_all(member.oid);
-        }
-    }
+    decrypt_members(&relation::family(oid, LOCK))
+}
+
+/// As [`decrypt`], for a catalog.
+pub(crate) fn decrypt_catalog(oid: Oid) -> Result<()> {
+    let members = relation::family(oid, LOCK);
+    decrypt_members(&members)?;
+    relation::unlock(&members, LOCK);
     Ok(())
 }
 
-fn has_plaintext(member: &Facts) -> Result<bool> {
-    Ok(verify::count_pages(member.file)?.iter().any(|c| c.state == verify::PageState::Plaintext))
+fn decrypt_members(members: &[Facts]) -> Result<()> {
+    let known: Vec<Facts> =
+        members.iter().filter(|member| shared::is_known(member.file)).cloned().collect();
+    rewrite(
+        &known,
+        |file| {
+            if shared::is_sealed(file) { file::unseal(file).map(Some) } else { Ok(None) }
+        },
+    )
+}
+
+/// Has every file written as `switch` says from now on (`None`: as it is), then what is not so on disk.
+fn rewrite(
+    members: &[Facts],
+    mut switch: impl FnMut(pagevault_keystore::RelFile) -> Result<Option<Target>>,
+) -> Result<()> {
+    let mut targets = Vec::new();
+    let mut switched = false;
+    for member in members.iter().filter(|member| member.kind.has_storage()) {
+        let Some(held) = Held::open(member.oid) else { continue };
+        let new = switch(member.file)?;
+        // A file without any page has nothing that could be written as it was.
+        switched |= new.is_some() && held.forks().iter().any(|(_, blocks)| *blocks > 0);
+        targets.push((held, new.unwrap_or_else(|| Target::present(member.file))));
+    }
+    if switched {
+        file::await_writers();
+    }
+    targets.iter().try_for_each(|(held, target)| file::rewrite_wholly(held, *target))
 }

@@ -10,6 +10,8 @@ pub(crate) mod aio;
 pub(crate) mod ddl;
 pub(crate) mod forward;
 pub(crate) mod install;
+pub(crate) mod planner;
 pub(crate) mod smgr;
 pub(crate) mod sync;
+pub(crate) mod transaction;
 pub(crate) mod utility;

@@ -77,6 +77,17 @@ pub(crate) fn is_sealed(file: RelFile) -> bool {
     current(file).is_some()
 }
 
+/// True if pages of any file of a database are sealed when they are written, be it one that was dropped.
+/// Looks at all files of the cluster.
+pub(crate) fn anything_sealed_in(database: u32) -> bool {
+    let files = get().and_then(|shared| shared.directory.files().ok());
+    files
+        .into_iter()
+        .flatten()
+        .flatten()
+        .any(|known| known.file.database == database && known.current.is_some())
+}
+
 /// True if the file ever had a data key.
 pub(crate) fn is_known(file: RelFile) -> bool {
     get().is_some_and(|shared| matches!(shared.directory.find(file), Ok(Some(_))))

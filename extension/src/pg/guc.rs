@@ -8,6 +8,8 @@ use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 
 static DEFAULT_ENCRYPTION: GucSetting<bool> = GucSetting::<bool>::new(false);
 static ENFORCE: GucSetting<bool> = GucSetting::<bool>::new(false);
+static PROTECT_STATISTICS: GucSetting<bool> = GucSetting::<bool>::new(true);
+static PROTECT_SHARED_CATALOGS: GucSetting<bool> = GucSetting::<bool>::new(false);
 static CIPHER: GucSetting<Option<CString>> =
     GucSetting::<Option<CString>>::new(Some(c"aes-256-xts"));
 static KEYRING_COMMAND: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
@@ -37,7 +39,7 @@ pub(crate) fn define() {
     GucRegistry::define_bool_guc(
         c"pagevault.default_encryption",
         c"Encrypts every relation created from now on.",
-        c"Applies where neither the relation nor what it belongs to says otherwise. System catalogs are not affected.",
+        c"Applies where neither the relation nor what it belongs to says otherwise. Not of system catalogs.",
         &DEFAULT_ENCRYPTION,
         GucContext::Suset,
         GucFlags::default(),
@@ -48,6 +50,22 @@ pub(crate) fn define() {
         c"For everyone, superusers too.",
         &ENFORCE,
         GucContext::Suset,
+        GucFlags::default(),
+    );
+    GucRegistry::define_bool_guc(
+        c"pagevault.protect_statistics",
+        c"Encrypts the catalogs that hold values of user tables as soon as anything in the database is encrypted.",
+        c"pg_statistic, pg_statistic_ext_data and pg_largeobject.",
+        &PROTECT_STATISTICS,
+        GucContext::Suset,
+        GucFlags::default(),
+    );
+    GucRegistry::define_bool_guc(
+        c"pagevault.protect_shared_catalogs",
+        c"Wants the catalogs that all databases share to be encrypted.",
+        c"While the key of the cluster is locked nobody can log in then.",
+        &PROTECT_SHARED_CATALOGS,
+        GucContext::Sighup,
         GucFlags::default(),
     );
     GucRegistry::define_string_guc(
@@ -156,6 +174,16 @@ pub(crate) fn default_encryption() -> bool {
 /// `pagevault.enforce`
 pub(crate) fn enforce() -> bool {
     ENFORCE.get()
+}
+
+/// `pagevault.protect_statistics`
+pub(crate) fn protect_statistics() -> bool {
+    PROTECT_STATISTICS.get()
+}
+
+/// `pagevault.protect_shared_catalogs`
+pub(crate) fn protect_shared_catalogs() -> bool {
+    PROTECT_SHARED_CATALOGS.get()
 }
 
 /// `pagevault.cipher`; an unknown name is an error to report to the user.

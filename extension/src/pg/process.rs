@@ -187,6 +187,16 @@ pub(crate) fn timestamp_text(us_since_1970: u64) -> String {
     text.to_string_lossy().into_owned()
 }
 
+/// Waits until every process of the server is done with what it was doing between two checks for
+/// interrupts: whatever it looked up before, it has looked up anew.
+pub(crate) fn wait_until_all_have_passed_by() {
+    // SAFETY: not in a critical section, no lock held that another process might wait for inside such work.
+    unsafe {
+        let barrier = pg_sys::ProcSignalBarrierType::PROCSIGNAL_BARRIER_SMGRRELEASE;
+        pg_sys::WaitForProcSignalBarrier(pg_sys::EmitProcSignalBarrier(barrier));
+    }
+}
+
 /// Ends whatever transaction an ERROR has left open.
 pub(crate) fn abort_transaction() {
     // SAFETY: outside of any code that belongs to the transaction.

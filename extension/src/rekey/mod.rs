@@ -14,6 +14,7 @@
 //! Each step looks at the disk for what is left to do, so a job may be stopped anywhere and begun again.
 
 mod engine;
+pub(crate) mod file;
 pub(crate) mod jobs;
 pub(crate) mod wishes;
 

@@ -27,6 +27,7 @@ mod rotation;
 mod rotation_crashes;
 mod routes;
 mod segments;
+mod statistics;
 mod stock_tools;
 mod unlock;
 
