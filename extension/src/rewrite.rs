@@ -44,31 +44,33 @@ pub(crate) fn encrypt_catalog(oid: Oid, cipher: Option<CipherId>) -> Result<()> 
 }
 
 fn encrypt_members(members: &[Facts], cipher: Option<CipherId>) -> Result<()> {
-    let wanted = match cipher {
-        Some(cipher) => cipher,
-        None => policy::default_cipher()?,
-    };
     for member in members.iter().filter(|m| m.kind.has_storage()) {
-        let current = shared::current_cipher(member.file);
-        let right = current == Some(wanted) || (current.is_some() && cipher.is_none());
-        if !right {
-            refuse_lost_epochs(member)?;
-            wal::flush(data_keys::new_epoch(member.file, wanted)?);
-        }
-        if !right || has_plaintext(member)? {
+        if begin_epoch(member, cipher)? || has_plaintext(member)? {
             pages::rewrite_all(member.oid);
         }
     }
     Ok(())
 }
 
+/// Has pages of a relation sealed from now on, with this cipher, or if none is named with any. False if
+/// it was so before.
+fn begin_epoch(member: &Facts, cipher: Option<CipherId>) -> Result<bool> {
+    let current = shared::current_cipher(member.file);
+    if current.is_some() && cipher.is_none_or(|cipher| current == Some(cipher)) {
+        return Ok(false);
+    }
+    let cipher = cipher.map_or_else(policy::default_cipher, Ok)?;
+    refuse_lost_epochs(member)?;
+    wal::flush(data_keys::new_epoch(member.file, cipher)?);
+    Ok(true)
+}
+
 /// Has what is written to a catalog from now on sealed, and leaves its old pages and its indexes alone.
-pub(crate) fn seal_new_pages(oid: Oid) -> Result<()> {
+pub(crate) fn seal_new_pages(oid: Oid, cipher: Option<CipherId>) -> Result<()> {
     const LOCK: pg_sys::LOCKMODE = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
     let members = relation::family(oid, LOCK);
-    if let Some(table) = members.first().filter(|table| !shared::is_sealed(table.file)) {
-        refuse_lost_epochs(table)?;
-        wal::flush(data_keys::new_epoch(table.file, policy::default_cipher()?)?);
+    if let Some(table) = members.first() {
+        begin_epoch(table, cipher)?;
     }
     relation::unlock(&members, LOCK);
     Ok(())

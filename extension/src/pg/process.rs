@@ -70,6 +70,12 @@ pub(crate) fn runs_transactions() -> bool {
     }
 }
 
+/// True in a server that pg_upgrade has started (`postgres -b`).
+pub(crate) fn is_binary_upgrade() -> bool {
+    // SAFETY: a plain global, set before libraries are loaded.
+    unsafe { pg_sys::IsBinaryUpgrade }
+}
+
 /// Which transaction and subtransaction this process is in, told from all others since its start.
 pub(crate) fn transaction() -> (u32, u32) {
     // SAFETY: looks at this process's transaction state, in a transaction.
