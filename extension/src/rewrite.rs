@@ -5,6 +5,7 @@
 //! writers go on. A file may mix pages of any epochs and plaintext, so it stays readable wherever this stops.
 
 use pagevault_cipher::CipherId;
+use pagevault_keystore::RelFile;
 use pgrx::pg_sys::{self, Oid};
 
 use crate::keys::shared;
@@ -33,23 +34,26 @@ pub(crate) fn encrypt_catalog(oid: Oid, cipher: Option<CipherId>) -> Result<()> 
 }
 
 fn encrypt_members(members: &[Facts], cipher: Option<CipherId>) -> Result<()> {
-    let wanted = match cipher {
-        Some(cipher) => cipher,
-        None => policy::default_cipher()?,
-    };
-    rewrite(members, |file| {
-        let current = shared::current_cipher(file);
-        let right = current == Some(wanted) || (current.is_some() && cipher.is_none());
-        if right { Ok(None) } else { file::seal(file, wanted).map(Some) }
-    })
+    rewrite(members, |file| begin_epoch(file, cipher))
+}
+
+/// Has pages of a relation sealed from now on, with this cipher, or if none is named with any. `None` if
+/// it was so before.
+fn begin_epoch(file: RelFile, cipher: Option<CipherId>) -> Result<Option<Target>> {
+    let current = shared::current_cipher(file);
+    if current.is_some() && cipher.is_none_or(|cipher| current == Some(cipher)) {
+        return Ok(None);
+    }
+    let cipher = cipher.map_or_else(policy::default_cipher, Ok)?;
+    file::seal(file, cipher).map(Some)
 }
 
 /// Has what is written to a catalog from now on sealed, and leaves its old pages and its indexes alone.
-pub(crate) fn seal_new_pages(oid: Oid) -> Result<()> {
+pub(crate) fn seal_new_pages(oid: Oid, cipher: Option<CipherId>) -> Result<()> {
     const LOCK: pg_sys::LOCKMODE = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
     let members = relation::family(oid, LOCK);
-    if let Some(table) = members.first().filter(|table| !shared::is_sealed(table.file)) {
-        file::seal(table.file, policy::default_cipher()?)?;
+    if let Some(table) = members.first() {
+        begin_epoch(table.file, cipher)?;
     }
     relation::unlock(&members, LOCK);
     Ok(())
@@ -82,7 +86,7 @@ fn decrypt_members(members: &[Facts]) -> Result<()> {
 /// Has every file written as `switch` says from now on (`None`: as it is), then what is not so on disk.
 fn rewrite(
     members: &[Facts],
-    mut switch: impl FnMut(pagevault_keystore::RelFile) -> Result<Option<Target>>,
+    mut switch: impl FnMut(RelFile) -> Result<Option<Target>>,
 ) -> Result<()> {
     let mut targets = Vec::new();
     let mut switched = false;

@@ -68,8 +68,7 @@ fn has_label(facts: &relation::Facts) -> Report {
     .hint(format!("SECURITY LABEL FOR pagevault ON {kind} {name} IS 'plain'"))
 }
 
-/// Encrypts every catalog of which a label or setting wants it. Returns how many files were not as they
-/// should be.
+/// Encrypts every catalog of which a label or setting wants it. Returns their number.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.encrypt_catalogs() RETURNS bigint
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
@@ -79,7 +78,7 @@ fn has_label(facts: &relation::Facts) -> Report {
 fn encrypt_catalogs() -> i64 {
     preload::require_active()
         .and_then(|()| roles::require_admin("encrypt system catalogs"))
-        .and_then(|()| policy::catalogs::seal_all_wanted())
+        .and_then(|()| policy::catalogs::encrypt_wanted())
         .or_raise()
 }
 

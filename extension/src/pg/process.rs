@@ -70,10 +70,26 @@ pub(crate) fn runs_transactions() -> bool {
     }
 }
 
+/// True in a server that pg_upgrade has started (`postgres -b`).
+pub(crate) fn is_binary_upgrade() -> bool {
+    // SAFETY: a plain global, set before libraries are loaded.
+    unsafe { pg_sys::IsBinaryUpgrade }
+}
+
 /// Which transaction and subtransaction this process is in, told from all others since its start.
 pub(crate) fn transaction() -> (u32, u32) {
     // SAFETY: looks at this process's transaction state, in a transaction.
     (compat::local_transaction(), unsafe { pg_sys::GetCurrentSubTransactionId() })
+}
+
+/// True while the script of this extension runs: its tables are there before there is any key.
+pub(crate) fn creates_us() -> bool {
+    // SAFETY: plain globals of this process, and a catalog look-up in a transaction.
+    unsafe {
+        pg_sys::creating_extension
+            && pg_sys::CurrentExtensionObject
+                == pg_sys::get_extension_oid(c"pagevault".as_ptr(), true)
+    }
 }
 
 /// True for the transaction that this process is in, and its subtransactions.

@@ -17,7 +17,7 @@ pub(crate) struct Facts {
     /// Its file, for kinds with storage.
     pub(crate) file: RelFile,
     pub(crate) toast: Option<Oid>,
-    /// Made by the user, not by initdb.
+    /// Made by the user, not by initdb and not by this extension.
     pub(crate) user_made: bool,
     pub(crate) schema: Oid,
     /// Never 0: the database's own where the catalog names none.
@@ -245,7 +245,8 @@ unsafe fn facts_of(relation: pg_sys::Relation) -> Facts {
             temporary: class.relpersistence as u8 == b't',
             file: compat::rel_file(compat::relation_locator(relation)),
             toast: (toast != Oid::INVALID).then_some(toast),
-            user_made: (*relation).rd_id.to_u32() >= pg_sys::FirstNormalObjectId,
+            user_made: (*relation).rd_id.to_u32() >= pg_sys::FirstNormalObjectId
+                && class.relnamespace != own_schema(),
             schema: class.relnamespace,
             tablespace: match class.reltablespace {
                 Oid::INVALID => pg_sys::MyDatabaseTableSpace,
@@ -255,6 +256,12 @@ unsafe fn facts_of(relation: pg_sys::Relation) -> Facts {
             indexed_table: (!index.is_null()).then(|| (*index).indrelid),
         }
     }
+}
+
+/// The schema of this extension, if it was created in this database; 0 otherwise.
+fn own_schema() -> Oid {
+    // SAFETY: a catalog look-up by name.
+    unsafe { pg_sys::get_namespace_oid(c"pagevault".as_ptr(), true) }
 }
 
 /// The table of an index, even of one made by the current command.

@@ -9,6 +9,7 @@
 //! there is sealed in place, where the first two begin to hold: at the end of the command that made it so,
 //! or at the latest before its transaction commits. Nobody is kept from reading or writing it meanwhile.
 
+use pagevault_cipher::CipherId;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Oid};
 
@@ -75,30 +76,34 @@ pub(crate) fn forget() {
 /// Seals what the command has made necessary.
 pub(crate) fn follow() -> Result<()> {
     let pending = PENDING.with(|pending| std::mem::replace(pending, Pending::Nothing));
-    if !process::runs_transactions() {
+    if !process::runs_transactions() || process::is_binary_upgrade() {
         return Ok(());
     }
-    match pending {
-        Pending::Nothing => Ok(()),
-        Pending::Statistics => protect_statistics(),
-        Pending::Everything => {
-            relation::make_command_visible();
-            seal_wanted(|catalog| !is_shared(catalog)).and_then(|_| protect_statistics())
+    if pending == Pending::Everything {
+        relation::make_command_visible();
+        for (catalog, decision) in wanted_encrypted()? {
+            if !is_shared(&catalog) {
+                seal_now(catalog.oid, decision.named_cipher())?;
+            }
         }
     }
-}
-
-fn protect_statistics() -> Result<()> {
-    if !guc::protect_statistics() || values_are_sealed() {
-        return Ok(());
-    }
-    for oid in WITH_VALUES {
-        let big = oid == LARGE_OBJECTS && relation::blocks(oid) > LARGE_OBJECTS_AT_ONCE;
-        // The index stays plain until the old pages are sealed: that is how drift knows. It holds
-        // numbers only.
-        if big { rewrite::seal_new_pages(oid)? } else { rewrite::encrypt_catalog(oid, None)? }
+    if pending != Pending::Nothing && guc::protect_statistics() && !values_are_sealed() {
+        for oid in WITH_VALUES {
+            seal_now(oid, None)?;
+        }
     }
     Ok(())
+}
+
+/// Seals a catalog within a command of the user's that is about something else.
+fn seal_now(oid: Oid, cipher: Option<CipherId>) -> Result<()> {
+    if oid == LARGE_OBJECTS && relation::blocks(oid) > LARGE_OBJECTS_AT_ONCE {
+        // The index stays plain until the old pages are sealed: that is how drift knows. It holds
+        // numbers only.
+        rewrite::seal_new_pages(oid, cipher)
+    } else {
+        rewrite::encrypt_catalog(oid, cipher)
+    }
 }
 
 /// What is sealed last tells that all before it was sealed wholly: [`rewrite::encrypt_catalog`] goes on
@@ -143,39 +148,31 @@ fn by_setting(name: &'static str) -> Decision {
     Decision::new(Label::Encrypted(None), Source::Setting(name))
 }
 
-/// Seals every catalog of which that is wanted. Returns the number of files that were not.
-pub(crate) fn seal_all_wanted() -> Result<i64> {
-    seal_wanted(|_| true)
+/// `pagevault.encrypt_catalogs()`: seals every catalog of which that is wanted. Returns their number.
+pub(crate) fn encrypt_wanted() -> Result<i64> {
+    let wanted = wanted_encrypted()?;
+    for (catalog, decision) in &wanted {
+        rewrite::encrypt_catalog(catalog.oid, decision.named_cipher())?;
+    }
+    Ok(wanted.len() as i64)
 }
 
-fn seal_wanted(which: impl Fn(&Facts) -> bool) -> Result<i64> {
-    let unsealed = || -> Result<Vec<Facts>> {
-        let mut found = Vec::new();
-        for facts in all().filter(|facts| which(facts)) {
-            let wanted = decision::wanted(&facts)?;
-            let current = shared::current_cipher(facts.file);
-            if wanted.is_some_and(|d| d.is_encrypted() && !d.is_met_by(current)) {
-                found.push(facts);
-            }
-        }
-        Ok(found)
-    };
-    let before = unsealed()?.len();
-    for catalog in all().filter(|facts| facts.kind == Kind::Table && which(facts)) {
-        if let Some(wanted) = decision::wanted(&catalog)?.filter(Decision::is_encrypted) {
-            rewrite::encrypt_catalog(catalog.oid, wanted.named_cipher())?;
+/// Catalogs, without their indexes and TOAST tables, of which encryption is wanted.
+fn wanted_encrypted() -> Result<Vec<(Facts, Decision)>> {
+    let mut found = Vec::new();
+    for facts in relation::all().into_iter().filter_map(relation::facts) {
+        if !facts.user_made
+            && facts.kind == Kind::Table
+            && let Some(wanted) = decision::wanted(&facts)?.filter(Decision::is_encrypted)
+        {
+            found.push((facts, wanted));
         }
     }
-    Ok(before as i64)
-}
-
-fn all() -> impl Iterator<Item = Facts> {
-    let relations = relation::all().into_iter().filter_map(relation::facts);
-    relations.filter(|facts| !facts.user_made && facts.is_stored())
+    Ok(found)
 }
 
 /// `pagevault.encrypt()` of a catalog. Catalogs have no label of their own.
-pub(crate) fn encrypt(catalog: &Facts, cipher: Option<pagevault_cipher::CipherId>) -> Result<()> {
+pub(crate) fn encrypt(catalog: &Facts, cipher: Option<CipherId>) -> Result<()> {
     require_table(catalog)?;
     let wanted = decision::wanted(catalog)?.filter(Decision::is_encrypted);
     if is_shared(catalog) && wanted.is_none() {

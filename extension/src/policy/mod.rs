@@ -64,6 +64,9 @@ fn cipher_for_new_storage(file: RelFile) -> Result<Option<CipherId>> {
             None => shared::cipher_of_namesake(file),
         });
     }
+    if process::creates_us() {
+        return Ok(None); // `relation_created` decides: there may be no key yet, and no label either
+    }
     let tablespace = file.tablespace.into();
     let mut undecided = true;
     for oid in locks::relations_locked_for_rewrite() {

@@ -178,6 +178,7 @@ fn a_sequence_follows_the_table_that_comes_to_own_it() -> Result<()> {
 fn encryption_is_not_removed_where_it_could_be_rolled_back() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster.sql("CREATE TABLE t AS SELECT 1 AS id; SELECT pagevault.encrypt('t')")?;
+    cluster.sql("CHECKPOINT")?;
     const REMOVE: &str = "SECURITY LABEL FOR pagevault ON TABLE t IS 'plain'";
     for statements in
         [format!("BEGIN; {REMOVE}"), format!("DO $$ BEGIN EXECUTE $s$ {REMOVE} $s$; END $$")]
@@ -187,6 +188,7 @@ fn encryption_is_not_removed_where_it_could_be_rolled_back() -> Result<()> {
         assert_sealed(&cluster.family_files("t")?)?;
     }
     cluster.sql(REMOVE)?;
+    cluster.sql("CHECKPOINT")?;
     assert_plain(&cluster.files("t")?)?;
     ensure!(cluster.text("SELECT id FROM t")? == "1", "the row");
     cluster.finish()

@@ -4,6 +4,8 @@
 //! extension in the PostgreSQL that `PAGEVAULT_PG_CONFIG` names.
 
 mod audit;
+mod binary_upgrade;
+mod catalogs;
 mod checkpoints;
 mod crash;
 mod damage;
