@@ -1,12 +1,12 @@
 //! Encrypting relations, and looking at what is on disk.
 
-use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
 
 use crate::keys::shared;
-use crate::pg::relation;
-use crate::pg::report::{OrRaise, Report};
+use crate::pg::report::{OrRaise, Report, Result};
+use crate::pg::{relation, session};
+use crate::rekey::requests;
 use crate::verify::{self, PageState};
 use crate::{policy, preload, roles};
 
@@ -34,15 +34,11 @@ fn encrypt(rel: Option<Oid>, cipher: Option<&str>) {
             .and_then(|()| policy::catalogs::encrypt(&facts, cipher))
             .or_raise();
     }
-    let kind = relation::label_keyword(facts.kind);
-    let name = relation::qualified_name(rel);
-    let statement = format!("SECURITY LABEL FOR pagevault ON {kind} {name} IS '{label}'");
-    if let Err(error) = Spi::run(&statement) {
-        pgrx::error!("{error}");
-    }
+    set_label(&relation::label_target(&facts), &format!("'{label}'")).or_raise();
 }
 
-/// Takes the encryption of a system catalog away, where no label and no setting want it.
+/// The label 'plain' as a function; of system catalogs, which have no label, where nothing wants them
+/// encrypted.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.decrypt(rel regclass) RETURNS void
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
@@ -50,22 +46,81 @@ fn encrypt(rel: Option<Oid>, cipher: Option<&str>) {
     GRANT EXECUTE ON FUNCTION pagevault.decrypt(regclass) TO pagevault_admin;
 ", requires = ["roles"])]
 fn decrypt(rel: Oid) {
-    preload::require_active()
-        .and_then(|()| roles::require_admin("take encryption away"))
-        .and_then(|()| relation::require(rel))
-        .and_then(|facts| {
-            if facts.user_made { Err(has_label(&facts)) } else { policy::catalogs::decrypt(&facts) }
-        })
-        .or_raise();
+    let decrypt = || {
+        preload::require_active()?;
+        roles::require_admin("take encryption away")?;
+        let facts = relation::require(rel)?;
+        if facts.user_made {
+            set_label(&relation::label_target(&facts), "'plain'")
+        } else {
+            policy::catalogs::decrypt(&facts)
+        }
+    };
+    decrypt().or_raise();
 }
 
-fn has_label(facts: &relation::Facts) -> Report {
-    let (kind, name) = (relation::label_keyword(facts.kind), relation::qualified_name(facts.oid));
-    Report::new(
-        PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
-        format!("the encryption of {name} is removed by its label"),
-    )
-    .hint(format!("SECURITY LABEL FOR pagevault ON {kind} {name} IS 'plain'"))
+/// Sets a label as the caller would.
+fn set_label(target: &str, label: &str) -> Result<()> {
+    let statement = format!("SECURITY LABEL FOR pagevault ON {target} IS {label}");
+    Spi::run(&statement).map_err(Report::from)
+}
+
+/// Labels this database and has everything in it encrypted, by jobs where there is much. Returns the number
+/// of relations that were not.
+#[pg_extern(sql = "
+    CREATE FUNCTION pagevault.encrypt_database() RETURNS bigint
+    LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+    REVOKE ALL ON FUNCTION pagevault.encrypt_database() FROM PUBLIC;
+    GRANT EXECUTE ON FUNCTION pagevault.encrypt_database() TO pagevault_admin;
+", requires = ["roles"])]
+fn encrypt_database() -> i64 {
+    let encrypt = || {
+        preload::require_active()?;
+        roles::require_admin("encrypt a database")?;
+        if !policy::labels::database_is_labelled_encrypted()? {
+            let database = Spi::get_one::<String>(THIS_DATABASE)?.unwrap_or_default();
+            set_label(&format!("DATABASE {database}"), "'encrypted'")?;
+        }
+        requests::encrypt_all_wanted()
+    };
+    encrypt().or_raise()
+}
+
+const THIS_DATABASE: &str =
+    "SELECT pg_catalog.quote_ident(pg_catalog.current_database()::pg_catalog.text)";
+
+/// What SECURITY LABEL names this database and all that is labelled encrypted in it.
+fn labelled_encrypted() -> Result<Vec<String>> {
+    const LABELLED: &str = "SELECT objtype || ' ' || objname FROM pg_catalog.pg_seclabels
+          WHERE provider = 'pagevault' AND label LIKE 'encrypted%' AND objtype <> 'tablespace'
+            AND (objtype <> 'database' OR objname = pg_catalog.quote_ident(pg_catalog.current_database()::text))";
+    let found = session::as_owner_of_the_cluster(|| {
+        Spi::connect(|spi| {
+            let rows = spi.select(LABELLED, None, &[])?;
+            rows.map(|row| row.get::<String>(1)).collect::<std::result::Result<Vec<_>, _>>()
+        })
+    })?;
+    Ok(found.into_iter().flatten().collect())
+}
+
+/// Takes away every label that wants encryption in this database, and the encryption, by jobs. Returns their
+/// number.
+#[pg_extern(sql = "
+    CREATE FUNCTION pagevault.decrypt_database() RETURNS bigint
+    LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+    REVOKE ALL ON FUNCTION pagevault.decrypt_database() FROM PUBLIC;
+    GRANT EXECUTE ON FUNCTION pagevault.decrypt_database() TO pagevault_admin;
+", requires = ["roles"])]
+fn decrypt_database() -> i64 {
+    let decrypt = || {
+        preload::require_active()?;
+        roles::require_admin("decrypt a database")?;
+        for target in labelled_encrypted()? {
+            set_label(&target, "NULL")?;
+        }
+        requests::decrypt_all()
+    };
+    decrypt().or_raise()
 }
 
 /// Encrypts every catalog of which a label or setting wants it. Returns their number.

@@ -18,6 +18,7 @@ static KEYRING_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30);
 static MAX_KEYS: GucSetting<i32> = GucSetting::<i32>::new(1_000_000);
 
 static REKEY_WORKERS: GucSetting<i32> = GucSetting::<i32>::new(2);
+static REKEY_THRESHOLD: GucSetting<i32> = GucSetting::<i32>::new(1024);
 static REKEY_RATE: GucSetting<i32> = GucSetting::<i32>::new(32);
 
 static REVALIDATE_INTERVAL: GucSetting<i32> = GucSetting::<i32>::new(300);
@@ -125,6 +126,16 @@ pub(crate) fn define() {
         GucFlags::default(),
     );
     GucRegistry::define_int_guc(
+        c"pagevault.rekey_threshold",
+        c"Relations with more data than this are encrypted and decrypted by background jobs, others at once.",
+        c"0 makes a job of everything that is not empty.",
+        &REKEY_THRESHOLD,
+        0,
+        i32::MAX,
+        GucContext::Userset,
+        GucFlags::UNIT_BLOCKS,
+    );
+    GucRegistry::define_int_guc(
         c"pagevault.rekey_rate",
         c"Most megabytes per second that each rekey worker rewrites.",
         c"Changes running jobs. 0 means as fast as it can.",
@@ -210,6 +221,11 @@ pub(crate) fn unlock_timeout() -> u64 {
 /// `pagevault.rekey_workers`
 pub(crate) fn rekey_workers() -> usize {
     REKEY_WORKERS.get().max(0) as usize
+}
+
+/// `pagevault.rekey_threshold` in pages.
+pub(crate) fn rekey_threshold() -> u64 {
+    REKEY_THRESHOLD.get().max(0) as u64
 }
 
 /// `pagevault.rekey_rate` in bytes per second, unless it is unlimited.

@@ -139,6 +139,20 @@ pub(crate) fn is_empty(oid: Oid) -> bool {
     main_fork_blocks(oid) == Some(0)
 }
 
+/// True if the relation got its file in the current transaction, so that others do not see it yet.
+pub(crate) fn is_new_here(oid: Oid) -> bool {
+    // SAFETY: a counted reference, given back after use.
+    unsafe {
+        let relation = pg_sys::RelationIdGetRelation(oid);
+        if relation.is_null() {
+            return false;
+        }
+        let new = compat::is_file_of_this_transaction(relation);
+        pg_sys::RelationClose(relation);
+        new
+    }
+}
+
 /// The number of blocks of its main fork; 0 if there is no such relation.
 pub(crate) fn blocks(oid: Oid) -> u32 {
     main_fork_blocks(oid).unwrap_or(0)
@@ -358,8 +372,12 @@ pub(crate) fn quoted_name(facts: &Facts) -> String {
     }
 }
 
-/// The word that SECURITY LABEL wants before the relation's name.
-pub(crate) fn label_keyword(kind: Kind) -> &'static str {
+/// What SECURITY LABEL names a relation by.
+pub(crate) fn label_target(facts: &Facts) -> String {
+    format!("{} {}", label_keyword(facts.kind), quoted_name(facts))
+}
+
+fn label_keyword(kind: Kind) -> &'static str {
     match kind {
         Kind::MaterializedView => "MATERIALIZED VIEW",
         Kind::Sequence => "SEQUENCE",

@@ -6,13 +6,13 @@ use pgrx::pg_sys;
 use super::decision::{self, Decision, Source};
 use super::label::{self, Label};
 use super::{catalogs, enforce, memo};
-use crate::hooks::utility;
-use crate::keys::{data_keys, shared};
+use crate::keys::data_keys;
 use crate::pg::labels::Object;
 use crate::pg::process;
 use crate::pg::relation::{self, Facts, Kind};
 use crate::pg::report::{Report, Result};
-use crate::{rewrite, roles};
+use crate::rekey::requests;
+use crate::roles;
 
 /// A label is about to be set (`Some`) or removed (`None`). The server has checked that the caller owns the
 /// object.
@@ -32,6 +32,12 @@ pub(crate) fn relabelled(object: Object, column: i32, text: Option<&str>) -> Res
     outcome
 }
 
+/// True if the label of this database says encrypted.
+pub(crate) fn database_is_labelled_encrypted() -> Result<bool> {
+    let label = Object::my_database().label().as_deref().map(label::parse).transpose()?;
+    Ok(matches!(label, Some(Label::Encrypted(_))))
+}
+
 fn relation_relabelled(facts: &Facts, label: Option<Label>) -> Result<()> {
     let name = relation::qualified_name(facts.oid);
     if label.is_some() {
@@ -47,13 +53,8 @@ fn relation_relabelled(facts: &Facts, label: Option<Label>) -> Result<()> {
             Ok(())
         }
         Some(Label::Plain) if facts.kind == Kind::PartitionedTable => Ok(()),
-        Some(Label::Encrypted(cipher)) => rewrite::encrypt(facts.oid, cipher),
-        Some(Label::Plain) => {
-            if shared::is_sealed(facts.file) && utility::in_transaction_block() {
-                return Err(cannot_be_rolled_back(&name));
-            }
-            rewrite::decrypt(facts.oid)
-        }
+        Some(Label::Encrypted(cipher)) => requests::encrypt(facts, cipher).map(|_| ()),
+        Some(Label::Plain) => requests::decrypt(facts).map(|_| ()),
     }
 }
 
@@ -145,18 +146,6 @@ fn check_loss(
         enforce::refuse_loss(name, labelled(old).or(outer), labelled(label).or(outer))?;
     }
     Ok(())
-}
-
-/// A rollback would bring back the label, not the sealed pages.
-fn cannot_be_rolled_back(name: &str) -> Report {
-    Report::new(
-        PgSqlErrorCode::ERRCODE_ACTIVE_SQL_TRANSACTION,
-        format!(
-            "the encryption of {name} cannot be removed inside a transaction block or function"
-        ),
-    )
-    .detail("The pages are rewritten in place; a rollback would leave them in plaintext.")
-    .hint("Run SECURITY LABEL as a statement of its own.")
 }
 
 fn unsupported(what: &str, hint: &str) -> Report {

@@ -317,6 +317,60 @@ pub(crate) fn last_of(relation: Oid) -> Result<Option<i64>> {
     })
 }
 
+/// A job that is not done.
+pub(crate) struct Unsettled {
+    pub(crate) id: i64,
+    pub(crate) relation: Oid,
+    pub(crate) kind: String,
+    pub(crate) state: String,
+    pub(crate) pages_done: i64,
+    pub(crate) pages_total: i64,
+}
+
+/// The last job of each relation, if it is not done.
+pub(crate) fn unsettled() -> Result<Vec<Unsettled>> {
+    if !exist()? {
+        return Ok(Vec::new());
+    }
+    with_table(|spi| {
+        let rows = spi.select(
+            "SELECT * FROM (
+                 SELECT DISTINCT ON (relation) id, relation, kind, state, pages_done, pages_total
+                   FROM pagevault.rekey_jobs ORDER BY relation, id DESC) last
+              WHERE state <> 'done' ORDER BY id",
+            None,
+            &[],
+        )?;
+        rows.map(|row| {
+            Ok(Unsettled {
+                id: row.get::<i64>(1)?.unwrap_or_default(),
+                relation: row.get::<Oid>(2)?.unwrap_or(Oid::INVALID),
+                kind: row.get::<String>(3)?.unwrap_or_default(),
+                state: row.get::<String>(4)?.unwrap_or_default(),
+                pages_done: row.get::<i64>(5)?.unwrap_or_default(),
+                pages_total: row.get::<i64>(6)?.unwrap_or_default(),
+            })
+        })
+        .collect()
+    })
+}
+
+/// What a stopped job has left was done at once: it is forgotten.
+pub(crate) fn forget_stopped(relation: Oid) -> Result<()> {
+    if !exist()? {
+        return Ok(());
+    }
+    with_table(|spi| {
+        spi.update(
+            "DELETE FROM pagevault.rekey_jobs
+              WHERE relation = $1 AND state IN ('paused', 'cancelled', 'failed')",
+            None,
+            &[relation.into()],
+        )
+        .map(|_| ())
+    })
+}
+
 /// True if the current transaction wrote the job's row, so that no worker can see it yet.
 pub(crate) fn is_uncommitted(id: i64) -> Result<bool> {
     let writer = with_table(|spi| {

@@ -16,6 +16,7 @@
 mod engine;
 pub(crate) mod file;
 pub(crate) mod jobs;
+pub(crate) mod requests;
 pub(crate) mod wishes;
 
 use pagevault_cipher::CipherId;
