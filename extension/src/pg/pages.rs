@@ -17,11 +17,11 @@ pub(crate) fn rewrite_all(oid: Oid) -> u64 {
     // pinned and exclusively locked while it is touched, as log_newpage_range (xloginsert.c) does.
     unsafe {
         let relation = pg_sys::relation_open(oid, pg_sys::NoLock as pg_sys::LOCKMODE);
-        let smgr = compat::open_smgr(relation);
-        let logged = compat::relation_needs_wal(relation);
         let lock = pg_sys::ExclusiveLock as pg_sys::LOCKMODE;
         pg_sys::LockRelationForExtension(relation, lock);
         pg_sys::UnlockRelationForExtension(relation, lock);
+        let smgr = compat::open_smgr(relation);
+        let logged = compat::relation_needs_wal(relation);
         for fork in ForkNumber::MAIN_FORKNUM..=ForkNumber::INIT_FORKNUM {
             if !pg_sys::smgrexists(smgr, fork) {
                 continue;

@@ -1,5 +1,8 @@
 //! A label on a database covers its catalogs; a setting covers those that all databases share.
 
+use std::io::Write;
+use std::process::Stdio;
+
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{column, run_sql, text};
 use pagevault_tests::datafile::PageState;
@@ -495,6 +498,38 @@ fn sealing_may_be_interrupted() -> Result<()> {
     let mut app = cluster.client_to("app")?;
     check_objects(&mut app)?;
     run_sql(&mut app, "ANALYZE wide")?;
+    expect(&cluster, &mut app, false, true)?;
+    drop(app);
+    cluster.finish()
+}
+
+/// `postgres --single`, where broken system indexes are rebuilt.
+#[test]
+fn single_user_mode_follows_the_policy_too() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    let mut app = cluster.client_to("app")?;
+    run_sql(&mut app, &label(APP, "'encrypted'"))?;
+    run_sql(&mut app, "CREATE TABLE secret AS SELECT 7 AS id")?;
+    drop(app);
+    cluster.stop(StopMode::Fast)?;
+    let commands = "REINDEX SYSTEM app\nVACUUM FULL pg_statistic\nVACUUM FULL secret\n\
+                    CREATE TABLE IF NOT EXISTS single AS SELECT 8 AS id\nCHECKPOINT\n";
+    for options in [&["--single"][..], &["--single", "-P"]] {
+        let mut server = cluster.installation().command("postgres");
+        server.args(options).arg("-D").arg(cluster.data_directory()).arg("app");
+        let mut server =
+            server.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        server.stdin.take().context("its input")?.write_all(commands.as_bytes())?;
+        ensure!(server.wait()?.success(), "{options:?}");
+    }
+    cluster.start_server()?;
+    let mut app = cluster.client_to("app")?;
+    check_objects(&mut app)?;
+    for (table, id) in [("secret", "7"), ("single", "8")] {
+        ensure!(text(&mut app, &format!("SELECT id FROM {table}"))? == id, "{table}");
+        let path = text(&mut app, &format!("SELECT pg_relation_filepath('{table}')"))?;
+        assert_sealed(&DataFile::find(&cluster.data_directory().join(path))?)?;
+    }
     expect(&cluster, &mut app, false, true)?;
     drop(app);
     cluster.finish()
