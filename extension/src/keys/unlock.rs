@@ -10,7 +10,7 @@ use pgrx::prelude::PgLogLevel;
 
 use super::providers::{self, Question};
 use super::secrets::State as KeyState;
-use super::{persist, revoked};
+use super::{persist, revoked, shared};
 use crate::pg::guc;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
@@ -96,11 +96,17 @@ fn accept(scope: u32, version: u32, key: &Secret32) -> Result<()> {
 
 /// (scope, version) of every database key that is known but not unwrapped.
 pub(crate) fn locked_keys() -> Vec<(u32, u32)> {
-    let keys = super::shared::secrets().map(|s| s.list()).unwrap_or_default();
+    let keys = shared::secrets().map(|s| s.list()).unwrap_or_default();
     keys.into_iter()
         .filter(|(_, _, state)| *state == KeyState::Locked)
         .map(|(scope, version, _)| (scope, version))
         .collect()
+}
+
+/// True while nobody can log in: shared catalogs are sealed, and the cluster's key is locked.
+pub(crate) fn keeps_everyone_out() -> bool {
+    const CLUSTER: u32 = 0;
+    locked_keys().iter().any(|(scope, _)| *scope == CLUSTER) && shared::anything_sealed_in(CLUSTER)
 }
 
 /// Remembers for `pagevault.status` why keys are locked, or that none is.
@@ -185,5 +191,9 @@ fn starts_locked(cause: &Report) -> Report {
         format!("server starts with encrypted relations locked: {}", cause.message()),
     )
     .detail(cause.detail_text().to_owned())
-    .hint("Everything else works. The server keeps trying and unlocks without a restart.")
+    .hint(if keeps_everyone_out() {
+        "Shared catalogs are encrypted: nobody can log in until then. The server keeps trying and unlocks without a restart."
+    } else {
+        "Everything else works. The server keeps trying and unlocks without a restart."
+    })
 }

@@ -40,7 +40,7 @@ pub(crate) fn define() {
     GucRegistry::define_bool_guc(
         c"pagevault.default_encryption",
         c"Encrypts every relation created from now on.",
-        c"Applies where neither the relation nor what it belongs to says otherwise. Not of system catalogs.",
+        c"Applies where neither the relation nor what it belongs to says otherwise. System catalogs are not affected.",
         &DEFAULT_ENCRYPTION,
         GucContext::Suset,
         GucFlags::default(),

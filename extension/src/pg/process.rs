@@ -59,15 +59,11 @@ pub(crate) fn my_database() -> u32 {
     unsafe { pg_sys::MyDatabaseId }.to_u32()
 }
 
-/// True in a backend or worker that runs transactions, as opposed to the startup process,
-/// auxiliary processes and the postmaster.
+/// True in a backend or worker that runs transactions in a database, be it in single-user mode, as opposed
+/// to the startup process, auxiliary processes and the postmaster.
 pub(crate) fn runs_transactions() -> bool {
     // SAFETY: plain globals; IsTransactionState looks at this process's transaction state only.
-    unsafe {
-        pg_sys::IsUnderPostmaster
-            && pg_sys::MyDatabaseId != pg_sys::InvalidOid
-            && pg_sys::IsTransactionState()
-    }
+    unsafe { pg_sys::MyDatabaseId != pg_sys::InvalidOid && pg_sys::IsTransactionState() }
 }
 
 /// True in a server that pg_upgrade has started (`postgres -b`).

@@ -1,5 +1,8 @@
 //! A label on a database covers its catalogs; a setting covers those that all databases share.
 
+use std::io::Write;
+use std::process::Stdio;
+
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{column, run_sql, text};
 use pagevault_tests::datafile::PageState;
@@ -388,7 +391,9 @@ fn a_locked_cluster_with_sealed_shared_catalogs_unlocks_by_itself() -> Result<()
             Err(error) => format!("{error:#}"),
         };
         ensure!(refused.contains("is locked"), "{database}: {refused}");
+        ensure!(refused.contains("Nobody can log in until then"), "{database}: {refused}");
     }
+    ensure!(cluster.log().contains("nobody can log in"), "the log does not tell");
     // Not even then does the server write anything that it should not.
     cluster.restart()?;
     keys.bring_back()?;
@@ -401,5 +406,131 @@ fn a_locked_cluster_with_sealed_shared_catalogs_unlocks_by_itself() -> Result<()
     let mut client = cluster.client()?;
     expect(&cluster, &mut client, true, true)?;
     drop(client);
+    cluster.finish()
+}
+
+/// Keys of catalogs go to standbys through WAL, those of shared ones too.
+#[test]
+fn a_standby_follows_and_takes_over() -> Result<()> {
+    let (cluster, keys) = cluster()?;
+    let backup = cluster.directory().join("backup");
+    cluster.base_backup(&backup)?;
+    let mut standby = Cluster::from_files(|data| {
+        std::fs::rename(&backup, data)?;
+        let signal = data.join("standby.signal");
+        std::fs::write(&signal, "")?;
+        cluster.installation().give(&signal)
+    })?;
+    standby.allow_log("walreceiver");
+    standby.append_conf(&format!(
+        "primary_conninfo = 'host={} user=postgres'",
+        cluster.directory().display()
+    ))?;
+    standby.start_server()?;
+    // All that is sealed is sealed while it follows.
+    cluster.set(&[("pagevault.protect_shared_catalogs", "on")])?;
+    cluster.sql("SELECT pagevault.encrypt_catalogs()")?;
+    let mut app = cluster.client_to("app")?;
+    run_sql(&mut app, &label(APP, "'encrypted'"))?;
+    run_sql(&mut app, "VACUUM FULL pg_class; ")?;
+    run_sql(&mut app, "VACUUM FULL pg_authid")?;
+    run_sql(&mut app, "CREATE ROLE afterwards; CREATE TABLE afterwards AS SELECT 7 AS id")?;
+    run_sql(&mut app, "CHECKPOINT")?; // without it the standby makes no restart point
+    let end = text(&mut app, "SELECT pg_current_wal_lsn()")?;
+    drop(app);
+    standby.eventually(&format!("SELECT pg_last_wal_replay_lsn() >= '{end}'"), "t")?;
+    let check = |cluster: &Cluster| -> Result<()> {
+        let mut app = cluster.client_to("app")?;
+        check_objects(&mut app)?;
+        ensure!(text(&mut app, "SELECT id FROM afterwards")? == "7", "table");
+        expect(cluster, &mut app, false, true)?;
+        expect(cluster, &mut app, true, true)
+    };
+    check(&standby)?;
+    cluster.stop(StopMode::Fast)?;
+    standby.sql("SELECT pg_promote()")?;
+    check(&standby)?;
+    standby.sql("CREATE ROLE promoted")?;
+    standby.crash()?;
+    check(&standby)?;
+    drop(keys);
+    standby.finish()?;
+    cluster.finish()
+}
+
+/// Stopped anywhere, catalogs are readable, and the next time goes on.
+#[test]
+fn sealing_may_be_interrupted() -> Result<()> {
+    let (mut cluster, _keys) = cluster()?;
+    cluster.allow_log("canceling statement");
+    run_sql(
+        &mut cluster.client_to("app")?,
+        "CREATE TABLE wide AS SELECT i AS id, repeat(md5(i::text), 30) AS name FROM generate_series(1, 3000) i;
+         ALTER TABLE wide ALTER name SET STATISTICS 5000; ANALYZE wide",
+    )?;
+    let encrypt = [label(APP, "'encrypted'"), "SELECT pagevault.encrypt('wide')".to_owned()];
+    let mut interrupted = 0;
+    for pause in [30, 70, 150, 300, 600] {
+        for statement in &encrypt {
+            let mut app = cluster.client_to("app")?;
+            run_sql(&mut app, &format!("SET statement_timeout = {pause}"))?;
+            interrupted += u32::from(run_sql(&mut app, statement).is_err());
+            check_objects(&mut cluster.client_to("app")?)?;
+        }
+        let mut app = cluster.client_to("app")?;
+        let statement = encrypt[0].clone();
+        let command = std::thread::spawn(move || run_sql(&mut app, &statement));
+        std::thread::sleep(std::time::Duration::from_millis(pause));
+        cluster.crash()?;
+        let outcome = command.join().map_err(|_| anyhow::anyhow!("a thread died"))?;
+        interrupted += u32::from(outcome.is_err());
+        check_objects(&mut cluster.client_to("app")?)?;
+    }
+    ensure!(interrupted > 0, "nothing was interrupted");
+    let mut app = cluster.client_to("app")?;
+    for statement in &encrypt {
+        run_sql(&mut app, statement)?;
+    }
+    expect(&cluster, &mut app, false, true)?;
+    expect_no_drift(&mut app)?;
+    drop(app);
+    cluster.crash()?;
+    let mut app = cluster.client_to("app")?;
+    check_objects(&mut app)?;
+    run_sql(&mut app, "ANALYZE wide")?;
+    expect(&cluster, &mut app, false, true)?;
+    drop(app);
+    cluster.finish()
+}
+
+/// `postgres --single`, where broken system indexes are rebuilt.
+#[test]
+fn single_user_mode_follows_the_policy_too() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    let mut app = cluster.client_to("app")?;
+    run_sql(&mut app, &label(APP, "'encrypted'"))?;
+    run_sql(&mut app, "CREATE TABLE secret AS SELECT 7 AS id")?;
+    drop(app);
+    cluster.stop(StopMode::Fast)?;
+    let commands = "REINDEX SYSTEM app\nVACUUM FULL pg_statistic\nVACUUM FULL secret\n\
+                    CREATE TABLE IF NOT EXISTS single AS SELECT 8 AS id\nCHECKPOINT\n";
+    for options in [&["--single"][..], &["--single", "-P"]] {
+        let mut server = cluster.installation().command("postgres");
+        server.args(options).arg("-D").arg(cluster.data_directory()).arg("app");
+        let mut server =
+            server.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        server.stdin.take().context("its input")?.write_all(commands.as_bytes())?;
+        ensure!(server.wait()?.success(), "{options:?}");
+    }
+    cluster.start_server()?;
+    let mut app = cluster.client_to("app")?;
+    check_objects(&mut app)?;
+    for (table, id) in [("secret", "7"), ("single", "8")] {
+        ensure!(text(&mut app, &format!("SELECT id FROM {table}"))? == id, "{table}");
+        let path = text(&mut app, &format!("SELECT pg_relation_filepath('{table}')"))?;
+        assert_sealed(&DataFile::find(&cluster.data_directory().join(path))?)?;
+    }
+    expect(&cluster, &mut app, false, true)?;
+    drop(app);
     cluster.finish()
 }

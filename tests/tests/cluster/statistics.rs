@@ -31,6 +31,12 @@ fn start() -> Result<(Cluster, KeyFile)> {
 
 /// Every file of relations that holds the canary.
 fn leaks(cluster: &Cluster) -> Result<Vec<String>> {
+    let mut found = leaks_below(cluster, "base")?;
+    found.extend(leaks_below(cluster, "global")?);
+    Ok(found)
+}
+
+fn leaks_below(cluster: &Cluster, directory: &str) -> Result<Vec<String>> {
     fn search(directory: &Path, found: &mut Vec<String>) -> Result<()> {
         for entry in std::fs::read_dir(directory)? {
             let path = entry?.path();
@@ -44,9 +50,7 @@ fn leaks(cluster: &Cluster) -> Result<Vec<String>> {
     }
     cluster.sql("CHECKPOINT")?;
     let mut found = Vec::new();
-    for directory in ["base", "global"] {
-        search(&cluster.data_directory().join(directory), &mut found)?;
-    }
+    search(&cluster.data_directory().join(directory), &mut found)?;
     Ok(found)
 }
 
@@ -132,7 +136,8 @@ fn no_sampled_value_of_an_encrypted_table_is_on_disk() -> Result<()> {
         for statement in statements(route) {
             run_sql(&mut client, &statement).with_context(|| (*name).to_owned())?;
         }
-        let found = leaks(&cluster)?;
+        let database = "SELECT 'base/' || oid FROM pg_database WHERE datname = current_database()";
+        let found = leaks_below(&cluster, &text(&mut client, database)?)?;
         ensure!(found.is_empty(), "{name}: the canary is in {found:?}");
         expect_sealed_in(&mut client).with_context(|| (*name).to_owned())?;
     }
@@ -150,6 +155,28 @@ fn no_sampled_value_of_an_encrypted_table_is_on_disk() -> Result<()> {
         let open = cluster.text(&format!("SELECT pagevault.is_encrypted('{catalog}')"))?;
         ensure!(open == "f", "{catalog} of the plain database");
     }
+    cluster.finish()
+}
+
+/// Not even for the time of a transaction: pages are written whenever the server likes.
+#[test]
+fn an_open_transaction_has_nothing_in_plain_files() -> Result<()> {
+    let (cluster, _keys) = start()?;
+    let mut client = cluster.client()?;
+    run_sql(&mut client, "BEGIN; SET LOCAL pagevault.default_encryption = on")?;
+    run_sql(&mut client, TABLE)?;
+    run_sql(&mut client, FILL)?;
+    check_statistics_in(&mut client)?;
+    let found = leaks(&cluster)?;
+    ensure!(found.is_empty(), "the canary is in {found:?}");
+    // The catalogs are not locked meanwhile.
+    let mut other = cluster.client()?;
+    run_sql(&mut other, "SET lock_timeout = '5s'")?;
+    run_sql(&mut other, "VACUUM pg_statistic")?;
+    drop(other);
+    run_sql(&mut client, "ROLLBACK")?;
+    drop(client);
+    expect_sealed(&cluster)?;
     cluster.finish()
 }
 
