@@ -23,9 +23,10 @@ fn encrypt(rel: Option<Oid>, cipher: Option<&str>) {
     };
     // Refused before the statement is built; the label provider checks again.
     policy::label::parse(&label).or_raise();
-    let kind = relation::label_keyword(relation::require(rel).or_raise().kind);
-    let name = relation::qualified_name(rel);
-    let statement = format!("SECURITY LABEL FOR pagevault ON {kind} {name} IS '{label}'");
+    relation::require(rel).or_raise();
+    // As the statement will lock it; until then nobody gives its name to another.
+    relation::lock(rel, pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE);
+    let statement = policy::labels::statement(&relation::require(rel).or_raise(), &label);
     if let Err(error) = Spi::run(&statement) {
         pgrx::error!("{error}");
     }
@@ -38,8 +39,8 @@ fn encrypt(rel: Option<Oid>, cipher: Option<&str>) {
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
 fn is_encrypted(rel: Oid) -> bool {
-    preload::require_active().and_then(|()| relation::require(rel)).or_raise();
-    roles::require_select(rel, &relation::qualified_name(rel)).or_raise();
+    let facts = preload::require_active().and_then(|()| relation::require(rel)).or_raise();
+    roles::require_select(rel, &relation::quoted_name(&facts)).or_raise();
     let members = relation::family(rel, pg_sys::AccessShareLock as pg_sys::LOCKMODE);
     let stored = members.iter().filter(|m| m.is_stored());
     let mut any = false;
@@ -59,9 +60,7 @@ fn is_encrypted(rel: Oid) -> bool {
     CREATE FUNCTION pagevault.verify(rel regclass)
     RETURNS TABLE (relation regclass, fork text, state text, epoch integer, pages bigint)
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
-    REVOKE ALL ON FUNCTION pagevault.verify(regclass) FROM PUBLIC;
-    GRANT EXECUTE ON FUNCTION pagevault.verify(regclass) TO pagevault_admin, pg_monitor;
-", requires = ["roles"])]
+")]
 #[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
 fn verify(
     rel: Oid,

@@ -4,6 +4,7 @@ use pgrx::pg_sys::Oid;
 
 use super::decision::{self, Decision, Source};
 use super::label::Label;
+use super::labels;
 use crate::keys::shared;
 use crate::pg::relation::{self, Facts, Kind};
 use crate::pg::report::Result;
@@ -71,16 +72,9 @@ fn stray_pages(facts: &Facts, decision: &Decision) -> Result<i64> {
 fn heal(facts: &Facts, decision: &Decision) -> Result<String> {
     let name = relation::quoted_name(facts);
     Ok(match facts.kind {
-        _ if !decision.is_encrypted() => {
-            let root = root_of(facts)?;
-            let keyword = relation::label_keyword(root.kind);
-            let name = relation::quoted_name(&root);
-            format!("SECURITY LABEL FOR pagevault ON {keyword} {name} IS 'plain'")
-        }
+        _ if !decision.is_encrypted() => labels::statement(&root_of(facts)?, "plain"),
         Kind::Index => format!("REINDEX INDEX {name}"),
-        Kind::Sequence => {
-            format!("SELECT pagevault.encrypt('{}')", name.replace('\'', "''"))
-        }
+        Kind::Sequence => labels::statement(facts, &decision.label.to_string()),
         _ => format!("VACUUM FULL {}", relation::quoted_name(&root_of(facts)?)),
     })
 }

@@ -14,6 +14,12 @@ use crate::pg::relation::{self, Facts, Kind};
 use crate::pg::report::{Report, Result};
 use crate::{rewrite, roles};
 
+/// The command that puts a label on a relation.
+pub(crate) fn statement(facts: &Facts, label: &str) -> String {
+    let (keyword, name) = (relation::label_keyword(facts.kind), relation::quoted_name(facts));
+    format!("SECURITY LABEL FOR pagevault ON {keyword} {name} IS '{label}'")
+}
+
 /// A label is about to be set (`Some`) or removed (`None`). The server has checked that the caller owns the
 /// object.
 pub(crate) fn relabelled(object: Object, column: i32, text: Option<&str>) -> Result<()> {

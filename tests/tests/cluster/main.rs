@@ -18,6 +18,7 @@ mod keys;
 mod labels;
 mod leaks;
 mod limits;
+mod permissions;
 mod preload;
 mod random_ddl;
 mod reuse;
