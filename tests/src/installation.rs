@@ -68,6 +68,12 @@ impl Installation {
         &self.pkglibdir
     }
 
+    /// Where this installation keeps the control files and scripts of extensions, in a folder `extension`.
+    #[must_use]
+    pub fn share_directory(&self) -> &Path {
+        &self.sharedir
+    }
+
     /// Whether an extension is there to be created.
     #[must_use]
     pub fn has_extension(&self, name: &str) -> bool {
