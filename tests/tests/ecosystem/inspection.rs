@@ -154,22 +154,37 @@ fn buffercache() -> Result<()> {
     cluster.finish()
 }
 
-/// The list of what was in shared buffers survives a restart, also one that has to unlock first.
+/// The list of what was in shared buffers survives a restart, also one after which the server is locked.
 fn autoprewarm() -> Result<()> {
-    let settings = Settings::default().conf("shared_preload_libraries = 'pagevault, pg_prewarm'");
-    let (cluster, _keys) = twins(&settings, &["pg_prewarm", "pg_buffercache"])?;
-    cluster.sql("SELECT pg_prewarm('sealed'), pg_prewarm('open')")?;
-    cluster.restart()?;
-    for table in ["sealed", "open"] {
+    let settings = Settings::default()
+        .conf("shared_preload_libraries = 'pagevault, pg_prewarm'")
+        .conf("pagevault.unlock_timeout = 1");
+    let (mut cluster, keys) = twins(&settings, &["pg_prewarm", "pg_buffercache"])?;
+    let prewarmed = |table: &str| {
         cluster.eventually(
             &format!(
                 "SELECT count(*) > 5 FROM pg_buffercache
                  WHERE relfilenode = pg_relation_filenode('{table}') AND relforknumber = 0"
             ),
             "t",
-        )?;
-    }
+        )
+    };
+    cluster.sql("SELECT pg_prewarm('sealed'), pg_prewarm('open')")?;
+    cluster.restart()?;
+    prewarmed("sealed")?;
+    prewarmed("open")?;
     ensure!(same(&cluster, "SELECT count(*) FROM {t}")? != "0", "rows");
+    keys.take_away()?;
+    cluster.restart()?;
+    ensure!(cluster.text("SELECT state FROM pagevault.status")? == "locked", "not locked");
+    let ended = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'autoprewarm worker'";
+    cluster.eventually(ended, "0")?;
+    keys.bring_back()?;
+    cluster.eventually("SELECT state FROM pagevault.status", "unlocked")?;
+    ensure!(same(&cluster, "SELECT count(*) FROM {t}")? != "0", "rows");
+    for expected in ["locked", "unlock", "unwrap", "key file"] {
+        cluster.allow_log(expected);
+    }
     cluster.finish()
 }
 

@@ -2,6 +2,7 @@
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::{column, expect_error, run_sql};
+use pagevault_tests::installation::run;
 use pagevault_tests::{Cluster, Settings};
 
 use super::said;
@@ -100,5 +101,34 @@ fn by_nobody_but_a_superuser_and_nowhere_else() -> Result<()> {
     let moved = said(&mut client, "ALTER EXTENSION pagevault SET SCHEMA other")?;
     ensure!(moved.as_deref() == Some("0A000"), "{moved:?}");
     drop(client);
+    cluster.finish()
+}
+
+/// pg_dump writes what an administrator granted, and nothing of what the extension grants itself.
+#[test]
+fn and_what_pg_dump_writes_of_it() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql("CREATE ROLE owner")?;
+    cluster.sql("CREATE DATABASE restored")?;
+    let dump = |database: &str| {
+        run(cluster.program("pg_dump").args(["--schema-only", "--dbname", database]))
+    };
+    let of_functions = |text: &str| -> Vec<String> {
+        let lines = text.lines().filter(|line| line.contains("ON FUNCTION pagevault."));
+        lines.map(str::to_owned).collect()
+    };
+    ensure!(of_functions(&dump("postgres")?).is_empty(), "{:?}", of_functions(&dump("postgres")?));
+    cluster.sql(
+        "GRANT EXECUTE ON FUNCTION pagevault.encrypt TO owner;
+         REVOKE EXECUTE ON FUNCTION pagevault.is_encrypted FROM PUBLIC",
+    )?;
+    let granted = dump("postgres")?;
+    ensure!(of_functions(&granted).len() == 2, "{:?}", of_functions(&granted));
+    let mut restored = cluster.client_to("restored")?;
+    // Not for clients: psql's own commands, and where pg_dump leaves the search path empty.
+    let statements: Vec<_> = granted.lines().filter(|line| !line.starts_with('\\')).collect();
+    run_sql(&mut restored, &statements.join("\n"))?;
+    ensure!(of_functions(&dump("restored")?) == of_functions(&granted), "the restored grants");
+    drop(restored);
     cluster.finish()
 }

@@ -188,6 +188,9 @@ fn of_everything_that_the_extension_has() -> Result<()> {
              OR (has_table_privilege('stranger', oid, 'SELECT')
                  AND relname NOT IN ('status', 'relations', 'data_keys')))";
     ensure!(column(&mut client, views)?.is_empty(), "{:?}", column(&mut client, views)?);
+    let settings =
+        "SELECT name FROM pg_settings WHERE name LIKE 'pagevault.%' AND context = 'user'";
+    ensure!(column(&mut client, settings)?.is_empty(), "anyone may set one");
     ensure!(
         cluster.text("SELECT has_schema_privilege('stranger', 'pagevault', 'CREATE')")? == "f",
         "strangers may create in the schema"
