@@ -24,6 +24,9 @@ fn encrypt(rel: Option<Oid>, cipher: Option<&str>) {
     };
     // Refused before the statement is built; the label provider checks again.
     policy::label::parse(&label).or_raise();
+    relation::require(rel).or_raise();
+    // As the statement will lock it; until then nobody gives its name to another.
+    relation::lock(rel, pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE);
     let facts = relation::require(rel).or_raise();
     if !facts.user_made {
         let cipher = match policy::label::parse(&label).or_raise() {
@@ -61,8 +64,7 @@ fn decrypt(rel: Oid) {
 
 /// Sets a label as the caller would.
 fn set_label(target: &str, label: &str) -> Result<()> {
-    let statement = format!("SECURITY LABEL FOR pagevault ON {target} IS {label}");
-    Spi::run(&statement).map_err(Report::from)
+    Spi::run(&policy::labels::statement_on(target, label)).map_err(Report::from)
 }
 
 /// Labels this database and has everything in it encrypted, by jobs where there is much. Returns the number
@@ -144,8 +146,8 @@ fn encrypt_catalogs() -> i64 {
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
 fn is_encrypted(rel: Oid) -> bool {
-    preload::require_active().and_then(|()| relation::require(rel)).or_raise();
-    roles::require_select(rel, &relation::qualified_name(rel)).or_raise();
+    let facts = preload::require_active().and_then(|()| relation::require(rel)).or_raise();
+    roles::require_select(rel, &relation::quoted_name(&facts)).or_raise();
     let members = relation::family(rel, pg_sys::AccessShareLock as pg_sys::LOCKMODE);
     let stored = members.iter().filter(|m| m.is_stored());
     let mut any = false;
@@ -165,9 +167,7 @@ fn is_encrypted(rel: Oid) -> bool {
     CREATE FUNCTION pagevault.verify(rel regclass)
     RETURNS TABLE (relation regclass, fork text, state text, epoch integer, pages bigint)
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
-    REVOKE ALL ON FUNCTION pagevault.verify(regclass) FROM PUBLIC;
-    GRANT EXECUTE ON FUNCTION pagevault.verify(regclass) TO pagevault_admin, pg_monitor;
-", requires = ["roles"])]
+")]
 #[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
 fn verify(
     rel: Oid,

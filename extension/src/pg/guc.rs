@@ -83,7 +83,7 @@ pub(crate) fn define() {
         c"Empty means pagevault-keyring beside the server's own binary.",
         &KEYRING_COMMAND,
         GucContext::Sighup,
-        GucFlags::default(),
+        GucFlags::SUPERUSER_ONLY,
     );
     GucRegistry::define_int_guc(
         c"pagevault.keyring_timeout",

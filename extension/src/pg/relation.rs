@@ -24,6 +24,9 @@ pub(crate) struct Facts {
     pub(crate) tablespace: Oid,
     /// A partition of [`partition_parent`].
     pub(crate) is_partition: bool,
+    /// What a transient relation will replace: VACUUM FULL, CLUSTER, REFRESH and rewriting ALTER TABLE fill
+    /// one (make_new_heap in cluster.c). Users cannot make any.
+    pub(crate) rewrites: Option<Oid>,
     /// The table of an index, unless the index was made by the current command.
     pub(crate) indexed_table: Option<Oid>,
 }
@@ -267,6 +270,7 @@ unsafe fn facts_of(relation: pg_sys::Relation) -> Facts {
                 named => named,
             },
             is_partition: class.relispartition,
+            rewrites: (class.relrewrite != Oid::INVALID).then_some(class.relrewrite),
             indexed_table: (!index.is_null()).then(|| (*index).indrelid),
         }
     }
@@ -346,6 +350,17 @@ unsafe fn oids(list: *mut pg_sys::List) -> Vec<Oid> {
     unsafe { PgList::<Oid>::from_pg(list) }.iter_oid().collect()
 }
 
+/// Locks a relation until the end of the transaction; raises if it is gone.
+pub(crate) fn lock(oid: Oid, mode: pg_sys::LOCKMODE) {
+    // SAFETY: opens and closes, and keeps the lock.
+    unsafe {
+        pg_sys::relation_close(
+            pg_sys::relation_open(oid, mode),
+            pg_sys::NoLock as pg_sys::LOCKMODE,
+        );
+    }
+}
+
 /// The relation's name as SQL would write it.
 pub(crate) fn qualified_name(oid: Oid) -> String {
     // SAFETY: open with a lock for the moment of reading the names.
@@ -357,6 +372,18 @@ pub(crate) fn qualified_name(oid: Oid) -> String {
         let name = std::ffi::CString::new(relation.name()).unwrap_or_default();
         let text = pg_sys::quote_qualified_identifier(namespace.as_ptr(), name.as_ptr());
         std::ffi::CStr::from_ptr(text).to_string_lossy().into_owned()
+    }
+}
+
+/// The name of the relation's schema; empty if it is gone.
+pub(crate) fn schema_name(facts: &Facts) -> String {
+    // SAFETY: a catalog look-up; the result is null or a palloc'd copy.
+    unsafe {
+        let name = pg_sys::get_namespace_name(facts.schema);
+        if name.is_null() {
+            return String::new();
+        }
+        std::ffi::CStr::from_ptr(name).to_string_lossy().into_owned()
     }
 }
 

@@ -6,10 +6,10 @@ use pgrx::pg_sys::Oid;
 use super::label::Label;
 use super::{catalogs, default_cipher, memo};
 use crate::keys::shared;
+use crate::pg::guc;
 use crate::pg::labels::Object;
 use crate::pg::relation::{self, Facts, Kind};
 use crate::pg::report::Result;
-use crate::pg::{guc, locks};
 
 /// What is wanted, and why.
 #[derive(Clone, Copy)]
@@ -199,12 +199,18 @@ pub(crate) fn leader_of(facts: &Facts) -> Result<Option<Oid>> {
         Kind::Index => facts.indexed_table.or_else(|| relation::table_of_index(facts.oid)),
         Kind::Toast => oid_after(&facts.name, "pg_toast_"),
         Kind::Sequence => memo::owner_of(facts.oid)?,
-        // VACUUM FULL, CLUSTER, REFRESH and rewriting ALTER TABLE fill such a transient relation
-        // while holding the original locked; anyone may use the name, so the lock is asked for.
-        Kind::Table | Kind::MaterializedView => oid_after(&facts.name, "pg_temp_")
-            .filter(|oid| locks::relations_locked_for_rewrite().contains(oid)),
+        Kind::Table => facts.rewrites.or_else(|| repacked(facts)),
+        Kind::MaterializedView => facts.rewrites,
         Kind::PartitionedTable | Kind::WithoutStorage => None,
     })
+}
+
+/// The table that pg_repack fills anew, or logs the changes of, in a relation of its schema. In the end the two
+/// exchange their files, and no command tells that to anyone; so what is filled must be as the original from
+/// the start. Only who may create tables in that schema, a superuser, can make use of the name.
+fn repacked(facts: &Facts) -> Option<Oid> {
+    let oid = oid_after(&facts.name, "table_").or_else(|| oid_after(&facts.name, "log_"))?;
+    (relation::schema_name(facts) == "repack").then_some(oid)
 }
 
 fn oid_after(name: &str, prefix: &str) -> Option<Oid> {

@@ -4,6 +4,7 @@ use pgrx::pg_sys::Oid;
 
 use super::decision::{self, Decision, Source};
 use super::label::Label;
+use super::labels;
 use crate::keys::shared;
 use crate::pg::relation::{self, Facts, Kind};
 use crate::pg::report::Result;
@@ -111,12 +112,9 @@ fn heal(facts: &Facts, decision: &Decision) -> Result<String> {
     let encrypt = |name: &str| format!("SELECT pagevault.encrypt('{}')", name.replace('\'', "''"));
     Ok(match facts.kind {
         _ if !facts.user_made => encrypt(&relation::quoted_name(&root_of(facts)?)),
-        _ if !decision.is_encrypted() => {
-            let target = relation::label_target(&root_of(facts)?);
-            format!("SECURITY LABEL FOR pagevault ON {target} IS 'plain'")
-        }
+        _ if !decision.is_encrypted() => labels::statement(&root_of(facts)?, "'plain'"),
         Kind::Index => format!("REINDEX INDEX {name}"),
-        Kind::Sequence => encrypt(&name),
+        Kind::Sequence => labels::statement(facts, &format!("'{}'", decision.label)),
         _ => format!("VACUUM FULL {}", relation::quoted_name(&root_of(facts)?)),
     })
 }

@@ -6,6 +6,7 @@
 use pgrx::PgSqlErrorCode;
 
 use super::decision::{self, Decision, Source};
+use super::labels;
 use crate::keys::shared;
 use crate::pg::guc;
 use crate::pg::relation::{self, Facts};
@@ -24,7 +25,7 @@ pub(super) fn refuse_plaintext(facts: &Facts) -> Result<()> {
                 &format!("{name} would be in plaintext where encryption is enforced"),
                 decision.source,
             )
-            .hint(format!("Encrypt it first, with SELECT pagevault.encrypt('{name}').")))
+            .hint(format!("Encrypt it first: {}.", labels::statement(facts, "'encrypted'"))))
         }
     }
 }

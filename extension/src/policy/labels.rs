@@ -14,6 +14,16 @@ use crate::pg::report::{Report, Result};
 use crate::rekey::requests;
 use crate::roles;
 
+/// The command that puts a label (in quotes, or NULL) on a relation.
+pub(crate) fn statement(facts: &Facts, label: &str) -> String {
+    statement_on(&relation::label_target(facts), label)
+}
+
+/// As [`statement`], on what SECURITY LABEL calls `target`.
+pub(crate) fn statement_on(target: &str, label: &str) -> String {
+    format!("SECURITY LABEL FOR pagevault ON {target} IS {label}")
+}
+
 /// A label is about to be set (`Some`) or removed (`None`). The server has checked that the caller owns the
 /// object.
 pub(crate) fn relabelled(object: Object, column: i32, text: Option<&str>) -> Result<()> {

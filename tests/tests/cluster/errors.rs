@@ -147,7 +147,7 @@ fn roles() -> Result<()> {
          CREATE SCHEMA own_schema AUTHORIZATION ordinary;
          SET SESSION AUTHORIZATION ordinary;
          CREATE TABLE own (id int);
-         SELECT pagevault.encrypt('own');
+         SECURITY LABEL FOR pagevault ON TABLE own IS 'encrypted';
          SECURITY LABEL FOR pagevault ON SCHEMA own_schema IS 'encrypted'",
     )?;
     check(
