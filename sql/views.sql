@@ -51,12 +51,6 @@ CREATE VIEW pagevault.drift AS
     SELECT * FROM pagevault.drift(false);
 COMMENT ON VIEW pagevault.drift IS 'relations that are not what labels and settings want, and what puts them right';
 
--- Numbers without a cast are integers, which could mean either of the other two.
-CREATE FUNCTION pagevault.rekey_wait(job integer, timeout interval DEFAULT NULL) RETURNS boolean LANGUAGE sql
-    BEGIN ATOMIC
-        SELECT pagevault.rekey_wait(job::bigint, timeout);
-    END;
-
 -- Nothing is anybody's, whatever default privileges said (ALTER DEFAULT PRIVILEGES), but for what follows.
 DO $$
 DECLARE

@@ -132,7 +132,7 @@ pub(crate) fn define() {
         &REKEY_THRESHOLD,
         0,
         i32::MAX,
-        GucContext::Userset,
+        GucContext::Suset,
         GucFlags::UNIT_BLOCKS,
     );
     GucRegistry::define_int_guc(

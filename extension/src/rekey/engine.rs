@@ -45,6 +45,9 @@ enum Flow {
 pub(super) fn run(job: &Job) -> bool {
     let members = in_transaction(|| members_of(job));
     let mut run = Run::new(job, members.iter().map(|member| member.blocks).sum());
+    if run.note() == Flow::Stop {
+        return false;
+    }
     for member in &members {
         if run.relation(member.oid) == Flow::Stop {
             return false;

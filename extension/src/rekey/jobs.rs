@@ -38,10 +38,9 @@ fn with_table<R>(
     session::as_owner_of_the_cluster(|| Spi::connect_mut(work)).map_err(Report::from)
 }
 
-/// Adds a job that workers take up when the transaction commits. Of a job of the same kind that waits
-/// already the number is returned.
-pub(crate) fn submit(relation: Oid, name: &str, kind: Kind, cipher: Option<&str>) -> Result<i64> {
-    let unfinished = with_table(|spi| {
+/// Number, kind and state of the job of a relation that is not at its end.
+pub(crate) fn unfinished_of(relation: Oid) -> Result<Option<(i64, String, String)>> {
+    with_table(|spi| {
         let rows = spi.select(
             "SELECT id, kind, state FROM pagevault.rekey_jobs
               WHERE relation = $1 AND state IN ('waiting', 'running', 'paused')",
@@ -52,9 +51,15 @@ pub(crate) fn submit(relation: Oid, name: &str, kind: Kind, cipher: Option<&str>
             return Ok(None);
         }
         let row = rows.first();
-        Ok(Some((row.get::<i64>(1)?, row.get::<String>(2)?, row.get::<String>(3)?)))
-    })?;
-    if let Some((Some(id), Some(other), Some(state))) = unfinished {
+        let (id, kind, state) = (row.get(1)?, row.get(2)?, row.get(3)?);
+        Ok(id.zip(kind).zip(state).map(|((id, kind), state)| (id, kind, state)))
+    })
+}
+
+/// Adds a job that workers take up when the transaction commits. Of a job of the same kind that waits
+/// already the number is returned.
+pub(crate) fn submit(relation: Oid, name: &str, kind: Kind, cipher: Option<&str>) -> Result<i64> {
+    if let Some((id, other, state)) = unfinished_of(relation)? {
         if other == kind.name() && state == "waiting" {
             return Ok(id);
         }

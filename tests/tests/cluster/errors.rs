@@ -114,7 +114,6 @@ fn labels() -> Result<()> {
             "SECURITY LABEL FOR pagevault ON TABLE pg_class IS 'encrypted'",
             "SELECT pagevault.encrypt('pg_class_oid_index')",
             "SELECT pagevault.encrypt('pg_authid')",
-            "SELECT pagevault.decrypt('t')",
             "SELECT pagevault.encrypt(1)",
             "SECURITY LABEL FOR pagevault ON TABLE t IS 'secret'",
             "SECURITY LABEL FOR pagevault ON TABLE t IS 'encrypted rot13'",

@@ -70,6 +70,18 @@ const CALLS: &[Row] = &[
     //                                                                owner member stranger keeper trustee watcher postgres
     ("SELECT pagevault.encrypt('app.t')",                                   "x x x x . x ."),
     ("SELECT pagevault.encrypt('app.foreign')",                             "x x x x x x ."),
+    ("SELECT pagevault.decrypt('app.plain')",                               "x x x x . x ."),
+    ("SELECT pagevault.encrypt_catalogs()",                                 "x x x . . x ."),
+    ("SELECT pagevault.rotate_data_key('app.plain')",                       "x x x 55000 55000 x 55000"),
+    ("SELECT pagevault.rotate_all_data_keys()",                             "x x x . . x ."),
+    ("SELECT pagevault.rekey_pause(999)",                                   "x x x 42704 42704 x 42704"),
+    ("SELECT pagevault.rekey_resume(999)",                                  "x x x 42704 42704 x 42704"),
+    ("SELECT pagevault.rekey_cancel(999)",                                  "x x x 42704 42704 x 42704"),
+    ("SELECT pagevault.rekey_wait(999)",                "42704 42704 42704 42704 42704 42704 42704"),
+    ("SELECT pagevault.rekey_wait('app.plain'::regclass)",                  ". . x . . x ."),
+    ("SELECT pagevault.rekey_wait('app.foreign'::regclass)",                "x x x . . x ."),
+    ("SELECT * FROM pagevault.rekey_progress",                              "x x x . . . ."),
+    ("SELECT * FROM pagevault.rekey_jobs",                                  "x x x x x x ."),
     ("SELECT pagevault.is_encrypted('app.t')",                              ". . x . . . ."),
     ("SELECT pagevault.is_encrypted('app.foreign')",                        "x x x . . . ."),
     ("SELECT pagevault.is_encrypted('app.t_pkey')",                         ". . x . . . ."),
@@ -103,7 +115,11 @@ const CALLS: &[Row] = &[
     ("ALTER FUNCTION pagevault.unlock() SECURITY DEFINER",                  "x x x x x x ."),
     ("ALTER FUNCTION pagevault.unlock() SECURITY INVOKER",                  "x x x x x x ."),
     ("DROP EXTENSION pagevault CASCADE; CREATE EXTENSION pagevault",        "x x x x x x ."),
+    ("SELECT pagevault.encrypt_database()",                                 "x x x x x x ."),
+    ("SELECT pagevault.decrypt_database()",                                 "x x x x x x ."),
     // Settings.
+    ("SET pagevault.rekey_threshold = 0",                                   "x x x x x x ."),
+    ("SET pagevault.protect_statistics = off",                              "x x x x x x ."),
     ("SET pagevault.default_encryption = on",                               "x x x x x x ."),
     ("SET pagevault.enforce = off",                                         "x x x x x x ."),
     ("SET pagevault.cipher = 'aes-128-xts'",                                "x x x x x x ."),
@@ -125,7 +141,8 @@ fn check(rows: &[Row], before: impl Fn(&mut postgres::Client) -> Result<()>) -> 
     let options = format!(r#"{{"path": "{}"}}"#, key_file.path().display());
     cluster.sql(
         "CREATE TABLE app.t (id int PRIMARY KEY); CREATE TABLE app.foreign (id int);
-                 ALTER TABLE app.t OWNER TO owner",
+                 CREATE TABLE app.plain (id int);
+                 ALTER TABLE app.t OWNER TO owner; ALTER TABLE app.plain OWNER TO owner",
     )?;
     let mut wrong = Vec::new();
     for (statement, expected) in rows {
@@ -161,7 +178,14 @@ fn of_functions_views_and_settings() -> Result<()> {
 }
 
 /// What PUBLIC may execute; all of it reads only.
-const PUBLIC: [&str; 3] = ["data_key_rows()", "is_encrypted(rel regclass)", "status_row()"];
+const PUBLIC: [&str; 6] = [
+    "data_key_rows()",
+    "is_encrypted(rel regclass)",
+    "rekey_wait(job bigint, timeout interval)",
+    "rekey_wait(job integer, timeout interval)",
+    "rekey_wait(rel regclass, timeout interval)",
+    "status_row()",
+];
 
 /// A function that is added is nobody's until the list above, or the grants, say otherwise.
 #[test]
