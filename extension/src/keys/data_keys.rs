@@ -33,7 +33,7 @@ pub(crate) fn require_master_key(database: u32) -> Result<(u32, u32)> {
 }
 
 /// As [`require_master_key`], with the key, unwrapped.
-pub(super) fn wrapping_key(database: u32) -> Result<(u32, u32, Secret32)> {
+pub(crate) fn wrapping_key(database: u32) -> Result<(u32, u32, Secret32)> {
     let (scope, version) = require_master_key(database)?;
     match shared_memory()?.secrets.get(scope, version) {
         Some(secret) => Ok((scope, version, secret)),

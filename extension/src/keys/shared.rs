@@ -13,6 +13,7 @@ use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 
 use super::health::Health;
 use super::secrets::Secrets;
+use super::wal::Wal;
 use super::words::{load_text, load_u64, store_text, store_u64};
 
 /// Handles to the shared memory; the same in every process.
@@ -23,6 +24,7 @@ pub(crate) struct Shared {
     pub(crate) secrets: Secrets,
     pub(crate) control: Control,
     pub(crate) health: Health,
+    pub(crate) wal: Wal,
 }
 
 static SHARED: OnceLock<Shared> = OnceLock::new();

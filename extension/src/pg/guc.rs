@@ -13,6 +13,7 @@ static CIPHER: GucSetting<Option<CString>> =
 static KEYRING_COMMAND: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 static UNLOCK_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30);
 static KEYRING_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30);
+static WAL_ENCRYPTION: GucSetting<bool> = GucSetting::<bool>::new(false);
 static MAX_KEYS: GucSetting<i32> = GucSetting::<i32>::new(1_000_000);
 
 static REVALIDATE_INTERVAL: GucSetting<i32> = GucSetting::<i32>::new(300);
@@ -45,6 +46,14 @@ pub(crate) fn define() {
         c"For everyone, superusers too.",
         &ENFORCE,
         GucContext::Suset,
+        GucFlags::default(),
+    );
+    GucRegistry::define_bool_guc(
+        c"pagevault.wal_encryption",
+        c"Encrypts WAL from now on.",
+        c"Needs a master key of the cluster. WAL that exists stays as it is.",
+        &WAL_ENCRYPTION,
+        GucContext::Sighup,
         GucFlags::default(),
     );
     GucRegistry::define_string_guc(
@@ -133,6 +142,17 @@ pub(crate) fn default_encryption() -> bool {
 /// `pagevault.enforce`
 pub(crate) fn enforce() -> bool {
     ENFORCE.get()
+}
+
+/// `pagevault.wal_encryption`
+pub(crate) fn wal_encryption() -> bool {
+    WAL_ENCRYPTION.get()
+}
+
+/// `wal_decode_buffer_size` in bytes.
+pub(crate) fn wal_decode_buffer_size() -> usize {
+    // SAFETY: a plain global of this process.
+    unsafe { pgrx::pg_sys::wal_decode_buffer_size.max(0) as usize }
 }
 
 /// `pagevault.cipher`; an unknown name is an error to report to the user.

@@ -28,6 +28,7 @@ mod routes;
 mod segments;
 mod stock_tools;
 mod unlock;
+mod wal;
 
 use anyhow::{Result, ensure};
 use pagevault_tests::DataFile;

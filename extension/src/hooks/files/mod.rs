@@ -30,11 +30,13 @@ pub(crate) enum Class {
     None = 0,
     /// A WAL segment.
     WalSegment = 1,
+    /// A file that becomes a WAL segment.
+    NewWalSegment = 2,
 }
 
 impl Class {
     /// Classes by number.
-    const ALL: [Class; 2] = [Class::None, Class::WalSegment];
+    const ALL: [Class; 3] = [Class::None, Class::WalSegment, Class::NewWalSegment];
 
     fn of(number: u8) -> Class {
         Class::ALL.get(usize::from(number)).copied().unwrap_or(Class::None)
@@ -52,6 +54,9 @@ fn class_of(path: &CStr, flags: c_int) -> (Class, Tag) {
     if let Some(tag) = wal::segment(path) {
         return (Class::WalSegment, tag);
     }
+    if wal::is_new_segment(path) {
+        return (Class::NewWalSegment, Tag::EMPTY);
+    }
     (Class::None, Tag::EMPTY)
 }
 
@@ -61,6 +66,7 @@ fn handler(class: Class) -> Option<&'static dyn Handler> {
     match class {
         Class::None => None,
         Class::WalSegment => Some(&wal::Segment),
+        Class::NewWalSegment => Some(&wal::NewSegment),
     }
 }
 
@@ -68,7 +74,6 @@ fn handler(class: Class) -> Option<&'static dyn Handler> {
 #[derive(Clone, Copy)]
 pub(crate) struct File {
     pub(crate) fd: c_int,
-    #[allow(dead_code, reason = "for classes to come")]
     pub(crate) tag: Tag,
 }
 
@@ -109,27 +114,13 @@ pub(crate) trait Handler: Sync {
     /// `read`: [`Handler::pread`] at the position of the descriptor.
     unsafe fn read(&self, file: File, buffer: *mut c_void, length: usize) -> ssize_t {
         // SAFETY: by contract.
-        unsafe {
-            let position = libc::lseek(file.fd, 0, libc::SEEK_CUR);
-            if position < 0 {
-                return -1;
-            }
-            let done = self.pread(file, buffer, length, position);
-            advance(file.fd, position, done)
-        }
+        unsafe { at_position(file.fd, |position| self.pread(file, buffer, length, position)) }
     }
 
     /// `write`: [`Handler::pwrite`] at the position of the descriptor.
     unsafe fn write(&self, file: File, buffer: *const c_void, length: usize) -> ssize_t {
         // SAFETY: by contract.
-        unsafe {
-            let position = libc::lseek(file.fd, 0, libc::SEEK_CUR);
-            if position < 0 {
-                return -1;
-            }
-            let done = self.pwrite(file, buffer, length, position);
-            advance(file.fd, position, done)
-        }
+        unsafe { at_position(file.fd, |position| self.pwrite(file, buffer, length, position)) }
     }
 
     /// `preadv`: one [`Handler::pread`] after the other.
@@ -165,16 +156,23 @@ pub(crate) trait Handler: Sync {
     }
 }
 
-/// Moves the descriptor behind what was transferred.
+/// Transfers at the position of the descriptor, and moves it behind what was transferred.
 ///
 /// # Safety
 /// `fd` is open.
-unsafe fn advance(fd: c_int, position: off_t, done: ssize_t) -> ssize_t {
+unsafe fn at_position(fd: c_int, transfer: impl FnOnce(off_t) -> ssize_t) -> ssize_t {
     // SAFETY: by contract.
-    if done > 0 && unsafe { libc::lseek(fd, position + done as off_t, libc::SEEK_SET) } < 0 {
-        return -1;
+    unsafe {
+        let position = libc::lseek(fd, 0, libc::SEEK_CUR);
+        if position < 0 {
+            return -1;
+        }
+        let done = transfer(position);
+        if done > 0 && libc::lseek(fd, position + done as off_t, libc::SEEK_SET) < 0 {
+            return -1;
+        }
+        done
     }
-    done
 }
 
 /// Transfers the parts of a vector one by one, until one is not done whole. A failure counts only if
