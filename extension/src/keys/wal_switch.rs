@@ -52,7 +52,7 @@ pub(crate) fn rotate() -> Result<u32> {
 /// Brings WAL to what `pagevault.wal_encryption` wants; for the worker. Remembers for the status why
 /// that was not possible.
 pub(crate) fn reconcile() -> Result<()> {
-    let done = switch_to(guc::wal_encryption());
+    let done = guc::wal_encryption().map_or(Ok(()), switch_to);
     let problem = done.as_ref().err().map_or("", |report| report.message());
     {
         let _lock = KeystoreLock::acquire();

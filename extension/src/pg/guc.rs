@@ -13,7 +13,8 @@ static CIPHER: GucSetting<Option<CString>> =
 static KEYRING_COMMAND: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 static UNLOCK_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30);
 static KEYRING_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30);
-static WAL_ENCRYPTION: GucSetting<bool> = GucSetting::<bool>::new(false);
+static WAL_ENCRYPTION: GucSetting<WalEncryption> =
+    GucSetting::<WalEncryption>::new(WalEncryption::Keep);
 static MAX_KEYS: GucSetting<i32> = GucSetting::<i32>::new(1_000_000);
 
 static REVALIDATE_INTERVAL: GucSetting<i32> = GucSetting::<i32>::new(300);
@@ -28,6 +29,18 @@ enum RevokedKeyAction {
     Log,
     #[name = c"lock"]
     Lock,
+}
+
+/// How WAL is to be written. A primary that is made of a standby or a backup goes on as the one before
+/// it, unless its own configuration says otherwise.
+#[derive(Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
+enum WalEncryption {
+    #[name = c"keep"]
+    Keep,
+    #[name = c"on"]
+    On,
+    #[name = c"off"]
+    Off,
 }
 
 /// Defines every setting; from `_PG_init`.
@@ -48,9 +61,9 @@ pub(crate) fn define() {
         GucContext::Suset,
         GucFlags::default(),
     );
-    GucRegistry::define_bool_guc(
+    GucRegistry::define_enum_guc(
         c"pagevault.wal_encryption",
-        c"Encrypts WAL from now on.",
+        c"Whether WAL is encrypted from now on: on, off, or keep (as it was).",
         c"Needs a master key of the cluster. WAL that exists stays as it is.",
         &WAL_ENCRYPTION,
         GucContext::Sighup,
@@ -144,9 +157,13 @@ pub(crate) fn enforce() -> bool {
     ENFORCE.get()
 }
 
-/// `pagevault.wal_encryption`
-pub(crate) fn wal_encryption() -> bool {
-    WAL_ENCRYPTION.get()
+/// `pagevault.wal_encryption`; `None` to keep it as it is.
+pub(crate) fn wal_encryption() -> Option<bool> {
+    match WAL_ENCRYPTION.get() {
+        WalEncryption::Keep => None,
+        WalEncryption::On => Some(true),
+        WalEncryption::Off => Some(false),
+    }
 }
 
 /// `wal_decode_buffer_size` in bytes.

@@ -27,7 +27,9 @@ fn what_is_logged_after_the_switch_is_hidden() -> Result<()> {
     ensure!(marks(&segments(&cluster)?)? == [1, 2], "keys {:?}", marks(&segments(&cluster)?)?);
     // Recovery reads plaintext, the first key, plaintext, and the second key.
     cluster.crash()?;
-    for (canary, rows) in [("amsel", "300"), ("drossel", "5020"), ("fink", "1"), ("zaunkoenig", "5000")] {
+    for (canary, rows) in
+        [("amsel", "300"), ("drossel", "5020"), ("fink", "1"), ("zaunkoenig", "5000")]
+    {
         ensure!(count(&cluster, canary)? == rows, "{canary}: {}", count(&cluster, canary)?);
     }
     ensure!(cluster.text(STATE)? == "encrypted", "the switch is forgotten");
