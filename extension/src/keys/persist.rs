@@ -203,9 +203,10 @@ pub(crate) fn apply(_lock: &KeystoreLock, records: &[Record]) -> Result<()> {
                 .hint("Raise pagevault.max_keys and restart the server.")
         })?;
         match record {
-            Record::DataKey { file, .. } if !wal_keys::is_key_place(*file) => {
-                shared.control.set_sealed();
+            Record::DataKey { file, .. } if wal_keys::is_key_place(*file) => {
+                shared.wal.set_has_keys();
             }
+            Record::DataKey { .. } => shared.control.set_sealed(),
             Record::WalSwitch(switch) => {
                 shared.wal.switches.add(*switch).map_err(|full| internal(full.to_string()))?;
             }

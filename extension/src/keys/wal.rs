@@ -23,6 +23,8 @@ pub(crate) struct Wal {
     words: &'static [AtomicU32],
 }
 
+/// Whether there is any WAL key.
+const HAS_KEYS: usize = 5;
 /// Whether a page of WAL was written since the server started.
 const WRITTEN: usize = 0;
 /// The page that keeps its key: generation plus one (0: there is none), plaintext, address.
@@ -46,6 +48,11 @@ impl Wal {
     pub(crate) fn reset(&self) {
         self.words.iter().for_each(|word| word.store(0, Relaxed));
         self.switches.reset();
+    }
+
+    /// There is a WAL key. A page may be sealed with it, even if no switch says so.
+    pub(crate) fn set_has_keys(&self) {
+        self.words[HAS_KEYS].store(1, Release);
     }
 
     /// Whether a page was written since the server started.
@@ -87,11 +94,11 @@ impl Wal {
     }
 }
 
-/// The shared state, once it exists and any switch does: the one test that servers pay for that
-/// never encrypted WAL.
+/// The shared state, once there is any WAL key: the one test that servers pay for that never encrypted
+/// WAL.
 #[inline]
 pub(crate) fn active() -> Option<&'static Wal> {
-    shared::get().map(|shared| &shared.wal).filter(|wal| wal.switches.count() != 0)
+    shared::get().map(|shared| &shared.wal).filter(|wal| wal.words[HAS_KEYS].load(Relaxed) != 0)
 }
 
 /// The last answer of [`stretch_at`], good as long as no switch is added.

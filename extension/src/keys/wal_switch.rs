@@ -63,15 +63,16 @@ pub(crate) fn reconcile() -> Result<()> {
 
 fn switch_to(sealed: bool) -> Result<()> {
     let lock = KeystoreLock::acquire();
-    let newest = shared_memory()?.wal.switches.newest();
-    if newest.sealed().is_some() == sealed {
+    let switches = &shared_memory()?.wal.switches;
+    // Not the newest switch: after pg_resetwal or recovery to a point WAL may end before it.
+    if switches.at(wal::end()).phase.sealed().is_some() == sealed {
         return Ok(());
     }
     if sealed {
         let generation = seal_with_new_key(&lock)?;
         said(format!("pagevault: WAL is encrypted from now on, key generation {generation}"));
     } else {
-        let phase = WalPhase { plaintext: true, ..newest };
+        let phase = WalPhase { plaintext: true, ..switches.newest() };
         switch(&lock, phase, 0)?;
         said("pagevault: WAL is not encrypted any more".to_owned());
     }

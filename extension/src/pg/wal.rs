@@ -47,9 +47,13 @@ pub(crate) fn insert_barrier(size: usize) -> u64 {
 
 /// Makes WAL at least as long as `lsn`. Returns its end.
 pub(crate) fn fill_up_to(lsn: u64) -> u64 {
-    // SAFETY: reads shared state.
-    let end = unsafe { pg_sys::GetXLogInsertRecPtr() };
-    insert_barrier(lsn.saturating_sub(end) as usize)
+    insert_barrier(lsn.saturating_sub(end()) as usize)
+}
+
+/// Where the next record will be.
+pub(crate) fn end() -> u64 {
+    // SAFETY: reads shared state; the caller is not in recovery.
+    unsafe { pg_sys::GetXLogInsertRecPtr() }
 }
 
 /// Number of WALWriteLock (lwlocklist.h; lwlocknames.txt before 17), and its name.

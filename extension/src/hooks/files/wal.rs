@@ -49,7 +49,8 @@ pub(super) fn segment(path: &CStr) -> Option<Tag> {
         return Some(Tag([UNKNOWN_ADDRESS, 0]));
     }
     let (high, low) = segment_number(name)?;
-    Some(Tag([u64::from(high) << 32 | u64::from(low) * process::wal_segment_size(), 0]))
+    let base = (u64::from(high) << 32) + u64::from(low) * process::wal_segment_size();
+    Some(Tag([base, 0]))
 }
 
 /// If the path is that of a file that becomes a segment.
@@ -171,11 +172,10 @@ impl Handler for NewSegment {
             let Some(keys) = keys::active().filter(|_| length.is_multiple_of(PAGE)) else {
                 return raw::write(file.fd, from, length);
             };
-            let done = at_position(file.fd, |at| {
+            at_position(file.fd, |at| {
                 write_copied(keys, file.fd, from.cast(), length, at as u64)
                     .unwrap_or_else(|_| Fault::errno())
-            });
-            done
+            })
         }
     }
 }

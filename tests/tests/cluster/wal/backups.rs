@@ -2,10 +2,10 @@
 
 use anyhow::{Result, ensure};
 use pagevault_tests::installation::run;
-use pagevault_tests::wal::Segment;
+use pagevault_tests::wal::{PAGE, Segment, WalPage};
 use pagevault_tests::{Cluster, Installation, Settings};
 
-use super::{assert_hidden, base_backup, count, insert, leaks, marks, sealing};
+use super::{assert_hidden, base_backup, count, insert, leaks, marks, sealing, segments};
 
 fn restored_after_load(method: &str) -> Result<(Cluster, Cluster, Vec<Segment>)> {
     let (mut cluster, _keys) = sealing(&Settings::default())?;
@@ -28,7 +28,6 @@ fn restored_after_load(method: &str) -> Result<(Cluster, Cluster, Vec<Segment>)>
         = (SELECT coalesce(sum(delta), 0) FROM pgbench_history)";
     ensure!(restored.text(balanced)? == "t", "balances differ");
     ensure!(count(&restored, "drossel")? == "1000", "rows are missing");
-    // The last page of the backup's WAL is written on.
     insert(&restored, "meise", 10)?;
     restored.crash()?;
     ensure!(count(&restored, "meise")? == "10", "rows are missing");
@@ -39,6 +38,29 @@ fn restored_after_load(method: &str) -> Result<(Cluster, Cluster, Vec<Segment>)>
     ensure!(count(&restored, "zaunkoenig")? == "1000", "rows are missing");
     ensure!(restored.text(balanced)? == "t", "balances differ");
     Ok((cluster, restored, wal))
+}
+
+/// Address and state of the last page that is written.
+fn last_page(segments: &[Segment]) -> Result<(u64, WalPage)> {
+    let mut last = (0, WalPage::Unused);
+    for segment in segments {
+        for (at, page) in (segment.address()?..).step_by(PAGE).zip(segment.pages()?) {
+            if page != WalPage::Unused && at > last.0 {
+                last = (at, page);
+            }
+        }
+    }
+    Ok(last)
+}
+
+fn state_at(segments: &[Segment], address: u64) -> Result<WalPage> {
+    for segment in segments {
+        let base = segment.address()?;
+        if (base..base + segment.bytes.len() as u64).contains(&address) {
+            return Ok(segment.pages()?[(address - base) as usize / PAGE]);
+        }
+    }
+    anyhow::bail!("no segment holds {address:X}")
 }
 
 #[test]
@@ -54,6 +76,39 @@ fn streamed_wal_is_plaintext_and_mixes() -> Result<()> {
     let (cluster, restored, wal) = restored_after_load("stream")?;
     ensure!(marks(&wal)?.is_empty(), "keys {:?}", marks(&wal)?);
     restored.finish()?;
+    cluster.finish()
+}
+
+/// WAL in a backup of a standby ends in the middle of a page. That page is written on, and stays what it
+/// was: after a torn write it would be plaintext in part and sealed in part, and could not be read.
+#[test]
+fn a_page_that_is_written_on_keeps_its_key() -> Result<()> {
+    let (cluster, _keys) = sealing(&Settings::default())?;
+    let standby = super::standby_of(&cluster, &[])?;
+    insert(&cluster, "drossel", 1000)?;
+    super::wait_for(&standby, &cluster)?;
+    let mut wal = Vec::new();
+    let restored = Cluster::from_files(|target| {
+        base_backup(&standby, target, &["-X", "stream"])?;
+        wal = Segment::all(&target.join("pg_wal"))?;
+        Ok(std::fs::remove_file(target.join("standby.signal"))?)
+    })?;
+    let last = last_page(&wal)?;
+    ensure!(last.1 == WalPage::Plain, "the stream is sealed");
+    restored.start_server()?;
+    insert(&restored, "meise", 1000)?;
+    let now = last_page(&segments(&restored)?)?;
+    ensure!(now.1 == WalPage::Sealed(1), "the page at {:X} is {:?}", now.0, now.1);
+    let kept = state_at(&segments(&restored)?, last.0)?;
+    ensure!(kept == last.1, "the page at {:X} is {kept:?}, and was {:?}", last.0, last.1);
+    let next = state_at(&segments(&restored)?, last.0 + PAGE as u64)?;
+    ensure!(next == WalPage::Sealed(1), "the page behind it is {next:?}");
+    restored.crash()?;
+    for (canary, rows) in [("drossel", "1000"), ("meise", "1000")] {
+        ensure!(count(&restored, canary)? == rows, "{canary}: {}", count(&restored, canary)?);
+    }
+    restored.finish()?;
+    standby.finish()?;
     cluster.finish()
 }
 
