@@ -65,6 +65,7 @@ fn recovery_to_a_point_over_mixed_history() -> Result<()> {
              restore_command = 'cp {}/%f %p'
              recovery_target_name = 'here'
              recovery_target_action = 'promote'
+             hot_standby = off
              wal_decode_buffer_size = {buffer}",
             archive.display()
         ))?;
