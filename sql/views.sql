@@ -96,7 +96,7 @@ GRANT EXECUTE ON FUNCTION
     pagevault.drop_provider(text), pagevault.check_provider(text, text),
     pagevault.set_master_key(text, text), pagevault.set_cluster_master_key(text, text),
     pagevault.rotate_master_key(), pagevault.rotate_cluster_master_key(),
-    pagevault.rotate_database_key(), pagevault.unlock()
+    pagevault.rotate_database_key(), pagevault.rotate_wal_key(), pagevault.unlock()
     TO pagevault_admin;
 
 -- It writes, so it is not PUBLIC's: owners have the statement SECURITY LABEL, or may be granted this.

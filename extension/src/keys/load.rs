@@ -17,6 +17,7 @@ use super::persist::{self, internal, keystore_failure};
 use super::secrets::{self, Secrets};
 use super::shared::{self, Control, Shared};
 use super::unlock;
+use super::wal::{self, Wal};
 use crate::pg::compat;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::mapping::{self, Kind};
@@ -37,7 +38,8 @@ pub(crate) fn start() -> Result<()> {
     }
     // After a crash restart the database keys are still there: the mapping outlived the crash, and
     // nobody is asked again.
-    unlock::at_start(recovering)
+    let reads_sealed_wal = shared.wal.switches.is_sealed_from(process::redo_start());
+    unlock::at_start(recovering || reads_sealed_wal)
 }
 
 fn read_logs(storage: &FileStorage, recovering: bool) -> Result<Vec<Contents>> {
@@ -143,8 +145,10 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
     secrets.set_temporary(&temporary);
     let health = mapping::shared_words(health::WORDS, Kind::Sparse)
         .map_err(|e| no_memory(health::WORDS, &e))?;
-    let (control, health) = (Control::new(control), Health::new(health));
-    Ok(shared::publish(Shared { directory, words, secrets, control, health }))
+    let wal =
+        mapping::shared_words(wal::WORDS, Kind::Sparse).map_err(|e| no_memory(wal::WORDS, &e))?;
+    let (control, health, wal) = (Control::new(control), Health::new(health), Wal::new(wal));
+    Ok(shared::publish(Shared { directory, words, secrets, control, health, wal }))
 }
 
 /// Crash restart: a process may have died while writing, so the directory is made anew.
@@ -154,6 +158,7 @@ fn reset() -> Result<&'static Shared> {
     mapping::zero(shared.words).map_err(|e| internal(format!("could not clear memory: {e}")))?;
     Directory::init_zeroed(shared.words, capacity)?;
     shared.control.reset();
+    shared.wal.reset();
     Ok(shared)
 }
 

@@ -17,4 +17,6 @@ pub(crate) mod revoked;
 pub(crate) mod secrets;
 pub(crate) mod shared;
 pub(crate) mod unlock;
+pub(crate) mod wal;
+pub(crate) mod wal_switch;
 mod words;

@@ -15,6 +15,7 @@ use super::health::Health;
 use super::secrets::Secrets;
 use crate::rekey::wishes;
 
+use super::wal::Wal;
 use super::words::{load_text, load_u64, store_text, store_u64};
 
 /// Handles to the shared memory; the same in every process.
@@ -25,6 +26,7 @@ pub(crate) struct Shared {
     pub(crate) secrets: Secrets,
     pub(crate) control: Control,
     pub(crate) health: Health,
+    pub(crate) wal: Wal,
 }
 
 static SHARED: OnceLock<Shared> = OnceLock::new();

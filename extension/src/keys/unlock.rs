@@ -151,7 +151,7 @@ pub(crate) fn unlock_quietly(by: &str) -> Duration {
 /// At server start, in the postmaster: asks until `pagevault.unlock_timeout` has passed.
 ///
 /// # Errors
-/// When keys stay locked and crash recovery needs them.
+/// When keys stay locked and the start needs them: crash recovery does, and any read of sealed WAL.
 pub(crate) fn at_start(recovery_needs_keys: bool) -> Result<()> {
     let give_up = Instant::now() + Duration::from_secs(guc::unlock_timeout());
     let mut pause = Duration::from_millis(200);
@@ -179,7 +179,7 @@ fn cannot_recover(cause: &Report) -> Report {
         format!("cannot start without keys: {}", cause.message()),
     )
     .detail(format!(
-        "The server was not shut down cleanly, and replaying WAL may need encrypted relations. {}",
+        "WAL is encrypted, or the server was not shut down cleanly and replaying WAL may need encrypted relations. {}",
         cause.detail_text()
     ))
     .hint("Make the key provider reachable and start the server again. Nothing was changed.")

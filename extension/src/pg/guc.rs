@@ -15,6 +15,8 @@ static CIPHER: GucSetting<Option<CString>> =
 static KEYRING_COMMAND: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 static UNLOCK_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30);
 static KEYRING_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30);
+static WAL_ENCRYPTION: GucSetting<WalEncryption> =
+    GucSetting::<WalEncryption>::new(WalEncryption::Keep);
 static MAX_KEYS: GucSetting<i32> = GucSetting::<i32>::new(1_000_000);
 
 static REKEY_WORKERS: GucSetting<i32> = GucSetting::<i32>::new(2);
@@ -33,6 +35,18 @@ enum RevokedKeyAction {
     Log,
     #[name = c"lock"]
     Lock,
+}
+
+/// How WAL is to be written. A primary that is made of a standby or a backup goes on as the one before
+/// it, unless its own configuration says otherwise.
+#[derive(Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
+enum WalEncryption {
+    #[name = c"keep"]
+    Keep,
+    #[name = c"on"]
+    On,
+    #[name = c"off"]
+    Off,
 }
 
 /// Defines every setting; from `_PG_init`.
@@ -66,6 +80,14 @@ pub(crate) fn define() {
         c"Wants the catalogs that all databases share to be encrypted.",
         c"While the key of the cluster is locked nobody can log in then.",
         &PROTECT_SHARED_CATALOGS,
+        GucContext::Sighup,
+        GucFlags::default(),
+    );
+    GucRegistry::define_enum_guc(
+        c"pagevault.wal_encryption",
+        c"Whether WAL is encrypted from now on: on, off, or keep (as it was).",
+        c"Needs a master key of the cluster. WAL that exists stays as it is.",
+        &WAL_ENCRYPTION,
         GucContext::Sighup,
         GucFlags::default(),
     );
@@ -195,6 +217,21 @@ pub(crate) fn protect_statistics() -> bool {
 /// `pagevault.protect_shared_catalogs`
 pub(crate) fn protect_shared_catalogs() -> bool {
     PROTECT_SHARED_CATALOGS.get()
+}
+
+/// `pagevault.wal_encryption`; `None` to keep it as it is.
+pub(crate) fn wal_encryption() -> Option<bool> {
+    match WAL_ENCRYPTION.get() {
+        WalEncryption::Keep => None,
+        WalEncryption::On => Some(true),
+        WalEncryption::Off => Some(false),
+    }
+}
+
+/// `wal_decode_buffer_size` in bytes.
+pub(crate) fn wal_decode_buffer_size() -> usize {
+    // SAFETY: a plain global of this process.
+    unsafe { pgrx::pg_sys::wal_decode_buffer_size.max(0) as usize }
 }
 
 /// `pagevault.cipher`; an unknown name is an error to report to the user.

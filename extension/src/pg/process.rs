@@ -255,6 +255,48 @@ mod raw {
     }
 }
 
+/// True in the process that replays WAL, and in a server that is a single process.
+#[inline]
+pub(crate) fn is_startup_process() -> bool {
+    // SAFETY: plain globals of this process.
+    unsafe { pg_sys::MyBackendType == pg_sys::BackendType::B_STARTUP || !pg_sys::IsUnderPostmaster }
+}
+
+/// True in the process that writes WAL which another server sends.
+#[inline]
+pub(crate) fn is_wal_receiver() -> bool {
+    // SAFETY: a plain global of this process.
+    unsafe { pg_sys::MyBackendType == pg_sys::BackendType::B_WAL_RECEIVER }
+}
+
+/// True in a WAL sender that carries out BASE_BACKUP: it sends files as they are.
+#[inline]
+pub(crate) fn sends_base_backup() -> bool {
+    // SAFETY: plain globals of this process; the state is written by this process only.
+    unsafe {
+        pg_sys::am_walsender
+            && !pg_sys::MyWalSnd.is_null()
+            && (*pg_sys::MyWalSnd).state == pg_sys::WalSndState::WALSNDSTATE_BACKUP
+    }
+}
+
+/// Bytes of a WAL segment.
+#[inline]
+pub(crate) fn wal_segment_size() -> u64 {
+    // SAFETY: a plain global, set from pg_control before any segment is opened.
+    unsafe { pg_sys::wal_segment_size as u64 }
+}
+
+/// Where recovery would begin to read WAL (`checkPointCopy.redo` of pg_control); 0 if that is not known.
+pub(crate) fn redo_start() -> u64 {
+    let mut crc_ok = false;
+    // SAFETY: as was_not_shut_down().
+    unsafe {
+        let control = pg_sys::get_controlfile(pg_sys::DataDir, &raw mut crc_ok);
+        if control.is_null() || !crc_ok { 0 } else { (*control).checkPointCopy.redo }
+    }
+}
+
 /// True if pg_control says that the cluster was not shut down cleanly, or is a standby's.
 pub(crate) fn was_not_shut_down() -> bool {
     use pg_sys::DBState::*;

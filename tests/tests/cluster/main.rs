@@ -33,5 +33,6 @@ mod segments;
 mod statistics;
 mod stock_tools;
 mod unlock;
+mod wal;
 
 use pagevault_tests::datafile::{assert_plain, assert_sealed};
