@@ -83,22 +83,21 @@ fn decrypt_members(members: &[Facts]) -> Result<()> {
     )
 }
 
-/// Has every file written as `switch` says from now on (`None`: as it is), then what is not so on disk.
+/// Has one file after the other written as `switch` says from now on (`None`: as it is), and what is not so
+/// on disk. The next one is begun when that is done: so what is begun last tells of all before it.
 fn rewrite(
     members: &[Facts],
-    mut switch: impl FnMut(RelFile) -> Result<Option<Target>>,
+    switch: impl Fn(RelFile) -> Result<Option<Target>>,
 ) -> Result<()> {
-    let mut targets = Vec::new();
-    let mut switched = false;
     for member in members.iter().filter(|member| member.kind.has_storage()) {
         let Some(held) = Held::open(member.oid) else { continue };
-        let new = switch(member.file)?;
+        let switched = switch(member.file)?;
         // A file without any page has nothing that could be written as it was.
-        switched |= new.is_some() && held.forks().iter().any(|(_, blocks)| *blocks > 0);
-        targets.push((held, new.unwrap_or_else(|| Target::present(member.file))));
+        if switched.is_some() && held.forks().iter().any(|(_, blocks)| *blocks > 0) {
+            file::await_writers();
+        }
+        let target = switched.unwrap_or_else(|| Target::present(member.file));
+        file::rewrite_wholly(&held, target)?;
     }
-    if switched {
-        file::await_writers();
-    }
-    targets.iter().try_for_each(|(held, target)| file::rewrite_wholly(held, *target))
+    Ok(())
 }
