@@ -27,7 +27,6 @@ pub(crate) fn start() {
     rmgr::register();
     hooks::access::install();
     hooks::ddl::install();
-    hooks::planner::install();
     hooks::utility::install();
     hooks::transaction::install();
     workers::register();

@@ -11,7 +11,6 @@ pub(crate) mod ddl;
 pub(crate) mod files;
 pub(crate) mod forward;
 pub(crate) mod install;
-pub(crate) mod planner;
 pub(crate) mod smgr;
 pub(crate) mod sync;
 pub(crate) mod transaction;
