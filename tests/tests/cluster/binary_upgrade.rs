@@ -48,7 +48,7 @@ fn no_key_is_made_for_a_file_that_pg_upgrade_replaces() -> Result<()> {
     ensure!(cluster.text("SELECT pg_relation_filenode('t')")? == "50004", "the file's number");
     ensure!(cluster.text("SELECT keys FROM pagevault.status")? == "0", "a key was made");
     let refused = cluster.error(&label("TABLE t", "'encrypted'"))?;
-    ensure!(refused.text().contains("nothing can be encrypted while pg_upgrade runs"), "{refused}");
+    ensure!(refused.text().contains("t cannot be encrypted while pg_upgrade runs"), "{refused}");
     cluster.sql(&label("SCHEMA public", "'encrypted'"))?;
     cluster.sql(&label("DATABASE postgres", "'encrypted'"))?;
     ensure!(cluster.text("SELECT keys FROM pagevault.status")? == "0", "a key was made");
