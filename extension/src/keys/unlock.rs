@@ -197,6 +197,6 @@ fn starts_locked(cause: &Report) -> Report {
     .hint(if keeps_everyone_out() {
         "Shared catalogs are encrypted: nobody can log in until then. The server keeps trying and unlocks without a restart."
     } else {
-        "Everything else works. The server keeps trying and unlocks without a restart."
+        "Plaintext relations are usable. The server keeps trying and unlocks without a restart."
     })
 }
