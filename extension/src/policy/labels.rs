@@ -63,9 +63,27 @@ fn relation_relabelled(facts: &Facts, label: Option<Label>) -> Result<()> {
             Ok(())
         }
         Some(Label::Plain) if facts.kind == Kind::PartitionedTable => Ok(()),
-        Some(Label::Encrypted(cipher)) => requests::encrypt(facts, cipher).map(|_| ()),
+        Some(Label::Encrypted(cipher)) => {
+            refuse_in_binary_upgrade(facts, &name)?;
+            requests::encrypt(facts, cipher).map(|_| ())
+        }
         Some(Label::Plain) => requests::decrypt(facts).map(|_| ()),
     }
+}
+
+/// pg_upgrade puts files of the old cluster in the place of those that it makes, which hold no rows: a key for
+/// one of these would be a wrong one for the other.
+fn refuse_in_binary_upgrade(facts: &Facts, name: &str) -> Result<()> {
+    let replaced = facts.kind == Kind::Sequence || relation::is_empty(facts.oid);
+    if !process::is_binary_upgrade() || !replaced {
+        return Ok(());
+    }
+    Err(Report::new(
+        PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+        format!("{name} cannot be encrypted while pg_upgrade runs"),
+    )
+    .detail("Its file will be replaced by that of the old cluster.")
+    .hint("Encrypt it after the upgrade."))
 }
 
 fn check_relation(facts: &Facts, name: &str) -> Result<()> {
