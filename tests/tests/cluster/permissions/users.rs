@@ -135,8 +135,17 @@ fn in_maintenance() -> Result<()> {
         run_sql(&mut client, statement)?;
     }
     let seen = "SELECT count(DISTINCT statement) || ' ' || string_agg(DISTINCT who || ' ' || said, ', ') FROM spied";
-    let seen = text(&mut client, seen)?;
-    ensure!(seen == "7 stranger 42501", "{seen}");
+    let spied = text(&mut client, seen)?;
+    ensure!(spied == "7 stranger 42501", "{spied}");
+
+    // And by a worker that belongs to nobody.
+    run_sql(
+        &mut client,
+        "SET SESSION AUTHORIZATION stranger; INSERT INTO lair.t SELECT generate_series(4, 200);
+         RESET SESSION AUTHORIZATION; TRUNCATE spied",
+    )?;
+    cluster.set(&[("autovacuum_naptime", "1s"), ("autovacuum", "on")])?;
+    cluster.eventually(seen, "7 stranger 42501")?;
     drop(client);
     cluster.finish()
 }
