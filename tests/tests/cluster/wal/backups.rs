@@ -5,7 +5,7 @@ use pagevault_tests::installation::run;
 use pagevault_tests::wal::{PAGE, Segment, WalPage};
 use pagevault_tests::{Cluster, Installation, Settings};
 
-use super::{assert_hidden, base_backup, count, insert, leaks, marks, sealing, segments};
+use super::{assert_hidden, base_backup, count, insert, leaks, marks, sealing, segments, state_at};
 
 fn restored_after_load(method: &str) -> Result<(Cluster, Cluster, Vec<Segment>)> {
     let (mut cluster, _keys) = sealing(&Settings::default())?;
@@ -51,16 +51,6 @@ fn last_page(segments: &[Segment]) -> Result<(u64, WalPage)> {
         }
     }
     Ok(last)
-}
-
-fn state_at(segments: &[Segment], address: u64) -> Result<WalPage> {
-    for segment in segments {
-        let base = segment.address()?;
-        if (base..base + segment.bytes.len() as u64).contains(&address) {
-            return Ok(segment.pages()?[(address - base) as usize / PAGE]);
-        }
-    }
-    anyhow::bail!("no segment holds {address:X}")
 }
 
 #[test]
