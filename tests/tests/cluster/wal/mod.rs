@@ -67,6 +67,19 @@ fn marks(segments: &[Segment]) -> Result<Vec<u16>> {
     Ok(marks)
 }
 
+/// Address and state of the last page that is written.
+fn last_page(segments: &[Segment]) -> Result<(u64, WalPage)> {
+    let mut last = (0, WalPage::Unused);
+    for segment in segments {
+        for (at, page) in (segment.address()?..).step_by(PAGE).zip(segment.pages()?) {
+            if page != WalPage::Unused && at > last.0 {
+                last = (at, page);
+            }
+        }
+    }
+    Ok(last)
+}
+
 /// What the page at an address says.
 fn state_at(segments: &[Segment], address: u64) -> Result<WalPage> {
     for segment in segments {
