@@ -4,8 +4,8 @@
 //!
 //! 1. The new key, wrapped, goes to the keystore, where it is safe, and to WAL. Nobody uses it yet.
 //! 2. A barrier goes to WAL behind it. Recovery reads ahead, and must have replayed the key before it
-//!    meets a page that is sealed with it. A record that has no room in its buffer for decoded records
-//!    it decodes only when all before it are replayed.
+//!    meets a page that is sealed with it. Records that have no room in its buffer for decoded records
+//!    it decodes only when those before them are replayed.
 //! 3. The switch is put into shared memory. It begins with the first page behind the barrier that is
 //!    not begun on disk, and while WAL is written that cannot change: WALWriteLock is held.
 //! 4. The switch goes to the keystore and to WAL, where standbys find it.
@@ -30,7 +30,7 @@ use crate::pg::{guc, wal};
 /// The cluster's database key wraps WAL keys.
 const SCOPE: u32 = 0;
 
-/// Smallest barrier. Standbys may have a larger buffer for decoded records than this server.
+/// Smallest barrier, in bytes. Standbys may have a larger buffer for decoded records than this server.
 const BARRIER_MIN: usize = 1 << 20;
 
 /// Makes a new WAL key and has it used from now on; returns its generation.

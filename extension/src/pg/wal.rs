@@ -31,18 +31,23 @@ pub(crate) fn insert_keys(scope: u32, keystore_id: &[u8; 16], batch: &[u8]) -> u
     }
 }
 
-/// Op code of a record that says nothing and is only large.
+/// Op code: nothing; the record is only large.
 pub(crate) const OP_BARRIER: u8 = 0x20;
 
-/// Inserts a record of `size` zero bytes. Returns its end.
+/// Inserts records of `size` zero bytes together, or a little more. Returns the end of the last.
 pub(crate) fn insert_barrier(size: usize) -> u64 {
-    let zeros = vec![0; size];
-    // SAFETY: as insert_keys(); the caller's size is far below XLogRecordMaxSize.
-    unsafe {
-        pg_sys::XLogBeginInsert();
-        compat::xlog_register_data(&zeros);
-        pg_sys::XLogInsert(RMGR_ID, OP_BARRIER)
+    const LARGEST: usize = 1 << 20;
+    let zeros = vec![0; size.min(LARGEST)];
+    let mut end = 0;
+    for _ in 0..size.div_ceil(LARGEST).max(1) {
+        // SAFETY: as insert_keys(); the size is far below XLogRecordMaxSize.
+        end = unsafe {
+            pg_sys::XLogBeginInsert();
+            compat::xlog_register_data(&zeros);
+            pg_sys::XLogInsert(RMGR_ID, OP_BARRIER)
+        };
     }
+    end
 }
 
 /// Makes WAL at least as long as `lsn`. Returns its end.

@@ -115,7 +115,8 @@ impl Handler for Segment {
     unsafe fn pwrite(&self, file: File, from: *const c_void, length: usize, at: off_t) -> ssize_t {
         // SAFETY: by contract.
         unsafe {
-            let Some(keys) = keys::active() else {
+            let is_placed = file.tag.0[0] != UNKNOWN_ADDRESS;
+            let Some(keys) = keys::active().filter(|_| is_placed) else {
                 return raw::pwrite(file.fd, from, length, at);
             };
             let whole = is_whole(at as u64, length) && !process::is_wal_receiver();

@@ -3,11 +3,12 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 use pagevault_tests::datafile::holds;
+use pagevault_tests::wal::{PAGE, WalPage};
 use pagevault_tests::{Settings, StopMode};
 
-use super::{assert_hidden, count, insert, marks, sealing, segments};
+use super::{STATE, assert_hidden, count, insert, last_page, marks, sealing, segments, state_at};
 
 fn survives(settings: &Settings) -> Result<()> {
     let (cluster, _keys) = sealing(settings)?;
@@ -117,6 +118,53 @@ fn a_single_user_server_recovers() -> Result<()> {
     cluster.start_server()?;
     ensure!(count(&cluster, "drossel")? == "1000", "rows are missing");
     cluster.finish()
+}
+
+/// Killed after pages were sealed with a new key and before the switch to it was written down, the
+/// server has the key, and reads them. The last of them is written on with that key.
+#[test]
+fn a_switch_that_was_lost_is_made_again() -> Result<()> {
+    let (cluster, _keys) = sealing(&Settings::default())?;
+    insert(&cluster, "amsel", 100)?;
+    cluster.sql("CHECKPOINT")?;
+    insert(&cluster, "drossel", 1000)?;
+    cluster.kill()?;
+    let (last, _) = last_page(&segments(&cluster)?)?;
+    forget_switches(&cluster.data_directory().join("pagevault/cluster.keys"))?;
+    cluster.append_conf("pagevault.wal_encryption = keep")?;
+    std::fs::remove_file(cluster.data_directory().join("postgresql.auto.conf"))?;
+    cluster.start_server()?;
+    ensure!(cluster.text(STATE)? == "plaintext", "the switch is still known");
+    ensure!(count(&cluster, "drossel")? == "1000", "rows are missing");
+    ensure!(state_at(&segments(&cluster)?, last)? == WalPage::Sealed(1), "another key");
+    insert(&cluster, "fink", 1000)?;
+    ensure!(state_at(&segments(&cluster)?, last)? == WalPage::Sealed(1), "another key");
+    let next = state_at(&segments(&cluster)?, last + PAGE as u64)?;
+    ensure!(next == WalPage::Plain, "the next page is {next:?}");
+    super::switch(&cluster, true)?;
+    insert(&cluster, "gimpel", 1000)?;
+    assert_hidden(&cluster, "gimpel")?;
+    cluster.crash()?;
+    for (canary, rows) in [("drossel", "1000"), ("fink", "1000"), ("gimpel", "1000")] {
+        ensure!(count(&cluster, canary)? == rows, "{canary}: {}", count(&cluster, canary)?);
+    }
+    ensure!(marks(&segments(&cluster)?)? == [1, 2], "keys {:?}", marks(&segments(&cluster)?)?);
+    cluster.finish()
+}
+
+/// Cuts a key log off before its first switch of WAL: batches have a header of 28 bytes with the length
+/// of the body at 8; the first byte of the body is the type of its first record, 8.
+fn forget_switches(log: &std::path::Path) -> Result<()> {
+    let bytes = std::fs::read(log)?;
+    let mut at = bytes.windows(4).position(|four| four == *b"\xDBpv\xB1").context("no batch")?;
+    while let Some(header) = bytes.get(at..at + 28) {
+        let length = u32::from_le_bytes([header[8], header[9], header[10], header[11]]) as usize;
+        if length > 0 && bytes.get(at + 28) == Some(&8) {
+            return Ok(std::fs::OpenOptions::new().write(true).open(log)?.set_len(at as u64)?);
+        }
+        at += 28 + length;
+    }
+    bail!("no switch in {}", log.display())
 }
 
 /// A page is written again as it fills. Whoever copies it twice learns where it changed, nothing else.

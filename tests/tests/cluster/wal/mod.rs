@@ -13,7 +13,7 @@ use std::path::Path;
 use anyhow::{Result, ensure};
 use pagevault_tests::datafile::holds;
 use pagevault_tests::installation::run;
-use pagevault_tests::wal::{Segment, WalPage};
+use pagevault_tests::wal::{PAGE, Segment, WalPage};
 use pagevault_tests::{Cluster, KeyFile, Settings};
 
 const STATE: &str = "SELECT wal FROM pagevault.status";
@@ -65,6 +65,30 @@ fn marks(segments: &[Segment]) -> Result<Vec<u16>> {
     }
     marks.dedup();
     Ok(marks)
+}
+
+/// Address and state of the last page that is written.
+fn last_page(segments: &[Segment]) -> Result<(u64, WalPage)> {
+    let mut last = (0, WalPage::Unused);
+    for segment in segments {
+        for (at, page) in (segment.address()?..).step_by(PAGE).zip(segment.pages()?) {
+            if page != WalPage::Unused && at > last.0 {
+                last = (at, page);
+            }
+        }
+    }
+    Ok(last)
+}
+
+/// What the page at an address says.
+fn state_at(segments: &[Segment], address: u64) -> Result<WalPage> {
+    for segment in segments {
+        let base = segment.address()?;
+        if (base..base + segment.bytes.len() as u64).contains(&address) {
+            return Ok(segment.pages()?[(address - base) as usize / PAGE]);
+        }
+    }
+    anyhow::bail!("no segment holds {address:X}")
 }
 
 fn assert_hidden(cluster: &Cluster, canary: &str) -> Result<()> {
