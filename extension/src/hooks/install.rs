@@ -5,7 +5,7 @@ use pagevault_interpose::{Code, Executable, Expected, Plan};
 use pgrx::PgSqlErrorCode;
 
 use super::forward::Forward;
-use super::{aio, smgr, sync};
+use super::{aio, files, smgr, sync};
 use crate::pg::compat::MAJOR;
 use crate::pg::report::{Report, Result};
 
@@ -92,6 +92,8 @@ pub(crate) fn install() -> Result<()> {
     if MAJOR >= 18 {
         plan_read_completion(&exe, &mut plan).map_err(|e| refused(&e))?;
     }
+    // Last: looking for the table above reads files through calls that are not ours yet.
+    files::plan(&mut plan).map_err(|e| refused(&e))?;
     // SAFETY: one thread, in the postmaster; each replacement has the signature of what it replaces
     // in this major version, forwards to it (every `keep` above), and lives as long as the process.
     let installed = unsafe { plan.install() }.map_err(|e| refused(&e))?;
