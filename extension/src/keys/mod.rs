@@ -16,5 +16,6 @@ pub(crate) mod revalidate;
 pub(crate) mod revoked;
 pub(crate) mod secrets;
 pub(crate) mod shared;
+pub(crate) mod temporary;
 pub(crate) mod unlock;
 mod words;

@@ -20,6 +20,23 @@ static REVOKED_KEY_GRACE: GucSetting<i32> = GucSetting::<i32>::new(3600);
 static REVOKED_KEY_ACTION: GucSetting<RevokedKeyAction> =
     GucSetting::<RevokedKeyAction>::new(RevokedKeyAction::Log);
 
+static TEMP_ENCRYPTION: GucSetting<TempEncryption> =
+    GucSetting::<TempEncryption>::new(TempEncryption::Auto);
+
+/// Which temporary data is encrypted.
+#[derive(Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
+pub(crate) enum TempEncryption {
+    /// All that is made while the cluster has a database key, so that something can be encrypted.
+    #[name = c"auto"]
+    Auto,
+    /// All.
+    #[name = c"on"]
+    On,
+    /// None.
+    #[name = c"off"]
+    Off,
+}
+
 /// What becomes of data whose master key was revoked.
 #[derive(Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
 enum RevokedKeyAction {
@@ -121,6 +138,14 @@ pub(crate) fn define() {
         GucContext::Sighup,
         GucFlags::default(),
     );
+    GucRegistry::define_enum_guc(
+        c"pagevault.temp_encryption",
+        c"Encrypts temporary data: auto (as soon as the cluster has a master key), on or off.",
+        c"Temporary tables, files of sorts, hashes and the like, changes spilled by logical decoding, the NOTIFY queue. Decided for each file when it is made.",
+        &TEMP_ENCRYPTION,
+        GucContext::Sighup,
+        GucFlags::default(),
+    );
     // SAFETY: reserves our prefix so that misspelt settings are refused; plain C string.
     unsafe { pgrx::pg_sys::MarkGUCPrefixReserved(c"pagevault".as_ptr()) };
 }
@@ -154,6 +179,12 @@ pub(crate) fn keyring_timeout() -> u64 {
 /// `pagevault.unlock_timeout` in seconds.
 pub(crate) fn unlock_timeout() -> u64 {
     UNLOCK_TIMEOUT.get().max(0) as u64
+}
+
+/// `pagevault.temp_encryption`
+#[inline]
+pub(crate) fn temp_encryption() -> TempEncryption {
+    TEMP_ENCRYPTION.get()
 }
 
 /// `pagevault.revalidate_interval`, unless it is off.

@@ -12,6 +12,7 @@
 
 mod calls;
 mod table;
+mod temporary;
 mod wal;
 
 use std::ffi::{CStr, c_int, c_void};
@@ -30,11 +31,13 @@ pub(crate) enum Class {
     None = 0,
     /// A WAL segment.
     WalSegment = 1,
+    /// A sealed temporary file.
+    Temporary = 2,
 }
 
 impl Class {
     /// Classes by number.
-    const ALL: [Class; 2] = [Class::None, Class::WalSegment];
+    const ALL: [Class; 3] = [Class::None, Class::WalSegment, Class::Temporary];
 
     fn of(number: u8) -> Class {
         Class::ALL.get(usize::from(number)).copied().unwrap_or(Class::None)
@@ -43,6 +46,8 @@ impl Class {
 
 /// The class of the file at `path`, as the server spells it: relative to the data directory. What
 /// the class wants to remember about the file goes into the tag.
+///
+/// Temporary files are not asked for here: see [`temporary::Opening`].
 ///
 /// Asked for each file that is opened, whether anything is encrypted or not: that may change while
 /// the file is open.
@@ -61,6 +66,7 @@ fn handler(class: Class) -> Option<&'static dyn Handler> {
     match class {
         Class::None => None,
         Class::WalSegment => Some(&wal::Segment),
+        Class::Temporary => Some(&temporary::Temporary),
     }
 }
 
@@ -68,7 +74,6 @@ fn handler(class: Class) -> Option<&'static dyn Handler> {
 #[derive(Clone, Copy)]
 pub(crate) struct File {
     pub(crate) fd: c_int,
-    #[allow(dead_code, reason = "for classes to come")]
     pub(crate) tag: Tag,
 }
 
