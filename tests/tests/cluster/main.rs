@@ -27,6 +27,7 @@ mod rotation_crashes;
 mod routes;
 mod segments;
 mod stock_tools;
+mod temp;
 mod unlock;
 
 use anyhow::{Result, ensure};
