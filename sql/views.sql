@@ -55,14 +55,14 @@ REVOKE ALL ON FUNCTION
     pagevault.add_provider(text, text, jsonb), pagevault.alter_provider(text, jsonb),
     pagevault.drop_provider(text), pagevault.set_master_key(text, text),
     pagevault.set_cluster_master_key(text, text), pagevault.rotate_master_key(),
-    pagevault.rotate_cluster_master_key(), pagevault.rotate_database_key(), pagevault.unlock(), pagevault.check_provider(text, text),
+    pagevault.rotate_cluster_master_key(), pagevault.rotate_database_key(), pagevault.rotate_wal_key(), pagevault.unlock(), pagevault.check_provider(text, text),
     pagevault.provider_rows(), pagevault.master_key_rows()
     FROM PUBLIC;
 GRANT EXECUTE ON FUNCTION
     pagevault.add_provider(text, text, jsonb), pagevault.alter_provider(text, jsonb),
     pagevault.drop_provider(text), pagevault.set_master_key(text, text),
     pagevault.set_cluster_master_key(text, text), pagevault.rotate_master_key(),
-    pagevault.rotate_cluster_master_key(), pagevault.rotate_database_key(), pagevault.unlock(), pagevault.check_provider(text, text),
+    pagevault.rotate_cluster_master_key(), pagevault.rotate_database_key(), pagevault.rotate_wal_key(), pagevault.unlock(), pagevault.check_provider(text, text),
     pagevault.provider_rows(), pagevault.master_key_rows()
     TO pagevault_admin;
 

@@ -183,6 +183,9 @@ fn fork_of(fork: i32) -> Fork {
     }
 }
 
+/// The database in the name of a file of a shared catalog.
+const SHARED_CATALOGS: u32 = 0;
+
 /// Words a fault for the user.
 pub(crate) fn report(fault: PageFault, block: u32) -> Report {
     let RelFile { tablespace, database, relation } = fault.file.file;
@@ -195,7 +198,10 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
                 format!("encrypted relation file {file} is locked"),
             )
             .detail(format!("The key of {whose} has not been unwrapped: its key provider did not answer or refused."))
-            .hint("See pagevault.status for the cause. The server keeps trying; pagevault.unlock() tries again now.")
+            .hint(match database {
+                SHARED_CATALOGS => "Nobody can log in until then; the server keeps trying. Its log tells the cause.",
+                _ => "See pagevault.status for the cause. The server keeps trying; pagevault.unlock() tries again now.",
+            })
         }
         Cause::Refused { scope } => revoked::file_refused(&file, scope),
         Cause::NoKey { epoch } => Report::new(

@@ -24,6 +24,7 @@ pub mod log;
 pub mod process;
 pub mod tools;
 pub mod waiting;
+pub mod wal;
 
 pub use cluster::{Cluster, Settings, StopMode};
 pub use datafile::DataFile;

@@ -1,11 +1,12 @@
 //! Encrypting relations, and looking at what is on disk.
 
+use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
 
 use crate::keys::shared;
 use crate::pg::relation;
-use crate::pg::report::OrRaise;
+use crate::pg::report::{OrRaise, Report};
 use crate::verify::{self, PageState};
 use crate::{policy, preload, roles};
 
@@ -23,12 +24,62 @@ fn encrypt(rel: Option<Oid>, cipher: Option<&str>) {
     };
     // Refused before the statement is built; the label provider checks again.
     policy::label::parse(&label).or_raise();
-    let kind = relation::label_keyword(relation::require(rel).or_raise().kind);
+    let facts = relation::require(rel).or_raise();
+    if !facts.user_made {
+        let cipher = match policy::label::parse(&label).or_raise() {
+            policy::label::Label::Encrypted(cipher) => cipher,
+            policy::label::Label::Plain => None,
+        };
+        return roles::require_admin("encrypt a system catalog")
+            .and_then(|()| policy::catalogs::encrypt(&facts, cipher))
+            .or_raise();
+    }
+    let kind = relation::label_keyword(facts.kind);
     let name = relation::qualified_name(rel);
     let statement = format!("SECURITY LABEL FOR pagevault ON {kind} {name} IS '{label}'");
     if let Err(error) = Spi::run(&statement) {
         pgrx::error!("{error}");
     }
+}
+
+/// Takes the encryption of a system catalog away, where no label and no setting want it.
+#[pg_extern(sql = "
+    CREATE FUNCTION pagevault.decrypt(rel regclass) RETURNS void
+    STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+    REVOKE ALL ON FUNCTION pagevault.decrypt(regclass) FROM PUBLIC;
+    GRANT EXECUTE ON FUNCTION pagevault.decrypt(regclass) TO pagevault_admin;
+", requires = ["roles"])]
+fn decrypt(rel: Oid) {
+    preload::require_active()
+        .and_then(|()| roles::require_admin("take encryption away"))
+        .and_then(|()| relation::require(rel))
+        .and_then(|facts| {
+            if facts.user_made { Err(has_label(&facts)) } else { policy::catalogs::decrypt(&facts) }
+        })
+        .or_raise();
+}
+
+fn has_label(facts: &relation::Facts) -> Report {
+    let (kind, name) = (relation::label_keyword(facts.kind), relation::qualified_name(facts.oid));
+    Report::new(
+        PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+        format!("the encryption of {name} is removed by its label"),
+    )
+    .hint(format!("SECURITY LABEL FOR pagevault ON {kind} {name} IS 'plain'"))
+}
+
+/// Encrypts every catalog of which a label or setting wants it. Returns their number.
+#[pg_extern(sql = "
+    CREATE FUNCTION pagevault.encrypt_catalogs() RETURNS bigint
+    STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+    REVOKE ALL ON FUNCTION pagevault.encrypt_catalogs() FROM PUBLIC;
+    GRANT EXECUTE ON FUNCTION pagevault.encrypt_catalogs() TO pagevault_admin;
+", requires = ["roles"])]
+fn encrypt_catalogs() -> i64 {
+    preload::require_active()
+        .and_then(|()| roles::require_admin("encrypt system catalogs"))
+        .and_then(|()| policy::catalogs::encrypt_wanted())
+        .or_raise()
 }
 
 /// True only if every page of the relation, its indexes, TOAST table and owned sequences that is

@@ -13,4 +13,5 @@ pub(crate) mod forward;
 pub(crate) mod install;
 pub(crate) mod smgr;
 pub(crate) mod sync;
+pub(crate) mod transaction;
 pub(crate) mod utility;

@@ -8,6 +8,7 @@ use pgrx::PgSqlErrorCode;
 use super::persist::{self, append, internal, now, shared_memory};
 use super::{cache, revoked, shared};
 use crate::pg::locks::KeystoreLock;
+use crate::pg::process;
 use crate::pg::report::{Report, Result};
 use crate::pg::wal;
 
@@ -33,7 +34,7 @@ pub(crate) fn require_master_key(database: u32) -> Result<(u32, u32)> {
 }
 
 /// As [`require_master_key`], with the key, unwrapped.
-pub(super) fn wrapping_key(database: u32) -> Result<(u32, u32, Secret32)> {
+pub(crate) fn wrapping_key(database: u32) -> Result<(u32, u32, Secret32)> {
     let (scope, version) = require_master_key(database)?;
     match shared_memory()?.secrets.get(scope, version) {
         Some(secret) => Ok((scope, version, secret)),
@@ -71,6 +72,9 @@ pub(crate) fn wrap_data_key(
 /// end of the WAL record. Pages without an LSN (free space map, unlogged relations) do not wait for
 /// it: where the file has such pages already, flush WAL first.
 pub(crate) fn new_epoch(file: RelFile, cipher: CipherId) -> Result<u64> {
+    if process::is_binary_upgrade() {
+        return Err(not_in_binary_upgrade());
+    }
     revoked::require_usable(wrapping_scope(file.database)?)?;
     let lock = KeystoreLock::acquire();
     let (scope, key_version, secret) = wrapping_key(file.database)?;
@@ -101,6 +105,17 @@ pub(crate) fn new_epoch(file: RelFile, cipher: CipherId) -> Result<u64> {
         Record::Current { file, epoch, owner: 0 },
     ];
     append(&lock, file.database, &records)
+}
+
+/// pg_upgrade puts files of the old cluster in the place of those that it makes: a key for one of these would
+/// be a wrong one for the other.
+fn not_in_binary_upgrade() -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+        "nothing can be encrypted while pg_upgrade runs",
+    )
+    .detail("The new file will be replaced by that of the old cluster.")
+    .hint("Encrypt it after the upgrade.")
 }
 
 /// Has pages of a file written in plaintext from now on. Its keys stay, for pages that are sealed.

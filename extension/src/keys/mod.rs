@@ -18,4 +18,6 @@ pub(crate) mod secrets;
 pub(crate) mod shared;
 pub(crate) mod temporary;
 pub(crate) mod unlock;
+pub(crate) mod wal;
+pub(crate) mod wal_switch;
 mod words;

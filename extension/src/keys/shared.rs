@@ -13,6 +13,7 @@ use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 
 use super::health::Health;
 use super::secrets::Secrets;
+use super::wal::Wal;
 use super::words::{load_text, load_u64, store_text, store_u64};
 
 /// Handles to the shared memory; the same in every process.
@@ -23,6 +24,7 @@ pub(crate) struct Shared {
     pub(crate) secrets: Secrets,
     pub(crate) control: Control,
     pub(crate) health: Health,
+    pub(crate) wal: Wal,
 }
 
 static SHARED: OnceLock<Shared> = OnceLock::new();
@@ -73,6 +75,17 @@ pub(crate) fn current_cipher(file: RelFile) -> Option<CipherId> {
 /// True if pages of this file are sealed when they are written.
 pub(crate) fn is_sealed(file: RelFile) -> bool {
     current(file).is_some()
+}
+
+/// True if pages of any file of a database are sealed when they are written, be it one that was dropped.
+/// Looks at all files of the cluster.
+pub(crate) fn anything_sealed_in(database: u32) -> bool {
+    let files = get().and_then(|shared| shared.directory.files().ok());
+    files
+        .into_iter()
+        .flatten()
+        .flatten()
+        .any(|known| known.file.database == database && known.current.is_some())
 }
 
 /// True if the file ever had a data key.

@@ -8,11 +8,15 @@ use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 
 static DEFAULT_ENCRYPTION: GucSetting<bool> = GucSetting::<bool>::new(false);
 static ENFORCE: GucSetting<bool> = GucSetting::<bool>::new(false);
+static PROTECT_STATISTICS: GucSetting<bool> = GucSetting::<bool>::new(true);
+static PROTECT_SHARED_CATALOGS: GucSetting<bool> = GucSetting::<bool>::new(false);
 static CIPHER: GucSetting<Option<CString>> =
     GucSetting::<Option<CString>>::new(Some(c"aes-256-xts"));
 static KEYRING_COMMAND: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 static UNLOCK_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30);
 static KEYRING_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30);
+static WAL_ENCRYPTION: GucSetting<WalEncryption> =
+    GucSetting::<WalEncryption>::new(WalEncryption::Keep);
 static MAX_KEYS: GucSetting<i32> = GucSetting::<i32>::new(1_000_000);
 
 static REVALIDATE_INTERVAL: GucSetting<i32> = GucSetting::<i32>::new(300);
@@ -46,6 +50,18 @@ enum RevokedKeyAction {
     Lock,
 }
 
+/// How WAL is to be written. A primary that is made of a standby or a backup goes on as the one before
+/// it, unless its own configuration says otherwise.
+#[derive(Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
+enum WalEncryption {
+    #[name = c"keep"]
+    Keep,
+    #[name = c"on"]
+    On,
+    #[name = c"off"]
+    Off,
+}
+
 /// Defines every setting; from `_PG_init`.
 pub(crate) fn define() {
     GucRegistry::define_bool_guc(
@@ -62,6 +78,30 @@ pub(crate) fn define() {
         c"For everyone, superusers too.",
         &ENFORCE,
         GucContext::Suset,
+        GucFlags::default(),
+    );
+    GucRegistry::define_bool_guc(
+        c"pagevault.protect_statistics",
+        c"Encrypts the catalogs that hold values of user tables as soon as anything in the database is encrypted.",
+        c"pg_statistic, pg_statistic_ext_data and pg_largeobject.",
+        &PROTECT_STATISTICS,
+        GucContext::Suset,
+        GucFlags::default(),
+    );
+    GucRegistry::define_bool_guc(
+        c"pagevault.protect_shared_catalogs",
+        c"Wants the catalogs that all databases share to be encrypted.",
+        c"While the key of the cluster is locked nobody can log in then.",
+        &PROTECT_SHARED_CATALOGS,
+        GucContext::Sighup,
+        GucFlags::default(),
+    );
+    GucRegistry::define_enum_guc(
+        c"pagevault.wal_encryption",
+        c"Whether WAL is encrypted from now on: on, off, or keep (as it was).",
+        c"Needs a master key of the cluster. WAL that exists stays as it is.",
+        &WAL_ENCRYPTION,
+        GucContext::Sighup,
         GucFlags::default(),
     );
     GucRegistry::define_string_guc(
@@ -158,6 +198,31 @@ pub(crate) fn default_encryption() -> bool {
 /// `pagevault.enforce`
 pub(crate) fn enforce() -> bool {
     ENFORCE.get()
+}
+
+/// `pagevault.protect_statistics`
+pub(crate) fn protect_statistics() -> bool {
+    PROTECT_STATISTICS.get()
+}
+
+/// `pagevault.protect_shared_catalogs`
+pub(crate) fn protect_shared_catalogs() -> bool {
+    PROTECT_SHARED_CATALOGS.get()
+}
+
+/// `pagevault.wal_encryption`; `None` to keep it as it is.
+pub(crate) fn wal_encryption() -> Option<bool> {
+    match WAL_ENCRYPTION.get() {
+        WalEncryption::Keep => None,
+        WalEncryption::On => Some(true),
+        WalEncryption::Off => Some(false),
+    }
+}
+
+/// `wal_decode_buffer_size` in bytes.
+pub(crate) fn wal_decode_buffer_size() -> usize {
+    // SAFETY: a plain global of this process.
+    unsafe { pgrx::pg_sys::wal_decode_buffer_size.max(0) as usize }
 }
 
 /// `pagevault.cipher`; an unknown name is an error to report to the user.

@@ -8,13 +8,18 @@ use super::compat;
 /// so that it is written again under the key that is current now; then writes and syncs them.
 /// Returns the number of pages touched. Cancellable between pages.
 ///
-/// The caller holds AccessExclusiveLock on the relation.
+/// The caller holds ShareUpdateExclusiveLock on the relation, and on the table if it is an index, or a
+/// stronger one. What others write meanwhile is written under the current key anyway.
 pub(crate) fn rewrite_all(oid: Oid) -> u64 {
     let mut touched = 0;
-    // SAFETY: the relation is locked by the caller, so it neither moves nor shrinks; each buffer is
+    // SAFETY: the relation is locked by the caller, so it neither moves nor shrinks, and blocks that are
+    // added need nothing once whoever adds one now is done; each buffer is
     // pinned and exclusively locked while it is touched, as log_newpage_range (xloginsert.c) does.
     unsafe {
         let relation = pg_sys::relation_open(oid, pg_sys::NoLock as pg_sys::LOCKMODE);
+        let lock = pg_sys::ExclusiveLock as pg_sys::LOCKMODE;
+        pg_sys::LockRelationForExtension(relation, lock);
+        pg_sys::UnlockRelationForExtension(relation, lock);
         let smgr = compat::open_smgr(relation);
         let logged = compat::relation_needs_wal(relation);
         for fork in ForkNumber::MAIN_FORKNUM..=ForkNumber::INIT_FORKNUM {
@@ -58,7 +63,7 @@ pub(crate) fn read_from_disk(shared_catalog: Oid) {
 /// Returns false for an all-zero page, which stays as it is.
 ///
 /// # Safety
-/// `relation` is open and locked AccessExclusive; `block` exists in `fork`.
+/// `relation` is open and locked as for [`rewrite_all`]; `block` exists in `fork`.
 unsafe fn rewrite_page(
     relation: pg_sys::Relation,
     fork: ForkNumber::Type,

@@ -122,16 +122,25 @@ struct Inherits {
 
 /// True if the relation's main fork has no block.
 pub(crate) fn is_empty(oid: Oid) -> bool {
-    // SAFETY: a counted reference to a relation that the caller's command has locked.
+    main_fork_blocks(oid) == Some(0)
+}
+
+/// The number of blocks of its main fork; 0 if there is no such relation.
+pub(crate) fn blocks(oid: Oid) -> u32 {
+    main_fork_blocks(oid).unwrap_or(0)
+}
+
+fn main_fork_blocks(oid: Oid) -> Option<u32> {
+    // SAFETY: a counted reference, given back after use.
     unsafe {
         let relation = pg_sys::RelationIdGetRelation(oid);
         if relation.is_null() {
-            return false;
+            return None;
         }
         let blocks =
             pg_sys::RelationGetNumberOfBlocksInFork(relation, pg_sys::ForkNumber::MAIN_FORKNUM);
         pg_sys::RelationClose(relation);
-        blocks == 0
+        Some(blocks)
     }
 }
 
@@ -171,11 +180,17 @@ mod raw {
     }
 }
 
+/// Makes the changes of the current command visible; between commands of a transaction.
+pub(crate) fn make_command_visible() {
+    // SAFETY: by contract.
+    unsafe { pg_sys::CommandCounterIncrement() }
+}
+
 /// As [`facts`], after making the changes of the current command visible.
 pub(crate) fn facts_after_command(oid: Oid) -> Option<Facts> {
+    make_command_visible();
     // SAFETY: between commands of a transaction; a dropped relation has no pg_class row any more.
     let exists = unsafe {
-        pg_sys::CommandCounterIncrement();
         pg_sys::SearchSysCacheExists(
             pg_sys::SysCacheIdentifier::RELOID as i32,
             pg_sys::Datum::from(oid),
@@ -241,14 +256,35 @@ pub(crate) fn table_of_index(index: Oid) -> Option<Oid> {
 /// sequences. Opened with `lock`, which is held until the end of the transaction.
 pub(crate) fn family(oid: Oid, lock: pg_sys::LOCKMODE) -> Vec<Facts> {
     let mut members = Vec::new();
-    collect_family(oid, lock, &mut members);
+    collect_family(oid, Some(lock), &mut members);
     members
 }
 
-fn collect_family(oid: Oid, lock: pg_sys::LOCKMODE, members: &mut Vec<Facts>) {
+/// As [`family`], without locks, as far as it exists.
+pub(crate) fn family_as_it_is(oid: Oid) -> Vec<Facts> {
+    let mut members = Vec::new();
+    collect_family(oid, None, &mut members);
+    members
+}
+
+/// Gives back the locks of [`family`] before the transaction ends.
+pub(crate) fn unlock(members: &[Facts], lock: pg_sys::LOCKMODE) {
+    for member in members {
+        // SAFETY: a lock that family() took.
+        unsafe { pg_sys::UnlockRelationOid(member.oid, lock) };
+    }
+}
+
+fn collect_family(oid: Oid, lock: Option<pg_sys::LOCKMODE>, members: &mut Vec<Facts>) {
     // SAFETY: relation_open raises if the relation is gone; the lists are palloc'd copies.
     let (facts, indexes, sequences) = unsafe {
-        let relation = pg_sys::relation_open(oid, lock);
+        let relation = match lock {
+            Some(lock) => pg_sys::relation_open(oid, lock),
+            None => pg_sys::RelationIdGetRelation(oid),
+        };
+        if relation.is_null() {
+            return;
+        }
         let facts = facts_of(relation);
         let has_indexes = matches!(facts.kind, Kind::Table | Kind::Toast | Kind::MaterializedView);
         let indexes =

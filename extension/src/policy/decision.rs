@@ -4,7 +4,7 @@ use pagevault_cipher::CipherId;
 use pgrx::pg_sys::Oid;
 
 use super::label::Label;
-use super::{default_cipher, memo};
+use super::{catalogs, default_cipher, memo};
 use crate::keys::shared;
 use crate::pg::labels::Object;
 use crate::pg::relation::{self, Facts, Kind};
@@ -29,8 +29,8 @@ pub(crate) enum Source {
     Around(Object),
     /// It follows this relation, which is encrypted.
     Leader(Oid),
-    /// `pagevault.default_encryption`
-    Setting,
+    /// The setting of this name.
+    Setting(&'static str),
 }
 
 impl Source {
@@ -39,7 +39,7 @@ impl Source {
         match self {
             Source::Own(oid) | Source::Leader(oid) => Object::relation(oid).describe(),
             Source::Around(object) => object.describe(),
-            Source::Setting => "setting pagevault.default_encryption".to_owned(),
+            Source::Setting(name) => format!("setting {name}"),
         }
     }
 }
@@ -69,14 +69,18 @@ impl Decision {
         }
     }
 
+    /// The cipher that the label names.
+    pub(crate) fn named_cipher(&self) -> Option<CipherId> {
+        match self.label {
+            Label::Encrypted(named) => named,
+            Label::Plain => None,
+        }
+    }
+
     /// The cipher for a new file: the one that the label names, else that of the file it replaces, of the
     /// relation it follows, or the default.
     pub(crate) fn cipher(&self, replaced: Option<CipherId>) -> Result<CipherId> {
-        let named = match self.label {
-            Label::Encrypted(named) => named,
-            Label::Plain => None,
-        };
-        named.or(replaced).or(self.like).map_or_else(default_cipher, Ok)
+        self.named_cipher().or(replaced).or(self.like).map_or_else(default_cipher, Ok)
     }
 }
 
@@ -142,7 +146,7 @@ pub(crate) fn wanted_below(
     tablespace: Oid,
 ) -> Result<Option<Decision>> {
     if !facts.user_made {
-        return Ok(None);
+        return catalogs::wanted(facts);
     }
     while let Some(oid) = parent {
         if let Some(decision) = label_around(Object::relation(oid))? {
@@ -174,7 +178,9 @@ pub(crate) fn wanted_of_database() -> Result<Option<Decision>> {
 
 /// What `pagevault.default_encryption` says: on, or nothing.
 pub(crate) fn setting() -> Option<Decision> {
-    guc::default_encryption().then(|| Decision::new(Label::Encrypted(None), Source::Setting))
+    guc::default_encryption().then(|| {
+        Decision::new(Label::Encrypted(None), Source::Setting("pagevault.default_encryption"))
+    })
 }
 
 fn label_around(object: Object) -> Result<Option<Decision>> {

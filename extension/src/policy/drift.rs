@@ -25,7 +25,7 @@ pub(crate) struct Drift {
 pub(crate) fn find(check_files: bool) -> Result<Vec<Drift>> {
     let mut found = Vec::new();
     for facts in relation::all().into_iter().filter_map(relation::facts) {
-        if facts.user_made && facts.is_stored() {
+        if facts.is_stored() {
             found.extend(drift_of(&facts, check_files)?);
         }
     }
@@ -66,11 +66,13 @@ fn stray_pages(facts: &Facts, decision: &Decision) -> Result<i64> {
     Ok(counts.iter().filter(|count| is_stray(count.state)).map(|count| count.pages).sum())
 }
 
-/// New storage for what is to be encrypted: that leaves no label behind. Sequences have no such command, and
+/// New storage for what is to be encrypted: that leaves no label behind. Catalogs have none anyway, sequences no such command, and
 /// encryption is taken away by labels alone.
 fn heal(facts: &Facts, decision: &Decision) -> Result<String> {
     let name = relation::quoted_name(facts);
+    let encrypt = |name: &str| format!("SELECT pagevault.encrypt('{}')", name.replace('\'', "''"));
     Ok(match facts.kind {
+        _ if !facts.user_made => encrypt(&relation::quoted_name(&root_of(facts)?)),
         _ if !decision.is_encrypted() => {
             let root = root_of(facts)?;
             let keyword = relation::label_keyword(root.kind);
@@ -78,9 +80,7 @@ fn heal(facts: &Facts, decision: &Decision) -> Result<String> {
             format!("SECURITY LABEL FOR pagevault ON {keyword} {name} IS 'plain'")
         }
         Kind::Index => format!("REINDEX INDEX {name}"),
-        Kind::Sequence => {
-            format!("SELECT pagevault.encrypt('{}')", name.replace('\'', "''"))
-        }
+        Kind::Sequence => encrypt(&name),
         _ => format!("VACUUM FULL {}", relation::quoted_name(&root_of(facts)?)),
     })
 }

@@ -49,7 +49,7 @@ fn refused(message: &str, source: Source) -> Report {
             format!("The label of {} says encrypted.", source.describe())
         }
         Source::Leader(_) => format!("It follows {}, which is encrypted.", source.describe()),
-        Source::Setting => "pagevault.default_encryption is on.".to_owned(),
+        Source::Setting(name) => format!("{name} is on."),
     };
     Report::new(PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE, message).detail(detail)
 }

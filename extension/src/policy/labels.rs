@@ -5,7 +5,7 @@ use pgrx::pg_sys;
 
 use super::decision::{self, Decision, Source};
 use super::label::{self, Label};
-use super::{enforce, memo};
+use super::{catalogs, enforce, memo};
 use crate::hooks::utility;
 use crate::keys::{data_keys, shared};
 use crate::pg::labels::Object;
@@ -42,7 +42,9 @@ fn relation_relabelled(facts: &Facts, label: Option<Label>) -> Result<()> {
     match label {
         None => Ok(()),
         Some(Label::Encrypted(_)) if facts.kind == Kind::PartitionedTable => {
-            data_keys::require_master_key(process::my_database()).map(|_| ())
+            data_keys::require_master_key(process::my_database())?;
+            catalogs::note_encryption();
+            Ok(())
         }
         Some(Label::Plain) if facts.kind == Kind::PartitionedTable => Ok(()),
         Some(Label::Encrypted(cipher)) => rewrite::encrypt(facts.oid, cipher),
@@ -64,7 +66,10 @@ fn check_relation(facts: &Facts, name: &str) -> Result<()> {
         _ => return Err(unsupported("a relation without storage", "Label tables.")),
     }
     if !facts.user_made {
-        return Err(unsupported("a system catalog", "Label user tables."));
+        return Err(unsupported(
+            "a system catalog",
+            "A label on the database covers its catalogs; pagevault.encrypt() encrypts one.",
+        ));
     }
     if facts.temporary {
         return Err(Report::new(
@@ -91,7 +96,15 @@ fn surroundings_relabelled(object: Object, label: Option<Label>) -> Result<()> {
     }
     check_loss(object, &object.describe(), label, outer)?;
     match label {
-        Some(Label::Encrypted(_)) => data_keys::require_master_key(database.to_u32()).map(|_| ()),
+        Some(Label::Encrypted(_)) => {
+            data_keys::require_master_key(database.to_u32())?;
+            match object.class {
+                pg_sys::NamespaceRelationId => catalogs::note_encryption(),
+                pg_sys::DatabaseRelationId if object == here => catalogs::note_database_label(),
+                _ => {}
+            }
+            Ok(())
+        }
         Some(Label::Plain) | None => Ok(()),
     }
 }

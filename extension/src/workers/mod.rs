@@ -3,10 +3,12 @@
 mod revalidate;
 mod self_check;
 mod unlock;
+mod wal;
 
 /// Registers the workers; from `_PG_init`.
 pub(crate) fn register() {
     self_check::register();
     unlock::register();
     revalidate::register();
+    wal::register();
 }

@@ -9,9 +9,13 @@ use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
 use pgrx::{PgSqlErrorCode, pg_guard, pg_sys};
 
 use crate::hooks::{files, smgr};
+use crate::keys::unlock;
 use crate::pg::pages;
 use crate::pg::process;
 use crate::pg::report::Report;
+
+/// Between looks at keys that are locked, and before a worker that died is started again.
+const PAUSE: Duration = Duration::from_secs(5);
 
 pub(super) fn register() {
     BackgroundWorkerBuilder::new("pagevault self-check")
@@ -20,7 +24,7 @@ pub(super) fn register() {
         .set_function("pagevault_self_check_main")
         .enable_spi_access()
         .set_start_time(BgWorkerStartTime::ConsistentState)
-        .set_restart_time(Some(Duration::from_secs(5)))
+        .set_restart_time(Some(PAUSE))
         .load();
 }
 
@@ -28,6 +32,11 @@ pub(super) fn register() {
 #[pg_guard]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn pagevault_self_check_main(_argument: pg_sys::Datum) {
+    process::handle_worker_signals();
+    // A session starts by reading shared catalogs.
+    while unlock::keeps_everyone_out() {
+        process::wait_in_worker(PAUSE);
+    }
     files::forget_opens();
     process::connect_without_database();
     smgr::forget_reads();

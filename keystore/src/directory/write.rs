@@ -6,10 +6,11 @@ use super::layout::{file, head, identity, key, pack_meta, pack_phase, unpack_met
 use super::{Directory, DirectoryError, FileSlot, KeyInfo, Result};
 use crate::error::Problem;
 use crate::record::{MAX_EPOCH, MAX_WRAPPED_DATA_KEY, Phase, Record, RelFile};
+use crate::wal::{self, Switch};
 
 impl Directory<'_> {
     /// Takes a record in, if it is news. Records about providers and database keys are none of the
-    /// directory's business.
+    /// directory's business, and of switches of WAL only that there is the key.
     pub fn apply(&self, record: &Record) -> Result<()> {
         record.validate().map_err(invalid)?;
         match record {
@@ -32,6 +33,10 @@ impl Directory<'_> {
                 let last = retired.load(Ordering::Relaxed).max(u32::from(*after));
                 retired.store(last, Ordering::Release);
             }
+            Record::WalSwitch(Switch { phase, .. }) => {
+                let (file, epoch) = wal::key_place(phase.generation);
+                self.find_with_key(file, epoch)?;
+            }
             Record::Provider { .. } | Record::DropProvider { .. } | Record::DatabaseKey { .. } => {}
         }
         Ok(())
@@ -39,7 +44,7 @@ impl Directory<'_> {
 
     /// Whether a record says what the directory does not have: a key, or another wrapping of one; a
     /// later [`Phase`] of a file; that a file was dropped since. So redo can pass over what the
-    /// keystore has kept. Of providers and database keys the directory knows nothing, and says yes.
+    /// keystore has kept. Of the others the directory knows nothing, and says yes.
     pub fn would_change(&self, record: &Record) -> Result<bool> {
         match record {
             Record::DataKey { file, epoch, wrapped, .. } => {
@@ -60,9 +65,10 @@ impl Directory<'_> {
                 let last = self.file(slot)?[file::RETIRED].load(Ordering::Acquire);
                 Ok(u32::from(*after) > last)
             }
-            Record::Provider { .. } | Record::DropProvider { .. } | Record::DatabaseKey { .. } => {
-                Ok(true)
-            }
+            Record::Provider { .. }
+            | Record::DropProvider { .. }
+            | Record::DatabaseKey { .. }
+            | Record::WalSwitch(_) => Ok(true),
         }
     }
 

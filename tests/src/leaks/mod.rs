@@ -6,6 +6,7 @@
 //! | spelling | why |
 //! |---|---|
 //! | as stored, and backwards | tables, WAL; numbers in the order in which keys compare |
+//! | decimal, each byte by itself | constants in the parse trees of catalogs |
 //! | UTF-16, either byte order; hexadecimal; base64 at each of its three alignments | what programs make of it |
 //! | eight bytes in a row, or twelve with single bytes between them | what compression leaves: lz4 and zstd interrupt literals rarely, pglz with a control byte after every eight at the most |
 //!

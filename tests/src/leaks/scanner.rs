@@ -7,9 +7,9 @@ use anyhow::{Context, Result};
 
 use super::{Canary, spellings};
 
-/// So many bytes in a row are a hit.
+/// So many bytes of a value in a row are a hit.
 const IN_A_ROW: usize = 8;
-/// So many are a hit, if there is never more than one foreign byte between them.
+/// So many are a hit, if there is never more than one foreign byte between what they are spelt with.
 const WITH_GAPS: usize = 12;
 
 /// Pieces are recognised by so many bytes first.
@@ -36,6 +36,8 @@ struct Pattern {
     canary: usize,
     spelling: &'static str,
     bytes: Vec<u8>,
+    /// Bytes that it takes to spell one.
+    width: usize,
 }
 
 /// Knows a number of canaries.
@@ -60,7 +62,9 @@ impl Scanner {
         for canary in canaries {
             scanner.names.push(canary.name.clone());
             for (spelling, bytes) in spellings::of(&canary.bytes) {
-                scanner.add(Pattern { canary: scanner.names.len() - 1, spelling, bytes });
+                let width = bytes.len() / canary.bytes.len().max(1);
+                let canary = scanner.names.len() - 1;
+                scanner.add(Pattern { canary, spelling, bytes, width });
             }
         }
         scanner
@@ -82,12 +86,14 @@ impl Scanner {
         let mut found = HashSet::new();
         let mut hits = Vec::new();
         let mut at = 0;
-        while let Some(gram) = bytes.get(at..).and_then(<[u8]>::first_chunk::<GRAM>) {
-            if self.filter[slot(*gram)] {
-                for &(number, offset) in self.grams.get(gram).into_iter().flatten() {
+        // Written for builds without optimization, where every call counts: tests look at gigabytes.
+        while at + GRAM <= bytes.len() {
+            let gram = [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
+            if self.filter[slot(gram)] {
+                for &(number, offset) in self.grams.get(&gram).into_iter().flatten() {
                     let pattern = &self.patterns[number];
                     let key = (pattern.canary, pattern.spelling);
-                    if !found.contains(&key) && is_hit(&pattern.bytes, offset, bytes, at) {
+                    if !found.contains(&key) && is_hit(pattern, offset, bytes, at) {
                         found.insert(key);
                         hits.push(Hit {
                             canary: self.names[pattern.canary].clone(),
@@ -155,10 +161,12 @@ fn slot(gram: [u8; GRAM]) -> usize {
 }
 
 /// Whether enough of the pattern stands around `at` in `bytes`, where a gram of it begins, that at `offset`.
-fn is_hit(pattern: &[u8], offset: usize, bytes: &[u8], at: usize) -> bool {
-    let forward = matching(pattern[offset..].iter(), bytes[at..].iter());
-    let backward = matching(pattern[..offset].iter().rev(), bytes[..at].iter().rev());
-    backward.in_a_row + forward.in_a_row >= IN_A_ROW || backward.total + forward.total >= WITH_GAPS
+fn is_hit(pattern: &Pattern, offset: usize, bytes: &[u8], at: usize) -> bool {
+    let (before, after) = pattern.bytes.split_at(offset);
+    let forward = matching(after.iter(), bytes[at..].iter());
+    let backward = matching(before.iter().rev(), bytes[..at].iter().rev());
+    backward.in_a_row + forward.in_a_row >= IN_A_ROW * pattern.width
+        || backward.total + forward.total >= WITH_GAPS * pattern.width
 }
 
 struct Matching {

@@ -21,6 +21,8 @@ pub(super) fn of(bytes: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
         ("base64", base64(bytes, 1)),
         ("base64", base64(bytes, 2)),
     ];
+    let decimal: Vec<_> = bytes.iter().map(|byte| byte.cast_signed().to_string()).collect();
+    all.push(("decimal", decimal.join(" ").into_bytes()));
     if bytes.is_ascii() {
         all.push(("UTF-16", bytes.iter().flat_map(|byte| [*byte, 0]).collect()));
         all.push(("UTF-16", bytes.iter().flat_map(|byte| [0, *byte]).collect()));

@@ -4,6 +4,8 @@
 //! extension in the PostgreSQL that `PAGEVAULT_PG_CONFIG` names.
 
 mod audit;
+mod binary_upgrade;
+mod catalogs;
 mod checkpoints;
 mod crash;
 mod damage;
@@ -26,9 +28,11 @@ mod rotation;
 mod rotation_crashes;
 mod routes;
 mod segments;
+mod statistics;
 mod stock_tools;
 mod temp;
 mod unlock;
+mod wal;
 
 use anyhow::{Result, ensure};
 use pagevault_tests::DataFile;

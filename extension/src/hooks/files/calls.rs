@@ -68,6 +68,26 @@ pub(crate) mod raw {
         unsafe { PWRITE.get()(fd, from, length, at) }
     }
 
+    pub(crate) unsafe fn read(fd: c_int, to: *mut c_void, length: usize) -> ssize_t {
+        // SAFETY: as above.
+        unsafe { READ.get()(fd, to, length) }
+    }
+
+    pub(crate) unsafe fn write(fd: c_int, from: *const c_void, length: usize) -> ssize_t {
+        // SAFETY: as above.
+        unsafe { WRITE.get()(fd, from, length) }
+    }
+
+    pub(crate) unsafe fn pwritev(
+        fd: c_int,
+        vector: *const iovec,
+        count: c_int,
+        at: off_t,
+    ) -> ssize_t {
+        // SAFETY: as above.
+        unsafe { PWRITEV.get()(fd, vector, count, at) }
+    }
+
     pub(crate) unsafe fn ftruncate(fd: c_int, length: off_t) -> c_int {
         // SAFETY: as above.
         unsafe { FTRUNCATE.get()(fd, length) }

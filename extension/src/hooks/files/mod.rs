@@ -31,13 +31,16 @@ pub(crate) enum Class {
     None = 0,
     /// A WAL segment.
     WalSegment = 1,
+    /// A file that becomes a WAL segment.
+    NewWalSegment = 2,
     /// A sealed temporary file.
-    Temporary = 2,
+    Temporary = 3,
 }
 
 impl Class {
     /// Classes by number.
-    const ALL: [Class; 3] = [Class::None, Class::WalSegment, Class::Temporary];
+    const ALL: [Class; 4] =
+        [Class::None, Class::WalSegment, Class::NewWalSegment, Class::Temporary];
 
     fn of(number: u8) -> Class {
         Class::ALL.get(usize::from(number)).copied().unwrap_or(Class::None)
@@ -57,6 +60,9 @@ fn class_of(path: &CStr, flags: c_int) -> (Class, Tag) {
     if let Some(tag) = wal::segment(path) {
         return (Class::WalSegment, tag);
     }
+    if wal::is_new_segment(path) {
+        return (Class::NewWalSegment, Tag::EMPTY);
+    }
     (Class::None, Tag::EMPTY)
 }
 
@@ -66,6 +72,7 @@ fn handler(class: Class) -> Option<&'static dyn Handler> {
     match class {
         Class::None => None,
         Class::WalSegment => Some(&wal::Segment),
+        Class::NewWalSegment => Some(&wal::NewSegment),
         Class::Temporary => Some(&temporary::Temporary),
     }
 }
@@ -114,27 +121,13 @@ pub(crate) trait Handler: Sync {
     /// `read`: [`Handler::pread`] at the position of the descriptor.
     unsafe fn read(&self, file: File, buffer: *mut c_void, length: usize) -> ssize_t {
         // SAFETY: by contract.
-        unsafe {
-            let position = libc::lseek(file.fd, 0, libc::SEEK_CUR);
-            if position < 0 {
-                return -1;
-            }
-            let done = self.pread(file, buffer, length, position);
-            advance(file.fd, position, done)
-        }
+        unsafe { at_position(file.fd, |position| self.pread(file, buffer, length, position)) }
     }
 
     /// `write`: [`Handler::pwrite`] at the position of the descriptor.
     unsafe fn write(&self, file: File, buffer: *const c_void, length: usize) -> ssize_t {
         // SAFETY: by contract.
-        unsafe {
-            let position = libc::lseek(file.fd, 0, libc::SEEK_CUR);
-            if position < 0 {
-                return -1;
-            }
-            let done = self.pwrite(file, buffer, length, position);
-            advance(file.fd, position, done)
-        }
+        unsafe { at_position(file.fd, |position| self.pwrite(file, buffer, length, position)) }
     }
 
     /// `preadv`: one [`Handler::pread`] after the other.
@@ -170,16 +163,23 @@ pub(crate) trait Handler: Sync {
     }
 }
 
-/// Moves the descriptor behind what was transferred.
+/// Transfers at the position of the descriptor, and moves it behind what was transferred.
 ///
 /// # Safety
 /// `fd` is open.
-unsafe fn advance(fd: c_int, position: off_t, done: ssize_t) -> ssize_t {
+unsafe fn at_position(fd: c_int, transfer: impl FnOnce(off_t) -> ssize_t) -> ssize_t {
     // SAFETY: by contract.
-    if done > 0 && unsafe { libc::lseek(fd, position + done as off_t, libc::SEEK_SET) } < 0 {
-        return -1;
+    unsafe {
+        let position = libc::lseek(fd, 0, libc::SEEK_CUR);
+        if position < 0 {
+            return -1;
+        }
+        let done = transfer(position);
+        if done > 0 && libc::lseek(fd, position + done as off_t, libc::SEEK_SET) < 0 {
+            return -1;
+        }
+        done
     }
-    done
 }
 
 /// Transfers the parts of a vector one by one, until one is not done whole. A failure counts only if

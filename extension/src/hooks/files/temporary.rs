@@ -193,15 +193,12 @@ impl Handler for Temporary {
     }
 
     unsafe fn write(&self, file: File, buffer: *const c_void, length: usize) -> ssize_t {
-        let whence = if file.tag.0[0] & APPENDS != 0 { libc::SEEK_END } else { libc::SEEK_CUR };
         // SAFETY: an open descriptor; the rest is the caller's.
         unsafe {
-            let position = libc::lseek(file.fd, 0, whence);
-            if position < 0 {
+            if file.tag.0[0] & APPENDS != 0 && libc::lseek(file.fd, 0, libc::SEEK_END) < 0 {
                 return -1;
             }
-            let done = self.pwrite(file, buffer, length, position);
-            super::advance(file.fd, position, done)
+            super::at_position(file.fd, |position| self.pwrite(file, buffer, length, position))
         }
     }
 

@@ -1,10 +1,11 @@
 //! The setting and the first key may come at any time: a file stays what it was made as.
 
 use anyhow::{Result, ensure};
-use pagevault_tests::cluster::{column, run_sql};
+use pagevault_tests::cluster::{column, run_sql, text};
+use pagevault_tests::datafile::holds;
 use pagevault_tests::{Cluster, Settings};
 
-use super::{LITTLE_MEMORY, SETUP, check, held, spilled};
+use super::{CANARY, LITTLE_MEMORY, SETUP, check, held, spilled};
 
 const SORTED: &str = "SELECT t FROM data ORDER BY t DESC";
 const JOINED: &str = "
@@ -63,5 +64,35 @@ fn what_is_open_stays_what_it_is() -> Result<()> {
         ensure!(*rows == expected, "cursor {number} has other rows");
     }
     run_sql(&mut client, "COMMIT")?;
+    cluster.finish()
+}
+
+/// Its pages say by themselves what they are.
+#[test]
+fn a_temporary_table_may_be_a_mixture() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default().conf("temp_buffers = '800kB'"))?;
+    let mut client = cluster.client()?;
+    run_sql(&mut client, "CREATE TEMP TABLE mixed (i int, t text)")?;
+    for setting in ["off", "auto", "on"] {
+        cluster.set(&[("pagevault.temp_encryption", setting)])?;
+        run_sql(
+            &mut client,
+            &format!(
+                "INSERT INTO mixed SELECT i, '{setting} {CANARY} ' || i FROM generate_series(1, 20000) i"
+            ),
+        )?;
+    }
+    let path = text(&mut client, "SELECT pg_relation_filepath('mixed')")?;
+    let bytes = std::fs::read(cluster.data_directory().join(path))?;
+    for (setting, shown) in [("off", true), ("auto", false), ("on", false)] {
+        let text = format!("{setting} {CANARY}");
+        ensure!(holds(&bytes, text.as_bytes()) == shown, "{text}: seen is {}", !shown);
+    }
+    let rows = text(
+        &mut client,
+        "SELECT count(*) FROM mixed WHERE t LIKE '% kanarienvogel-auf-zeit ' || i",
+    )?;
+    ensure!(rows == "60000", "{rows} rows are right");
+    drop(client);
     cluster.finish()
 }
