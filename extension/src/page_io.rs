@@ -12,6 +12,7 @@ use crate::keys::{cache, persist, revoked, shared};
 use crate::pg::compat::SmgrFile;
 use crate::pg::process::{ProcessLocal, data_checksums, serves_users};
 use crate::pg::report::Report;
+use crate::policy;
 
 const _: () =
     assert!(pgrx::pg_sys::BLCKSZ as usize == PAGE_SIZE, "page format 1 is for 8 kB pages");
@@ -55,11 +56,12 @@ const TEMPORARY_EPOCH: Epoch = match Epoch::new(1) {
 /// Where and under which key to seal, or `None` when the file is written in plaintext.
 #[inline]
 pub(crate) fn seal_target(file: SmgrFile) -> Option<SealTarget> {
+    if file.is_temporary() {
+        let target = SealTarget { file, epoch: TEMPORARY_EPOCH };
+        return policy::temporary::is_wanted().then_some(target);
+    }
     if !shared::anything_sealed() {
         return None;
-    }
-    if file.is_temporary() {
-        return Some(SealTarget { file, epoch: TEMPORARY_EPOCH });
     }
     shared::current_epoch(file.file).map(|epoch| SealTarget { file, epoch })
 }

@@ -85,10 +85,7 @@ fn decrypt_members(members: &[Facts]) -> Result<()> {
 
 /// Has one file after the other written as `switch` says from now on (`None`: as it is), and what is not so
 /// on disk. The next one is begun when that is done: so what is begun last tells of all before it.
-fn rewrite(
-    members: &[Facts],
-    switch: impl Fn(RelFile) -> Result<Option<Target>>,
-) -> Result<()> {
+fn rewrite(members: &[Facts], switch: impl Fn(RelFile) -> Result<Option<Target>>) -> Result<()> {
     for member in members.iter().filter(|member| member.kind.has_storage()) {
         let Some(held) = Held::open(member.oid) else { continue };
         let switched = switch(member.file)?;

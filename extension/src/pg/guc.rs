@@ -28,6 +28,23 @@ static REVOKED_KEY_GRACE: GucSetting<i32> = GucSetting::<i32>::new(3600);
 static REVOKED_KEY_ACTION: GucSetting<RevokedKeyAction> =
     GucSetting::<RevokedKeyAction>::new(RevokedKeyAction::Log);
 
+static TEMP_ENCRYPTION: GucSetting<TempEncryption> =
+    GucSetting::<TempEncryption>::new(TempEncryption::Auto);
+
+/// Which temporary data is encrypted.
+#[derive(Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
+pub(crate) enum TempEncryption {
+    /// All that is made while the cluster has a database key, so that something can be encrypted.
+    #[name = c"auto"]
+    Auto,
+    /// All.
+    #[name = c"on"]
+    On,
+    /// None.
+    #[name = c"off"]
+    Off,
+}
+
 /// What becomes of data whose master key was revoked.
 #[derive(Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
 enum RevokedKeyAction {
@@ -195,6 +212,14 @@ pub(crate) fn define() {
         GucContext::Sighup,
         GucFlags::default(),
     );
+    GucRegistry::define_enum_guc(
+        c"pagevault.temp_encryption",
+        c"Encrypts temporary data: auto (as soon as the cluster has a master key), on or off.",
+        c"Temporary tables, files of sorts, hashes and the like, changes spilled by logical decoding, the NOTIFY queue. Decided for each file when it is made.",
+        &TEMP_ENCRYPTION,
+        GucContext::Sighup,
+        GucFlags::default(),
+    );
     // SAFETY: reserves our prefix so that misspelt settings are refused; plain C string.
     unsafe { pgrx::pg_sys::MarkGUCPrefixReserved(c"pagevault".as_ptr()) };
 }
@@ -268,6 +293,12 @@ pub(crate) fn rekey_threshold() -> u64 {
 /// `pagevault.rekey_rate` in bytes per second, unless it is unlimited.
 pub(crate) fn rekey_rate() -> Option<f64> {
     Some(f64::from(REKEY_RATE.get()) * 1_048_576.0).filter(|rate| *rate > 0.0)
+}
+
+/// `pagevault.temp_encryption`
+#[inline]
+pub(crate) fn temp_encryption() -> TempEncryption {
+    TEMP_ENCRYPTION.get()
 }
 
 /// `pagevault.revalidate_interval`, unless it is off.

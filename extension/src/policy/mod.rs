@@ -18,6 +18,7 @@ pub(crate) mod enforce;
 pub(crate) mod label;
 pub(crate) mod labels;
 mod memo;
+pub(crate) mod temporary;
 
 use pagevault_cipher::CipherId;
 use pagevault_keystore::RelFile;

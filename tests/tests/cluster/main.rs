@@ -32,6 +32,7 @@ mod routes;
 mod segments;
 mod statistics;
 mod stock_tools;
+mod temp;
 mod unlock;
 mod wal;
 

@@ -10,7 +10,8 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use libc::{iovec, mode_t, off_t, size_t, ssize_t};
 use pagevault_interpose::{Code, Error, Plan};
 
-use super::{class_of, handler, table};
+use super::temporary::Opening;
+use super::{Class, Tag, class_of, handler, table};
 use crate::hooks::forward::Forward;
 
 type Open = unsafe extern "C" fn(*const c_char, c_int, ...) -> c_int;
@@ -98,8 +99,36 @@ pub(crate) mod raw {
 unsafe extern "C-unwind" fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
     // SAFETY: the caller's own arguments, forwarded.
     unsafe {
+        let name = CStr::from_ptr(path);
+        if let Some(opening) = Opening::of(name, flags) {
+            return open_temporary(&opening, name, mode);
+        }
         let fd = OPEN.get()(path, flags, mode);
-        if fd >= 0 { remember(fd, path, flags) } else { fd }
+        if fd < 0 {
+            return fd;
+        }
+        let (class, tag) = class_of(name, flags);
+        remember(fd, class, tag)
+    }
+}
+
+/// [`open`] of a temporary file, which says only when it is open whether it is sealed.
+///
+/// # Safety
+/// As [`open`].
+#[cold]
+unsafe fn open_temporary(opening: &Opening, path: &CStr, mode: mode_t) -> c_int {
+    // SAFETY: by contract.
+    unsafe {
+        let fd = OPEN.get()(path.as_ptr(), opening.flags(), opening.mode(mode));
+        if fd < 0 {
+            return fd;
+        }
+        match opening.finish(fd, path) {
+            Ok(None) => remember(fd, Class::None, Tag::EMPTY),
+            Ok(Some(tag)) => remember(fd, Class::Temporary, tag),
+            Err(errno) => refuse(fd, errno),
+        }
     }
 }
 
@@ -112,22 +141,30 @@ unsafe extern "C-unwind" fn open_2(path: *const c_char, flags: c_int) -> c_int {
 /// Remembers the class of a file that was just opened.
 ///
 /// # Safety
-/// `fd` was opened from `path`, which is a C string.
+/// `fd` was opened just now, by us.
 #[inline]
-unsafe fn remember(fd: c_int, path: *const c_char, flags: c_int) -> c_int {
+unsafe fn remember(fd: c_int, class: Class, tag: Tag) -> c_int {
     if !OPEN_SEEN.load(Relaxed) {
         OPEN_SEEN.store(true, Relaxed);
     }
-    // SAFETY: by contract.
-    let (class, tag) = class_of(unsafe { CStr::from_ptr(path) }, flags);
     if table::opened(fd, class, tag) {
         return fd;
     }
     // Never a file that should be encrypted and is not.
+    // SAFETY: by contract.
+    unsafe { refuse(fd, libc::EMFILE) }
+}
+
+/// Takes an `open` back.
+///
+/// # Safety
+/// `fd` was opened just now, by us.
+#[cold]
+unsafe fn refuse(fd: c_int, errno: c_int) -> c_int {
     // SAFETY: ours to close; errno belongs to this thread.
     unsafe {
         CLOSE.get()(fd);
-        *libc::__errno_location() = libc::EMFILE;
+        *libc::__errno_location() = errno;
     }
     -1
 }

@@ -12,6 +12,7 @@
 
 mod calls;
 mod table;
+mod temporary;
 mod wal;
 
 use std::ffi::{CStr, c_int, c_void};
@@ -32,11 +33,14 @@ pub(crate) enum Class {
     WalSegment = 1,
     /// A file that becomes a WAL segment.
     NewWalSegment = 2,
+    /// A sealed temporary file.
+    Temporary = 3,
 }
 
 impl Class {
     /// Classes by number.
-    const ALL: [Class; 3] = [Class::None, Class::WalSegment, Class::NewWalSegment];
+    const ALL: [Class; 4] =
+        [Class::None, Class::WalSegment, Class::NewWalSegment, Class::Temporary];
 
     fn of(number: u8) -> Class {
         Class::ALL.get(usize::from(number)).copied().unwrap_or(Class::None)
@@ -45,6 +49,8 @@ impl Class {
 
 /// The class of the file at `path`, as the server spells it: relative to the data directory. What
 /// the class wants to remember about the file goes into the tag.
+///
+/// Temporary files are not asked for here: see [`temporary::Opening`].
 ///
 /// Asked for each file that is opened, whether anything is encrypted or not: that may change while
 /// the file is open.
@@ -67,6 +73,7 @@ fn handler(class: Class) -> Option<&'static dyn Handler> {
         Class::None => None,
         Class::WalSegment => Some(&wal::Segment),
         Class::NewWalSegment => Some(&wal::NewSegment),
+        Class::Temporary => Some(&temporary::Temporary),
     }
 }
 
