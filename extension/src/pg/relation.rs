@@ -86,20 +86,6 @@ pub(crate) fn facts(oid: Oid) -> Option<Facts> {
     }
 }
 
-/// The file of a relation, from the relation cache; `None` if there is no such relation.
-pub(crate) fn file_of(oid: Oid) -> Option<RelFile> {
-    // SAFETY: a counted reference, given back after use.
-    unsafe {
-        let relation = pg_sys::RelationIdGetRelation(oid);
-        if relation.is_null() {
-            return None;
-        }
-        let file = compat::rel_file(compat::relation_locator(relation));
-        pg_sys::RelationClose(relation);
-        Some(file)
-    }
-}
-
 /// Facts about a relation and, if it is partitioned, its partitions on all levels.
 pub(crate) fn with_partitions(oid: Oid) -> Vec<Facts> {
     // SAFETY: a catalog look-up; the list is a palloc'd copy.

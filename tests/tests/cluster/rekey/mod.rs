@@ -1,6 +1,7 @@
 //! Rekeying online: new data keys for relations in use, jobs that survive whatever happens to them.
 
 mod requests;
+mod standbys;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

@@ -103,7 +103,7 @@ fn base_backup(cluster: &Cluster, target: &Path, options: &[&str]) -> Result<()>
 }
 
 /// A standby that streams from `primary`, started.
-fn standby_of(primary: &Cluster, conf: &[&str]) -> Result<Cluster> {
+pub(crate) fn standby_of(primary: &Cluster, conf: &[&str]) -> Result<Cluster> {
     let mut standby = Cluster::from_files(|target| {
         base_backup(primary, target, &[])?;
         let signal = target.join("standby.signal");
@@ -123,7 +123,7 @@ fn standby_of(primary: &Cluster, conf: &[&str]) -> Result<Cluster> {
 }
 
 /// Waits until the standby has replayed all that the primary has logged.
-fn wait_for(standby: &Cluster, primary: &Cluster) -> Result<()> {
+pub(crate) fn wait_for(standby: &Cluster, primary: &Cluster) -> Result<()> {
     let end = primary.text("SELECT pg_current_wal_flush_lsn()")?;
     standby.eventually(&format!("SELECT pg_last_wal_replay_lsn() >= '{end}'"), "t")
 }
