@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use pagevault_tests::wal::Segment;
 use pagevault_tests::{Cluster, Settings, process};
 
-use super::{base_backup, count, insert, leaks, marks, sealing, switch};
+use super::{base_backup, count, insert, lacks, leaks, marks, sealing, switch};
 
 /// Settings that archive into `archive` beside the data directory of the cluster that is made next.
 fn archive_of(cluster: &Cluster) -> Result<std::path::PathBuf> {
@@ -111,6 +111,9 @@ fn recovery_to_a_point_over_mixed_history() -> Result<()> {
 /// A library copies segments inside the server, through the same calls.
 #[test]
 fn an_archive_library_copies_sealed_segments() -> Result<()> {
+    if lacks("basic_archive")? {
+        return Ok(());
+    }
     let settings = Settings::default()
         .conf("archive_mode = on")
         .conf("archive_library = 'basic_archive'")

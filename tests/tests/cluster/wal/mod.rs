@@ -14,7 +14,7 @@ use anyhow::{Result, ensure};
 use pagevault_tests::datafile::holds;
 use pagevault_tests::installation::run;
 use pagevault_tests::wal::{PAGE, Segment, WalPage};
-use pagevault_tests::{Cluster, KeyFile, Settings};
+use pagevault_tests::{Cluster, Installation, KeyFile, Settings};
 
 const STATE: &str = "SELECT wal FROM pagevault.status";
 
@@ -94,6 +94,16 @@ fn state_at(segments: &[Segment], address: u64) -> Result<WalPage> {
 fn assert_hidden(cluster: &Cluster, canary: &str) -> Result<()> {
     ensure!(!leaks(&segments(cluster)?, canary), "pg_wal holds {canary}");
     Ok(())
+}
+
+/// Whether the installation lacks a library that is not part of every package; says so.
+fn lacks(library: &str) -> Result<bool> {
+    let directory = Installation::get()?.library_directory();
+    let lacks = !directory.join(format!("{library}.so")).exists();
+    if lacks {
+        eprintln!("skipped: {library} is not installed");
+    }
+    Ok(lacks)
 }
 
 /// `pg_basebackup` with these options.
