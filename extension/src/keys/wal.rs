@@ -24,13 +24,13 @@ pub(crate) struct Wal {
 }
 
 /// Whether there is any WAL key.
-const HAS_KEYS: usize = 5;
+const HAS_KEYS: usize = 0;
 /// Whether a page of WAL was written since the server started.
-const WRITTEN: usize = 0;
+const WRITTEN: usize = 1;
 /// The page that keeps its key: generation plus one (0: there is none), plaintext, address.
-const KEPT: usize = 1;
-const KEPT_PLAINTEXT: usize = 2;
-const KEPT_ADDRESS: Range<usize> = 3..5;
+const KEPT: usize = 2;
+const KEPT_PLAINTEXT: usize = 3;
+const KEPT_ADDRESS: Range<usize> = 4..6;
 const PROBLEM: Range<usize> = 8..200;
 
 /// Words of memory that [`Wal`] needs.

@@ -5,7 +5,9 @@ use pagevault_tests::installation::run;
 use pagevault_tests::wal::{PAGE, Segment, WalPage};
 use pagevault_tests::{Cluster, Installation, Settings};
 
-use super::{assert_hidden, base_backup, count, insert, leaks, marks, sealing, segments, state_at};
+use super::{
+    assert_hidden, base_backup, count, insert, last_page, leaks, marks, sealing, segments, state_at,
+};
 
 fn restored_after_load(method: &str) -> Result<(Cluster, Cluster, Vec<Segment>)> {
     let (mut cluster, _keys) = sealing(&Settings::default())?;
@@ -38,19 +40,6 @@ fn restored_after_load(method: &str) -> Result<(Cluster, Cluster, Vec<Segment>)>
     ensure!(count(&restored, "zaunkoenig")? == "1000", "rows are missing");
     ensure!(restored.text(balanced)? == "t", "balances differ");
     Ok((cluster, restored, wal))
-}
-
-/// Address and state of the last page that is written.
-fn last_page(segments: &[Segment]) -> Result<(u64, WalPage)> {
-    let mut last = (0, WalPage::Unused);
-    for segment in segments {
-        for (at, page) in (segment.address()?..).step_by(PAGE).zip(segment.pages()?) {
-            if page != WalPage::Unused && at > last.0 {
-                last = (at, page);
-            }
-        }
-    }
-    Ok(last)
 }
 
 #[test]

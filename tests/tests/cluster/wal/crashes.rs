@@ -8,7 +8,7 @@ use pagevault_tests::datafile::holds;
 use pagevault_tests::wal::{PAGE, WalPage};
 use pagevault_tests::{Settings, StopMode};
 
-use super::{STATE, assert_hidden, count, insert, marks, sealing, segments, state_at};
+use super::{STATE, assert_hidden, count, insert, last_page, marks, sealing, segments, state_at};
 
 fn survives(settings: &Settings) -> Result<()> {
     let (cluster, _keys) = sealing(settings)?;
@@ -128,9 +128,8 @@ fn a_switch_that_was_lost_is_made_again() -> Result<()> {
     insert(&cluster, "amsel", 100)?;
     cluster.sql("CHECKPOINT")?;
     insert(&cluster, "drossel", 1000)?;
-    let end = "SELECT trunc(pg_current_wal_flush_lsn() - '0/0'::pg_lsn)";
-    let last = cluster.text(end)?.parse::<u64>()? / PAGE as u64 * PAGE as u64;
     cluster.kill()?;
+    let (last, _) = last_page(&segments(&cluster)?)?;
     forget_switches(&cluster.data_directory().join("pagevault/cluster.keys"))?;
     cluster.append_conf("pagevault.wal_encryption = keep")?;
     std::fs::remove_file(cluster.data_directory().join("postgresql.auto.conf"))?;

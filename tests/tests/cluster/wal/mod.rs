@@ -14,7 +14,7 @@ use anyhow::{Result, ensure};
 use pagevault_tests::datafile::holds;
 use pagevault_tests::installation::run;
 use pagevault_tests::wal::{PAGE, Segment, WalPage};
-use pagevault_tests::{Cluster, KeyFile, Settings};
+use pagevault_tests::{Cluster, Installation, KeyFile, Settings};
 
 const STATE: &str = "SELECT wal FROM pagevault.status";
 
@@ -67,6 +67,19 @@ fn marks(segments: &[Segment]) -> Result<Vec<u16>> {
     Ok(marks)
 }
 
+/// Address and state of the last page that is written.
+fn last_page(segments: &[Segment]) -> Result<(u64, WalPage)> {
+    let mut last = (0, WalPage::Unused);
+    for segment in segments {
+        for (at, page) in (segment.address()?..).step_by(PAGE).zip(segment.pages()?) {
+            if page != WalPage::Unused && at > last.0 {
+                last = (at, page);
+            }
+        }
+    }
+    Ok(last)
+}
+
 /// What the page at an address says.
 fn state_at(segments: &[Segment], address: u64) -> Result<WalPage> {
     for segment in segments {
@@ -81,6 +94,16 @@ fn state_at(segments: &[Segment], address: u64) -> Result<WalPage> {
 fn assert_hidden(cluster: &Cluster, canary: &str) -> Result<()> {
     ensure!(!leaks(&segments(cluster)?, canary), "pg_wal holds {canary}");
     Ok(())
+}
+
+/// Whether the installation lacks a library that is not part of every package; says so.
+fn lacks(library: &str) -> Result<bool> {
+    let directory = Installation::get()?.library_directory();
+    let lacks = !directory.join(format!("{library}.so")).exists();
+    if lacks {
+        eprintln!("skipped: {library} is not installed");
+    }
+    Ok(lacks)
 }
 
 /// `pg_basebackup` with these options.

@@ -110,6 +110,33 @@ fn keys_are_rotated_under_load_with_kills() -> Result<()> {
 }
 
 #[test]
+fn wal_is_switched_under_load_with_kills() -> Result<()> {
+    let (cluster, _keys) = sealing(&Settings::default().conf("wal_keep_size = '1GB'"))?;
+    cluster.pgbench(&["-i", "-q", "-s", "1"])?;
+    for round in 1..=2_u32 {
+        let mut load = cluster.pgbench_in_background(&["-n", "-c", "4", "-j", "2", "-T", "60"])?;
+        for on in [false, true, false, true] {
+            switch(&cluster, on)?;
+            insert(&cluster, if on { "drossel" } else { "fink" }, 100)?;
+        }
+        cluster.kill()?;
+        load.wait()?;
+        cluster.start_server()?;
+        let balanced = "SELECT (SELECT sum(abalance) FROM pgbench_accounts)
+            = (SELECT coalesce(sum(delta), 0) FROM pgbench_history)";
+        ensure!(cluster.text(balanced)? == "t", "round {round}: balances differ");
+        for canary in ["drossel", "fink"] {
+            let rows = (200 * round).to_string();
+            ensure!(count(&cluster, canary)? == rows, "round {round}: rows are missing");
+        }
+    }
+    let all = segments(&cluster)?;
+    ensure!(leaks(&all, "fink") && !leaks(&all, "drossel"), "not what was switched");
+    ensure!(marks(&all)? == [1, 2, 3, 4, 5], "keys {:?}", marks(&all)?);
+    cluster.finish()
+}
+
+#[test]
 fn who_may_rotate_and_when() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster.sql("CREATE ROLE anyone; CREATE ROLE admin IN ROLE pagevault_admin")?;
