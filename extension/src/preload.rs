@@ -28,6 +28,7 @@ pub(crate) fn start() {
     hooks::access::install();
     hooks::ddl::install();
     hooks::utility::install();
+    hooks::statistics::install();
     hooks::transaction::install();
     workers::register();
     if let Err(error) = cache::protect().and_then(|()| temporary::protect()) {

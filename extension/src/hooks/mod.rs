@@ -12,6 +12,7 @@ pub(crate) mod files;
 pub(crate) mod forward;
 pub(crate) mod install;
 pub(crate) mod smgr;
+pub(crate) mod statistics;
 pub(crate) mod sync;
 pub(crate) mod transaction;
 pub(crate) mod utility;

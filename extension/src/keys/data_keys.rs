@@ -8,7 +8,6 @@ use pgrx::PgSqlErrorCode;
 use super::persist::{self, append, internal, now, shared_memory};
 use super::{cache, revoked, shared};
 use crate::pg::locks::KeystoreLock;
-use crate::pg::process;
 use crate::pg::report::{Report, Result};
 use crate::pg::wal;
 
@@ -72,9 +71,6 @@ pub(crate) fn wrap_data_key(
 /// end of the WAL record. Pages without an LSN (free space map, unlogged relations) do not wait for
 /// it: where the file has such pages already, flush WAL first.
 pub(crate) fn new_epoch(file: RelFile, cipher: CipherId) -> Result<u64> {
-    if process::is_binary_upgrade() {
-        return Err(not_in_binary_upgrade());
-    }
     revoked::require_usable(wrapping_scope(file.database)?)?;
     let lock = KeystoreLock::acquire();
     let (scope, key_version, secret) = wrapping_key(file.database)?;
@@ -105,17 +101,6 @@ pub(crate) fn new_epoch(file: RelFile, cipher: CipherId) -> Result<u64> {
         Record::Current { file, epoch, owner: 0 },
     ];
     append(&lock, file.database, &records)
-}
-
-/// pg_upgrade puts files of the old cluster in the place of those that it makes: a key for one of these would
-/// be a wrong one for the other.
-fn not_in_binary_upgrade() -> Report {
-    Report::new(
-        PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
-        "nothing can be encrypted while pg_upgrade runs",
-    )
-    .detail("The new file will be replaced by that of the old cluster.")
-    .hint("Encrypt it after the upgrade.")
 }
 
 /// Has pages of a file written in plaintext from now on. Its keys stay, for pages that are sealed.

@@ -129,6 +129,12 @@ pub(crate) fn anything_refused() -> bool {
     get().is_some_and(|shared| shared.secrets.any_refused())
 }
 
+/// Is any database key locked or refused? Two loads.
+#[inline]
+pub(crate) fn anything_withheld() -> bool {
+    get().is_some_and(|shared| shared.secrets.any_refused() || shared.secrets.any_locked())
+}
+
 /// The scope of the database key behind the data key that this file is sealed with now, if that database
 /// key is refused.
 pub(crate) fn refused_scope(file: RelFile) -> Option<u32> {

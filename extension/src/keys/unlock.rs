@@ -103,10 +103,13 @@ pub(crate) fn locked_keys() -> Vec<(u32, u32)> {
         .collect()
 }
 
-/// True while nobody can log in: shared catalogs are sealed, and the cluster's key is locked.
+/// True while nobody can log in: shared catalogs are sealed, and the cluster's key is locked or refused.
 pub(crate) fn keeps_everyone_out() -> bool {
     const CLUSTER: u32 = 0;
-    locked_keys().iter().any(|(scope, _)| *scope == CLUSTER) && shared::anything_sealed_in(CLUSTER)
+    let keys = shared::secrets().map(|s| s.list()).unwrap_or_default();
+    let locked = |state| matches!(state, KeyState::Locked | KeyState::Refused);
+    keys.iter().any(|(scope, _, state)| *scope == CLUSTER && locked(*state))
+        && shared::anything_sealed_in(CLUSTER)
 }
 
 /// Remembers for `pagevault.status` why keys are locked, or that none is.
@@ -194,6 +197,6 @@ fn starts_locked(cause: &Report) -> Report {
     .hint(if keeps_everyone_out() {
         "Shared catalogs are encrypted: nobody can log in until then. The server keeps trying and unlocks without a restart."
     } else {
-        "Everything else works. The server keeps trying and unlocks without a restart."
+        "Plaintext relations are usable. The server keeps trying and unlocks without a restart."
     })
 }

@@ -175,7 +175,7 @@ fn wanted_encrypted() -> Result<Vec<(Facts, Decision)>> {
 pub(crate) fn encrypt(catalog: &Facts, cipher: Option<CipherId>) -> Result<()> {
     require_table(catalog)?;
     let wanted = decision::wanted(catalog)?.filter(Decision::is_encrypted);
-    if is_shared(catalog) && wanted.is_none() {
+    if is_shared(catalog) && wanted.is_none() && !shared::is_sealed(catalog.file) {
         return Err(Report::new(
             PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
             format!("\"{}\" is a shared catalog, and these are not protected", catalog.name),

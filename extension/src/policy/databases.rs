@@ -22,7 +22,7 @@ static TEMPLATE: ProcessLocal<Option<Template>> = ProcessLocal::new(None);
 
 /// A database, and the one that it is copied from, each with its default tablespace.
 #[derive(Clone, Copy)]
-struct Copy {
+struct DatabaseCopy {
     from: u32,
     to: u32,
     tablespace: u32,
@@ -30,7 +30,7 @@ struct Copy {
 }
 
 /// The last one that this session made.
-static COPY: ProcessLocal<Option<Copy>> = ProcessLocal::new(None);
+static COPY: ProcessLocal<Option<DatabaseCopy>> = ProcessLocal::new(None);
 
 /// CREATE DATABASE is about to be carried out; `raw` if it copies files as they are.
 pub(crate) fn creating(template: String, raw: bool) {
@@ -46,7 +46,7 @@ pub(crate) fn created(database: Oid) -> Result<()> {
     let (Some(tablespace), Some(new_tablespace)) = (tablespace, new_tablespace) else {
         return Ok(());
     };
-    let copy = Copy {
+    let copy = DatabaseCopy {
         from: template.to_u32(),
         to: database.to_u32(),
         tablespace: tablespace.to_u32(),

@@ -66,8 +66,8 @@ fn stray_pages(facts: &Facts, decision: &Decision) -> Result<i64> {
     Ok(counts.iter().filter(|count| is_stray(count.state)).map(|count| count.pages).sum())
 }
 
-/// New storage for what is to be encrypted: that leaves no label behind. Catalogs have none anyway, sequences no such command, and
-/// encryption is taken away by labels alone.
+/// New storage for what is to be encrypted: that leaves no label behind. Catalogs have none anyway, sequences
+/// no such command, and encryption is taken away by labels alone.
 fn heal(facts: &Facts, decision: &Decision) -> Result<String> {
     let name = relation::quoted_name(facts);
     let encrypt = |name: &str| format!("SELECT pagevault.encrypt('{}')", name.replace('\'', "''"));

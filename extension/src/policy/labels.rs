@@ -47,7 +47,10 @@ fn relation_relabelled(facts: &Facts, label: Option<Label>) -> Result<()> {
             Ok(())
         }
         Some(Label::Plain) if facts.kind == Kind::PartitionedTable => Ok(()),
-        Some(Label::Encrypted(cipher)) => rewrite::encrypt(facts.oid, cipher),
+        Some(Label::Encrypted(cipher)) => {
+            refuse_in_binary_upgrade(facts, &name)?;
+            rewrite::encrypt(facts.oid, cipher)
+        }
         Some(Label::Plain) => {
             if shared::is_sealed(facts.file) && utility::in_transaction_block() {
                 return Err(cannot_be_rolled_back(&name));
@@ -55,6 +58,21 @@ fn relation_relabelled(facts: &Facts, label: Option<Label>) -> Result<()> {
             rewrite::decrypt(facts.oid)
         }
     }
+}
+
+/// pg_upgrade puts files of the old cluster in the place of those that it makes, which hold no rows: a key for
+/// one of these would be a wrong one for the other.
+fn refuse_in_binary_upgrade(facts: &Facts, name: &str) -> Result<()> {
+    let replaced = facts.kind == Kind::Sequence || relation::is_empty(facts.oid);
+    if !process::is_binary_upgrade() || !replaced {
+        return Ok(());
+    }
+    Err(Report::new(
+        PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+        format!("{name} cannot be encrypted while pg_upgrade runs"),
+    )
+    .detail("Its file will be replaced by that of the old cluster.")
+    .hint("Encrypt it after the upgrade."))
 }
 
 fn check_relation(facts: &Facts, name: &str) -> Result<()> {

@@ -39,33 +39,24 @@ fn a_cluster_with_encrypted_relations_is_not_upgraded() -> Result<()> {
 
 #[test]
 fn no_key_is_made_for_a_file_that_pg_upgrade_replaces() -> Result<()> {
-    let settings = Settings::default().conf("pagevault.default_encryption = on");
-    let (cluster, _keys) = Cluster::with_keys(&settings)?;
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql("CREATE TABLE t (id int)")?;
+    cluster.set(&[("pagevault.default_encryption", "on")])?;
     cluster.stop(StopMode::Fast)?;
     cluster.start_server_with(&BINARY_UPGRADE)?;
-    let set = |what: &str, number: u32| {
-        format!("SELECT pg_catalog.binary_upgrade_set_next_{what}('{number}'::oid);")
-    };
-    cluster.sql(&format!(
-        "{}{}{}{} CREATE TABLE t (id int)",
-        set("pg_type_oid", 50_001),
-        set("array_pg_type_oid", 50_002),
-        set("heap_pg_class_oid", 50_003),
-        set("heap_relfilenode", 50_004),
-    ))?;
+    cluster.sql("SELECT binary_upgrade_set_next_heap_relfilenode('50004'::oid); TRUNCATE t")?;
+    ensure!(cluster.text("SELECT pg_relation_filenode('t')")? == "50004", "the file's number");
     ensure!(cluster.text("SELECT keys FROM pagevault.status")? == "0", "a key was made");
     let refused = cluster.error(&label("TABLE t", "'encrypted'"))?;
-    ensure!(refused.text().contains("nothing can be encrypted while pg_upgrade runs"), "{refused}");
+    ensure!(refused.text().contains("t cannot be encrypted while pg_upgrade runs"), "{refused}");
     cluster.sql(&label("SCHEMA public", "'encrypted'"))?;
     cluster.sql(&label("DATABASE postgres", "'encrypted'"))?;
     ensure!(cluster.text("SELECT keys FROM pagevault.status")? == "0", "a key was made");
     // Afterwards there is drift, and nothing else.
     cluster.restart()?;
     expect(&cluster, "t", "plain")?;
-    ensure!(
-        cluster.text("SELECT heal FROM pagevault.drift WHERE relation = 't'::regclass")?
-            == "VACUUM FULL public.t"
-    );
+    let heal = "SELECT heal FROM pagevault.drift WHERE relation = 't'::regclass";
+    ensure!(cluster.text(heal)? == "VACUUM FULL public.t", "{}", cluster.text(heal)?);
     cluster.sql("VACUUM FULL t")?;
     expect(&cluster, "t", "aes-256-xts")?;
     cluster.finish()

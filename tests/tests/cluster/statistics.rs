@@ -4,7 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{column, run_sql, text};
-use pagevault_tests::{Cluster, DataFile, KeyFile, Settings};
+use pagevault_tests::{Cluster, DataFile, KeyFile, Settings, StopMode};
 use postgres::Client;
 
 use crate::labels::{drift, expect_no_drift, label};
@@ -371,5 +371,64 @@ fn catalogs_are_sealed_while_others_write_them() -> Result<()> {
                    JOIN pg_class c ON c.oid = indexrelid WHERE c.oid < 16384 AND relkind = 'i'";
     ensure!(text(&mut client, indexes)?.parse::<u32>()? > 100, "indexes");
     drop(client);
+    cluster.finish()
+}
+
+/// While statistics are locked, plaintext tables are used as if they had none.
+#[test]
+fn plaintext_tables_are_usable_while_statistics_are_locked() -> Result<()> {
+    let (mut cluster, keys) =
+        Cluster::with_keys(&Settings::default().conf("pagevault.unlock_timeout = 0"))?;
+    cluster.allow_log("pagevault");
+    cluster.allow_log("is locked");
+    cluster.sql(
+        "CREATE TABLE secret (id int); SELECT pagevault.encrypt('secret');
+         CREATE TABLE open (id int PRIMARY KEY, name text, kind int);
+         INSERT INTO open SELECT i, 'name ' || i, i % 7 FROM generate_series(1, 5000) i;
+         CREATE INDEX ON open (lower(name));
+         CREATE TABLE other AS SELECT * FROM open;
+         CREATE TABLE paired AS SELECT * FROM open;
+         CREATE STATISTICS pair ON id, kind FROM paired",
+    )?;
+    cluster.sql("ANALYZE")?;
+    cluster.stop(StopMode::Fast)?;
+    keys.take_away()?;
+    cluster.start_server()?;
+    for (query, answer) in [
+        ("SELECT name FROM open WHERE id = 7", "name 7"),
+        ("SELECT count(*) FROM open WHERE lower(name) = 'name 9'", "1"),
+        ("SELECT count(*) FROM open JOIN other USING (id, kind) WHERE kind < 3", "2144"),
+        ("SELECT count(*) FROM (SELECT kind FROM open GROUP BY kind) k", "7"),
+        (
+            "SELECT count(DISTINCT o.name) FROM open o, other p WHERE o.id = p.id AND p.name LIKE 'n%'",
+            "5000",
+        ),
+        ("SELECT count(*) FROM pg_class WHERE relname = 'open'", "1"),
+    ] {
+        let found = cluster.text(query).with_context(|| query.to_owned())?;
+        ensure!(found == answer, "{query}: {found}");
+    }
+    for statement in [
+        "INSERT INTO open VALUES (0, 'x', 0); UPDATE open SET name = 'y' WHERE id = 0",
+        "DELETE FROM open WHERE id = 0",
+        "CREATE TABLE more AS SELECT * FROM open WHERE kind = 1",
+        "CREATE INDEX ON open (kind)",
+        "ALTER TABLE open ADD COLUMN wide text",
+        "TRUNCATE other",
+        "REINDEX TABLE open",
+        "VACUUM open",
+    ] {
+        cluster.sql(statement).with_context(|| statement.to_owned())?;
+    }
+    // What must read or write statistics has to wait.
+    for statement in
+        ["ANALYZE open", "DROP TABLE more", "SELECT count(*) FROM paired", "TABLE pg_stats"]
+    {
+        let error = cluster.error(statement).with_context(|| statement.to_owned())?;
+        ensure!(error.sqlstate == "55000" && error.text().contains("is locked"), "{error}");
+    }
+    keys.bring_back()?;
+    cluster.eventually("SELECT state FROM pagevault.status", "unlocked")?;
+    cluster.sql("ANALYZE open; DROP TABLE more; SELECT count(*) FROM paired; TABLE pg_stats")?;
     cluster.finish()
 }
