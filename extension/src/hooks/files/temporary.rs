@@ -113,7 +113,7 @@ impl Opening {
             return Ok(None);
         }
         if mode & SEALED == 0 {
-            mark(fd, mode | SEALED)?;
+            mark(fd, mode)?;
         }
         let mut name = temporary::name(path.to_bytes()).ok_or(libc::EIO)?;
         if self.flags & O_APPEND != 0 {
@@ -284,9 +284,11 @@ fn status(fd: c_int) -> Result<libc::stat, c_int> {
     }
 }
 
+/// Sets the bit later than when the file is made. A file system that does not keep it is of no use.
 fn mark(fd: c_int, mode: mode_t) -> Result<(), c_int> {
     // SAFETY: an open descriptor.
-    check(unsafe { libc::fchmod(fd, mode & 0o7777) })
+    check(unsafe { libc::fchmod(fd, (mode | SEALED) & 0o7777) })?;
+    if status(fd)?.st_mode & SEALED == 0 { Err(libc::EOPNOTSUPP) } else { Ok(()) }
 }
 
 fn stop_appending(fd: c_int) -> Result<(), c_int> {

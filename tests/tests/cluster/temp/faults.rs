@@ -69,3 +69,30 @@ fn a_full_disk_is_told_and_does_no_harm() -> Result<()> {
     }
     cluster.finish()
 }
+
+/// Names recur with process ids: PostgreSQL empties what it finds and uses it.
+#[test]
+fn plain_leftovers_are_sealed_when_they_are_used_again() -> Result<()> {
+    let cluster = cluster(&Settings::default())?;
+    let expected = cluster.text(SORT)?;
+    let mut client = cluster.client()?;
+    run_sql(&mut client, LITTLE_MEMORY)?;
+    let directory = cluster.data_directory().join("base/pgsql_tmp");
+    std::fs::create_dir_all(&directory)?;
+    cluster.installation().give(&directory)?;
+    let backend = pid(&mut client)?.as_raw_nonzero();
+    for number in 0..20 {
+        let path = directory.join(format!("pgsql_tmp{backend}.{number}"));
+        std::fs::write(&path, "left over")?;
+        cluster.installation().give(&path)?;
+    }
+    let answer = held(&cluster, &mut client, SORT, || {
+        let mut files = spilled(&cluster);
+        files.retain(|file| file.bytes != b"left over");
+        check(&files, true)
+    })?;
+    ensure!(answer == expected, "another order");
+    ensure!(text(&mut client, SORT)? == expected, "another order the next time");
+    ensure!(spilled(&cluster).len() < 20, "none was used again");
+    cluster.finish()
+}
