@@ -29,11 +29,16 @@ fn start() -> Result<(Cluster, KeyFile)> {
     Cluster::with_keys(&Settings::default())
 }
 
-/// Every file of relations that holds the canary.
+/// Every file of the database `postgres` and of the cluster that holds the canary.
 fn leaks(cluster: &Cluster) -> Result<Vec<String>> {
-    let mut found = leaks_below(cluster, "base")?;
+    let mut found = leaks_below(cluster, &directory(&mut cluster.client()?)?)?;
     found.extend(leaks_below(cluster, "global")?);
     Ok(found)
+}
+
+/// Where the files of the client's database are.
+fn directory(client: &mut Client) -> Result<String> {
+    text(client, "SELECT 'base/' || oid FROM pg_database WHERE datname = current_database()")
 }
 
 fn leaks_below(cluster: &Cluster, directory: &str) -> Result<Vec<String>> {
@@ -136,8 +141,7 @@ fn no_sampled_value_of_an_encrypted_table_is_on_disk() -> Result<()> {
         for statement in statements(route) {
             run_sql(&mut client, &statement).with_context(|| (*name).to_owned())?;
         }
-        let database = "SELECT 'base/' || oid FROM pg_database WHERE datname = current_database()";
-        let found = leaks_below(&cluster, &text(&mut client, database)?)?;
+        let found = leaks_below(&cluster, &directory(&mut client)?)?;
         ensure!(found.is_empty(), "{name}: the canary is in {found:?}");
         expect_sealed_in(&mut client).with_context(|| (*name).to_owned())?;
     }
