@@ -75,6 +75,9 @@ fn cipher_for_new_storage(file: RelFile) -> Result<Option<CipherId>> {
             Some(content) => content,
             None => {
                 let Some(locked) = relation::facts(oid) else { continue };
+                if locked.file == file {
+                    continue; // it is being made, and is decided when it is known what it is
+                }
                 let candidate = locked.is_stored() && locked.file.database == file.database;
                 if candidate && let Some(cipher) = cipher_for_replacement(&locked, file)? {
                     return Ok(Some(cipher));
@@ -111,7 +114,7 @@ fn cipher_for_replacement(replaced: &Facts, file: RelFile) -> Result<Option<Ciph
 /// A relation was created by the current command and its file is still empty.
 pub(crate) fn relation_created(oid: Oid) -> Result<()> {
     let Some(facts) = relation::facts(oid) else { return Ok(()) };
-    if !facts.is_stored() || catalogs::is_shared(&facts) {
+    if !facts.is_stored() {
         return Ok(());
     }
     altered::note_created(&facts);
