@@ -50,13 +50,16 @@ pub(crate) fn database_name(oid: u32) -> Option<String> {
     }
 }
 
-/// OIDs of the databases that can be connected to.
-pub(crate) fn databases() -> Vec<Oid> {
+/// What `read` takes from each row of a catalog, in a transaction.
+pub(super) fn scan<T>(
+    catalog: Oid,
+    mut read: impl FnMut(pg_sys::HeapTuple) -> Option<T>,
+) -> Vec<T> {
     let mut found = Vec::new();
-    // SAFETY: a scan of a shared catalog, in a transaction; each tuple is read before the next is fetched.
+    // SAFETY: a scan of a catalog; each tuple is read before the next is fetched.
     unsafe {
         let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
-        let catalog = pg_sys::table_open(pg_sys::DatabaseRelationId, lock);
+        let catalog = pg_sys::table_open(catalog, lock);
         let (no_snapshot, no_key) = (std::ptr::null_mut(), std::ptr::null_mut());
         let scan = pg_sys::systable_beginscan(catalog, Oid::INVALID, false, no_snapshot, 0, no_key);
         loop {
@@ -64,15 +67,21 @@ pub(crate) fn databases() -> Vec<Oid> {
             if tuple.is_null() {
                 break;
             }
-            let row = pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_database>();
-            if (*row).datallowconn {
-                found.push((*row).oid);
-            }
+            found.extend(read(tuple));
         }
         pg_sys::systable_endscan(scan);
         pg_sys::table_close(catalog, lock);
     }
     found
+}
+
+/// OIDs of the databases that can be connected to.
+pub(crate) fn databases() -> Vec<Oid> {
+    // SAFETY: a row of pg_database.
+    scan(pg_sys::DatabaseRelationId, |row| unsafe {
+        let row = pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_database>();
+        (*row).datallowconn.then_some((*row).oid)
+    })
 }
 
 /// A database's OID; `None` if there is none of this name.
