@@ -15,6 +15,9 @@ use crate::pg::{catalog, guc, process};
 use crate::rekey::jobs::End;
 use crate::rekey::{self, Job, wishes};
 
+/// When the launcher begins to look for jobs from before the server's start.
+const FIRST_LOOK: Duration = Duration::from_secs(3);
+
 /// Longest sleep of the launcher: it looks then whether workers have ended.
 const LOOK: Duration = Duration::from_secs(10);
 
@@ -40,13 +43,21 @@ pub extern "C-unwind" fn pagevault_rekey_launcher_main(_argument: pg_sys::Datum)
     }
     process::connect_without_database();
     wishes::attend();
-    let mut waiting: VecDeque<u32> = all_databases().into();
+    // Others want their workers when the server starts, and there are not many.
+    process::wait_in_worker(FIRST_LOOK);
+    let mut waiting = VecDeque::new();
+    let mut unknown: VecDeque<u32> = all_databases().into();
     let mut running: Vec<(u32, DynamicBackgroundWorker)> = Vec::new();
     loop {
         let (wished, everywhere) = wishes::take();
-        let more = if everywhere { all_databases() } else { wished };
-        waiting.extend(more);
+        waiting.extend(wished);
+        if everywhere {
+            unknown = all_databases().into();
+        }
         running.retain(|(_, worker)| !has_ended(worker));
+        if running.is_empty() && waiting.is_empty() {
+            waiting.extend(unknown.pop_front()); // one at a time: most have no job
+        }
         while running.len() < guc::rekey_workers()
             && let Some(database) = waiting.pop_front()
         {
