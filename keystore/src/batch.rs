@@ -232,6 +232,10 @@ pub fn describe(record: &Record) -> String {
             let (high, low) = (lsn >> 32, lsn & 0xFFFF_FFFF);
             format!("retired rel {file} after epoch {after} lsn {high:X}/{low:X}")
         }
+        Record::Destroyed { file, through, whole, .. } => {
+            let what = if *whole { " with its database" } else { "" };
+            format!("destroyed rel {file} through epoch {through}{what}")
+        }
     }
 }
 

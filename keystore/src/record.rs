@@ -10,6 +10,7 @@
 //! 5 Current       file, epoch u16, owner u32
 //! 6 Plaintext     file, after u16
 //! 7 Retired       file, after u16, lsn u64
+//! 12 Destroyed    file, through u16, cipher u8, whole u8, lsn u64, at i64                    (8 to 11: not used here)
 //!
 //! text, bytes: length u32, then as many bytes; text is UTF-8        file: tablespace, database, relation u32
 //! ```
@@ -137,6 +138,22 @@ pub enum Record {
         /// Where in WAL.
         lsn: u64,
     },
+    /// The keys of these epochs were destroyed on purpose, and never come back: who still hears of one, from
+    /// older WAL say, ignores it. Says so for ever, in place of the keys.
+    Destroyed {
+        /// Which file.
+        file: RelFile,
+        /// The highest epoch whose key is destroyed, with all before it.
+        through: u16,
+        /// Cipher of the file's pages, 0 if it was not written sealed any more.
+        cipher: u8,
+        /// The keys of all files of the database were destroyed.
+        whole: bool,
+        /// All WAL records about pages under these keys end at this LSN or before.
+        lsn: u64,
+        /// When, in seconds since 1970.
+        at: i64,
+    },
 }
 
 /// How a file is written: a step of its life, ordered as the steps follow one another.
@@ -168,6 +185,7 @@ mod kind {
     pub(super) const CURRENT: u8 = 5;
     pub(super) const PLAINTEXT: u8 = 6;
     pub(super) const RETIRED: u8 = 7;
+    pub(super) const DESTROYED: u8 = 12;
 }
 
 /// Version of every record type so far.
@@ -182,7 +200,8 @@ impl Record {
             Self::DataKey { file, .. }
             | Self::Current { file, .. }
             | Self::Plaintext { file, .. }
-            | Self::Retired { file, .. } => file.database,
+            | Self::Retired { file, .. }
+            | Self::Destroyed { file, .. } => file.database,
         }
     }
 
@@ -221,6 +240,10 @@ impl Record {
                 check_file(file)?;
                 check_epoch(*after)
             }
+            Self::Destroyed { file, through, .. } => {
+                check_file(file)?;
+                check_epoch(*through)
+            }
         }
     }
 
@@ -233,6 +256,7 @@ impl Record {
             Self::Current { .. } => kind::CURRENT,
             Self::Plaintext { .. } => kind::PLAINTEXT,
             Self::Retired { .. } => kind::RETIRED,
+            Self::Destroyed { .. } => kind::DESTROYED,
         }
     }
 
@@ -299,6 +323,14 @@ impl Record {
                 put_u16(out, *after);
                 put_u64(out, *lsn);
             }
+            Self::Destroyed { file, through, cipher, whole, lsn, at } => {
+                put_file(out, file);
+                put_u16(out, *through);
+                put_u8(out, *cipher);
+                put_u8(out, u8::from(*whole));
+                put_u64(out, *lsn);
+                put_i64(out, *at);
+            }
         }
     }
 
@@ -308,7 +340,7 @@ impl Record {
         let at = |problem| FormatError { offset, problem };
         let kind = from.u8()?;
         let version = from.u8()?;
-        if !(kind::PROVIDER..=kind::RETIRED).contains(&kind) {
+        if !matches!(kind, kind::PROVIDER..=kind::RETIRED | kind::DESTROYED) {
             return Err(at(Problem::RecordType(kind)));
         }
         if version != VERSION {
@@ -370,6 +402,15 @@ impl Record {
             kind::PLAINTEXT => Self::Plaintext { file: take_file(from)?, after: from.u16()? },
             kind::RETIRED => {
                 Self::Retired { file: take_file(from)?, after: from.u16()?, lsn: from.u64()? }
+            }
+            kind::DESTROYED => {
+                let (file, through, cipher) = (take_file(from)?, from.u16()?, from.u8()?);
+                let whole = match from.u8()? {
+                    0 => false,
+                    1 => true,
+                    _ => return Err(from.error(Problem::Field("destroyed", "neither 0 nor 1"))),
+                };
+                Self::Destroyed { file, through, cipher, whole, lsn: from.u64()?, at: from.i64()? }
             }
             other => return Err(from.error(Problem::RecordType(other))),
         })

@@ -69,6 +69,10 @@ def retired(file, after, lsn):
     return record(7, file + struct.pack("<HQ", after, lsn))
 
 
+def destroyed(file, through, cipher, whole, lsn, at):
+    return record(12, file + struct.pack("<HBBQq", through, cipher, whole, lsn, at))
+
+
 def frame(settled, records):
     body = b"".join(records)
     head = b"\xdbpv\xb1" + struct.pack("<HHIIQ", 1, 0, len(body), crc32c(body), settled)
@@ -123,5 +127,15 @@ database.settle()
 database.append(plaintext(FILE, 8191))
 database.append_unsynced(retired(FILE, 8191, 0x16B374D8F))
 
+# Later additions to version 1 have files of their own.
+shredded = Log(6, 1)
+OTHER = rel(1663, 6, 16384)
+shredded.append(
+    destroyed(OTHER, 3, 1, 0, 0x16B374D8F, 1800000000),
+    current(OTHER, 3, 0),
+    destroyed(rel(1663, 6, 16385), 8191, 0, 1, 0x2A0000028, 1800000001),
+)
+
+(HERE / "6.keys").write_bytes(shredded.content)
 (HERE / "cluster.keys").write_bytes(cluster.content)
 (HERE / "5.keys").write_bytes(database.content)
