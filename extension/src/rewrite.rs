@@ -25,6 +25,7 @@ pub(crate) fn encrypt(oid: Oid, cipher: Option<CipherId>) -> Result<()> {
         None => policy::default_cipher()?,
     };
     for member in relation::family(oid, LOCK).iter().filter(|m| m.kind.has_storage()) {
+        verify::refuse_destroyed(member.file)?;
         let current = shared::current_cipher(member.file);
         let right = current == Some(wanted) || (current.is_some() && cipher.is_none());
         if !right {
@@ -42,6 +43,7 @@ pub(crate) fn encrypt(oid: Oid, cipher: Option<CipherId>) -> Result<()> {
 pub(crate) fn decrypt(oid: Oid) -> Result<()> {
     for member in relation::family(oid, LOCK).iter().filter(|m| m.kind.has_storage()) {
         if shared::is_known(member.file) {
+            verify::refuse_destroyed(member.file)?;
             data_keys::write_plaintext(member.file)?;
             pages::rewrite_all(member.oid);
         }

@@ -7,11 +7,11 @@ use pgrx::prelude::*;
 
 use crate::keys::shared;
 use crate::pg::process;
-use crate::pg::relation::{self, Facts, Kind as RelationKind};
+use crate::pg::relation::{self, Facts};
 use crate::pg::report::{OrRaise, Report, Result};
 use crate::rekey;
 use crate::rekey::jobs::{self, Order};
-use crate::{preload, roles};
+use crate::{preload, roles, verify};
 
 /// Gives a relation and what follows it new data keys, online. Returns the number of the job.
 #[pg_extern(sql = "
@@ -32,6 +32,9 @@ fn rotate_data_key(rel: Oid) -> i64 {
             )
             .hint("Use pagevault.encrypt()."));
         }
+        if facts.is_stored() {
+            verify::refuse_destroyed(facts.file)?;
+        }
         jobs::submit(rel, &name, rekey::Kind::Rotate, None)
     };
     rotate().or_raise()
@@ -51,7 +54,7 @@ fn rotate_all_data_keys() -> i64 {
         require_primary("rotate data keys")?;
         let mut count = 0;
         for facts in relation::all().into_iter().filter_map(relation::facts) {
-            if leads(&facts) && any_sealed(&facts) {
+            if leads(&facts) && any_sealed(&facts) && !shared::is_destroyed(facts.file) {
                 let name = relation::quoted_name(&facts);
                 jobs::submit(facts.oid, &name, rekey::Kind::Rotate, None)?;
                 count += 1;
@@ -64,12 +67,7 @@ fn rotate_all_data_keys() -> i64 {
 
 /// True for what has a job of its own: not what goes along with another relation.
 fn leads(facts: &Facts) -> bool {
-    facts.is_stored()
-        && match facts.kind {
-            RelationKind::Table | RelationKind::MaterializedView => true,
-            RelationKind::Sequence => relation::owner_of_sequence(facts.oid).is_none(),
-            _ => false,
-        }
+    facts.is_stored() && relation::leads(facts)
 }
 
 fn any_sealed(facts: &Facts) -> bool {

@@ -75,6 +75,44 @@ pub(crate) fn databases() -> Vec<Oid> {
     found
 }
 
+/// OIDs of all tablespaces.
+pub(crate) fn tablespaces() -> Vec<Oid> {
+    let mut found = Vec::new();
+    // SAFETY: a scan of a shared catalog, in a transaction; each tuple is read before the next is fetched.
+    unsafe {
+        let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
+        let catalog = pg_sys::table_open(pg_sys::TableSpaceRelationId, lock);
+        let (no_snapshot, no_key) = (std::ptr::null_mut(), std::ptr::null_mut());
+        let scan = pg_sys::systable_beginscan(catalog, Oid::INVALID, false, no_snapshot, 0, no_key);
+        loop {
+            let tuple = pg_sys::systable_getnext(scan);
+            if tuple.is_null() {
+                break;
+            }
+            found.push((*pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_tablespace>()).oid);
+        }
+        pg_sys::systable_endscan(scan);
+        pg_sys::table_close(catalog, lock);
+    }
+    found
+}
+
+/// A schema's name, as SQL would write it; `None` if there is no such schema.
+pub(crate) fn schema_name(oid: Oid) -> Option<String> {
+    // SAFETY: a catalog look-up; the result is null or a palloc'd copy, and quoted into another one.
+    unsafe {
+        let name = pg_sys::get_namespace_name(oid);
+        let quoted = |name| CStr::from_ptr(pg_sys::quote_identifier(name));
+        (!name.is_null()).then(|| quoted(name).to_string_lossy().into_owned())
+    }
+}
+
+/// A schema's OID; invalid if there is none of this name.
+pub(crate) fn schema_oid(name: &CStr) -> Oid {
+    // SAFETY: a catalog look-up by name.
+    unsafe { pg_sys::get_namespace_oid(name.as_ptr(), true) }
+}
+
 /// A database's OID; `None` if there is none of this name.
 pub(crate) fn database_oid(name: &str) -> Option<Oid> {
     let name = CString::new(name).ok()?;

@@ -146,6 +146,7 @@ impl<'a> Run<'a> {
     fn begin(&self, oid: Oid) -> Result<Option<Target>> {
         let Some(held) = Held::open(oid) else { return Ok(None) };
         let file = held.file();
+        verify::refuse_destroyed(file)?;
         let current = shared::current_cipher(file);
         match self.job.kind {
             Kind::Encrypt => {

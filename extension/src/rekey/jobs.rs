@@ -317,6 +317,22 @@ pub(crate) fn last_of(relation: Oid) -> Result<Option<i64>> {
     })
 }
 
+/// The first unfinished job of any of these relations.
+pub(crate) fn unfinished_of(relations: &[Oid]) -> Result<Option<i64>> {
+    if !exist()? {
+        return Ok(None);
+    }
+    with_table(|spi| {
+        let rows = spi.select(
+            "SELECT id FROM pagevault.rekey_jobs
+              WHERE relation = ANY ($1) AND state IN ('waiting', 'running', 'paused') ORDER BY id",
+            Some(1),
+            &[relations.to_vec().into()],
+        )?;
+        if rows.is_empty() { Ok(None) } else { rows.first().get_one::<i64>() }
+    })
+}
+
 /// True if the current transaction wrote the job's row, so that no worker can see it yet.
 pub(crate) fn is_uncommitted(id: i64) -> Result<bool> {
     let writer = with_table(|spi| {

@@ -27,6 +27,7 @@ mod rotation;
 mod rotation_crashes;
 mod routes;
 mod segments;
+mod shred;
 mod stock_tools;
 mod unlock;
 
