@@ -315,12 +315,13 @@ impl<'a> Directory<'a> {
         wrapped: &mut [u8; MAX_WRAPPED_DATA_KEY],
     ) -> Result<Option<KeyInfo>> {
         for _ in 0..RETRIES {
+            // Before the rest: whoever sees the sequence that a destruction leaves also sees the rest of it.
+            let sequence = entry[key::SEQUENCE].load(Ordering::Acquire);
             let meta = entry[key::META].load(Ordering::Acquire);
             if is_wiped(meta) {
                 return Ok(None);
             }
             let (epoch, cipher, length) = unpack_meta(meta);
-            let sequence = entry[key::SEQUENCE].load(Ordering::Acquire);
             let body = entry[key::BODY].load(Ordering::Acquire);
             let [scope, version, words @ ..] = self.body(body)?;
             let scope = scope.load(Ordering::Relaxed);
