@@ -18,7 +18,7 @@ CREATE TABLE pagevault.rekey_jobs (
     finished_at timestamptz,
     error text
 );
-REVOKE ALL ON pagevault.rekey_jobs FROM PUBLIC;
+
 CREATE UNIQUE INDEX rekey_jobs_unfinished ON pagevault.rekey_jobs (relation)
     WHERE state IN ('waiting', 'running', 'paused');
 
@@ -39,5 +39,3 @@ CREATE VIEW pagevault.rekey_progress AS
       FROM pagevault.rekey_jobs j
       LEFT JOIN pg_catalog.pg_class c ON c.oid = j.relation;
 COMMENT ON VIEW pagevault.rekey_progress IS 'relations that are being encrypted, decrypted or given new data keys, and how far that is';
-REVOKE ALL ON pagevault.rekey_progress FROM PUBLIC;
-GRANT SELECT ON pagevault.rekey_progress TO pagevault_admin, pg_monitor;

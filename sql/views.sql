@@ -1,4 +1,4 @@
--- Views and grants. Nothing is granted to PUBLIC but read-only status without key material.
+-- Views, and all grants.
 
 CREATE VIEW pagevault.status AS
     SELECT * FROM pagevault.status_row();
@@ -51,28 +51,66 @@ CREATE VIEW pagevault.drift AS
     SELECT * FROM pagevault.drift(false);
 COMMENT ON VIEW pagevault.drift IS 'relations that are not what labels and settings want, and what puts them right';
 
-REVOKE ALL ON FUNCTION
-    pagevault.add_provider(text, text, jsonb), pagevault.alter_provider(text, jsonb),
-    pagevault.drop_provider(text), pagevault.set_master_key(text, text),
-    pagevault.set_cluster_master_key(text, text), pagevault.rotate_master_key(),
-    pagevault.rotate_cluster_master_key(), pagevault.rotate_database_key(), pagevault.unlock(), pagevault.check_provider(text, text),
-    pagevault.provider_rows(), pagevault.master_key_rows()
-    FROM PUBLIC;
-GRANT EXECUTE ON FUNCTION
-    pagevault.add_provider(text, text, jsonb), pagevault.alter_provider(text, jsonb),
-    pagevault.drop_provider(text), pagevault.set_master_key(text, text),
-    pagevault.set_cluster_master_key(text, text), pagevault.rotate_master_key(),
-    pagevault.rotate_cluster_master_key(), pagevault.rotate_database_key(), pagevault.unlock(), pagevault.check_provider(text, text),
-    pagevault.provider_rows(), pagevault.master_key_rows()
-    TO pagevault_admin;
+-- Nothing is anybody's, whatever default privileges said (ALTER DEFAULT PRIVILEGES), but for what follows.
+DO $$
+DECLARE
+    command text;
+BEGIN
+    FOR command IN
+        SELECT format('REVOKE ALL ON %s FROM %s CASCADE', o.what,
+                      CASE a.grantee WHEN 0 THEN 'PUBLIC' ELSE a.grantee::regrole::text END)
+          FROM (SELECT 'FUNCTION ' || oid::regprocedure AS what, proowner AS owner,
+                       coalesce(proacl, acldefault('f', proowner)) AS acl
+                  FROM pg_proc WHERE pronamespace = 'pagevault'::regnamespace
+                UNION ALL
+                SELECT 'TABLE ' || oid::regclass, relowner, relacl
+                  FROM pg_class WHERE relnamespace = 'pagevault'::regnamespace
+                UNION ALL
+                SELECT 'SCHEMA ' || nspname, nspowner, nspacl
+                  FROM pg_namespace WHERE nspname = 'pagevault') o,
+               aclexplode(o.acl) a
+         WHERE a.grantee <> o.owner
+         GROUP BY o.what, a.grantee
+    LOOP
+        EXECUTE command;
+    END LOOP;
+END
+$$;
 
+-- PUBLIC: reading, and nothing of keys or providers.
 GRANT USAGE ON SCHEMA pagevault TO PUBLIC;
 GRANT SELECT ON pagevault.status, pagevault.data_keys, pagevault.relations TO PUBLIC;
-GRANT SELECT ON pagevault.providers, pagevault.master_keys TO pagevault_admin;
-GRANT SELECT ON pagevault.drift TO pagevault_admin, pg_monitor;
+GRANT EXECUTE ON FUNCTION
+    pagevault.status_row(), pagevault.data_key_rows(), pagevault.is_encrypted(regclass)
+    TO PUBLIC;
 
--- Numbers without a cast are integers, which could mean either of the other two.
-CREATE FUNCTION pagevault.rekey_wait(job integer, timeout interval DEFAULT NULL) RETURNS boolean LANGUAGE sql
-    BEGIN ATOMIC
-        SELECT pagevault.rekey_wait(job::bigint, timeout);
-    END;
+-- Who monitors: what differs from the policy, and what is on disk.
+GRANT SELECT ON pagevault.drift TO pg_monitor, pagevault_admin;
+GRANT EXECUTE ON FUNCTION pagevault.drift(boolean), pagevault.verify(regclass) TO pg_monitor, pagevault_admin;
+
+-- Who manages keys. Those that change anything ask for the role once more.
+GRANT SELECT ON pagevault.providers, pagevault.master_keys TO pagevault_admin;
+GRANT EXECUTE ON FUNCTION
+    pagevault.provider_rows(), pagevault.master_key_rows(),
+    pagevault.add_provider(text, text, jsonb), pagevault.alter_provider(text, jsonb),
+    pagevault.drop_provider(text), pagevault.check_provider(text, text),
+    pagevault.set_master_key(text, text), pagevault.set_cluster_master_key(text, text),
+    pagevault.rotate_master_key(), pagevault.rotate_cluster_master_key(),
+    pagevault.rotate_database_key(), pagevault.rotate_wal_key(), pagevault.unlock()
+    TO pagevault_admin;
+
+-- It writes, so it is not PUBLIC's: owners have the statement SECURITY LABEL, or may be granted this.
+GRANT EXECUTE ON FUNCTION pagevault.encrypt(regclass, text) TO pagevault_admin;
+GRANT EXECUTE ON FUNCTION
+    pagevault.decrypt(regclass), pagevault.encrypt_catalogs(),
+    pagevault.encrypt_database(), pagevault.decrypt_database(),
+    pagevault.rotate_data_key(regclass), pagevault.rotate_all_data_keys(),
+    pagevault.rekey_pause(bigint), pagevault.rekey_resume(bigint), pagevault.rekey_cancel(bigint),
+    pagevault.shred(regclass, text), pagevault.shred_schema(regnamespace, text), pagevault.shred_database(text, text)
+    TO pagevault_admin;
+
+-- Jobs are watched by who monitors, and waited for by owners (each asks whose relation it is).
+GRANT SELECT ON pagevault.rekey_progress TO pg_monitor, pagevault_admin;
+GRANT EXECUTE ON FUNCTION
+    pagevault.rekey_wait(bigint, interval), pagevault.rekey_wait(integer, interval), pagevault.rekey_wait(regclass, interval)
+    TO PUBLIC;

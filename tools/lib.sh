@@ -99,3 +99,37 @@ server_dir() {
     chmod 700 "$1"
     if [ "$(id -u)" = 0 ]; then chown "$server_user:" "$1"; fi
 }
+
+# mirror: the archive this machine's own apt uses for its Debian release.
+mirror() {
+    local release
+    release=$(. /etc/os-release && echo "${VERSION_CODENAME:-}")
+    # shellcheck disable=SC2016  # apt-get expands these
+    apt-get indextargets --format '$(RELEASE) $(COMPONENT) $(SITE)' 'Created-By: Packages' |
+        awk -v release="$release" '$1 == release && $2 == "main" { print $3; exit }'
+}
+
+# debian_source PACKAGE DIR SUITES...: unpacks the newest source of a package in these suites into DIR,
+# as its authors published it.
+debian_source() {
+    local package=$1 into=$2 archive keyring=/usr/share/keyrings/debian-archive-keyring.gpg signed=""
+    shift 2
+    archive=$(mirror)
+    [ -n "$archive" ] || die "apt on this machine names no Debian archive to fetch sources from"
+    [ -r $keyring ] && signed="[signed-by=$keyring]"
+    local state=$cache/postgresql/apt name suite
+    name=$(IFS=-; echo "$*")
+    mkdir -p "$state/lists/partial" "$state/cache/archives/partial" "$into.fetch"
+    for suite; do
+        echo "deb-src $signed $archive $suite main"
+    done >"$state/sources-$name.list"
+    local options=(-qq
+        -o "Dir::Etc::sourcelist=$state/sources-$name.list" -o Dir::Etc::sourceparts=-
+        -o "Dir::State::Lists=$state/lists" -o "Dir::Cache=$state/cache" -o APT::Sandbox::User=)
+    apt-get "${options[@]}" update
+    (cd "$into.fetch" && apt-get "${options[@]}" source --download-only "$package")
+    rm -rf "$into"
+    mkdir -p "$into"
+    tar -C "$into" --strip-components=1 -xf "$into.fetch/${package}_"*.orig.tar.*
+    rm -rf "$into.fetch"
+}

@@ -8,6 +8,8 @@
 //! |---|---|
 //! | [`key`] | ciphers, epochs, data keys and their expanded form |
 //! | [`page`] | page format version 1 |
+//! | [`stream`] | stream format version 1: temporary files, at any byte |
+//! | [`wal`] | WAL page format version 1 |
 //! | [`xts`] | AES-XTS over whole blocks, with its kernels |
 //! | [`checksum`] | PostgreSQL's page checksum |
 //! | [`wrap`] | AES-256-GCM key wrapping |
@@ -24,6 +26,8 @@ pub mod kdf;
 pub mod key;
 pub mod page;
 pub mod secret;
+pub mod stream;
+pub mod wal;
 pub mod wrap;
 pub mod xts;
 

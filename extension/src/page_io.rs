@@ -12,6 +12,7 @@ use crate::keys::{cache, persist, revoked, shared};
 use crate::pg::compat::SmgrFile;
 use crate::pg::process::{ProcessLocal, data_checksums, in_recovery, serves_users};
 use crate::pg::report::Report;
+use crate::policy;
 
 const _: () =
     assert!(pgrx::pg_sys::BLCKSZ as usize == PAGE_SIZE, "page format 1 is for 8 kB pages");
@@ -67,11 +68,12 @@ const TEMPORARY_EPOCH: Epoch = match Epoch::new(1) {
 /// Where and under which key to seal, or `None` when the file is written in plaintext.
 #[inline]
 pub(crate) fn seal_target(file: SmgrFile) -> Option<SealTarget> {
+    if file.is_temporary() {
+        let target = SealTarget { file, epoch: TEMPORARY_EPOCH };
+        return policy::temporary::is_wanted().then_some(target);
+    }
     if !shared::anything_sealed() {
         return None;
-    }
-    if file.is_temporary() {
-        return Some(SealTarget { file, epoch: TEMPORARY_EPOCH });
     }
     shared::current_epoch(file.file).map(|epoch| SealTarget { file, epoch })
 }
@@ -234,6 +236,9 @@ fn fork_of(fork: i32) -> Fork {
     }
 }
 
+/// The database in the name of a file of a shared catalog.
+const SHARED_CATALOGS: u32 = 0;
+
 /// Words a fault for the user.
 pub(crate) fn report(fault: PageFault, block: u32) -> Report {
     let RelFile { tablespace, database, relation } = fault.file.file;
@@ -246,7 +251,10 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
                 format!("encrypted relation file {file} is locked"),
             )
             .detail(format!("The key of {whose} has not been unwrapped: its key provider did not answer or refused."))
-            .hint("See pagevault.status for the cause. The server keeps trying; pagevault.unlock() tries again now.")
+            .hint(match database {
+                SHARED_CATALOGS => "Nobody can log in until then; the server keeps trying. Its log tells the cause.",
+                _ => "See pagevault.status for the cause. The server keeps trying; pagevault.unlock() tries again now.",
+            })
         }
         Cause::Refused { scope } => revoked::file_refused(&file, scope),
         Cause::NoKey { epoch } => Report::new(

@@ -4,7 +4,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use pgrx::{PgSqlErrorCode, pg_guard, pg_sys};
 
-use crate::keys::{cache, load};
+use crate::keys::{cache, load, temporary};
 use crate::pg::process::ProcessLocal;
 use crate::pg::report::{Report, Result};
 use crate::pg::{guc, locks};
@@ -28,8 +28,10 @@ pub(crate) fn start() {
     hooks::access::install();
     hooks::ddl::install();
     hooks::utility::install();
+    hooks::statistics::install();
+    hooks::transaction::install();
     workers::register();
-    if let Err(error) = cache::protect() {
+    if let Err(error) = cache::protect().and_then(|()| temporary::protect()) {
         internal(&format!("could not keep keys out of core dumps: {error}")).fatal();
     }
     // SAFETY: in the postmaster; hooks are chained and live as long as the library.

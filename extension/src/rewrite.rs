@@ -1,56 +1,100 @@
-//! Encrypting and decrypting a relation that has data, in place and under lock.
+//! Encrypting and decrypting a relation that has data within one command, in place.
 //!
-//! The new epoch becomes current for writes, then every page is written again through shared
-//! buffers with a full-page image in WAL, flushed and synced. A file may mix pages of any epochs and
-//! plaintext, so it stays readable wherever this stops.
+//! The steps are those of the rekey engine ([`file`]), without waits and without giving back the lock in
+//! between. That lock keeps away VACUUM, which shortens files, and whatever makes new ones; readers and
+//! writers go on. A file may mix pages of any epochs and plaintext, so it stays readable wherever this stops.
 
 use pagevault_cipher::CipherId;
+use pagevault_keystore::RelFile;
 use pgrx::pg_sys::{self, Oid};
 
-use crate::keys::{data_keys, shared};
-use crate::pg::pages;
+use crate::keys::shared;
+use crate::pg::pages::Held;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::Result;
-use crate::pg::wal;
 use crate::policy;
+use crate::rekey::file::{self, Target};
 use crate::verify;
 
-const LOCK: pg_sys::LOCKMODE = pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE;
+const LOCK: pg_sys::LOCKMODE = pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE;
 
-/// Encrypts a table, its indexes, TOAST table and owned sequences. What is already sealed with the
-/// wanted cipher is left alone.
+/// Encrypts a table, its indexes, TOAST table and owned sequences. Of what is already sealed with the
+/// wanted cipher only pages in plaintext are touched.
 pub(crate) fn encrypt(oid: Oid, cipher: Option<CipherId>) -> Result<()> {
-    let wanted = match cipher {
-        Some(cipher) => cipher,
-        None => policy::default_cipher()?,
-    };
-    for member in relation::family(oid, LOCK).iter().filter(|m| m.kind.has_storage()) {
-        verify::refuse_destroyed(member.file)?;
-        let current = shared::current_cipher(member.file);
-        let right = current == Some(wanted) || (current.is_some() && cipher.is_none());
-        if !right {
-            verify::refuse_lost_epochs(member.file)?;
-            wal::flush(data_keys::new_epoch(member.file, wanted)?);
-        }
-        if !right || has_plaintext(member)? {
-            pages::rewrite_all(member.oid);
-        }
+    policy::catalogs::note_encryption();
+    encrypt_members(&relation::family(oid, LOCK), cipher)
+}
+
+/// As [`encrypt`], for a catalog. The locks are given back at once: what is sealed stays sealed, also if
+/// the transaction is rolled back.
+pub(crate) fn encrypt_catalog(oid: Oid, cipher: Option<CipherId>) -> Result<()> {
+    let members = relation::family(oid, LOCK);
+    encrypt_members(&members, cipher)?;
+    relation::unlock(&members, LOCK);
+    Ok(())
+}
+
+fn encrypt_members(members: &[Facts], cipher: Option<CipherId>) -> Result<()> {
+    rewrite(members, |file| begin_epoch(file, cipher))
+}
+
+/// Has pages of a relation sealed from now on, with this cipher, or if none is named with any. `None` if
+/// it was so before.
+fn begin_epoch(file: RelFile, cipher: Option<CipherId>) -> Result<Option<Target>> {
+    verify::refuse_destroyed(file)?;
+    let current = shared::current_cipher(file);
+    if current.is_some() && cipher.is_none_or(|cipher| current == Some(cipher)) {
+        return Ok(None);
     }
+    let cipher = cipher.map_or_else(policy::default_cipher, Ok)?;
+    file::seal(file, cipher).map(Some)
+}
+
+/// Has what is written to a catalog from now on sealed, and leaves its old pages and its indexes alone.
+pub(crate) fn seal_new_pages(oid: Oid, cipher: Option<CipherId>) -> Result<()> {
+    const LOCK: pg_sys::LOCKMODE = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
+    let members = relation::family(oid, LOCK);
+    if let Some(table) = members.first() {
+        begin_epoch(table.file, cipher)?;
+    }
+    relation::unlock(&members, LOCK);
     Ok(())
 }
 
 /// Turns the same set of relations back into plaintext.
 pub(crate) fn decrypt(oid: Oid) -> Result<()> {
-    for member in relation::family(oid, LOCK).iter().filter(|m| m.kind.has_storage()) {
-        if shared::is_known(member.file) {
-            verify::refuse_destroyed(member.file)?;
-            data_keys::write_plaintext(member.file)?;
-            pages::rewrite_all(member.oid);
-        }
-    }
+    decrypt_members(&relation::family(oid, LOCK))
+}
+
+/// As [`decrypt`], for a catalog.
+pub(crate) fn decrypt_catalog(oid: Oid) -> Result<()> {
+    let members = relation::family(oid, LOCK);
+    decrypt_members(&members)?;
+    relation::unlock(&members, LOCK);
     Ok(())
 }
 
-fn has_plaintext(member: &Facts) -> Result<bool> {
-    Ok(verify::count_pages(member.file)?.iter().any(|c| c.state == verify::PageState::Plaintext))
+fn decrypt_members(members: &[Facts]) -> Result<()> {
+    let known: Vec<Facts> =
+        members.iter().filter(|member| shared::is_known(member.file)).cloned().collect();
+    rewrite(&known, |file| {
+        verify::refuse_destroyed(file)?;
+        if shared::is_sealed(file) { file::unseal(file).map(Some) } else { Ok(None) }
+    })
+}
+
+/// Has one file after the other written as `switch` says from now on (`None`: as it is), and what is not so
+/// on disk. The next one is begun when that is done: so what is begun last tells of all before it.
+fn rewrite(members: &[Facts], switch: impl Fn(RelFile) -> Result<Option<Target>>) -> Result<()> {
+    for member in members.iter().filter(|member| member.kind.has_storage()) {
+        let Some(held) = Held::open(member.oid) else { continue };
+        let switched = switch(member.file)?;
+        // A file without any page has nothing that could be written as it was.
+        if switched.is_some() && held.forks().iter().any(|(_, blocks)| *blocks > 0) {
+            file::await_writers();
+        }
+        let target = switched.unwrap_or_else(|| Target::present(member.file));
+        file::rewrite_wholly(&held, target)?;
+    }
+    Ok(())
 }

@@ -52,8 +52,10 @@ unsafe fn parts<'a>(record: *mut pg_sys::XLogReaderState) -> (u8, &'a [u8]) {
 unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
     // SAFETY: the server's own argument.
     let (op, payload) = unsafe { parts(record) };
-    if op != wal::OP_KEYS {
-        unknown_op(op).send(pgrx::prelude::PgLogLevel::PANIC);
+    match op {
+        wal::OP_KEYS => {}
+        wal::OP_BARRIER => return,
+        _ => unknown_op(op).send(pgrx::prelude::PgLogLevel::PANIC),
     }
     let outcome = match wal::split_payload(payload) {
         Some((scope, id, batch)) => persist::replay(scope, id, batch),
@@ -99,10 +101,10 @@ fn describe(op: u8, payload: &[u8]) -> String {
 /// Contract: any process that describes WAL; must not raise.
 #[pg_guard]
 unsafe extern "C-unwind" fn identify(info: u8) -> *const std::ffi::c_char {
-    if info & !(pg_sys::XLR_INFO_MASK as u8) == wal::OP_KEYS {
-        c"KEYS".as_ptr()
-    } else {
-        std::ptr::null()
+    match info & !(pg_sys::XLR_INFO_MASK as u8) {
+        wal::OP_KEYS => c"KEYS".as_ptr(),
+        wal::OP_BARRIER => c"BARRIER".as_ptr(),
+        _ => std::ptr::null(),
     }
 }
 

@@ -87,7 +87,7 @@ fn protected_schema() -> Oid {
 fn relations(by: &str, object: &str, roots: &[Oid]) -> Result<Shredded> {
     let members = lock_members(roots)?;
     let oids: Vec<Oid> = members.iter().map(|facts| facts.oid).collect();
-    if let Some(job) = jobs::unfinished_of(&with_ancestors(&oids))? {
+    if let Some(job) = jobs::any_unfinished(&with_ancestors(&oids))? {
         return Err(Report::new(
             Code::ERRCODE_OBJECT_IN_USE,
             format!("{object} is being rekeyed"),

@@ -19,6 +19,7 @@ use std::fmt::Write as _;
 
 use crate::error::{FormatError, Problem};
 use crate::record::{Record, cipher_name};
+use crate::wal::Switch;
 use crate::wire::Reader;
 
 /// First bytes of every batch.
@@ -231,6 +232,9 @@ pub fn describe(record: &Record) -> String {
         Record::Retired { file, after, lsn } => {
             let (high, low) = (lsn >> 32, lsn & 0xFFFF_FFFF);
             format!("retired rel {file} after epoch {after} lsn {high:X}/{low:X}")
+        }
+        Record::WalSwitch(Switch { start, phase }) => {
+            format!("WAL from {:X}/{:X} {phase}", start >> 32, start & 0xFFFF_FFFF)
         }
         Record::Destroyed { file, through, whole, .. } => {
             let what = if *whole { " with its database" } else { "" };

@@ -11,6 +11,7 @@
 //! | [`storage`] | the file operations a log needs |
 //! | [`state`] | records folded into what is so now |
 //! | [`directory`] | which key belongs to which relation file, in shared memory |
+//! | [`wal`] | keys of WAL, and from where each is used |
 //! | [`protocol`] | request to and reply from `pagevault-keyring` |
 
 #![forbid(unsafe_code)]
@@ -24,6 +25,7 @@ pub mod protocol;
 pub mod record;
 pub mod state;
 pub mod storage;
+pub mod wal;
 mod wire;
 
 pub use binding::{data_key_aad, master_context};

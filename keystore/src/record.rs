@@ -10,7 +10,8 @@
 //! 5 Current       file, epoch u16, owner u32
 //! 6 Plaintext     file, after u16
 //! 7 Retired       file, after u16, lsn u64
-//! 12 Destroyed    file, through u16, cipher u8, whole u8, lsn u64, at i64                    (8 to 11: not used here)
+//! 8 WalSwitch     start u64, generation u32, plaintext u8
+//! 9 Destroyed     file, through u16, cipher u8, whole u8, lsn u64, at i64
 //!
 //! text, bytes: length u32, then as many bytes; text is UTF-8        file: tablespace, database, relation u32
 //! ```
@@ -24,6 +25,7 @@ use std::fmt;
 use pagevault_cipher::{CipherId, Epoch, wrap};
 
 use crate::error::{FormatError, Problem};
+use crate::wal::{self, Switch, WalPhase};
 use crate::wire::{Reader, put_bytes, put_i64, put_u8, put_u16, put_u32, put_u64};
 
 /// Longest provider name, provider kind and master key name, in bytes.
@@ -138,6 +140,9 @@ pub enum Record {
         /// Where in WAL.
         lsn: u64,
     },
+    /// How WAL is written from an address on. The key has a record of its own, see
+    /// [`wal::key_place`](crate::wal::key_place).
+    WalSwitch(Switch),
     /// The keys of these epochs were destroyed on purpose, and never come back: who still hears of one, from
     /// older WAL say, ignores it. Says so for ever, in place of the keys.
     Destroyed {
@@ -185,7 +190,8 @@ mod kind {
     pub(super) const CURRENT: u8 = 5;
     pub(super) const PLAINTEXT: u8 = 6;
     pub(super) const RETIRED: u8 = 7;
-    pub(super) const DESTROYED: u8 = 12;
+    pub(super) const WAL_SWITCH: u8 = 8;
+    pub(super) const DESTROYED: u8 = 9;
 }
 
 /// Version of every record type so far.
@@ -196,7 +202,10 @@ impl Record {
     /// relations), else the database's OID.
     pub fn home(&self) -> u32 {
         match self {
-            Self::Provider { .. } | Self::DropProvider { .. } | Self::DatabaseKey { .. } => 0,
+            Self::Provider { .. }
+            | Self::DropProvider { .. }
+            | Self::DatabaseKey { .. }
+            | Self::WalSwitch(_) => 0,
             Self::DataKey { file, .. }
             | Self::Current { file, .. }
             | Self::Plaintext { file, .. }
@@ -240,8 +249,12 @@ impl Record {
                 check_file(file)?;
                 check_epoch(*after)
             }
+            Self::WalSwitch(Switch { phase, .. }) => {
+                check(phase.generation > 0, "WAL key generation", "must not be 0")
+            }
             Self::Destroyed { file, through, .. } => {
                 check_file(file)?;
+                check(!wal::is_key_place(*file), "destroyed file", "must not be that of WAL keys")?;
                 check_epoch(*through)
             }
         }
@@ -256,6 +269,7 @@ impl Record {
             Self::Current { .. } => kind::CURRENT,
             Self::Plaintext { .. } => kind::PLAINTEXT,
             Self::Retired { .. } => kind::RETIRED,
+            Self::WalSwitch(_) => kind::WAL_SWITCH,
             Self::Destroyed { .. } => kind::DESTROYED,
         }
     }
@@ -323,6 +337,11 @@ impl Record {
                 put_u16(out, *after);
                 put_u64(out, *lsn);
             }
+            Self::WalSwitch(Switch { start, phase }) => {
+                put_u64(out, *start);
+                put_u32(out, phase.generation);
+                put_u8(out, u8::from(phase.plaintext));
+            }
             Self::Destroyed { file, through, cipher, whole, lsn, at } => {
                 put_file(out, file);
                 put_u16(out, *through);
@@ -340,7 +359,7 @@ impl Record {
         let at = |problem| FormatError { offset, problem };
         let kind = from.u8()?;
         let version = from.u8()?;
-        if !matches!(kind, kind::PROVIDER..=kind::RETIRED | kind::DESTROYED) {
+        if !(kind::PROVIDER..=kind::DESTROYED).contains(&kind) {
             return Err(at(Problem::RecordType(kind)));
         }
         if version != VERSION {
@@ -402,6 +421,15 @@ impl Record {
             kind::PLAINTEXT => Self::Plaintext { file: take_file(from)?, after: from.u16()? },
             kind::RETIRED => {
                 Self::Retired { file: take_file(from)?, after: from.u16()?, lsn: from.u64()? }
+            }
+            kind::WAL_SWITCH => {
+                let (start, generation) = (from.u64()?, from.u32()?);
+                let plaintext = match from.u8()? {
+                    0 => false,
+                    1 => true,
+                    _ => return Err(from.error(Problem::Field("WAL switch", "not 0 or 1"))),
+                };
+                Self::WalSwitch(Switch { start, phase: WalPhase { generation, plaintext } })
             }
             kind::DESTROYED => {
                 let (file, through, cipher) = (take_file(from)?, from.u16()?, from.u8()?);

@@ -7,6 +7,7 @@
 use std::collections::BTreeMap;
 
 use crate::record::{MAX_EPOCH, Phase, Record, RelFile};
+use crate::wal::{self, Switch, WalPhase};
 
 /// A record that contradicts an earlier one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -140,6 +141,7 @@ pub struct State {
     providers: BTreeMap<String, Provider>,
     database_keys: BTreeMap<(u32, u32), DatabaseKey>,
     files: BTreeMap<RelFile, File>,
+    wal_switches: BTreeMap<u64, WalPhase>,
 }
 
 impl State {
@@ -209,6 +211,12 @@ impl State {
                     entry.retired = Some((after, lsn));
                 }
             }
+            Record::WalSwitch(Switch { start, phase }) => {
+                let (file, epoch) = wal::key_place(phase.generation);
+                self.file_with_key(file, epoch)?;
+                let known = self.wal_switches.entry(start).or_default();
+                *known = phase.max(*known);
+            }
             Record::Destroyed { file, through, cipher, whole, lsn, at } => {
                 let destroyed = Destroyed { through, lsn, cipher, whole, at };
                 self.files.entry(file).or_default().destroy(destroyed);
@@ -234,6 +242,12 @@ impl State {
         }
         let files = self.files.iter().filter(|(file, _)| file.database == home);
         files.for_each(|(file, entry)| records.extend(file_records(*file, entry)));
+        if home == 0 {
+            let switches = self.wal_switches.iter();
+            records.extend(
+                switches.map(|(&start, &phase)| Record::WalSwitch(Switch { start, phase })),
+            );
+        }
         records
     }
 

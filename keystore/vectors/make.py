@@ -69,8 +69,12 @@ def retired(file, after, lsn):
     return record(7, file + struct.pack("<HQ", after, lsn))
 
 
+def wal_switch(start, generation, plaintext):
+    return record(8, struct.pack("<QIB", start, generation, plaintext))
+
+
 def destroyed(file, through, cipher, whole, lsn, at):
-    return record(12, file + struct.pack("<HBBQq", through, cipher, whole, lsn, at))
+    return record(9, file + struct.pack("<HBBQq", through, cipher, whole, lsn, at))
 
 
 def frame(settled, records):
@@ -127,7 +131,14 @@ database.settle()
 database.append(plaintext(FILE, 8191))
 database.append_unsynced(retired(FILE, 8191, 0x16B374D8F))
 
-# Later additions to version 1 have files of their own.
+# Generation n of the WAL key is recorded as that of relation file 0/0/1 + (n - 1) / 8191, epoch 1 + (n - 1) % 8191.
+wal = Log(0, 0)
+wal.append(data_key(rel(0, 0, 1), 1, 1, 0, 1, WRAPPED_64, 0, 1700000004))
+wal.append(wal_switch(0x1_6B374000, 1, 0))
+wal.append(wal_switch(0x2_00002000, 1, 1))
+wal.append(data_key(rel(0, 0, 2), 1, 2, 0, 1, WRAPPED_32, 0, 1700000005))
+wal.append(wal_switch(0xFFFF_FFFF_0000_0000, 8192, 0))
+
 shredded = Log(6, 1)
 OTHER = rel(1663, 6, 16384)
 shredded.append(
@@ -136,6 +147,7 @@ shredded.append(
     destroyed(rel(1663, 6, 16385), 8191, 0, 1, 0x2A0000028, 1800000001),
 )
 
+(HERE / "wal.keys").write_bytes(wal.content)
 (HERE / "6.keys").write_bytes(shredded.content)
 (HERE / "cluster.keys").write_bytes(cluster.content)
 (HERE / "5.keys").write_bytes(database.content)

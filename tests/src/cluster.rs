@@ -15,12 +15,13 @@ use crate::{DataFile, Installation, KeyFile, SqlError, log, process};
 pub struct Settings {
     checksums: bool,
     preload: bool,
+    wal_segment_size: Option<u32>,
     conf: Vec<String>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Settings { checksums: true, preload: true, conf: Vec::new() }
+        Settings { checksums: true, preload: true, wal_segment_size: None, conf: Vec::new() }
     }
 }
 
@@ -36,6 +37,13 @@ impl Settings {
     #[must_use]
     pub fn without_preload(mut self) -> Self {
         self.preload = false;
+        self
+    }
+
+    /// A cluster whose WAL segments have this many MB.
+    #[must_use]
+    pub fn wal_segment_size(mut self, megabytes: u32) -> Self {
+        self.wal_segment_size = Some(megabytes);
         self
     }
 
@@ -107,6 +115,9 @@ impl Cluster {
             (false, 18..) => initdb.arg("--no-data-checksums"),
             (false, _) => &mut initdb,
         };
+        if let Some(size) = settings.wal_segment_size {
+            initdb.arg(format!("--wal-segsize={size}"));
+        }
         run(initdb.arg("-D").arg(cluster.data_directory()))?;
         cluster.append_conf(&format!(
             "listen_addresses = ''\n\

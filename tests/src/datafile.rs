@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::{Read, Seek, SeekFrom, Write};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
 
 /// Bytes of a page.
 pub const PAGE_SIZE: usize = 8192;
@@ -144,6 +144,48 @@ pub fn holds(bytes: &[u8], wanted: &[u8]) -> bool {
         rest = &rest[1..];
     }
     false
+}
+
+/// Fails unless every page of these files is sealed or zero, and at least one is sealed.
+///
+/// # Errors
+/// Names the first page that is not.
+pub fn assert_sealed(files: &[DataFile]) -> Result<()> {
+    let mut sealed = 0;
+    for file in files {
+        for (block, state) in file.states()?.into_iter().enumerate() {
+            match state {
+                PageState::Sealed(_) => sealed += 1,
+                PageState::Zero => {}
+                PageState::Plain => {
+                    bail!("block {block} of {} is not sealed", file.path.display())
+                }
+            }
+        }
+    }
+    ensure!(sealed > 0, "no page at all in {files:?}");
+    Ok(())
+}
+
+/// Fails unless no page of these files is sealed and at least one holds something.
+///
+/// # Errors
+/// Names the first page that is sealed.
+pub fn assert_plain(files: &[DataFile]) -> Result<()> {
+    let mut plain = 0;
+    for file in files {
+        for (block, state) in file.states()?.into_iter().enumerate() {
+            match state {
+                PageState::Plain => plain += 1,
+                PageState::Zero => {}
+                PageState::Sealed(epoch) => {
+                    bail!("block {block} of {}: epoch {epoch}", file.path.display())
+                }
+            }
+        }
+    }
+    ensure!(plain > 0, "no page at all in {files:?}");
+    Ok(())
 }
 
 #[cfg(test)]

@@ -14,6 +14,7 @@ pub struct Installation {
     pub major: u32,
     bindir: PathBuf,
     pkglibdir: PathBuf,
+    sharedir: PathBuf,
     server_user: Option<(u32, u32)>,
 }
 
@@ -50,6 +51,7 @@ impl Installation {
             major,
             bindir: PathBuf::from(ask("--bindir")?),
             pkglibdir: PathBuf::from(ask("--pkglibdir")?),
+            sharedir: PathBuf::from(ask("--sharedir")?),
             server_user,
         })
     }
@@ -64,6 +66,18 @@ impl Installation {
     #[must_use]
     pub fn library_directory(&self) -> &Path {
         &self.pkglibdir
+    }
+
+    /// Where this installation keeps the control files and scripts of extensions, in a folder `extension`.
+    #[must_use]
+    pub fn share_directory(&self) -> &Path {
+        &self.sharedir
+    }
+
+    /// Whether an extension is there to be created.
+    #[must_use]
+    pub fn has_extension(&self, name: &str) -> bool {
+        self.sharedir.join("extension").join(format!("{name}.control")).exists()
     }
 
     /// A command that runs a program of this installation as the server user, with no input and a

@@ -5,6 +5,7 @@
 //!     Cluster      one data directory and its server: start, stop, crash, SQL, log
 //!       KeyFile    the file provider's keys, made by the real pagevault-keyring
 //!       DataFile   one file of a relation as it lies on disk, read without the server
+//!   leaks          values that must not be anywhere, and a scanner that knows them in disguise
 //! ```
 //!
 //! Everything runs as the unprivileged user `PAGEVAULT_SERVER_USER` (default `pagevault`) when the
@@ -18,10 +19,12 @@ pub mod errors;
 pub mod installation;
 pub mod key_servers;
 pub mod keyfile;
+pub mod leaks;
 pub mod log;
 pub mod process;
 pub mod tools;
 pub mod waiting;
+pub mod wal;
 
 pub use cluster::{Cluster, Settings, StopMode};
 pub use datafile::DataFile;

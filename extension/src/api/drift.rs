@@ -13,9 +13,7 @@ use crate::preload;
     CREATE FUNCTION pagevault.drift(check_files boolean)
     RETURNS TABLE (relation regclass, wanted text, why text, actual text, heal text)
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
-    REVOKE ALL ON FUNCTION pagevault.drift(boolean) FROM PUBLIC;
-    GRANT EXECUTE ON FUNCTION pagevault.drift(boolean) TO pagevault_admin, pg_monitor;
-", requires = ["roles"])]
+")]
 #[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
 fn drift(
     check_files: bool,

@@ -4,8 +4,9 @@ use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
 
 use crate::keys::shared;
-use crate::pg::relation;
-use crate::pg::report::OrRaise;
+use crate::pg::report::{OrRaise, Report, Result};
+use crate::pg::{relation, session};
+use crate::rekey::requests;
 use crate::verify::{self, PageState};
 use crate::{policy, preload, roles};
 
@@ -23,12 +24,119 @@ fn encrypt(rel: Option<Oid>, cipher: Option<&str>) {
     };
     // Refused before the statement is built; the label provider checks again.
     policy::label::parse(&label).or_raise();
-    let kind = relation::label_keyword(relation::require(rel).or_raise().kind);
-    let name = relation::qualified_name(rel);
-    let statement = format!("SECURITY LABEL FOR pagevault ON {kind} {name} IS '{label}'");
-    if let Err(error) = Spi::run(&statement) {
-        pgrx::error!("{error}");
+    relation::require(rel).or_raise();
+    // As the statement will lock it; until then nobody gives its name to another.
+    relation::lock(rel, pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE);
+    let facts = relation::require(rel).or_raise();
+    if !facts.user_made {
+        let cipher = match policy::label::parse(&label).or_raise() {
+            policy::label::Label::Encrypted(cipher) => cipher,
+            policy::label::Label::Plain => None,
+        };
+        return roles::require_admin("encrypt a system catalog")
+            .and_then(|()| policy::catalogs::encrypt(&facts, cipher))
+            .or_raise();
     }
+    set_label(&relation::label_target(&facts), &format!("'{label}'")).or_raise();
+}
+
+/// The label 'plain' as a function; of system catalogs, which have no label, where nothing wants them
+/// encrypted.
+#[pg_extern(sql = "
+    CREATE FUNCTION pagevault.decrypt(rel regclass) RETURNS void
+    STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+    REVOKE ALL ON FUNCTION pagevault.decrypt(regclass) FROM PUBLIC;
+    GRANT EXECUTE ON FUNCTION pagevault.decrypt(regclass) TO pagevault_admin;
+", requires = ["roles"])]
+fn decrypt(rel: Oid) {
+    let decrypt = || {
+        preload::require_active()?;
+        roles::require_admin("take encryption away")?;
+        let facts = relation::require(rel)?;
+        if facts.user_made {
+            set_label(&relation::label_target(&facts), "'plain'")
+        } else {
+            policy::catalogs::decrypt(&facts)
+        }
+    };
+    decrypt().or_raise();
+}
+
+/// Sets a label as the caller would.
+fn set_label(target: &str, label: &str) -> Result<()> {
+    Spi::run(&policy::labels::statement_on(target, label)).map_err(Report::from)
+}
+
+/// Labels this database and has everything in it encrypted, by jobs where there is much. Returns the number
+/// of relations that were not.
+#[pg_extern(sql = "
+    CREATE FUNCTION pagevault.encrypt_database() RETURNS bigint
+    LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+    REVOKE ALL ON FUNCTION pagevault.encrypt_database() FROM PUBLIC;
+    GRANT EXECUTE ON FUNCTION pagevault.encrypt_database() TO pagevault_admin;
+", requires = ["roles"])]
+fn encrypt_database() -> i64 {
+    let encrypt = || {
+        preload::require_active()?;
+        roles::require_admin("encrypt a database")?;
+        if !policy::labels::database_is_labelled_encrypted()? {
+            let database = Spi::get_one::<String>(THIS_DATABASE)?.unwrap_or_default();
+            set_label(&format!("DATABASE {database}"), "'encrypted'")?;
+        }
+        requests::encrypt_all_wanted()
+    };
+    encrypt().or_raise()
+}
+
+const THIS_DATABASE: &str =
+    "SELECT pg_catalog.quote_ident(pg_catalog.current_database()::pg_catalog.text)";
+
+/// What SECURITY LABEL names this database and all that is labelled encrypted in it.
+fn labelled_encrypted() -> Result<Vec<String>> {
+    const LABELLED: &str = "SELECT objtype || ' ' || objname FROM pg_catalog.pg_seclabels
+          WHERE provider = 'pagevault' AND label LIKE 'encrypted%' AND objtype <> 'tablespace'
+            AND (objtype <> 'database' OR objname = pg_catalog.quote_ident(pg_catalog.current_database()::text))";
+    let found = session::as_owner_of_the_cluster(|| {
+        Spi::connect(|spi| {
+            let rows = spi.select(LABELLED, None, &[])?;
+            rows.map(|row| row.get::<String>(1)).collect::<std::result::Result<Vec<_>, _>>()
+        })
+    })?;
+    Ok(found.into_iter().flatten().collect())
+}
+
+/// Takes away every label that wants encryption in this database, and the encryption, by jobs. Returns their
+/// number.
+#[pg_extern(sql = "
+    CREATE FUNCTION pagevault.decrypt_database() RETURNS bigint
+    LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+    REVOKE ALL ON FUNCTION pagevault.decrypt_database() FROM PUBLIC;
+    GRANT EXECUTE ON FUNCTION pagevault.decrypt_database() TO pagevault_admin;
+", requires = ["roles"])]
+fn decrypt_database() -> i64 {
+    let decrypt = || {
+        preload::require_active()?;
+        roles::require_admin("decrypt a database")?;
+        for target in labelled_encrypted()? {
+            set_label(&target, "NULL")?;
+        }
+        requests::decrypt_all()
+    };
+    decrypt().or_raise()
+}
+
+/// Encrypts every catalog of which a label or setting wants it. Returns their number.
+#[pg_extern(sql = "
+    CREATE FUNCTION pagevault.encrypt_catalogs() RETURNS bigint
+    STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+    REVOKE ALL ON FUNCTION pagevault.encrypt_catalogs() FROM PUBLIC;
+    GRANT EXECUTE ON FUNCTION pagevault.encrypt_catalogs() TO pagevault_admin;
+", requires = ["roles"])]
+fn encrypt_catalogs() -> i64 {
+    preload::require_active()
+        .and_then(|()| roles::require_admin("encrypt system catalogs"))
+        .and_then(|()| policy::catalogs::encrypt_wanted())
+        .or_raise()
 }
 
 /// True only if every page of the relation, its indexes, TOAST table and owned sequences that is
@@ -38,8 +146,8 @@ fn encrypt(rel: Option<Oid>, cipher: Option<&str>) {
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
 fn is_encrypted(rel: Oid) -> bool {
-    preload::require_active().and_then(|()| relation::require(rel)).or_raise();
-    roles::require_select(rel, &relation::qualified_name(rel)).or_raise();
+    let facts = preload::require_active().and_then(|()| relation::require(rel)).or_raise();
+    roles::require_select(rel, &relation::quoted_name(&facts)).or_raise();
     let members = relation::family(rel, pg_sys::AccessShareLock as pg_sys::LOCKMODE);
     let stored = members.iter().filter(|m| m.is_stored());
     let mut any = false;
@@ -59,9 +167,7 @@ fn is_encrypted(rel: Oid) -> bool {
     CREATE FUNCTION pagevault.verify(rel regclass)
     RETURNS TABLE (relation regclass, fork text, state text, epoch integer, pages bigint)
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
-    REVOKE ALL ON FUNCTION pagevault.verify(regclass) FROM PUBLIC;
-    GRANT EXECUTE ON FUNCTION pagevault.verify(regclass) TO pagevault_admin, pg_monitor;
-", requires = ["roles"])]
+")]
 #[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
 fn verify(
     rel: Oid,

@@ -3,7 +3,7 @@
 use pgrx::prelude::*;
 
 use super::require_key_admin;
-use crate::keys::{master_keys, unlock as unlocking};
+use crate::keys::{master_keys, unlock as unlocking, wal_switch};
 use crate::pg::process;
 use crate::pg::report::OrRaise;
 use crate::{preload, roles};
@@ -50,6 +50,15 @@ fn rotate_database_key() -> i64 {
         .and_then(|()| {
             master_keys::rotate_database_key("rotate_database_key", process::my_database())
         })
+        .or_raise()
+}
+
+/// Makes a new WAL key and has it used from now on; returns its generation.
+#[pg_extern]
+fn rotate_wal_key() -> i64 {
+    require_key_admin("rotate the WAL key")
+        .and_then(|()| wal_switch::rotate())
+        .map(i64::from)
         .or_raise()
 }
 

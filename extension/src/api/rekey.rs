@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use pgrx::datum::Interval;
 use pgrx::pg_sys::Oid;
 use pgrx::prelude::*;
 
@@ -40,7 +41,8 @@ fn rotate_data_key(rel: Oid) -> i64 {
     rotate().or_raise()
 }
 
-/// Gives every encrypted relation of this database new data keys, online. Returns the number of jobs.
+/// Gives every encrypted relation of this database new data keys, online. Returns the number of jobs; what is
+/// being rekeyed already has its own.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.rotate_all_data_keys() RETURNS bigint
     LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
@@ -54,7 +56,12 @@ fn rotate_all_data_keys() -> i64 {
         require_primary("rotate data keys")?;
         let mut count = 0;
         for facts in relation::all().into_iter().filter_map(relation::facts) {
-            if leads(&facts) && any_sealed(&facts) && !shared::is_destroyed(facts.file) {
+            if facts.is_stored()
+                && relation::leads(&facts)
+                && any_sealed(&facts)
+                && !shared::is_destroyed(facts.file)
+                && jobs::unfinished_of(facts.oid)?.is_none()
+            {
                 let name = relation::quoted_name(&facts);
                 jobs::submit(facts.oid, &name, rekey::Kind::Rotate, None)?;
                 count += 1;
@@ -63,11 +70,6 @@ fn rotate_all_data_keys() -> i64 {
         Ok(count)
     };
     rotate().or_raise()
-}
-
-/// True for what has a job of its own: not what goes along with another relation.
-fn leads(facts: &Facts) -> bool {
-    facts.is_stored() && relation::leads(facts)
 }
 
 fn any_sealed(facts: &Facts) -> bool {
@@ -108,8 +110,20 @@ fn rekey_cancel(job: i64) {
     CREATE FUNCTION pagevault.rekey_wait(job bigint, timeout interval DEFAULT NULL) RETURNS boolean
     LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
-fn rekey_wait(job: Option<i64>, timeout: Option<pgrx::datum::Interval>) -> Option<bool> {
+fn rekey_wait(job: Option<i64>, timeout: Option<Interval>) -> Option<bool> {
     job.map(|job| allowed(job).and_then(|()| wait(job, limit_of(timeout))).or_raise())
+}
+
+/// As above: a number without a cast could mean either of the other two.
+#[pg_extern(
+    name = "rekey_wait",
+    sql = "
+    CREATE FUNCTION pagevault.rekey_wait(job integer, timeout interval DEFAULT NULL) RETURNS boolean
+    LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+"
+)]
+fn rekey_wait_for_integer(job: Option<i32>, timeout: Option<Interval>) -> Option<bool> {
+    rekey_wait(job.map(i64::from), timeout)
 }
 
 /// Waits for the job of a relation; true as well where there never was one.
@@ -120,10 +134,7 @@ fn rekey_wait(job: Option<i64>, timeout: Option<pgrx::datum::Interval>) -> Optio
     LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 "
 )]
-fn rekey_wait_for_relation(
-    rel: Option<Oid>,
-    timeout: Option<pgrx::datum::Interval>,
-) -> Option<bool> {
+fn rekey_wait_for_relation(rel: Option<Oid>, timeout: Option<Interval>) -> Option<bool> {
     let rel = rel?;
     let waited = || {
         preload::require_active()?;
@@ -136,7 +147,7 @@ fn rekey_wait_for_relation(
     Some(waited().or_raise())
 }
 
-fn limit_of(timeout: Option<pgrx::datum::Interval>) -> Option<Duration> {
+fn limit_of(timeout: Option<Interval>) -> Option<Duration> {
     let timeout = timeout?;
     let seconds = timeout.as_micros().max(0) / 1_000_000;
     Some(Duration::from_secs(u64::try_from(seconds).unwrap_or(u64::MAX)))

@@ -1,6 +1,7 @@
 //! What the views show. Key material never passes here.
 
 use pagevault_keystore::directory::Directory;
+use pagevault_keystore::wal::is_key_place;
 use pgrx::prelude::*;
 
 use crate::keys::health::Moment;
@@ -26,10 +27,14 @@ fn status_row() -> TableIterator<
         name!(keyring_command, Option<String>),
         name!(unreachable_providers, Option<Vec<String>>),
         name!(last_revalidation, Option<TimestampWithTimeZone>),
+        name!(wal, Option<&'static str>),
+        name!(wal_key, Option<i64>),
+        name!(wal_problem, Option<String>),
     ),
 > {
     if preload::require_active().is_err() {
-        return TableIterator::once((false, "not loaded", 0, None, 0, 0, 0, None, None, None));
+        let row = (false, "not loaded", 0, None, 0, 0, 0, None, None, None, None, None, None);
+        return TableIterator::once(row);
     }
     // Paths and providers are nobody's business who only wants to know whether all is well.
     let privileged = roles::may_see_providers();
@@ -38,10 +43,12 @@ fn status_row() -> TableIterator<
     let keys = shared.secrets.list();
     let is_locked = |state: State| matches!(state, State::Locked | State::Refused);
     let locked = keys.iter().filter(|(_, _, state)| is_locked(*state)).count() as i64;
-    let (failure, last_revalidation) = {
+    let (failure, last_revalidation, wal_problem) = {
         let lock = KeystoreLock::acquire();
-        (shared.control.unlock_failure(), shared.health.last_revalidation(&lock))
+        let revalidation = shared.health.last_revalidation(&lock);
+        (shared.control.unlock_failure(), revalidation, shared.wal.problem())
     };
+    let wal_key = shared.wal.switches.newest().sealed();
     let state = match (keys.is_empty(), locked) {
         (true, _) => "no master key",
         (false, 0) => "unlocked",
@@ -58,6 +65,9 @@ fn status_row() -> TableIterator<
         privileged.then(|| helper::program().display().to_string()),
         privileged.then(|| unreachable_providers().or_raise()),
         timestamp(last_revalidation),
+        Some(if wal_key.is_some() { "encrypted" } else { "plaintext" }),
+        wal_key.map(i64::from),
+        Some(wal_problem).filter(|text| privileged && !text.is_empty()),
     ))
 }
 
@@ -191,7 +201,8 @@ fn key_rows(directory: &Directory<'_>) -> Result<Vec<KeyRow>> {
     let mut rows = Vec::new();
     for file in directory.files()? {
         let file = file?;
-        if file.file.database != database && file.file.database != 0 {
+        let is_ours = file.file.database == database || file.file.database == 0;
+        if !is_ours || is_key_place(file.file) {
             continue;
         }
         for key in directory.keys(file.slot)? {

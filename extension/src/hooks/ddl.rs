@@ -89,9 +89,7 @@ pub(super) fn decides() -> bool {
     if policy::is_idle() {
         return false;
     }
-    // SAFETY: a plain global, set before libraries are loaded.
-    let binary_upgrade = unsafe { pg_sys::IsBinaryUpgrade };
-    !binary_upgrade && process::runs_transactions()
+    !process::is_binary_upgrade() && process::runs_transactions()
 }
 
 /// Contract: called by SECURITY LABEL (and pg_restore's) after the ownership check and before the

@@ -5,9 +5,10 @@ use pagevault_interpose::{Code, Executable, Expected, Plan};
 use pgrx::PgSqlErrorCode;
 
 use super::forward::Forward;
-use super::{aio, smgr, sync};
+use super::{aio, files, smgr, sync};
 use crate::pg::compat::MAJOR;
 use crate::pg::report::{Report, Result};
+use crate::pg::wal;
 
 /// A storage manager function: its name, ours, and where the server's is kept.
 struct Swap {
@@ -80,6 +81,7 @@ fn storage_manager_anchors() -> Vec<&'static str> {
 /// swapped and the server does not start.
 pub(crate) fn install() -> Result<()> {
     self_check()?;
+    wal::check_layout().map_err(|problem| refused(&problem))?;
     let exe = Executable::of_this_process().map_err(|e| refused(&e))?;
     let mut plan = Plan::new(&exe);
     let (swaps, anchors) = (storage_manager(), storage_manager_anchors());
@@ -92,6 +94,8 @@ pub(crate) fn install() -> Result<()> {
     if MAJOR >= 18 {
         plan_read_completion(&exe, &mut plan).map_err(|e| refused(&e))?;
     }
+    // Last: looking for the table above reads files through calls that are not ours yet.
+    files::plan(&mut plan).map_err(|e| refused(&e))?;
     // SAFETY: one thread, in the postmaster; each replacement has the signature of what it replaces
     // in this major version, forwards to it (every `keep` above), and lives as long as the process.
     let installed = unsafe { plan.install() }.map_err(|e| refused(&e))?;
@@ -134,7 +138,7 @@ fn plan_read_completion(
     Ok(())
 }
 
-fn refused(error: &pagevault_interpose::Error) -> Report {
+fn refused(error: &dyn std::fmt::Display) -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
         format!("pagevault cannot work with this server: {error}"),

@@ -8,8 +8,11 @@
 pub(crate) mod access;
 pub(crate) mod aio;
 pub(crate) mod ddl;
+pub(crate) mod files;
 pub(crate) mod forward;
 pub(crate) mod install;
 pub(crate) mod smgr;
+pub(crate) mod statistics;
 pub(crate) mod sync;
+pub(crate) mod transaction;
 pub(crate) mod utility;

@@ -54,6 +54,9 @@ unsafe extern "C-unwind" fn process_utility(
         if policy::altered::any() {
             pg_sys::panic::pgrx_extern_c_guard(|| policy::altered::follow().or_raise());
         }
+        if policy::catalogs::any() {
+            pg_sys::panic::pgrx_extern_c_guard(|| policy::catalogs::follow().or_raise());
+        }
     }
 }
 
@@ -103,7 +106,7 @@ unsafe fn prepare(statement: *mut pg_sys::Node) {
                     .is_some_and(|strategy| strategy.eq_ignore_ascii_case("file_copy"));
                 let template =
                     option(options, c"template").unwrap_or_else(|| "template1".to_owned());
-                policy::databases::creating(file_copy.then_some(template));
+                policy::databases::creating(template, file_copy);
             }
             pg_sys::NodeTag::T_SecLabelStmt => {
                 let provider = (*statement.cast::<pg_sys::SecLabelStmt>()).provider;

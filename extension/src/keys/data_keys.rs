@@ -34,7 +34,7 @@ pub(crate) fn require_master_key(database: u32) -> Result<(u32, u32)> {
 }
 
 /// As [`require_master_key`], with the key, unwrapped.
-pub(super) fn wrapping_key(database: u32) -> Result<(u32, u32, Secret32)> {
+pub(crate) fn wrapping_key(database: u32) -> Result<(u32, u32, Secret32)> {
     let (scope, version) = require_master_key(database)?;
     match shared_memory()?.secrets.get(scope, version) {
         Some(secret) => Ok((scope, version, secret)),
@@ -138,7 +138,7 @@ pub(crate) fn retire_older_epochs(file: RelFile) -> Result<()> {
     let Some(slot) = directory.find(file)? else { return Ok(()) };
     let last = directory.last_epoch(slot)?;
     let after = if shared::is_sealed(file) { last - 1 } else { last };
-    let record = Record::Retired { file, after, lsn: wal::insert_position() };
+    let record = Record::Retired { file, after, lsn: wal::end() };
     if after == 0 || !directory.would_change(&record)? || !shared::has_key(file, after) {
         return Ok(());
     }

@@ -50,7 +50,7 @@ pub(crate) struct Outcome {
 pub(crate) fn destroy(database: u32, files: &[RelFile], whole: bool) -> Result<Outcome> {
     let lock = KeystoreLock::acquire();
     let directory = &shared_memory()?.directory;
-    let lsn = wal::insert_position();
+    let lsn = wal::end();
     let (mut records, mut destroyed) = (Vec::new(), Vec::new());
     let mut wrapped_by = BTreeSet::new();
     for &file in files {

@@ -1,5 +1,7 @@
 //! Reading the keystore when the server starts, and again after a crash restart.
 
+use std::path::Path;
+
 use pagevault_cipher::Secret32;
 use pagevault_keystore::directory::Directory;
 use pagevault_keystore::log::{self, Log, LogError};
@@ -7,6 +9,7 @@ use pagevault_keystore::state::State;
 use pagevault_keystore::storage::FileStorage;
 use pagevault_keystore::{Record, log::Contents};
 use pgrx::PgSqlErrorCode;
+use pgrx::pg_sys::ForkNumber;
 use pgrx::prelude::PgLogLevel;
 
 use super::health::{self, Health};
@@ -14,6 +17,8 @@ use super::persist::{self, internal, keystore_failure};
 use super::secrets::{self, Secrets};
 use super::shared::{self, Control, Shared};
 use super::unlock;
+use super::wal::{self, Wal};
+use crate::pg::compat;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::mapping::{self, Kind};
 use crate::pg::report::{Report, Result};
@@ -28,9 +33,13 @@ pub(crate) fn start() -> Result<()> {
     let first_start = shared::get().is_none();
     let shared = if first_start { map(&logs)? } else { reset()? };
     fill(shared, &logs)?;
+    if process::is_binary_upgrade() {
+        refuse_upgrade(shared)?;
+    }
     // After a crash restart the database keys are still there: the mapping outlived the crash, and
     // nobody is asked again.
-    unlock::at_start(recovering)
+    let reads_sealed_wal = shared.wal.switches.is_sealed_from(process::redo_start());
+    unlock::at_start(recovering || reads_sealed_wal)
 }
 
 fn read_logs(storage: &FileStorage, recovering: bool) -> Result<Vec<Contents>> {
@@ -137,8 +146,10 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
     secrets.set_temporary(&temporary);
     let health = mapping::shared_words(health::WORDS, Kind::Sparse)
         .map_err(|e| no_memory(health::WORDS, &e))?;
-    let (control, health) = (Control::new(control), Health::new(health));
-    Ok(shared::publish(Shared { directory, words, secrets, control, health }))
+    let wal =
+        mapping::shared_words(wal::WORDS, Kind::Sparse).map_err(|e| no_memory(wal::WORDS, &e))?;
+    let (control, health, wal) = (Control::new(control), Health::new(health), Wal::new(wal));
+    Ok(shared::publish(Shared { directory, words, secrets, control, health, wal }))
 }
 
 /// Crash restart: a process may have died while writing, so the directory is made anew.
@@ -148,6 +159,7 @@ fn reset() -> Result<&'static Shared> {
     mapping::zero(shared.words).map_err(|e| internal(format!("could not clear memory: {e}")))?;
     Directory::init_zeroed(shared.words, capacity)?;
     shared.control.reset();
+    shared.wal.reset();
     Ok(shared)
 }
 
@@ -162,6 +174,25 @@ fn fill(shared: &Shared, logs: &[Contents]) -> Result<()> {
         persist::apply(&lock, &log.records)?;
     }
     Ok(())
+}
+
+/// pg_upgrade moves relation files into another cluster, and knows nothing of their keys.
+fn refuse_upgrade(shared: &Shared) -> Result<()> {
+    let mut sealed = 0;
+    for known in shared.directory.files()? {
+        let known = known?;
+        let path = compat::relation_path(known.file, ForkNumber::MAIN_FORKNUM);
+        sealed += u64::from(known.current.is_some() && Path::new(&path).exists());
+    }
+    if sealed == 0 {
+        return Ok(());
+    }
+    Err(Report::new(
+        PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+        "pg_upgrade does not work with encrypted relations yet",
+    )
+    .detail(format!("The cluster has {sealed} encrypted relation files, whose keys would be left behind. Nothing was changed."))
+    .hint("Use pg_dump and pg_restore; or take the encryption away first, and that of catalogs with pagevault.decrypt()."))
 }
 
 fn no_memory(words: usize, error: &std::io::Error) -> Report {

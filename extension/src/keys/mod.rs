@@ -17,5 +17,8 @@ pub(crate) mod revalidate;
 pub(crate) mod revoked;
 pub(crate) mod secrets;
 pub(crate) mod shared;
+pub(crate) mod temporary;
 pub(crate) mod unlock;
+pub(crate) mod wal;
+pub(crate) mod wal_switch;
 mod words;

@@ -13,6 +13,7 @@ use pagevault_keystore::directory::DirectoryError;
 use pagevault_keystore::log::{self, Contents, Log, LogError};
 use pagevault_keystore::state::State;
 use pagevault_keystore::storage::{FileStorage, Storage};
+use pagevault_keystore::wal as wal_keys;
 use pagevault_keystore::{Record, batch};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
@@ -150,14 +151,11 @@ enum Durable {
 
 impl Durable {
     fn of(records: &[Record]) -> Durable {
-        let of_file = |r: &Record| {
-            matches!(
-                r,
-                Record::DataKey { .. }
-                    | Record::Current { .. }
-                    | Record::Plaintext { .. }
-                    | Record::Retired { .. }
-            )
+        // WAL cannot testify to the keys that it is sealed with itself.
+        let of_file = |r: &Record| match r {
+            Record::DataKey { file, .. } => !wal_keys::is_key_place(*file),
+            Record::Current { .. } | Record::Plaintext { .. } | Record::Retired { .. } => true,
+            _ => false,
         };
         if records.iter().all(of_file) { Durable::AtCheckpoint } else { Durable::Now }
     }
@@ -218,11 +216,17 @@ pub(crate) fn apply(_lock: &KeystoreLock, records: &[Record]) -> Result<()> {
                 .hint("Raise pagevault.max_keys and restart the server.")
         })?;
         match record {
+            Record::DataKey { file, .. } if wal_keys::is_key_place(*file) => {
+                shared.wal.set_has_keys();
+            }
             Record::DataKey { .. } => shared.control.set_sealed(),
             Record::Destroyed { .. } => {
                 // Pages sealed under the key are still there, and must be told from plaintext.
                 shared.control.set_sealed();
                 shared.control.count_destruction();
+            }
+            Record::WalSwitch(switch) => {
+                shared.wal.switches.add(*switch).map_err(|full| internal(full.to_string()))?;
             }
             _ => {}
         }
@@ -291,11 +295,13 @@ fn is_of_destroyed_key(record: &Record) -> bool {
     matches!(record, Record::DataKey { file, epoch, .. } if shared::destroyed_at(*file, *epoch).is_some())
 }
 
-/// Whether the record would change nothing. Records of the cluster's log are few and always added.
+/// Whether the record would change nothing. Providers and database keys are few and always added.
 fn is_known(record: &Record) -> bool {
-    let of_file = Durable::of(std::slice::from_ref(record)) == Durable::AtCheckpoint
-        || matches!(record, Record::Destroyed { .. });
-    of_file && shared::get().is_some_and(|s| s.directory.would_change(record) == Ok(false))
+    let Some(shared) = shared::get() else { return false };
+    match record {
+        Record::WalSwitch(switch) => shared.wal.switches.contains(*switch),
+        _ => shared.directory.would_change(record) == Ok(false),
+    }
 }
 
 /// Why a log could not be made durable, as the server's sync machinery wants it.

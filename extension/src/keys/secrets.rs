@@ -28,8 +28,9 @@ pub(crate) const WORDS: usize = SLOTS * STRIDE;
 
 /// Slot 0 holds the key of temporary data, which no keystore knows.
 const TEMPORARY: usize = 0;
-/// A word of slot 0: how many keys are refused.
+/// Words of slot 0: how many keys are refused, and how many locked.
 const REFUSED_KEYS: usize = 1;
+const LOCKED_KEYS: usize = 2;
 
 const FREE: u32 = 0;
 const LOCKED: u32 = 1;
@@ -116,6 +117,7 @@ impl Secrets {
         slot[1].store(scope, Relaxed);
         slot[2].store(version, Relaxed);
         slot[0].store(LOCKED, Release);
+        self.count();
         Ok(())
     }
 
@@ -125,6 +127,7 @@ impl Secrets {
         let locked = self.find(scope, version).filter(|s| s[0].load(Relaxed) == LOCKED);
         if let Some(slot) = locked {
             write_key(slot, key);
+            self.count();
         }
         Ok(())
     }
@@ -171,20 +174,22 @@ impl Secrets {
             store_u64(&slot[SINCE], revocation.since);
             slot[0].store(if refuse { REFUSED } else { REVOKED }, Release);
         }
-        self.count_refused();
+        self.count();
     }
 
     /// Takes the mark away. True if there was one.
     pub(crate) fn restore(&self, scope: u32) -> bool {
         let marked = self.unwrapped(scope).filter(|s| s[0].load(Relaxed) != READY);
         let restored = marked.map(|slot| slot[0].store(READY, Release)).count();
-        self.count_refused();
+        self.count();
         restored > 0
     }
 
-    fn count_refused(&self) {
-        let refused = self.slots().filter(|s| s[0].load(Relaxed) == REFUSED).count();
-        self.words[REFUSED_KEYS].store(refused as u32, Release);
+    fn count(&self) {
+        for (word, state) in [(REFUSED_KEYS, REFUSED), (LOCKED_KEYS, LOCKED)] {
+            let keys = self.slots().filter(|s| s[0].load(Relaxed) == state).count();
+            self.words[word].store(keys as u32, Release);
+        }
     }
 
     /// Since when and why a scope's keys are revoked, if they are; under the keystore lock.
@@ -201,6 +206,12 @@ impl Secrets {
     #[inline]
     pub(crate) fn any_refused(&self) -> bool {
         self.words[REFUSED_KEYS].load(Relaxed) != 0
+    }
+
+    /// Whether any key is locked. One relaxed load.
+    #[inline]
+    pub(crate) fn any_locked(&self) -> bool {
+        self.words[LOCKED_KEYS].load(Relaxed) != 0
     }
 
     /// Whether a scope's keys are refused.

@@ -15,6 +15,7 @@ use super::health::Health;
 use super::secrets::Secrets;
 use crate::rekey::wishes;
 
+use super::wal::Wal;
 use super::words::{load_text, load_u64, store_text, store_u64};
 
 /// Handles to the shared memory; the same in every process.
@@ -25,6 +26,7 @@ pub(crate) struct Shared {
     pub(crate) secrets: Secrets,
     pub(crate) control: Control,
     pub(crate) health: Health,
+    pub(crate) wal: Wal,
 }
 
 static SHARED: OnceLock<Shared> = OnceLock::new();
@@ -75,6 +77,17 @@ pub(crate) fn current_cipher(file: RelFile) -> Option<CipherId> {
 /// True if pages of this file are sealed when they are written.
 pub(crate) fn is_sealed(file: RelFile) -> bool {
     current(file).is_some()
+}
+
+/// True if pages of any file of a database are sealed when they are written, be it one that was dropped.
+/// Looks at all files of the cluster.
+pub(crate) fn anything_sealed_in(database: u32) -> bool {
+    let files = get().and_then(|shared| shared.directory.files().ok());
+    files
+        .into_iter()
+        .flatten()
+        .flatten()
+        .any(|known| known.file.database == database && known.current.is_some())
 }
 
 /// True if the file ever had a data key.
@@ -148,6 +161,12 @@ pub(crate) fn data_key(
 #[inline]
 pub(crate) fn anything_refused() -> bool {
     get().is_some_and(|shared| shared.secrets.any_refused())
+}
+
+/// Is any database key locked or refused? Two loads.
+#[inline]
+pub(crate) fn anything_withheld() -> bool {
+    get().is_some_and(|shared| shared.secrets.any_refused() || shared.secrets.any_locked())
 }
 
 /// The scope of the database key behind the data key that this file is sealed with now, if that database

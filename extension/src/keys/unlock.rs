@@ -10,7 +10,7 @@ use pgrx::prelude::PgLogLevel;
 
 use super::providers::{self, Question};
 use super::secrets::State as KeyState;
-use super::{persist, revoked};
+use super::{persist, revoked, shared};
 use crate::pg::guc;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
@@ -96,11 +96,20 @@ fn accept(scope: u32, version: u32, key: &Secret32) -> Result<()> {
 
 /// (scope, version) of every database key that is known but not unwrapped.
 pub(crate) fn locked_keys() -> Vec<(u32, u32)> {
-    let keys = super::shared::secrets().map(|s| s.list()).unwrap_or_default();
+    let keys = shared::secrets().map(|s| s.list()).unwrap_or_default();
     keys.into_iter()
         .filter(|(_, _, state)| *state == KeyState::Locked)
         .map(|(scope, version, _)| (scope, version))
         .collect()
+}
+
+/// True while nobody can log in: shared catalogs are sealed, and the cluster's key is locked or refused.
+pub(crate) fn keeps_everyone_out() -> bool {
+    const CLUSTER: u32 = 0;
+    let keys = shared::secrets().map(|s| s.list()).unwrap_or_default();
+    let locked = |state| matches!(state, KeyState::Locked | KeyState::Refused);
+    keys.iter().any(|(scope, _, state)| *scope == CLUSTER && locked(*state))
+        && shared::anything_sealed_in(CLUSTER)
 }
 
 /// Remembers for `pagevault.status` why keys are locked, or that none is.
@@ -145,7 +154,7 @@ pub(crate) fn unlock_quietly(by: &str) -> Duration {
 /// At server start, in the postmaster: asks until `pagevault.unlock_timeout` has passed.
 ///
 /// # Errors
-/// When keys stay locked and crash recovery needs them.
+/// When keys stay locked and the start needs them: crash recovery does, and any read of sealed WAL.
 pub(crate) fn at_start(recovery_needs_keys: bool) -> Result<()> {
     let give_up = Instant::now() + Duration::from_secs(guc::unlock_timeout());
     let mut pause = Duration::from_millis(200);
@@ -173,7 +182,7 @@ fn cannot_recover(cause: &Report) -> Report {
         format!("cannot start without keys: {}", cause.message()),
     )
     .detail(format!(
-        "The server was not shut down cleanly, and replaying WAL may need encrypted relations. {}",
+        "WAL is encrypted, or the server was not shut down cleanly and replaying WAL may need encrypted relations. {}",
         cause.detail_text()
     ))
     .hint("Make the key provider reachable and start the server again. Nothing was changed.")
@@ -185,5 +194,9 @@ fn starts_locked(cause: &Report) -> Report {
         format!("server starts with encrypted relations locked: {}", cause.message()),
     )
     .detail(cause.detail_text().to_owned())
-    .hint("Everything else works. The server keeps trying and unlocks without a restart.")
+    .hint(if keeps_everyone_out() {
+        "Shared catalogs are encrypted: nobody can log in until then. The server keeps trying and unlocks without a restart."
+    } else {
+        "Plaintext relations are usable. The server keeps trying and unlocks without a restart."
+    })
 }

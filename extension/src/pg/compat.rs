@@ -227,13 +227,24 @@ pub(crate) unsafe fn drop_buffers(files: &mut [pg_sys::SMgrRelation]) {
 pub(crate) unsafe fn relation_needs_wal(relation: pg_sys::Relation) -> bool {
     // SAFETY: by contract; wal_level is a plain global.
     unsafe {
+        let permanent = (*(*relation).rd_rel).relpersistence as u8 == b'p';
+        let logs_new = pg_sys::wal_level >= pg_sys::WalLevel::WAL_LEVEL_REPLICA as i32;
+        permanent && (logs_new || !is_file_of_this_transaction(relation))
+    }
+}
+
+/// Whether the relation got its file in the current transaction, so that others do not see it yet.
+///
+/// # Safety
+/// `relation` is open.
+pub(crate) unsafe fn is_file_of_this_transaction(relation: pg_sys::Relation) -> bool {
+    // SAFETY: by contract.
+    unsafe {
         #[cfg(feature = "pg15")]
         let new_file = (*relation).rd_firstRelfilenodeSubid;
         #[cfg(not(feature = "pg15"))]
         let new_file = (*relation).rd_firstRelfilelocatorSubid;
-        let permanent = (*(*relation).rd_rel).relpersistence as u8 == b'p';
-        let made_here = (*relation).rd_createSubid != 0 || new_file != 0; // InvalidSubTransactionId
-        permanent && (pg_sys::wal_level >= pg_sys::WalLevel::WAL_LEVEL_REPLICA as i32 || !made_here)
+        (*relation).rd_createSubid != 0 || new_file != 0 // InvalidSubTransactionId
     }
 }
 

@@ -8,20 +8,42 @@ use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 
 static DEFAULT_ENCRYPTION: GucSetting<bool> = GucSetting::<bool>::new(false);
 static ENFORCE: GucSetting<bool> = GucSetting::<bool>::new(false);
+static PROTECT_STATISTICS: GucSetting<bool> = GucSetting::<bool>::new(true);
+static PROTECT_SHARED_CATALOGS: GucSetting<bool> = GucSetting::<bool>::new(false);
 static CIPHER: GucSetting<Option<CString>> =
     GucSetting::<Option<CString>>::new(Some(c"aes-256-xts"));
 static KEYRING_COMMAND: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 static UNLOCK_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30);
 static KEYRING_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30);
+static WAL_ENCRYPTION: GucSetting<WalEncryption> =
+    GucSetting::<WalEncryption>::new(WalEncryption::Keep);
 static MAX_KEYS: GucSetting<i32> = GucSetting::<i32>::new(1_000_000);
 
 static REKEY_WORKERS: GucSetting<i32> = GucSetting::<i32>::new(2);
+static REKEY_THRESHOLD: GucSetting<i32> = GucSetting::<i32>::new(1024);
 static REKEY_RATE: GucSetting<i32> = GucSetting::<i32>::new(32);
 
 static REVALIDATE_INTERVAL: GucSetting<i32> = GucSetting::<i32>::new(300);
 static REVOKED_KEY_GRACE: GucSetting<i32> = GucSetting::<i32>::new(3600);
 static REVOKED_KEY_ACTION: GucSetting<RevokedKeyAction> =
     GucSetting::<RevokedKeyAction>::new(RevokedKeyAction::Log);
+
+static TEMP_ENCRYPTION: GucSetting<TempEncryption> =
+    GucSetting::<TempEncryption>::new(TempEncryption::Auto);
+
+/// Which temporary data is encrypted.
+#[derive(Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
+pub(crate) enum TempEncryption {
+    /// All that is made while the cluster has a database key, so that something can be encrypted.
+    #[name = c"auto"]
+    Auto,
+    /// All.
+    #[name = c"on"]
+    On,
+    /// None.
+    #[name = c"off"]
+    Off,
+}
 
 /// What becomes of data whose master key was revoked.
 #[derive(Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
@@ -30,6 +52,18 @@ enum RevokedKeyAction {
     Log,
     #[name = c"lock"]
     Lock,
+}
+
+/// How WAL is to be written. A primary that is made of a standby or a backup goes on as the one before
+/// it, unless its own configuration says otherwise.
+#[derive(Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
+enum WalEncryption {
+    #[name = c"keep"]
+    Keep,
+    #[name = c"on"]
+    On,
+    #[name = c"off"]
+    Off,
 }
 
 /// Defines every setting; from `_PG_init`.
@@ -50,6 +84,30 @@ pub(crate) fn define() {
         GucContext::Suset,
         GucFlags::default(),
     );
+    GucRegistry::define_bool_guc(
+        c"pagevault.protect_statistics",
+        c"Encrypts the catalogs that hold values of user tables as soon as anything in the database is encrypted.",
+        c"pg_statistic, pg_statistic_ext_data and pg_largeobject.",
+        &PROTECT_STATISTICS,
+        GucContext::Suset,
+        GucFlags::default(),
+    );
+    GucRegistry::define_bool_guc(
+        c"pagevault.protect_shared_catalogs",
+        c"Wants the catalogs that all databases share to be encrypted.",
+        c"While the key of the cluster is locked nobody can log in then.",
+        &PROTECT_SHARED_CATALOGS,
+        GucContext::Sighup,
+        GucFlags::default(),
+    );
+    GucRegistry::define_enum_guc(
+        c"pagevault.wal_encryption",
+        c"Whether WAL is encrypted from now on: on, off, or keep (as it was).",
+        c"Needs a master key of the cluster. WAL that exists stays as it is.",
+        &WAL_ENCRYPTION,
+        GucContext::Sighup,
+        GucFlags::default(),
+    );
     GucRegistry::define_string_guc(
         c"pagevault.cipher",
         c"Cipher of new data keys: aes-256-xts or aes-128-xts.",
@@ -64,7 +122,7 @@ pub(crate) fn define() {
         c"Empty means pagevault-keyring beside the server's own binary.",
         &KEYRING_COMMAND,
         GucContext::Sighup,
-        GucFlags::default(),
+        GucFlags::SUPERUSER_ONLY,
     );
     GucRegistry::define_int_guc(
         c"pagevault.keyring_timeout",
@@ -107,6 +165,16 @@ pub(crate) fn define() {
         GucFlags::default(),
     );
     GucRegistry::define_int_guc(
+        c"pagevault.rekey_threshold",
+        c"Relations with more data than this are encrypted and decrypted by background jobs, others at once.",
+        c"0 makes a job of everything that is not empty.",
+        &REKEY_THRESHOLD,
+        0,
+        i32::MAX,
+        GucContext::Suset,
+        GucFlags::UNIT_BLOCKS,
+    );
+    GucRegistry::define_int_guc(
         c"pagevault.rekey_rate",
         c"Most megabytes per second that each rekey worker rewrites.",
         c"Changes running jobs. 0 means as fast as it can.",
@@ -144,6 +212,14 @@ pub(crate) fn define() {
         GucContext::Sighup,
         GucFlags::default(),
     );
+    GucRegistry::define_enum_guc(
+        c"pagevault.temp_encryption",
+        c"Encrypts temporary data: auto (as soon as the cluster has a master key), on or off.",
+        c"Temporary tables, files of sorts, hashes and the like, changes spilled by logical decoding, the NOTIFY queue. Decided for each file when it is made.",
+        &TEMP_ENCRYPTION,
+        GucContext::Sighup,
+        GucFlags::default(),
+    );
     // SAFETY: reserves our prefix so that misspelt settings are refused; plain C string.
     unsafe { pgrx::pg_sys::MarkGUCPrefixReserved(c"pagevault".as_ptr()) };
 }
@@ -156,6 +232,31 @@ pub(crate) fn default_encryption() -> bool {
 /// `pagevault.enforce`
 pub(crate) fn enforce() -> bool {
     ENFORCE.get()
+}
+
+/// `pagevault.protect_statistics`
+pub(crate) fn protect_statistics() -> bool {
+    PROTECT_STATISTICS.get()
+}
+
+/// `pagevault.protect_shared_catalogs`
+pub(crate) fn protect_shared_catalogs() -> bool {
+    PROTECT_SHARED_CATALOGS.get()
+}
+
+/// `pagevault.wal_encryption`; `None` to keep it as it is.
+pub(crate) fn wal_encryption() -> Option<bool> {
+    match WAL_ENCRYPTION.get() {
+        WalEncryption::Keep => None,
+        WalEncryption::On => Some(true),
+        WalEncryption::Off => Some(false),
+    }
+}
+
+/// `wal_decode_buffer_size` in bytes.
+pub(crate) fn wal_decode_buffer_size() -> usize {
+    // SAFETY: a plain global of this process.
+    unsafe { pgrx::pg_sys::wal_decode_buffer_size.max(0) as usize }
 }
 
 /// `pagevault.cipher`; an unknown name is an error to report to the user.
@@ -184,9 +285,20 @@ pub(crate) fn rekey_workers() -> usize {
     REKEY_WORKERS.get().max(0) as usize
 }
 
+/// `pagevault.rekey_threshold` in pages.
+pub(crate) fn rekey_threshold() -> u64 {
+    REKEY_THRESHOLD.get().max(0) as u64
+}
+
 /// `pagevault.rekey_rate` in bytes per second, unless it is unlimited.
 pub(crate) fn rekey_rate() -> Option<f64> {
     Some(f64::from(REKEY_RATE.get()) * 1_048_576.0).filter(|rate| *rate > 0.0)
+}
+
+/// `pagevault.temp_encryption`
+#[inline]
+pub(crate) fn temp_encryption() -> TempEncryption {
+    TEMP_ENCRYPTION.get()
 }
 
 /// `pagevault.revalidate_interval`, unless it is off.

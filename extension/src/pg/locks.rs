@@ -156,7 +156,10 @@ const REPLACING_MODES: i32 = (1 << pg_sys::ShareRowExclusiveLock)
     | (1 << pg_sys::ExclusiveLock)
     | (1 << pg_sys::AccessExclusiveLock);
 
-/// OIDs of the relations of the current database on which this backend holds a lock strong enough
+/// The database in the lock of a shared catalog.
+const SHARED: u32 = 0;
+
+/// OIDs of the relations of the current database and of the cluster on which this backend holds a lock strong enough
 /// to replace their storage.
 ///
 /// Walks our own lists under the partition locks, as `PostPrepare_Locks` in lock.c does: the cost
@@ -185,7 +188,7 @@ pub(crate) fn relations_locked_for_rewrite() -> Vec<pg_sys::Oid> {
                     .cast::<pg_sys::PROCLOCK>();
                 let tag = &(*(*proclock).tag.myLock).tag;
                 if tag.locktag_type == pg_sys::LockTagType::LOCKTAG_RELATION as u8
-                    && tag.locktag_field1 == database.to_u32()
+                    && (tag.locktag_field1 == database.to_u32() || tag.locktag_field1 == SHARED)
                     && (*proclock).holdMask & REPLACING_MODES != 0
                 {
                     found.push(pg_sys::Oid::from(tag.locktag_field2));

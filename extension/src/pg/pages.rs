@@ -5,37 +5,6 @@ use pgrx::pg_sys::{self, ForkNumber, Oid};
 
 use super::compat;
 
-/// Marks every page of every fork dirty, with a full-page image in WAL where the relation is logged,
-/// so that it is written again under the key that is current now; then writes and syncs them.
-/// Returns the number of pages touched. Cancellable between pages.
-///
-/// The caller holds AccessExclusiveLock on the relation.
-pub(crate) fn rewrite_all(oid: Oid) -> u64 {
-    let mut touched = 0;
-    // SAFETY: the relation is locked by the caller, so it neither moves nor shrinks; each buffer is
-    // pinned and exclusively locked while it is touched, as log_newpage_range (xloginsert.c) does.
-    unsafe {
-        let relation = pg_sys::relation_open(oid, pg_sys::NoLock as pg_sys::LOCKMODE);
-        let smgr = compat::open_smgr(relation);
-        let logged = compat::relation_needs_wal(relation);
-        for fork in ForkNumber::MAIN_FORKNUM..=ForkNumber::INIT_FORKNUM {
-            if !pg_sys::smgrexists(smgr, fork) {
-                continue;
-            }
-            // The init fork of an unlogged relation is WAL-logged although the relation is not.
-            let logged = logged || fork == ForkNumber::INIT_FORKNUM;
-            for block in 0..pg_sys::RelationGetNumberOfBlocksInFork(relation, fork) {
-                super::process::check_for_interrupts();
-                touched +=
-                    u64::from(rewrite_page(relation, fork, block, logged, std::ptr::null_mut()));
-            }
-        }
-        flush(relation);
-        pg_sys::relation_close(relation, pg_sys::NoLock as pg_sys::LOCKMODE);
-    }
-    touched
-}
-
 /// A relation in use, held so that its file is neither replaced nor cut, and nobody else is kept waiting but
 /// who wants just that (AccessShareLock, until the end of the transaction).
 pub(crate) struct Held {
@@ -79,9 +48,11 @@ impl Held {
         compat::rel_file(unsafe { compat::relation_locator(self.relation) })
     }
 
-    /// Has a page written again, under the key that is current now; as in [`rewrite_all`].
+    /// Marks a page dirty, with a full-page image in WAL where the relation is logged, so that it is written
+    /// again under the key that is current now. A page that is all zero stays as it is.
     pub(crate) fn rewrite(&self, fork: ForkNumber::Type, block: u32) {
-        // SAFETY: open and locked; the block exists, as the caller has seen since the lock was taken.
+        // SAFETY: open and locked; the block exists, as the caller has seen since the lock was taken. The init
+        // fork of an unlogged relation is logged although the relation is not.
         unsafe {
             let logged =
                 compat::relation_needs_wal(self.relation) || fork == ForkNumber::INIT_FORKNUM;
@@ -139,7 +110,7 @@ pub(crate) fn read_from_disk(shared_catalog: Oid) {
     }
 }
 
-/// Returns false for an all-zero page, which stays as it is.
+/// As log_newpage_range (xloginsert.c) does, for one page.
 ///
 /// # Safety
 /// `relation` is open and locked so that it is neither replaced nor cut; `block` exists in `fork`; `ring` is
@@ -150,7 +121,7 @@ unsafe fn rewrite_page(
     block: u32,
     logged: bool,
     ring: pg_sys::BufferAccessStrategy,
-) -> bool {
+) {
     // SAFETY: by contract. Inside the critical section nothing of ours can fail: marking a locked
     // buffer dirty and logging its image only raise what the server itself makes a PANIC.
     unsafe {
@@ -176,7 +147,6 @@ unsafe fn rewrite_page(
             pg_sys::CritSectionCount -= 1;
         }
         pg_sys::UnlockReleaseBuffer(buffer);
-        !is_new
     }
 }
 

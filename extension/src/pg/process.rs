@@ -59,21 +59,33 @@ pub(crate) fn my_database() -> u32 {
     unsafe { pg_sys::MyDatabaseId }.to_u32()
 }
 
-/// True in a backend or worker that runs transactions, as opposed to the startup process,
-/// auxiliary processes and the postmaster.
+/// True in a backend or worker that runs transactions in a database, be it in single-user mode, as opposed
+/// to the startup process, auxiliary processes and the postmaster.
 pub(crate) fn runs_transactions() -> bool {
     // SAFETY: plain globals; IsTransactionState looks at this process's transaction state only.
-    unsafe {
-        pg_sys::IsUnderPostmaster
-            && pg_sys::MyDatabaseId != pg_sys::InvalidOid
-            && pg_sys::IsTransactionState()
-    }
+    unsafe { pg_sys::MyDatabaseId != pg_sys::InvalidOid && pg_sys::IsTransactionState() }
+}
+
+/// True in a server that pg_upgrade has started (`postgres -b`).
+pub(crate) fn is_binary_upgrade() -> bool {
+    // SAFETY: a plain global, set before libraries are loaded.
+    unsafe { pg_sys::IsBinaryUpgrade }
 }
 
 /// Which transaction and subtransaction this process is in, told from all others since its start.
 pub(crate) fn transaction() -> (u32, u32) {
     // SAFETY: looks at this process's transaction state, in a transaction.
     (compat::local_transaction(), unsafe { pg_sys::GetCurrentSubTransactionId() })
+}
+
+/// True while the script of this extension runs: its tables are there before there is any key.
+pub(crate) fn creates_us() -> bool {
+    // SAFETY: plain globals of this process, and a catalog look-up in a transaction.
+    unsafe {
+        pg_sys::creating_extension
+            && pg_sys::CurrentExtensionObject
+                == pg_sys::get_extension_oid(c"pagevault".as_ptr(), true)
+    }
 }
 
 /// True for the transaction that this process is in, and its subtransactions.
@@ -187,6 +199,16 @@ pub(crate) fn timestamp_text(us_since_1970: u64) -> String {
     text.to_string_lossy().into_owned()
 }
 
+/// Waits until every process of the server is done with what it was doing between two checks for
+/// interrupts: whatever it looked up before, it has looked up anew.
+pub(crate) fn wait_until_all_have_passed_by() {
+    // SAFETY: not in a critical section, no lock held that another process might wait for inside such work.
+    unsafe {
+        let barrier = pg_sys::ProcSignalBarrierType::PROCSIGNAL_BARRIER_SMGRRELEASE;
+        pg_sys::WaitForProcSignalBarrier(pg_sys::EmitProcSignalBarrier(barrier));
+    }
+}
+
 /// Ends whatever transaction an ERROR has left open.
 pub(crate) fn abort_transaction() {
     // SAFETY: outside of any code that belongs to the transaction.
@@ -230,6 +252,48 @@ mod raw {
         pub(super) fn SignalHandlerForShutdownRequest(signal: std::ffi::c_int);
         /// interrupt.c: signal handler
         pub(super) fn SignalHandlerForConfigReload(signal: std::ffi::c_int);
+    }
+}
+
+/// True in the process that replays WAL, and in a server that is a single process.
+#[inline]
+pub(crate) fn is_startup_process() -> bool {
+    // SAFETY: plain globals of this process.
+    unsafe { pg_sys::MyBackendType == pg_sys::BackendType::B_STARTUP || !pg_sys::IsUnderPostmaster }
+}
+
+/// True in the process that writes WAL which another server sends.
+#[inline]
+pub(crate) fn is_wal_receiver() -> bool {
+    // SAFETY: a plain global of this process.
+    unsafe { pg_sys::MyBackendType == pg_sys::BackendType::B_WAL_RECEIVER }
+}
+
+/// True in a WAL sender that carries out BASE_BACKUP: it sends files as they are.
+#[inline]
+pub(crate) fn sends_base_backup() -> bool {
+    // SAFETY: plain globals of this process; the state is written by this process only.
+    unsafe {
+        pg_sys::am_walsender
+            && !pg_sys::MyWalSnd.is_null()
+            && (*pg_sys::MyWalSnd).state == pg_sys::WalSndState::WALSNDSTATE_BACKUP
+    }
+}
+
+/// Bytes of a WAL segment.
+#[inline]
+pub(crate) fn wal_segment_size() -> u64 {
+    // SAFETY: a plain global, set from pg_control before any segment is opened.
+    unsafe { pg_sys::wal_segment_size as u64 }
+}
+
+/// Where recovery would begin to read WAL (`checkPointCopy.redo` of pg_control); 0 if that is not known.
+pub(crate) fn redo_start() -> u64 {
+    let mut crc_ok = false;
+    // SAFETY: as was_not_shut_down().
+    unsafe {
+        let control = pg_sys::get_controlfile(pg_sys::DataDir, &raw mut crc_ok);
+        if control.is_null() || !crc_ok { 0 } else { (*control).checkPointCopy.redo }
     }
 }
 

@@ -17,13 +17,16 @@ pub(crate) struct Facts {
     /// Its file, for kinds with storage.
     pub(crate) file: RelFile,
     pub(crate) toast: Option<Oid>,
-    /// Made by the user, not by initdb.
+    /// Made by the user, not by initdb and not by this extension.
     pub(crate) user_made: bool,
     pub(crate) schema: Oid,
     /// Never 0: the database's own where the catalog names none.
     pub(crate) tablespace: Oid,
     /// A partition of [`partition_parent`].
     pub(crate) is_partition: bool,
+    /// What a transient relation will replace: VACUUM FULL, CLUSTER, REFRESH and rewriting ALTER TABLE fill
+    /// one (make_new_heap in cluster.c). Users cannot make any.
+    pub(crate) rewrites: Option<Oid>,
     /// The table of an index, unless the index was made by the current command.
     pub(crate) indexed_table: Option<Oid>,
 }
@@ -122,16 +125,39 @@ struct Inherits {
 
 /// True if the relation's main fork has no block.
 pub(crate) fn is_empty(oid: Oid) -> bool {
-    // SAFETY: a counted reference to a relation that the caller's command has locked.
+    main_fork_blocks(oid) == Some(0)
+}
+
+/// True if the relation got its file in the current transaction, so that others do not see it yet.
+pub(crate) fn is_new_here(oid: Oid) -> bool {
+    // SAFETY: a counted reference, given back after use.
     unsafe {
         let relation = pg_sys::RelationIdGetRelation(oid);
         if relation.is_null() {
             return false;
         }
+        let new = compat::is_file_of_this_transaction(relation);
+        pg_sys::RelationClose(relation);
+        new
+    }
+}
+
+/// The number of blocks of its main fork; 0 if there is no such relation.
+pub(crate) fn blocks(oid: Oid) -> u32 {
+    main_fork_blocks(oid).unwrap_or(0)
+}
+
+fn main_fork_blocks(oid: Oid) -> Option<u32> {
+    // SAFETY: a counted reference, given back after use.
+    unsafe {
+        let relation = pg_sys::RelationIdGetRelation(oid);
+        if relation.is_null() {
+            return None;
+        }
         let blocks =
             pg_sys::RelationGetNumberOfBlocksInFork(relation, pg_sys::ForkNumber::MAIN_FORKNUM);
         pg_sys::RelationClose(relation);
-        blocks == 0
+        Some(blocks)
     }
 }
 
@@ -171,11 +197,17 @@ mod raw {
     }
 }
 
+/// Makes the changes of the current command visible; between commands of a transaction.
+pub(crate) fn make_command_visible() {
+    // SAFETY: by contract.
+    unsafe { pg_sys::CommandCounterIncrement() }
+}
+
 /// As [`facts`], after making the changes of the current command visible.
 pub(crate) fn facts_after_command(oid: Oid) -> Option<Facts> {
+    make_command_visible();
     // SAFETY: between commands of a transaction; a dropped relation has no pg_class row any more.
     let exists = unsafe {
-        pg_sys::CommandCounterIncrement();
         pg_sys::SearchSysCacheExists(
             pg_sys::SysCacheIdentifier::RELOID as i32,
             pg_sys::Datum::from(oid),
@@ -216,16 +248,24 @@ unsafe fn facts_of(relation: pg_sys::Relation) -> Facts {
             temporary: class.relpersistence as u8 == b't',
             file: compat::rel_file(compat::relation_locator(relation)),
             toast: (toast != Oid::INVALID).then_some(toast),
-            user_made: (*relation).rd_id.to_u32() >= pg_sys::FirstNormalObjectId,
+            user_made: (*relation).rd_id.to_u32() >= pg_sys::FirstNormalObjectId
+                && class.relnamespace != own_schema(),
             schema: class.relnamespace,
             tablespace: match class.reltablespace {
                 Oid::INVALID => pg_sys::MyDatabaseTableSpace,
                 named => named,
             },
             is_partition: class.relispartition,
+            rewrites: (class.relrewrite != Oid::INVALID).then_some(class.relrewrite),
             indexed_table: (!index.is_null()).then(|| (*index).indrelid),
         }
     }
+}
+
+/// The schema of this extension, if it was created in this database; 0 otherwise.
+fn own_schema() -> Oid {
+    // SAFETY: a catalog look-up by name.
+    unsafe { pg_sys::get_namespace_oid(c"pagevault".as_ptr(), true) }
 }
 
 /// The table of an index, even of one made by the current command.
@@ -241,14 +281,35 @@ pub(crate) fn table_of_index(index: Oid) -> Option<Oid> {
 /// sequences. Opened with `lock`, which is held until the end of the transaction.
 pub(crate) fn family(oid: Oid, lock: pg_sys::LOCKMODE) -> Vec<Facts> {
     let mut members = Vec::new();
-    collect_family(oid, lock, &mut members);
+    collect_family(oid, Some(lock), &mut members);
     members
 }
 
-fn collect_family(oid: Oid, lock: pg_sys::LOCKMODE, members: &mut Vec<Facts>) {
+/// As [`family`], without locks, as far as it exists.
+pub(crate) fn family_as_it_is(oid: Oid) -> Vec<Facts> {
+    let mut members = Vec::new();
+    collect_family(oid, None, &mut members);
+    members
+}
+
+/// Gives back the locks of [`family`] before the transaction ends.
+pub(crate) fn unlock(members: &[Facts], lock: pg_sys::LOCKMODE) {
+    for member in members {
+        // SAFETY: a lock that family() took.
+        unsafe { pg_sys::UnlockRelationOid(member.oid, lock) };
+    }
+}
+
+fn collect_family(oid: Oid, lock: Option<pg_sys::LOCKMODE>, members: &mut Vec<Facts>) {
     // SAFETY: relation_open raises if the relation is gone; the lists are palloc'd copies.
     let (facts, indexes, sequences) = unsafe {
-        let relation = pg_sys::relation_open(oid, lock);
+        let relation = match lock {
+            Some(lock) => pg_sys::relation_open(oid, lock),
+            None => pg_sys::RelationIdGetRelation(oid),
+        };
+        if relation.is_null() {
+            return;
+        }
         let facts = facts_of(relation);
         let has_indexes = matches!(facts.kind, Kind::Table | Kind::Toast | Kind::MaterializedView);
         let indexes =
@@ -284,6 +345,17 @@ unsafe fn oids(list: *mut pg_sys::List) -> Vec<Oid> {
     unsafe { PgList::<Oid>::from_pg(list) }.iter_oid().collect()
 }
 
+/// Locks a relation until the end of the transaction; raises if it is gone.
+pub(crate) fn lock(oid: Oid, mode: pg_sys::LOCKMODE) {
+    // SAFETY: opens and closes, and keeps the lock.
+    unsafe {
+        pg_sys::relation_close(
+            pg_sys::relation_open(oid, mode),
+            pg_sys::NoLock as pg_sys::LOCKMODE,
+        );
+    }
+}
+
 /// The relation's name as SQL would write it.
 pub(crate) fn qualified_name(oid: Oid) -> String {
     // SAFETY: open with a lock for the moment of reading the names.
@@ -295,6 +367,18 @@ pub(crate) fn qualified_name(oid: Oid) -> String {
         let name = std::ffi::CString::new(relation.name()).unwrap_or_default();
         let text = pg_sys::quote_qualified_identifier(namespace.as_ptr(), name.as_ptr());
         std::ffi::CStr::from_ptr(text).to_string_lossy().into_owned()
+    }
+}
+
+/// The name of the relation's schema; empty if it is gone.
+pub(crate) fn schema_name(facts: &Facts) -> String {
+    // SAFETY: a catalog look-up; the result is null or a palloc'd copy.
+    unsafe {
+        let name = pg_sys::get_namespace_name(facts.schema);
+        if name.is_null() {
+            return String::new();
+        }
+        std::ffi::CStr::from_ptr(name).to_string_lossy().into_owned()
     }
 }
 
@@ -310,8 +394,12 @@ pub(crate) fn quoted_name(facts: &Facts) -> String {
     }
 }
 
-/// The word that SECURITY LABEL wants before the relation's name.
-pub(crate) fn label_keyword(kind: Kind) -> &'static str {
+/// What SECURITY LABEL names a relation by.
+pub(crate) fn label_target(facts: &Facts) -> String {
+    format!("{} {}", label_keyword(facts.kind), quoted_name(facts))
+}
+
+fn label_keyword(kind: Kind) -> &'static str {
     match kind {
         Kind::MaterializedView => "MATERIALIZED VIEW",
         Kind::Sequence => "SEQUENCE",

@@ -1,5 +1,7 @@
 //! Writing our WAL records.
 
+use std::ffi::CStr;
+
 use pgrx::pg_sys;
 
 use super::compat;
@@ -9,7 +11,7 @@ use super::compat;
 /// first release. The server refuses to start if another extension took the same.
 pub(crate) const RMGR_ID: u8 = 161;
 
-/// Op code of the one record we write: keystore records added.
+/// Op code: keystore records added.
 pub(crate) const OP_KEYS: u8 = 0x10;
 
 /// Inserts a record "these keystore records were added to the file of `scope`". Returns its end.
@@ -29,10 +31,70 @@ pub(crate) fn insert_keys(scope: u32, keystore_id: &[u8; 16], batch: &[u8]) -> u
     }
 }
 
-/// Where the next record will be inserted.
-pub(crate) fn insert_position() -> u64 {
-    // SAFETY: reads shared state; not in recovery.
+/// Op code: nothing; the record is only large.
+pub(crate) const OP_BARRIER: u8 = 0x20;
+
+/// Inserts records of `size` zero bytes together, or a little more. Returns the end of the last.
+pub(crate) fn insert_barrier(size: usize) -> u64 {
+    const LARGEST: usize = 1 << 20;
+    let zeros = vec![0; size.min(LARGEST)];
+    let mut end = 0;
+    for _ in 0..size.div_ceil(LARGEST).max(1) {
+        // SAFETY: as insert_keys(); the size is far below XLogRecordMaxSize.
+        end = unsafe {
+            pg_sys::XLogBeginInsert();
+            compat::xlog_register_data(&zeros);
+            pg_sys::XLogInsert(RMGR_ID, OP_BARRIER)
+        };
+    }
+    end
+}
+
+/// Makes WAL at least as long as `lsn`. Returns its end.
+pub(crate) fn fill_up_to(lsn: u64) -> u64 {
+    insert_barrier(lsn.saturating_sub(end()) as usize)
+}
+
+/// Where the next record will be.
+pub(crate) fn end() -> u64 {
+    // SAFETY: reads shared state; the caller is not in recovery.
     unsafe { pg_sys::GetXLogInsertRecPtr() }
+}
+
+/// Number of WALWriteLock (lwlocklist.h; lwlocknames.txt before 17), and its name.
+const WAL_WRITE_LOCK: usize = 8;
+const WAL_WRITE_LOCK_NAME: &CStr = c"WALWrite";
+
+/// Whether the server numbers and sizes things as this module takes for granted.
+pub(crate) fn check_layout() -> Result<(), String> {
+    // SAFETY: a table look-up; the name is a static string of the server. Both settings exist.
+    unsafe {
+        let name = pg_sys::GetLWLockIdentifier(pg_sys::PG_WAIT_LWLOCK, WAL_WRITE_LOCK as u16);
+        if name.is_null() || CStr::from_ptr(name) != WAL_WRITE_LOCK_NAME {
+            return Err("WALWriteLock is not where it should be".to_owned());
+        }
+        let size = pg_sys::GetConfigOption(c"wal_block_size".as_ptr(), false, false);
+        let size = CStr::from_ptr(size).to_string_lossy();
+        if *size != *pg_sys::XLOG_BLCKSZ.to_string() {
+            return Err(format!("its WAL block size is {size} bytes"));
+        }
+    }
+    Ok(())
+}
+
+/// Runs `f` with the address of the first WAL page at `behind` or after it that is not begun on disk.
+/// No WAL is written meanwhile, so `f` must be short, and must not raise.
+pub(crate) fn at_unwritten_page<R>(behind: u64, f: impl FnOnce(u64) -> R) -> R {
+    // SAFETY: the lock's place is checked at start; as with any LWLock, the server releases it should
+    // anything raise. GetXLogWriteRecPtr takes a spinlock at most.
+    unsafe {
+        let lock = &raw mut (*pg_sys::MainLWLockArray.add(WAL_WRITE_LOCK)).lock;
+        pg_sys::LWLockAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE);
+        let written = pg_sys::GetXLogWriteRecPtr();
+        let result = f(written.max(behind).next_multiple_of(u64::from(pg_sys::XLOG_BLCKSZ)));
+        pg_sys::LWLockRelease(lock);
+        result
+    }
 }
 
 /// Waits until the WAL up to `lsn` is durable.

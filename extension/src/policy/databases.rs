@@ -3,6 +3,7 @@
 //! Both commands have the database locked and nobody else in it by then, and make the copy visible only when they
 //! commit; so the keys are in the keystore and in WAL before.
 
+use pagevault_keystore::RelFile;
 use pgrx::pg_sys::Oid;
 
 use crate::keys::copies;
@@ -10,26 +11,64 @@ use crate::pg::catalog;
 use crate::pg::process::ProcessLocal;
 use crate::pg::report::Result;
 
-static TEMPLATE: ProcessLocal<Option<String>> = ProcessLocal::new(None);
+/// What CREATE DATABASE copies, and how.
+struct Template {
+    name: String,
+    /// Its files are copied as they are.
+    raw: bool,
+}
 
-/// CREATE DATABASE is about to be carried out. `template` is named if its files are copied as they are.
-pub(crate) fn creating(template: Option<String>) {
-    TEMPLATE.with(|slot| *slot = template);
+static TEMPLATE: ProcessLocal<Option<Template>> = ProcessLocal::new(None);
+
+/// A database, and the one that it is copied from, each with its default tablespace.
+#[derive(Clone, Copy)]
+struct DatabaseCopy {
+    from: u32,
+    to: u32,
+    tablespace: u32,
+    new_tablespace: u32,
+}
+
+/// The last one that this session made.
+static COPY: ProcessLocal<Option<DatabaseCopy>> = ProcessLocal::new(None);
+
+/// CREATE DATABASE is about to be carried out; `raw` if it copies files as they are.
+pub(crate) fn creating(template: String, raw: bool) {
+    TEMPLATE.with(|slot| *slot = Some(Template { name: template, raw }));
 }
 
 /// A row for a new database was made; no file is there yet. The template is locked, so its name is its own.
 pub(crate) fn created(database: Oid) -> Result<()> {
-    let Some(template) = TEMPLATE.with(Option::take) else { return Ok(()) };
-    let Some(template) = catalog::database_oid(&template) else { return Ok(()) };
-    let default = catalog::tablespace_of_database(template);
-    let new_default = catalog::new_tablespace_of_database(database);
-    let (Some(default), Some(new_default)) = (default, new_default) else { return Ok(()) };
-    let database = database.to_u32();
-    copies::copy_keys(template.to_u32(), database, |file| {
-        let moves = file.tablespace == default.to_u32();
-        let tablespace = if moves { new_default.to_u32() } else { file.tablespace };
-        Some(pagevault_keystore::RelFile { tablespace, database, ..file })
+    let Some(Template { name, raw }) = TEMPLATE.with(Option::take) else { return Ok(()) };
+    let Some(template) = catalog::database_oid(&name) else { return Ok(()) };
+    let tablespace = catalog::tablespace_of_database(template);
+    let new_tablespace = catalog::new_tablespace_of_database(database);
+    let (Some(tablespace), Some(new_tablespace)) = (tablespace, new_tablespace) else {
+        return Ok(());
+    };
+    let copy = DatabaseCopy {
+        from: template.to_u32(),
+        to: database.to_u32(),
+        tablespace: tablespace.to_u32(),
+        new_tablespace: new_tablespace.to_u32(),
+    };
+    COPY.with(|slot| *slot = Some(copy));
+    if !raw {
+        return Ok(()); // each file will be created and written as any other
+    }
+    copies::copy_keys(copy.from, copy.to, |file| {
+        let moves = file.tablespace == copy.tablespace;
+        let tablespace = if moves { copy.new_tablespace } else { file.tablespace };
+        Some(RelFile { tablespace, database: copy.to, ..file })
     })
+}
+
+/// The file of the template that a file of a new database is copied from.
+pub(super) fn original_of(file: RelFile) -> Option<RelFile> {
+    let copy = COPY.with(|copy| *copy).filter(|copy| copy.to == file.database)?;
+    let moved = file.tablespace == copy.new_tablespace;
+    let tablespace = if moved { copy.tablespace } else { file.tablespace };
+    Some(RelFile { tablespace, database: copy.from, ..file })
 }
 
 /// The row of a database was changed. If that is its tablespace, what lay in the old one has been copied.
@@ -41,7 +80,6 @@ pub(crate) fn altered(database: Oid) -> Result<()> {
         return Ok(());
     }
     copies::copy_keys(database.to_u32(), database.to_u32(), |file| {
-        (file.tablespace == old.to_u32())
-            .then(|| pagevault_keystore::RelFile { tablespace: new.to_u32(), ..file })
+        (file.tablespace == old.to_u32()).then(|| RelFile { tablespace: new.to_u32(), ..file })
     })
 }

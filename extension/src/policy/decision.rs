@@ -4,12 +4,12 @@ use pagevault_cipher::CipherId;
 use pgrx::pg_sys::Oid;
 
 use super::label::Label;
-use super::{default_cipher, memo};
+use super::{catalogs, default_cipher, memo};
 use crate::keys::shared;
+use crate::pg::guc;
 use crate::pg::labels::Object;
 use crate::pg::relation::{self, Facts, Kind};
 use crate::pg::report::Result;
-use crate::pg::{guc, locks};
 
 /// What is wanted, and why.
 #[derive(Clone, Copy)]
@@ -29,8 +29,8 @@ pub(crate) enum Source {
     Around(Object),
     /// It follows this relation, which is encrypted.
     Leader(Oid),
-    /// `pagevault.default_encryption`
-    Setting,
+    /// The setting of this name.
+    Setting(&'static str),
 }
 
 impl Source {
@@ -39,7 +39,7 @@ impl Source {
         match self {
             Source::Own(oid) | Source::Leader(oid) => Object::relation(oid).describe(),
             Source::Around(object) => object.describe(),
-            Source::Setting => "setting pagevault.default_encryption".to_owned(),
+            Source::Setting(name) => format!("setting {name}"),
         }
     }
 }
@@ -69,14 +69,18 @@ impl Decision {
         }
     }
 
+    /// The cipher that the label names.
+    pub(crate) fn named_cipher(&self) -> Option<CipherId> {
+        match self.label {
+            Label::Encrypted(named) => named,
+            Label::Plain => None,
+        }
+    }
+
     /// The cipher for a new file: the one that the label names, else that of the file it replaces, of the
     /// relation it follows, or the default.
     pub(crate) fn cipher(&self, replaced: Option<CipherId>) -> Result<CipherId> {
-        let named = match self.label {
-            Label::Encrypted(named) => named,
-            Label::Plain => None,
-        };
-        named.or(replaced).or(self.like).map_or_else(default_cipher, Ok)
+        self.named_cipher().or(replaced).or(self.like).map_or_else(default_cipher, Ok)
     }
 }
 
@@ -142,7 +146,7 @@ pub(crate) fn wanted_below(
     tablespace: Oid,
 ) -> Result<Option<Decision>> {
     if !facts.user_made {
-        return Ok(None);
+        return catalogs::wanted(facts);
     }
     while let Some(oid) = parent {
         if let Some(decision) = label_around(Object::relation(oid))? {
@@ -174,7 +178,9 @@ pub(crate) fn wanted_of_database() -> Result<Option<Decision>> {
 
 /// What `pagevault.default_encryption` says: on, or nothing.
 pub(crate) fn setting() -> Option<Decision> {
-    guc::default_encryption().then(|| Decision::new(Label::Encrypted(None), Source::Setting))
+    guc::default_encryption().then(|| {
+        Decision::new(Label::Encrypted(None), Source::Setting("pagevault.default_encryption"))
+    })
 }
 
 fn label_around(object: Object) -> Result<Option<Decision>> {
@@ -193,12 +199,18 @@ pub(crate) fn leader_of(facts: &Facts) -> Result<Option<Oid>> {
         Kind::Index => facts.indexed_table.or_else(|| relation::table_of_index(facts.oid)),
         Kind::Toast => oid_after(&facts.name, "pg_toast_"),
         Kind::Sequence => memo::owner_of(facts.oid)?,
-        // VACUUM FULL, CLUSTER, REFRESH and rewriting ALTER TABLE fill such a transient relation
-        // while holding the original locked; anyone may use the name, so the lock is asked for.
-        Kind::Table | Kind::MaterializedView => oid_after(&facts.name, "pg_temp_")
-            .filter(|oid| locks::relations_locked_for_rewrite().contains(oid)),
+        Kind::Table => facts.rewrites.or_else(|| repacked(facts)),
+        Kind::MaterializedView => facts.rewrites,
         Kind::PartitionedTable | Kind::WithoutStorage => None,
     })
+}
+
+/// The table that pg_repack fills anew, or logs the changes of, in a relation of its schema. In the end the two
+/// exchange their files, and no command tells that to anyone; so what is filled must be as the original from
+/// the start. Only who may create tables in that schema, a superuser, can make use of the name.
+fn repacked(facts: &Facts) -> Option<Oid> {
+    let oid = oid_after(&facts.name, "table_").or_else(|| oid_after(&facts.name, "log_"))?;
+    (relation::schema_name(facts) == "repack").then_some(oid)
 }
 
 fn oid_after(name: &str, prefix: &str) -> Option<Oid> {

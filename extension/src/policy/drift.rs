@@ -4,9 +4,11 @@ use pgrx::pg_sys::Oid;
 
 use super::decision::{self, Decision, Source};
 use super::label::Label;
+use super::labels;
 use crate::keys::shared;
 use crate::pg::relation::{self, Facts, Kind};
 use crate::pg::report::Result;
+use crate::rekey::jobs;
 use crate::verify::{self, PageState};
 
 /// A relation that is not as it should be.
@@ -18,18 +20,54 @@ pub(crate) struct Drift {
     pub(crate) actual: String,
     /// SQL that puts it right.
     pub(crate) heal: String,
+    /// True if it is to be sealed and is not, or not wholly, and no job has been asked to do that.
+    pub(crate) wants_encryption: bool,
 }
 
 /// Every relation of this database that differs from the policy; with `check_files` also those that hold
 /// pages which are not what they should be, and for that all files are read.
 pub(crate) fn find(check_files: bool) -> Result<Vec<Drift>> {
-    let mut found = Vec::new();
+    let (mut found, at_work) = drift_of_jobs()?;
     for facts in relation::all().into_iter().filter_map(relation::facts) {
-        if facts.user_made && facts.is_stored() {
-            found.extend(drift_of(&facts, check_files)?);
+        if facts.is_stored()
+            && let Some(drift) = drift_of(&facts, check_files)?
+            && !at_work.contains(&root_of(&facts)?.oid)
+            && !relation::owner_of_sequence(facts.oid).is_some_and(|owner| at_work.contains(&owner))
+        {
+            found.push(drift);
         }
     }
     Ok(found)
+}
+
+/// Relations whose rekeying was asked for and is not done; and those of which nothing else needs saying,
+/// because a job is on its way.
+fn drift_of_jobs() -> Result<(Vec<Drift>, Vec<Oid>)> {
+    let (mut found, mut at_work) = (Vec::new(), Vec::new());
+    for job in jobs::unsettled()? {
+        if relation::facts(job.relation).is_none() {
+            continue; // dropped meanwhile
+        }
+        let stopped = matches!(job.state.as_str(), "paused" | "cancelled" | "failed");
+        if !stopped {
+            at_work.extend(relation::with_partitions(job.relation).iter().map(|table| table.oid));
+        }
+        let wanted = match job.kind.as_str() {
+            "encrypt" => "encrypted",
+            "decrypt" => "plain",
+            _ => "encrypted with a new data key",
+        };
+        let heal = if stopped { "rekey_resume" } else { "rekey_wait" };
+        found.push(Drift {
+            relation: job.relation,
+            wanted: wanted.to_owned(),
+            why: format!("rekey job {}", job.id),
+            actual: format!("{}, {} of {} pages done", job.state, job.pages_done, job.pages_total),
+            heal: format!("SELECT pagevault.{heal}({})", job.id),
+            wants_encryption: false,
+        });
+    }
+    Ok((found, at_work))
 }
 
 fn drift_of(facts: &Facts, check_files: bool) -> Result<Option<Drift>> {
@@ -52,6 +90,7 @@ fn drift_of(facts: &Facts, check_files: bool) -> Result<Option<Drift>> {
         why: decision.source.describe(),
         actual,
         heal: heal(facts, &decision)?,
+        wants_encryption: decision.is_encrypted(),
     }))
 }
 
@@ -66,27 +105,22 @@ fn stray_pages(facts: &Facts, decision: &Decision) -> Result<i64> {
     Ok(counts.iter().filter(|count| is_stray(count.state)).map(|count| count.pages).sum())
 }
 
-/// New storage for what is to be encrypted: that leaves no label behind. Sequences have no such command, and
-/// encryption is taken away by labels alone.
+/// New storage for what is to be encrypted: that leaves no label behind. Catalogs have none anyway, sequences
+/// no such command, and encryption is taken away by labels alone.
 fn heal(facts: &Facts, decision: &Decision) -> Result<String> {
     let name = relation::quoted_name(facts);
+    let encrypt = |name: &str| format!("SELECT pagevault.encrypt('{}')", name.replace('\'', "''"));
     Ok(match facts.kind {
-        _ if !decision.is_encrypted() => {
-            let root = root_of(facts)?;
-            let keyword = relation::label_keyword(root.kind);
-            let name = relation::quoted_name(&root);
-            format!("SECURITY LABEL FOR pagevault ON {keyword} {name} IS 'plain'")
-        }
+        _ if !facts.user_made => encrypt(&relation::quoted_name(&root_of(facts)?)),
+        _ if !decision.is_encrypted() => labels::statement(&root_of(facts)?, "'plain'"),
         Kind::Index => format!("REINDEX INDEX {name}"),
-        Kind::Sequence => {
-            format!("SELECT pagevault.encrypt('{}')", name.replace('\'', "''"))
-        }
+        Kind::Sequence => labels::statement(facts, &format!("'{}'", decision.label)),
         _ => format!("VACUUM FULL {}", relation::quoted_name(&root_of(facts)?)),
     })
 }
 
 /// The relation that an index or TOAST table belongs to in the end.
-fn root_of(facts: &Facts) -> Result<Facts> {
+pub(crate) fn root_of(facts: &Facts) -> Result<Facts> {
     let mut root = facts.clone();
     while matches!(root.kind, Kind::Index | Kind::Toast) {
         let leader = decision::leader_of(&root)?.and_then(relation::facts);

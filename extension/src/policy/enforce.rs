@@ -6,6 +6,7 @@
 use pgrx::PgSqlErrorCode;
 
 use super::decision::{self, Decision, Source};
+use super::labels;
 use crate::keys::shared;
 use crate::pg::guc;
 use crate::pg::relation::{self, Facts};
@@ -24,7 +25,7 @@ pub(super) fn refuse_plaintext(facts: &Facts) -> Result<()> {
                 &format!("{name} would be in plaintext where encryption is enforced"),
                 decision.source,
             )
-            .hint(format!("Encrypt it first, with SELECT pagevault.encrypt('{name}').")))
+            .hint(format!("Encrypt it first: {}.", labels::statement(facts, "'encrypted'"))))
         }
     }
 }
@@ -49,7 +50,7 @@ fn refused(message: &str, source: Source) -> Report {
             format!("The label of {} says encrypted.", source.describe())
         }
         Source::Leader(_) => format!("It follows {}, which is encrypted.", source.describe()),
-        Source::Setting => "pagevault.default_encryption is on.".to_owned(),
+        Source::Setting(name) => format!("{name} is on."),
     };
     Report::new(PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE, message).detail(detail)
 }

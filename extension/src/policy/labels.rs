@@ -5,14 +5,24 @@ use pgrx::pg_sys;
 
 use super::decision::{self, Decision, Source};
 use super::label::{self, Label};
-use super::{enforce, memo};
-use crate::hooks::utility;
-use crate::keys::{data_keys, shared};
+use super::{catalogs, enforce, memo};
+use crate::keys::data_keys;
 use crate::pg::labels::Object;
 use crate::pg::process;
 use crate::pg::relation::{self, Facts, Kind};
 use crate::pg::report::{Report, Result};
-use crate::{rewrite, roles};
+use crate::rekey::requests;
+use crate::roles;
+
+/// The command that puts a label (in quotes, or NULL) on a relation.
+pub(crate) fn statement(facts: &Facts, label: &str) -> String {
+    statement_on(&relation::label_target(facts), label)
+}
+
+/// As [`statement`], on what SECURITY LABEL calls `target`.
+pub(crate) fn statement_on(target: &str, label: &str) -> String {
+    format!("SECURITY LABEL FOR pagevault ON {target} IS {label}")
+}
 
 /// A label is about to be set (`Some`) or removed (`None`). The server has checked that the caller owns the
 /// object.
@@ -32,6 +42,12 @@ pub(crate) fn relabelled(object: Object, column: i32, text: Option<&str>) -> Res
     outcome
 }
 
+/// True if the label of this database says encrypted.
+pub(crate) fn database_is_labelled_encrypted() -> Result<bool> {
+    let label = Object::my_database().label().as_deref().map(label::parse).transpose()?;
+    Ok(matches!(label, Some(Label::Encrypted(_))))
+}
+
 fn relation_relabelled(facts: &Facts, label: Option<Label>) -> Result<()> {
     let name = relation::qualified_name(facts.oid);
     if label.is_some() {
@@ -42,17 +58,32 @@ fn relation_relabelled(facts: &Facts, label: Option<Label>) -> Result<()> {
     match label {
         None => Ok(()),
         Some(Label::Encrypted(_)) if facts.kind == Kind::PartitionedTable => {
-            data_keys::require_master_key(process::my_database()).map(|_| ())
+            data_keys::require_master_key(process::my_database())?;
+            catalogs::note_encryption();
+            Ok(())
         }
         Some(Label::Plain) if facts.kind == Kind::PartitionedTable => Ok(()),
-        Some(Label::Encrypted(cipher)) => rewrite::encrypt(facts.oid, cipher),
-        Some(Label::Plain) => {
-            if shared::is_sealed(facts.file) && utility::in_transaction_block() {
-                return Err(cannot_be_rolled_back(&name));
-            }
-            rewrite::decrypt(facts.oid)
+        Some(Label::Encrypted(cipher)) => {
+            refuse_in_binary_upgrade(facts, &name)?;
+            requests::encrypt(facts, cipher).map(|_| ())
         }
+        Some(Label::Plain) => requests::decrypt(facts).map(|_| ()),
     }
+}
+
+/// pg_upgrade puts files of the old cluster in the place of those that it makes, which hold no rows: a key for
+/// one of these would be a wrong one for the other.
+fn refuse_in_binary_upgrade(facts: &Facts, name: &str) -> Result<()> {
+    let replaced = facts.kind == Kind::Sequence || relation::is_empty(facts.oid);
+    if !process::is_binary_upgrade() || !replaced {
+        return Ok(());
+    }
+    Err(Report::new(
+        PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
+        format!("{name} cannot be encrypted while pg_upgrade runs"),
+    )
+    .detail("Its file will be replaced by that of the old cluster.")
+    .hint("Encrypt it after the upgrade."))
 }
 
 fn check_relation(facts: &Facts, name: &str) -> Result<()> {
@@ -64,7 +95,10 @@ fn check_relation(facts: &Facts, name: &str) -> Result<()> {
         _ => return Err(unsupported("a relation without storage", "Label tables.")),
     }
     if !facts.user_made {
-        return Err(unsupported("a system catalog", "Label user tables."));
+        return Err(unsupported(
+            "a system catalog",
+            "A label on the database covers its catalogs; pagevault.encrypt() encrypts one.",
+        ));
     }
     if facts.temporary {
         return Err(Report::new(
@@ -91,7 +125,15 @@ fn surroundings_relabelled(object: Object, label: Option<Label>) -> Result<()> {
     }
     check_loss(object, &object.describe(), label, outer)?;
     match label {
-        Some(Label::Encrypted(_)) => data_keys::require_master_key(database.to_u32()).map(|_| ()),
+        Some(Label::Encrypted(_)) => {
+            data_keys::require_master_key(database.to_u32())?;
+            match object.class {
+                pg_sys::NamespaceRelationId => catalogs::note_encryption(),
+                pg_sys::DatabaseRelationId if object == here => catalogs::note_database_label(),
+                _ => {}
+            }
+            Ok(())
+        }
         Some(Label::Plain) | None => Ok(()),
     }
 }
@@ -132,18 +174,6 @@ fn check_loss(
         enforce::refuse_loss(name, labelled(old).or(outer), labelled(label).or(outer))?;
     }
     Ok(())
-}
-
-/// A rollback would bring back the label, not the sealed pages.
-fn cannot_be_rolled_back(name: &str) -> Report {
-    Report::new(
-        PgSqlErrorCode::ERRCODE_ACTIVE_SQL_TRANSACTION,
-        format!(
-            "the encryption of {name} cannot be removed inside a transaction block or function"
-        ),
-    )
-    .detail("The pages are rewritten in place; a rollback would leave them in plaintext.")
-    .hint("Run SECURITY LABEL as a statement of its own.")
 }
 
 fn unsupported(what: &str, hint: &str) -> Report {

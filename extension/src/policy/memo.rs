@@ -38,7 +38,7 @@ struct Memo {
 pub(super) enum Content {
     /// It is to be plain.
     Plain,
-    /// It has no storage of its own that lasts.
+    /// It has no storage that lasts, or belongs to the cluster and the file to a database.
     WithoutStorage,
 }
 

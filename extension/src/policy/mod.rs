@@ -10,6 +10,7 @@
 //!    partition the partitioned table is known a moment later ([`altered`]).
 
 pub(crate) mod altered;
+pub(crate) mod catalogs;
 pub(crate) mod databases;
 pub(crate) mod decision;
 pub(crate) mod drift;
@@ -17,6 +18,7 @@ pub(crate) mod enforce;
 pub(crate) mod label;
 pub(crate) mod labels;
 mod memo;
+pub(crate) mod temporary;
 
 use pagevault_cipher::CipherId;
 use pagevault_keystore::RelFile;
@@ -47,21 +49,24 @@ fn begin(file: RelFile, cipher: Option<CipherId>) -> Result<()> {
     match cipher {
         Some(cipher) => {
             memo::forget_content();
+            if file.database == process::my_database() {
+                catalogs::note_encryption();
+            }
             data_keys::new_epoch(file, cipher).map(|_| ())
         }
         None => data_keys::write_plaintext(file),
     }
 }
 
-/// The database of files of shared catalogs, and of the transient tables by which VACUUM FULL rewrites them.
-const SHARED_CATALOGS: u32 = 0;
-
 fn cipher_for_new_storage(file: RelFile) -> Result<Option<CipherId>> {
-    if file.database == SHARED_CATALOGS {
-        return Ok(None);
+    if file.database != process::my_database() && file.database != catalogs::SHARED {
+        return Ok(match databases::original_of(file) {
+            Some(original) => shared::current_cipher(original),
+            None => shared::cipher_of_namesake(file),
+        });
     }
-    if file.database != process::my_database() {
-        return Ok(shared::cipher_of_namesake(file));
+    if process::creates_us() {
+        return Ok(None); // `relation_created` decides: there may be no key yet, and no label either
     }
     let tablespace = file.tablespace.into();
     let mut undecided = true;
@@ -70,20 +75,25 @@ fn cipher_for_new_storage(file: RelFile) -> Result<Option<CipherId>> {
             Some(content) => content,
             None => {
                 let Some(locked) = relation::facts(oid) else { continue };
-                if locked.is_stored()
-                    && let Some(cipher) = cipher_for_replacement(&locked, file)?
-                {
+                if locked.file == file {
+                    continue; // it is being made, and is decided when it is known what it is
+                }
+                let candidate = locked.is_stored() && locked.file.database == file.database;
+                if candidate && let Some(cipher) = cipher_for_replacement(&locked, file)? {
                     return Ok(Some(cipher));
                 }
-                let content =
-                    if locked.is_stored() { Content::Plain } else { Content::WithoutStorage };
+                let content = if candidate { Content::Plain } else { Content::WithoutStorage };
                 memo::set_content(oid, tablespace, content);
                 content
             }
         };
         undecided &= content == Content::WithoutStorage;
     }
-    if undecided { cipher_of(decision::wanted_of_place(tablespace)?) } else { Ok(None) }
+    match undecided {
+        false => Ok(None),
+        true if file.database == catalogs::SHARED => cipher_of(catalogs::wanted_of_shared()),
+        true => cipher_of(decision::wanted_of_place(tablespace)?),
+    }
 }
 
 /// What a relation is now it stays, unless more is wanted of it, or its own label wants it plain.
@@ -104,7 +114,7 @@ fn cipher_for_replacement(replaced: &Facts, file: RelFile) -> Result<Option<Ciph
 /// A relation was created by the current command and its file is still empty.
 pub(crate) fn relation_created(oid: Oid) -> Result<()> {
     let Some(facts) = relation::facts(oid) else { return Ok(()) };
-    if !facts.is_stored() || facts.file.database == SHARED_CATALOGS {
+    if !facts.is_stored() {
         return Ok(());
     }
     altered::note_created(&facts);

@@ -7,29 +7,28 @@
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
-use pagevault_cipher::{CipherId, Epoch, PAGE_SIZE};
+use pagevault_cipher::{CipherId, PAGE_SIZE};
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 use pgrx::bgworkers::BackgroundWorker;
 use pgrx::pg_sys::{self, ForkNumber, Oid};
 
+use super::file::{self, BATCH, Target};
 use super::jobs::{self, Progress};
 use super::{Job, Kind};
-use crate::keys::{data_keys, shared};
+use crate::keys::shared;
 use crate::pg::pages::Held;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{OrRaise, Report, Result};
 use crate::pg::{guc, process};
-use crate::{policy, verify};
-
-/// Pages of one transaction: 512 kB.
-const BATCH: u32 = 64;
+use crate::policy;
+use crate::verify;
 
 /// How often progress is written down.
 const NOTE_EVERY: Duration = Duration::from_secs(1);
 
-/// Writers that looked up the key before it changed may still be at work when the pages are rewritten, so a
-/// page can turn up that is not as it should be; but not again and again.
+/// How often a file is gone through. A page that turns up in the proof and is not as it should be is
+/// possible once; not again and again.
 const MAX_ROUNDS: usize = 10;
 
 /// Whether to go on.
@@ -47,6 +46,9 @@ enum Flow {
 pub(super) fn run(job: &Job) -> bool {
     let members = in_transaction(|| members_of(job));
     let mut run = Run::new(job, members.iter().map(|member| member.blocks).sum());
+    if run.note() == Flow::Stop {
+        return false;
+    }
     for member in &members {
         if run.relation(member.oid) == Flow::Stop {
             return false;
@@ -91,14 +93,6 @@ struct Run<'a> {
     bytes_since_noted: f64,
     /// When the next batch may begin.
     due: Instant,
-}
-
-/// How pages of a file are to be written.
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Target {
-    file: RelFile,
-    /// `None`: in plaintext.
-    epoch: Option<Epoch>,
 }
 
 /// What became of a batch.
@@ -148,29 +142,29 @@ impl<'a> Run<'a> {
         let file = held.file();
         verify::refuse_destroyed(file)?;
         let current = shared::current_cipher(file);
-        match self.job.kind {
+        let target = match self.job.kind {
             Kind::Encrypt => {
-                let facts = relation::require(oid)?;
-                let wanted = wanted_cipher(self.job, &facts, current)?;
-                if current != Some(wanted) {
-                    verify::refuse_lost_epochs(file)?;
-                    data_keys::next_epoch(file, wanted)?;
+                let wanted = wanted_cipher(self.job, &relation::require(oid)?, current)?;
+                if current == Some(wanted) {
+                    return Ok(Some(Target::present(file)));
                 }
+                file::seal(file, wanted)?
             }
             Kind::Rotate => {
                 let Some(cipher) = current else { return Ok(None) };
                 // Of a file that came later than the job the key is new enough.
-                match jobs::begun(self.job, oid)? {
-                    Some(_) => {}
-                    None => {
-                        data_keys::next_epoch(file, cipher)?;
-                        jobs::note_begun(self.job, oid, file.relation)?;
-                    }
+                if jobs::begun(self.job, oid)?.is_some() {
+                    return Ok(Some(Target::present(file)));
                 }
+                let target = file::seal(file, cipher)?;
+                jobs::note_begun(self.job, oid, file.relation)?;
+                target
             }
-            Kind::Decrypt => data_keys::write_plaintext(file)?,
-        }
-        Ok(Some(Target { file, epoch: shared::current_epoch(file) }))
+            Kind::Decrypt if current.is_none() => return Ok(Some(Target::present(file))),
+            Kind::Decrypt => file::unseal(file)?,
+        };
+        file::await_writers();
+        Ok(Some(target))
     }
 
     /// Rewrites what is not as it should be.
@@ -269,38 +263,19 @@ fn held_for(oid: Oid, target: Target) -> Option<Held> {
 
 fn batch(oid: Oid, target: Target, fork: ForkNumber::Type, blocks: Range<u32>) -> Result<Batch> {
     let Some(held) = held_for(oid, target) else { return Ok(Batch::Replaced) };
-    let length =
-        held.forks().iter().find(|(known, _)| *known == fork).map_or(0, |(_, blocks)| *blocks);
+    let forks = held.forks();
+    let length = forks.iter().find(|(known, _)| *known == fork).map_or(0, |(_, blocks)| *blocks);
     let blocks = blocks.start..blocks.end.min(length);
     if blocks.is_empty() {
         return Ok(Batch::End);
     }
-    let stale = verify::stale_blocks(target.file, fork, blocks.clone(), target.epoch)?;
-    for &block in &stale {
-        process::check_for_interrupts();
-        held.rewrite(fork, block);
-    }
-    Ok(Batch::Done(blocks.end - blocks.start, stale.len() as u32))
+    let rewritten = file::rewrite(&held, target, fork, blocks.clone())?;
+    Ok(Batch::Done(blocks.end - blocks.start, rewritten))
 }
 
-/// Writes and syncs what was rewritten, reads the header of every page, and retires the older epochs if each
-/// is as wanted.
 fn prove(oid: Oid, target: Target) -> Result<Proof> {
     let Some(held) = held_for(oid, target) else { return Ok(Proof::Replaced) };
-    held.flush();
-    for (fork, blocks) in held.forks() {
-        let mut next = 0;
-        while next < blocks {
-            process::check_for_interrupts();
-            let end = blocks.min(next + BATCH);
-            if !verify::stale_blocks(target.file, fork, next..end, target.epoch)?.is_empty() {
-                return Ok(Proof::Stale);
-            }
-            next = end;
-        }
-    }
-    data_keys::retire_older_epochs(target.file)?;
-    Ok(Proof::Whole)
+    Ok(if file::prove(&held, target)? { Proof::Whole } else { Proof::Stale })
 }
 
 fn never_ends(oid: Oid) -> Report {

@@ -38,10 +38,9 @@ fn with_table<R>(
     session::as_owner_of_the_cluster(|| Spi::connect_mut(work)).map_err(Report::from)
 }
 
-/// Adds a job that workers take up when the transaction commits. Of a job of the same kind that waits
-/// already the number is returned.
-pub(crate) fn submit(relation: Oid, name: &str, kind: Kind, cipher: Option<&str>) -> Result<i64> {
-    let unfinished = with_table(|spi| {
+/// Number, kind and state of the job of a relation that is not at its end.
+pub(crate) fn unfinished_of(relation: Oid) -> Result<Option<(i64, String, String)>> {
+    with_table(|spi| {
         let rows = spi.select(
             "SELECT id, kind, state FROM pagevault.rekey_jobs
               WHERE relation = $1 AND state IN ('waiting', 'running', 'paused')",
@@ -52,9 +51,15 @@ pub(crate) fn submit(relation: Oid, name: &str, kind: Kind, cipher: Option<&str>
             return Ok(None);
         }
         let row = rows.first();
-        Ok(Some((row.get::<i64>(1)?, row.get::<String>(2)?, row.get::<String>(3)?)))
-    })?;
-    if let Some((Some(id), Some(other), Some(state))) = unfinished {
+        let (id, kind, state) = (row.get(1)?, row.get(2)?, row.get(3)?);
+        Ok(id.zip(kind).zip(state).map(|((id, kind), state)| (id, kind, state)))
+    })
+}
+
+/// Adds a job that workers take up when the transaction commits. Of a job of the same kind that waits
+/// already the number is returned.
+pub(crate) fn submit(relation: Oid, name: &str, kind: Kind, cipher: Option<&str>) -> Result<i64> {
+    if let Some((id, other, state)) = unfinished_of(relation)? {
         if other == kind.name() && state == "waiting" {
             return Ok(id);
         }
@@ -318,7 +323,7 @@ pub(crate) fn last_of(relation: Oid) -> Result<Option<i64>> {
 }
 
 /// The first unfinished job of any of these relations.
-pub(crate) fn unfinished_of(relations: &[Oid]) -> Result<Option<i64>> {
+pub(crate) fn any_unfinished(relations: &[Oid]) -> Result<Option<i64>> {
     if !exist()? {
         return Ok(None);
     }
@@ -330,6 +335,60 @@ pub(crate) fn unfinished_of(relations: &[Oid]) -> Result<Option<i64>> {
             &[relations.to_vec().into()],
         )?;
         if rows.is_empty() { Ok(None) } else { rows.first().get_one::<i64>() }
+    })
+}
+
+/// A job that is not done.
+pub(crate) struct Unsettled {
+    pub(crate) id: i64,
+    pub(crate) relation: Oid,
+    pub(crate) kind: String,
+    pub(crate) state: String,
+    pub(crate) pages_done: i64,
+    pub(crate) pages_total: i64,
+}
+
+/// The last job of each relation, if it is not done.
+pub(crate) fn unsettled() -> Result<Vec<Unsettled>> {
+    if !exist()? {
+        return Ok(Vec::new());
+    }
+    with_table(|spi| {
+        let rows = spi.select(
+            "SELECT * FROM (
+                 SELECT DISTINCT ON (relation) id, relation, kind, state, pages_done, pages_total
+                   FROM pagevault.rekey_jobs ORDER BY relation, id DESC) last
+              WHERE state <> 'done' ORDER BY id",
+            None,
+            &[],
+        )?;
+        rows.map(|row| {
+            Ok(Unsettled {
+                id: row.get::<i64>(1)?.unwrap_or_default(),
+                relation: row.get::<Oid>(2)?.unwrap_or(Oid::INVALID),
+                kind: row.get::<String>(3)?.unwrap_or_default(),
+                state: row.get::<String>(4)?.unwrap_or_default(),
+                pages_done: row.get::<i64>(5)?.unwrap_or_default(),
+                pages_total: row.get::<i64>(6)?.unwrap_or_default(),
+            })
+        })
+        .collect()
+    })
+}
+
+/// What a stopped job has left was done at once: it is forgotten.
+pub(crate) fn forget_stopped(relation: Oid) -> Result<()> {
+    if !exist()? {
+        return Ok(());
+    }
+    with_table(|spi| {
+        spi.update(
+            "DELETE FROM pagevault.rekey_jobs
+              WHERE relation = $1 AND state IN ('paused', 'cancelled', 'failed')",
+            None,
+            &[relation.into()],
+        )
+        .map(|_| ())
     })
 }
 

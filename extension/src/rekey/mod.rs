@@ -14,7 +14,9 @@
 //! Each step looks at the disk for what is left to do, so a job may be stopped anywhere and begun again.
 
 mod engine;
+pub(crate) mod file;
 pub(crate) mod jobs;
+pub(crate) mod requests;
 pub(crate) mod wishes;
 
 use pagevault_cipher::CipherId;

@@ -27,7 +27,7 @@ pub(crate) fn wish(database: u32) {
     let words = words();
     let Some((head, databases)) = words.split_at_checked(2) else { return };
     let noted = databases.iter().any(|slot| {
-        matches!(slot.compare_exchange(0, database, AcqRel, Acquire), Ok(_))
+        slot.compare_exchange(0, database, AcqRel, Acquire).is_ok()
             || slot.load(Acquire) == database
     });
     if !noted {

@@ -4,6 +4,7 @@ mod rekey;
 mod revalidate;
 mod self_check;
 mod unlock;
+mod wal;
 
 /// Registers the workers; from `_PG_init`.
 pub(crate) fn register() {
@@ -11,4 +12,5 @@ pub(crate) fn register() {
     unlock::register();
     revalidate::register();
     rekey::register();
+    wal::register();
 }

@@ -10,6 +10,7 @@ use pgrx::bgworkers::{
 use pgrx::pg_sys::panic::CaughtError;
 use pgrx::{IntoDatum, PgTryBuilder, pg_guard, pg_sys};
 
+use crate::keys::unlock;
 use crate::pg::{catalog, guc, process};
 use crate::rekey::jobs::End;
 use crate::rekey::{self, Job, wishes};
@@ -33,6 +34,10 @@ pub(super) fn register() {
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn pagevault_rekey_launcher_main(_argument: pg_sys::Datum) {
     process::handle_worker_signals();
+    // A session starts by reading shared catalogs.
+    while unlock::keeps_everyone_out() {
+        process::wait_in_worker(LOOK);
+    }
     process::connect_without_database();
     wishes::attend();
     let mut waiting: VecDeque<u32> = all_databases().into();

@@ -8,10 +8,14 @@ use std::time::Duration;
 use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
 use pgrx::{PgSqlErrorCode, pg_guard, pg_sys};
 
-use crate::hooks::smgr;
+use crate::hooks::{files, smgr};
+use crate::keys::unlock;
 use crate::pg::pages;
 use crate::pg::process;
 use crate::pg::report::Report;
+
+/// Between looks at keys that are locked, and before a worker that died is started again.
+const PAUSE: Duration = Duration::from_secs(5);
 
 pub(super) fn register() {
     BackgroundWorkerBuilder::new("pagevault self-check")
@@ -20,7 +24,7 @@ pub(super) fn register() {
         .set_function("pagevault_self_check_main")
         .enable_spi_access()
         .set_start_time(BgWorkerStartTime::ConsistentState)
-        .set_restart_time(Some(Duration::from_secs(5)))
+        .set_restart_time(Some(PAUSE))
         .load();
 }
 
@@ -28,15 +32,23 @@ pub(super) fn register() {
 #[pg_guard]
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn pagevault_self_check_main(_argument: pg_sys::Datum) {
+    process::handle_worker_signals();
+    // A session starts by reading shared catalogs.
+    while unlock::keeps_everyone_out() {
+        process::wait_in_worker(PAUSE);
+    }
+    files::forget_opens();
     process::connect_without_database();
     smgr::forget_reads();
     pages::read_from_disk(pg_sys::DatabaseRelationId);
-    if smgr::saw_read() {
-        return;
-    }
+    let unseen = match (smgr::saw_read(), files::saw_open()) {
+        (true, true) => return,
+        (false, _) => "reads pages past the storage manager table",
+        (true, false) => "opens files past its table of imported functions",
+    };
     Report::new(
         PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
-        "pagevault: this server reads pages past the storage manager table",
+        format!("pagevault: this server {unseen}"),
     )
     .detail("A page was read and pagevault did not see it. The server is shut down before it writes anything unencrypted.")
     .hint("This build of PostgreSQL cannot be used with pagevault; remove it from shared_preload_libraries.")

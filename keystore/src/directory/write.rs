@@ -9,10 +9,11 @@ use super::layout::{
 use super::{Directory, DirectoryError, FileSlot, KeyInfo, Result};
 use crate::error::Problem;
 use crate::record::{MAX_EPOCH, MAX_WRAPPED_DATA_KEY, Phase, Record, RelFile};
+use crate::wal::{self, Switch};
 
 impl Directory<'_> {
     /// Takes a record in, if it is news. Records about providers and database keys are none of the
-    /// directory's business.
+    /// directory's business, and of switches of WAL only that there is the key.
     pub fn apply(&self, record: &Record) -> Result<()> {
         record.validate().map_err(invalid)?;
         match record {
@@ -35,6 +36,10 @@ impl Directory<'_> {
                 let last = retired.load(Ordering::Relaxed).max(u32::from(*after));
                 retired.store(last, Ordering::Release);
             }
+            Record::WalSwitch(Switch { phase, .. }) => {
+                let (file, epoch) = wal::key_place(phase.generation);
+                self.find_with_epoch(file, epoch)?;
+            }
             Record::Destroyed { file, through, cipher, lsn, .. } => {
                 let slot = match self.find(*file)? {
                     Some(slot) => slot,
@@ -47,9 +52,10 @@ impl Directory<'_> {
         Ok(())
     }
 
-    /// Whether a record says what the directory does not have: a key that was not destroyed, or another
-    /// wrapping of one; a later [`Phase`] of a file; that a file was dropped since, or its keys destroyed. So redo can pass over what the
-    /// keystore has kept. Of providers and database keys the directory knows nothing, and says yes.
+    /// Whether a record says what the directory does not have: a key that was not destroyed, or
+    /// another wrapping of one; a later [`Phase`] of a file; that a file was dropped since, or its keys
+    /// destroyed. So redo can pass over what the keystore has kept. Of the others the directory knows
+    /// nothing, and says yes.
     pub fn would_change(&self, record: &Record) -> Result<bool> {
         match record {
             Record::DataKey { file, epoch, wrapped, .. } => {
@@ -77,9 +83,10 @@ impl Directory<'_> {
                 let Some(slot) = self.find(*file)? else { return Ok(true) };
                 Ok((*through, *lsn) > self.destroyed(slot)?)
             }
-            Record::Provider { .. } | Record::DropProvider { .. } | Record::DatabaseKey { .. } => {
-                Ok(true)
-            }
+            Record::Provider { .. }
+            | Record::DropProvider { .. }
+            | Record::DatabaseKey { .. }
+            | Record::WalSwitch(_) => Ok(true),
         }
     }
 

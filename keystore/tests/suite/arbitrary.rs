@@ -1,5 +1,6 @@
 //! Records to test with: some fixed, some random.
 
+use pagevault_keystore::wal::{self, Switch, WalPhase};
 use pagevault_keystore::{Record, RelFile};
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -114,6 +115,34 @@ pub(crate) fn any_record() -> impl Strategy<Value = Record> {
         current,
         plaintext,
         retired,
+        any_wal_key(),
+        any_wal_switch(),
         destroyed,
     ]
+}
+
+/// The key of a WAL generation, in both of the files that the first 16,382 have.
+fn any_wal_key() -> impl Strategy<Value = Record> {
+    let generation = prop_oneof![1..4_u32, 8190..8194_u32];
+    (generation, vec(any::<u8>(), 92)).prop_map(|(generation, wrapped)| {
+        let (file, epoch) = wal::key_place(generation);
+        Record::DataKey {
+            file,
+            epoch,
+            cipher: 1,
+            scope: 0,
+            key_version: 1,
+            wrapped,
+            owner: 0,
+            created: 0,
+        }
+    })
+}
+
+pub(crate) fn any_wal_switch() -> impl Strategy<Value = Record> {
+    let generation = prop_oneof![1..4_u32, 8190..8194_u32];
+    (0..8_u64, generation, any::<bool>()).prop_map(|(page, generation, plaintext)| {
+        let phase = WalPhase { generation, plaintext };
+        Record::WalSwitch(Switch { start: page << 30, phase })
+    })
 }

@@ -2,12 +2,14 @@
 
 use pagevault_keystore::log::{Log, replay};
 use pagevault_keystore::protocol::{Reply, Request};
+use pagevault_keystore::wal::{Switch, WalPhase, key_place};
 use pagevault_keystore::{Record, RelFile, data_key_aad, master_context};
 
 use crate::faulty::FaultyStorage;
 use crate::protocol::{reply, request};
 
 const CLUSTER: &[u8] = include_bytes!("../../vectors/v1/cluster.keys");
+const WAL: &[u8] = include_bytes!("../../vectors/v1/wal.keys");
 const DATABASE: &[u8] = include_bytes!("../../vectors/v1/5.keys");
 const SHREDDED: &[u8] = include_bytes!("../../vectors/v1/6.keys");
 const REQUEST: &[u8] = include_bytes!("../../vectors/v1/request.json");
@@ -127,11 +129,41 @@ fn shredded() -> Vec<Vec<Record>> {
     ]]
 }
 
+/// What the cluster's log says of WAL keys, batch by batch.
+fn wal() -> Vec<Vec<Record>> {
+    let key = |generation, cipher, wrapped, created| {
+        let (file, epoch) = key_place(generation);
+        Record::DataKey {
+            file,
+            epoch,
+            cipher,
+            scope: 0,
+            key_version: 1,
+            wrapped,
+            owner: 0,
+            created,
+        }
+    };
+    let switch = |start, generation, plaintext| {
+        Record::WalSwitch(Switch { start, phase: WalPhase { generation, plaintext } })
+    };
+    vec![
+        vec![key(1, 1, wrapped(0, 92), 1_700_000_004)],
+        vec![switch(0x1_6B37_4000, 1, false)],
+        vec![switch(0x2_0000_2000, 1, true)],
+        vec![key(8192, 2, wrapped(100, 60), 1_700_000_005)],
+        vec![switch(0xFFFF_FFFF_0000_0000, 8192, false)],
+    ]
+}
+
 #[test]
 fn golden_logs_are_read() {
-    for (bytes, scope, generation, batches) in
-        [(CLUSTER, 0, 0, cluster()), (DATABASE, 5, 3, database()), (SHREDDED, 6, 1, shredded())]
-    {
+    for (bytes, scope, generation, batches) in [
+        (CLUSTER, 0, 0, cluster()),
+        (WAL, 0, 0, wal()),
+        (DATABASE, 5, 3, database()),
+        (SHREDDED, 6, 1, shredded()),
+    ] {
         let contents = replay(bytes, scope).unwrap();
         assert_eq!(contents.records, batches.concat());
         assert_eq!((contents.position.keystore_id, contents.torn), (ID, 0));
@@ -150,6 +182,10 @@ fn golden_logs_are_written() {
     log.compact(&[]).unwrap();
     log.append(&shredded()[0]).unwrap();
     assert_eq!(storage.content("6.keys"), SHREDDED);
+    let storage = FaultyStorage::default();
+    let mut log = Log::create(&storage, ID, 0, &[]).unwrap();
+    wal().iter().for_each(|batch| log.append(batch).unwrap());
+    assert_eq!(storage.content("cluster.keys"), WAL);
 
     let mut log = Log::create(&storage, ID, 5, &[]).unwrap();
     for _ in 0..3 {

@@ -16,3 +16,4 @@ mod log;
 mod protocol;
 mod redo;
 mod state;
+mod wal;

@@ -173,21 +173,3 @@ fn a_sequence_follows_the_table_that_comes_to_own_it() -> Result<()> {
     ensure!(cluster.text("SELECT nextval('s')")? == "2", "the sequence goes on");
     cluster.finish()
 }
-
-#[test]
-fn encryption_is_not_removed_where_it_could_be_rolled_back() -> Result<()> {
-    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
-    cluster.sql("CREATE TABLE t AS SELECT 1 AS id; SELECT pagevault.encrypt('t')")?;
-    const REMOVE: &str = "SECURITY LABEL FOR pagevault ON TABLE t IS 'plain'";
-    for statements in
-        [format!("BEGIN; {REMOVE}"), format!("DO $$ BEGIN EXECUTE $s$ {REMOVE} $s$; END $$")]
-    {
-        let refused = cluster.error(&statements)?;
-        ensure!(refused.sqlstate == "25001", "{statements}: {refused:?}");
-        assert_sealed(&cluster.family_files("t")?)?;
-    }
-    cluster.sql(REMOVE)?;
-    assert_plain(&cluster.files("t")?)?;
-    ensure!(cluster.text("SELECT id FROM t")? == "1", "the row");
-    cluster.finish()
-}

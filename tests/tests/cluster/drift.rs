@@ -31,11 +31,12 @@ fn drift_names_the_reason_and_the_remedy() -> Result<()> {
     )?;
     let why = "encrypted aes-128-xts|schema \"My App\"|plain";
     let why = why.replace("schema \"My App\"", "schema My App");
+    let (label, cipher) = ("SECURITY LABEL FOR pagevault ON SEQUENCE", "'encrypted aes-128-xts'");
     let expected = [
         format!("\"T\"|{why}|VACUUM FULL \"My App\".\"T\""),
-        format!("\"T_id_seq\"|{why}|SELECT pagevault.encrypt('\"My App\".\"T_id_seq\"')"),
+        format!("\"T_id_seq\"|{why}|{label} \"My App\".\"T_id_seq\" IS {cipher}"),
         format!("\"T_pkey\"|{why}|REINDEX INDEX \"My App\".\"T_pkey\""),
-        format!("\"it's\"|{why}|SELECT pagevault.encrypt('\"My App\".\"it''s\"')"),
+        format!("\"it's\"|{why}|{label} \"My App\".\"it's\" IS {cipher}"),
         format!("i|{why}|REINDEX INDEX \"My App\".i"),
         format!("m|{why}|VACUUM FULL \"My App\".m"),
     ];

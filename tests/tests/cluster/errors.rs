@@ -111,7 +111,9 @@ fn labels() -> Result<()> {
             "SELECT pagevault.encrypt('t', 'rot13')",
             "SELECT pagevault.encrypt('v')",
             "SELECT pagevault.encrypt('t_pkey')",
-            "SELECT pagevault.encrypt('pg_class')",
+            "SECURITY LABEL FOR pagevault ON TABLE pg_class IS 'encrypted'",
+            "SELECT pagevault.encrypt('pg_class_oid_index')",
+            "SELECT pagevault.encrypt('pg_authid')",
             "SELECT pagevault.encrypt(1)",
             "SECURITY LABEL FOR pagevault ON TABLE t IS 'secret'",
             "SECURITY LABEL FOR pagevault ON TABLE t IS 'encrypted rot13'",
@@ -144,7 +146,7 @@ fn roles() -> Result<()> {
          CREATE SCHEMA own_schema AUTHORIZATION ordinary;
          SET SESSION AUTHORIZATION ordinary;
          CREATE TABLE own (id int);
-         SELECT pagevault.encrypt('own');
+         SECURITY LABEL FOR pagevault ON TABLE own IS 'encrypted';
          SECURITY LABEL FOR pagevault ON SCHEMA own_schema IS 'encrypted'",
     )?;
     check(

@@ -388,9 +388,9 @@ fn names_of_transient_tables_are_no_way_out() -> Result<()> {
 }
 
 #[test]
-fn system_catalogs_are_left_alone() -> Result<()> {
+fn the_default_leaves_system_catalogs_alone() -> Result<()> {
     let (cluster, _keys) = cluster()?;
-    cluster.sql(&label("DATABASE postgres", "'encrypted'"))?;
+    cluster.sql(&label("SCHEMA public", "'encrypted'"))?;
     cluster.set(&[("pagevault.default_encryption", "on")])?;
     let shared = ["pg_database", "pg_authid", "pg_shseclabel"];
     let own = ["pg_class", "pg_proc", "pg_seclabel", "pg_inherits", "pg_index"];
@@ -408,7 +408,7 @@ fn system_catalogs_are_left_alone() -> Result<()> {
     }
     expect_no_drift(&cluster)?;
     cluster.restart()?;
-    ensure!(cluster.text("SELECT count(*) FROM pg_shseclabel")? == "1", "the label");
+    ensure!(cluster.text("SELECT count(*) FROM pg_seclabel")? == "1", "the label");
     cluster.finish()
 }
 

@@ -3,7 +3,8 @@
 //!
 //! Numbers come round after 2^32 of them; here the server runs in binary-upgrade mode (`postgres
 //! -b`), in which SQL may choose them. In that mode new relations are not encrypted by policy (files
-//! are laid out by pg_upgrade), so the tables are encrypted by hand.
+//! are laid out by pg_upgrade), and tables without rows not at all, so they are encrypted by hand when they
+//! have some.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{run_sql, text};
@@ -30,8 +31,8 @@ fn create(name: &str, oid: u32, cipher: &str) -> String {
          SELECT pg_catalog.binary_upgrade_set_next_heap_pg_class_oid('{oid}'::oid);
          SELECT pg_catalog.binary_upgrade_set_next_heap_relfilenode('{FILE}'::oid);
          CREATE TABLE {name} (id int);
-         SELECT pagevault.encrypt('{name}', '{cipher}');
-         INSERT INTO {name} SELECT i FROM generate_series({oid}, {oid} + 999) i",
+         INSERT INTO {name} SELECT i FROM generate_series({oid}, {oid} + 999) i;
+         SELECT pagevault.encrypt('{name}', '{cipher}')",
         oid + 1,
         oid + 2,
     )

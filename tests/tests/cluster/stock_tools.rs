@@ -1,6 +1,7 @@
 //! Stock tools and a stock server, which know nothing of pagevault, on sealed files.
 
 use anyhow::{Result, ensure};
+use pagevault_tests::cluster::run_sql;
 use pagevault_tests::{Cluster, Settings, StopMode};
 
 use crate::assert_sealed;
@@ -100,7 +101,9 @@ fn pg_basebackup_verifies_and_its_restore_opens() -> Result<()> {
 
 #[test]
 fn a_server_without_pagevault_refuses_sealed_pages() -> Result<()> {
-    let (mut cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    // With sealed statistics such a server could plan no query at all.
+    let statistics = Settings::default().conf("pagevault.protect_statistics = off");
+    let (mut cluster, _keys) = Cluster::with_keys(&statistics)?;
     cluster.sql(TABLE)?;
     cluster.sql("INSERT INTO plain_beside VALUES (7)")?;
     cluster.stop(StopMode::Fast)?;
@@ -114,6 +117,22 @@ fn a_server_without_pagevault_refuses_sealed_pages() -> Result<()> {
     cluster.append_conf("shared_preload_libraries = 'pagevault'")?;
     cluster.start_server()?;
     ensure!(cluster.text("SELECT count(name) FROM t")? == "20000", "rows are missing");
+
+    // The planner asks for statistics: where these are sealed, plaintext tables are of no use either.
+    cluster.sql("SELECT pagevault.encrypt('pg_statistic')")?;
+    cluster.sql("CREATE DATABASE other TEMPLATE template0")?;
+    cluster.stop(StopMode::Fast)?;
+    cluster.append_conf("shared_preload_libraries = ''")?;
+    cluster.start_server()?;
+    let error = cluster.error("SELECT id FROM plain_beside")?;
+    ensure!(error.sqlstate == "XX001", "{error}");
+    let mut other = cluster.client_to("other")?;
+    run_sql(&mut other, "CREATE TABLE plain AS SELECT 7 AS id; SELECT id FROM plain")?;
+    drop(other);
+    cluster.stop(StopMode::Fast)?;
+    cluster.append_conf("shared_preload_libraries = 'pagevault'")?;
+    cluster.start_server()?;
+    ensure!(cluster.text("SELECT id FROM plain_beside")? == "7", "the plain table, again");
     cluster.allow_log("page verification failed");
     cluster.finish()
 }

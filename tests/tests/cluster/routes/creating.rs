@@ -1,11 +1,12 @@
 //! Routes that make tables and materialized views.
 
 use anyhow::{Result, ensure};
-use pagevault_tests::{Cluster, Settings};
+use pagevault_tests::cluster::run_sql;
+use pagevault_tests::{Cluster, DataFile, Settings};
 
 use crate::assert_sealed;
 
-use super::{FILL_MADE, MAKES, ON_TABLE, Role, Row, driver};
+use super::{FILL_MADE, MAKES, ON_TABLE, Role, Row, driver, survey};
 
 #[test]
 fn tables_and_views_that_are_made() -> Result<()> {
@@ -20,6 +21,49 @@ fn tables_and_views_that_are_made_without_wal() -> Result<()> {
         .conf("max_wal_senders = 0")
         .conf("wal_skip_threshold = 0");
     driver::walk_with(&settings, &ROWS)
+}
+
+/// Rows that COPY writes frozen, with the visibility map at once, and more of them than shared buffers hold:
+/// killed before and after the commit.
+#[test]
+fn copy_freeze_and_a_crash() -> Result<()> {
+    const ROWS: &str = "PROGRAM 'seq -f \"%.0f,kanarienvogel\" 1 50000' WITH (FORMAT csv, FREEZE)";
+    let minimal = Settings::default()
+        .conf("wal_level = minimal")
+        .conf("max_wal_senders = 0")
+        .conf("wal_skip_threshold = 0");
+    for settings in [Settings::default(), minimal] {
+        let (cluster, _keys) = Cluster::with_keys(&settings.conf("shared_buffers = 1MB"))?;
+        cluster
+            .sql("CREATE SCHEMA app; SECURITY LABEL FOR pagevault ON SCHEMA app IS 'encrypted'")?;
+        for making in ["CREATE TABLE app.t (id int PRIMARY KEY, name text)", "TRUNCATE app.t"] {
+            for end in ["", "COMMIT"] {
+                let before = cluster.text("SELECT to_regclass('app.t') IS NOT NULL")?;
+                let mut client = cluster.client()?;
+                run_sql(&mut client, &format!("BEGIN; {making}; COPY app.t FROM {ROWS}; {end}"))?;
+                cluster.crash()?;
+                if end.is_empty() && before == "f" {
+                    ensure!(
+                        cluster.text("SELECT to_regclass('app.t') IS NULL")? == "t",
+                        "the table"
+                    );
+                    continue;
+                }
+                let found = "SELECT count(*) || ' ' || count(name) || ' ' || max(id) FROM app.t";
+                ensure!(cluster.text(found)? == "50000 50000 50000", "{}", cluster.text(found)?);
+                cluster.sql("CHECKPOINT")?;
+                let files = cluster.family_files("app.t")?;
+                let map = |file: &DataFile| file.path.to_string_lossy().ends_with("_vm");
+                ensure!(files.iter().any(map), "no visibility map");
+                assert_sealed(&files)?;
+                drop(client);
+            }
+        }
+        let leaks = survey::files_with(&cluster, "kanarienvogel")?;
+        ensure!(leaks.is_empty(), "in plaintext: {leaks:?}");
+        cluster.finish()?;
+    }
+    Ok(())
 }
 
 /// A crash makes them anew from their init forks.

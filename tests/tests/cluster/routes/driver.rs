@@ -10,6 +10,7 @@ use postgres::Client;
 
 use super::survey::{self, Expected};
 use super::{Role, Row};
+use crate::labels::expect_no_drift;
 
 /// Stands in every row of an encrypted relation, and nowhere else.
 pub(crate) const SECRET: &str = "kanarienvogel-secret";
@@ -135,6 +136,7 @@ pub(super) fn walk_with(settings: &Settings, rows: &[Row]) -> Result<()> {
         // Unlogged relations are written when the server stops.
         cluster.restart()?;
         check(&cluster, &walked, end)?;
+        expect_no_drift(&cluster)?;
     }
     let triggers = cluster.text("SELECT count(*) FROM pg_event_trigger")?;
     ensure!(triggers == "0", "pagevault needs no event trigger, and there are {triggers}");

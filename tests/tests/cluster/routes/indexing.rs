@@ -1,9 +1,6 @@
 //! Routes that make indexes or make them anew.
 
-use anyhow::{Context, Result, ensure};
-use pagevault_tests::{Cluster, Settings};
-
-use crate::assert_sealed;
+use anyhow::Result;
 
 use super::{FILL_T, ON_TABLE, Row, driver};
 
@@ -20,34 +17,6 @@ fn indexes_that_are_made_anew() -> Result<()> {
 #[test]
 fn indexes_of_partitions() -> Result<()> {
     driver::walk(&OF_PARTITIONS)
-}
-
-/// An access method that is not PostgreSQL's.
-#[test]
-fn indexes_of_another_access_method() -> Result<()> {
-    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
-    if cluster.sql("CREATE EXTENSION vector").is_err() {
-        eprintln!("skipped: this installation has no pgvector");
-        return cluster.finish();
-    }
-    cluster.sql("CREATE TABLE t (id int, v vector(3)); SELECT pagevault.encrypt('t')")?;
-    cluster.sql("INSERT INTO t SELECT i, ARRAY[i, i % 7, 1] FROM generate_series(1, 500) i")?;
-    for statement in [
-        "CREATE INDEX t_hnsw ON t USING hnsw (v vector_l2_ops)",
-        "REINDEX TABLE t",
-        "VACUUM FULL t",
-        "DROP INDEX t_hnsw; CREATE INDEX ON t USING ivfflat (v vector_l2_ops) WITH (lists = 2)",
-        "ALTER TABLE t SET UNLOGGED",
-        "ALTER TABLE t SET LOGGED",
-    ] {
-        cluster.sql(statement)?;
-        cluster.restart()?;
-        assert_sealed(&cluster.family_files("t")?).with_context(|| format!("after {statement}"))?;
-    }
-    cluster.crash()?;
-    let nearest = "SET enable_seqscan = off; SELECT id FROM t ORDER BY v <-> '[40, 5, 1]' LIMIT 1";
-    ensure!(cluster.text(nearest)? == "40", "the nearest row");
-    cluster.finish()
 }
 
 const MADE: [Row; 18] = [

@@ -4,10 +4,12 @@
 //! encrypted, by label or by `pagevault.default_encryption`, and a twin beside it with nothing encrypted.
 //! [`survey`] then reads the files: all of the one must be sealed, all of the other plain, and both must
 //! hold the same rows. The tables of rows are in [`creating`], [`indexing`], [`rewriting`] and
-//! [`sequences`]; what does not fit into one session has tests of its own.
+//! [`sequences`]; what does not fit into one session has tests of its
+//! own, and so have access methods of others (tests/ecosystem).
 
 mod creating;
 pub(crate) mod driver;
+mod extensions;
 mod indexing;
 mod replication;
 mod rewriting;

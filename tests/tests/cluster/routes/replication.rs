@@ -60,12 +60,18 @@ fn a_subscriber_decides_for_itself() -> Result<()> {
         assert_plain(&files(&cluster, &mut subscriber, "open")?).with_context(|| step.to_owned())
     };
     check("1000", "initial copy")?;
+    // No utility hook hears of what the worker does.
+    let mut careless = cluster.client_to("subscriber")?;
+    run_sql(&mut careless, "SET pagevault.protect_statistics = off")?;
+    run_sql(&mut careless, "SELECT pagevault.decrypt('pg_statistic')")?;
     for table in ["secret", "open"] {
         cluster.sql(&format!(
             "TRUNCATE {table} RESTART IDENTITY; INSERT INTO {table} (name) VALUES ('kanarienvogel')"
         ))?;
     }
     check("1", "TRUNCATE by the apply worker")?;
+    let protected = text(&mut careless, "SELECT pagevault.is_encrypted('pg_statistic')")?;
+    ensure!(protected == "t", "the apply worker has not protected statistics");
     run_sql(
         &mut subscriber,
         "ALTER SUBSCRIPTION follows DISABLE;

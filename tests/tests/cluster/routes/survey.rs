@@ -124,7 +124,9 @@ pub(crate) fn check(
                     let Member { root, name, .. } = member;
                     (format!("{of}: {name} of {root}, {}", path.display()), expected)
                 }
-                None if CATALOGS_WITH_VALUES.contains(&member.root.as_str()) => continue,
+                None if CATALOGS_WITH_VALUES.contains(&member.root.as_str()) => {
+                    (format!("{}, {}", member.name, path.display()), Expected::Sealed)
+                }
                 None => (format!("{}.{}", member.schema, member.name), Expected::Plain),
             },
             None => (path.display().to_string(), Expected::Sealed),

@@ -1,4 +1,4 @@
-//! Temporary relations need no label, and large objects have none: both as they are known to be.
+//! Temporary relations need no label.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::run_sql;
@@ -39,18 +39,5 @@ fn temporary_relations_are_sealed_with_or_without_a_choice() -> Result<()> {
             ensure!(found.is_empty(), "{table}, by default {default}: the canary is in {found:?}");
         }
     }
-    cluster.finish()
-}
-
-/// Large objects are rows of a catalog, and catalogs are not encrypted.
-#[test]
-fn large_objects_are_plain() -> Result<()> {
-    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
-    cluster.sql("CREATE TABLE secret (name text); SELECT pagevault.encrypt('secret')")?;
-    cluster.sql(&format!("SELECT lo_from_bytea(0, '{CANARY}')"))?;
-    cluster.sql("CHECKPOINT")?;
-    let found = survey::files_with(&cluster, CANARY)?;
-    let catalog = cluster.text("SELECT pg_relation_filepath('pg_largeobject')")?;
-    ensure!(found == [std::path::PathBuf::from(catalog)], "the canary is in {found:?}");
     cluster.finish()
 }

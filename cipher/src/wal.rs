@@ -1,0 +1,353 @@
+//! WAL page format version 1: how a page of a WAL segment looks on disk when it is sealed.
+//!
+//! ```text
+//! byte   0       2       4        8               16                                 8192
+//!        +-------+-------+--------+---------------+-------------------------------------+
+//! plain  | magic | info  | tli    | pageaddr      | xlp_rem_len, long header, records   |
+//!        +-------+-------+--------+---------------+-------------------------------------+
+//! sealed | magic | INFO  | tli    | pageaddr      |###### AES-XTS, 511 whole blocks #####|
+//!        +-------+-------+--------+---------------+-------------------------------------+
+//!         clear     |      clear    clear
+//!                   +- low 4 bits: xlp_info; high 12 bits: the mark of the key
+//! ```
+//!
+//! A page has `XLOG_BLCKSZ` bytes, 8192 unless PostgreSQL was built otherwise. All integers are
+//! little-endian. The tweak, before its own encryption under the second XTS key:
+//!
+//! ```text
+//! byte   0              8        12              16
+//!        +--------------+--------+---------------+
+//!        | xlp_pageaddr | tli    | "WAL1"        |
+//!        +--------------+--------+---------------+
+//! ```
+//!
+//! both as stored in the page itself, so a segment may be renamed, recycled or copied to another
+//! timeline and stays readable. Byte 12 of a relation page's tweak is the fork, never `W`.
+//!
+//! Rules that follow from the layout:
+//!
+//! * A WAL page is written again and again as it fills, under the same tweak. XTS shows which blocks of
+//!   16 bytes have changed since, and nothing else; a stream cipher would use its keystream again.
+//! * A torn write mixes an older and a newer state of the page. What the older one held is the same in
+//!   both, and each block opens on its own: no record is lost that plaintext would have kept. That
+//!   holds only as long as a page is never written under two keys.
+//! * A page without a mark is plaintext; an all-zero page was never written, and stays zero.
+
+use crate::key::PageKey;
+use crate::xts::{Block, Direction, Tweak};
+
+/// Number of the format that this module writes.
+pub const FORMAT_VERSION: u8 = 1;
+
+/// Bytes of a page that stay clear: the first fields of `XLogPageHeaderData`
+/// (src/include/access/xlog_internal.h), as the offsets below.
+pub const HEADER_SIZE: usize = 16;
+
+const INFO: usize = 2;
+const TIMELINE: usize = 4;
+const ADDRESS: usize = 8;
+
+/// `XLP_ALL_FLAGS`: the bits of `xlp_info` that belong to PostgreSQL.
+const VALID_FLAGS: u16 = 0x000F;
+const MARK_SHIFT: u32 = 4;
+/// Marks there are; odd, so that of two generations with one mark one is nearer.
+const MARKS: u32 = 4095;
+
+const DOMAIN: [u8; 4] = *b"WAL1";
+
+const _: () =
+    assert!(VALID_FLAGS == (1 << MARK_SHIFT) - 1 && MARKS == (u16::MAX >> MARK_SHIFT) as u32);
+
+/// What a sealed WAL page says of its key, 1 to 4095: the key's generation, as far as it fits 12 bits.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub struct Mark(u16);
+
+impl Mark {
+    /// The mark of a generation, which counts from 1: 1 to 4095, then 1 again.
+    #[must_use]
+    pub const fn of_generation(generation: u32) -> Self {
+        Self((generation.saturating_sub(1) % MARKS + 1) as u16)
+    }
+
+    /// The number in the page.
+    #[must_use]
+    pub const fn get(self) -> u16 {
+        self.0
+    }
+
+    /// The generation that is meant: of all with this mark the nearest to `reference`, the generation
+    /// in use where the page lies.
+    ///
+    /// A page is never sealed under a key that was in use 2048 generations earlier or later.
+    #[must_use]
+    pub fn generation_near(self, reference: u32) -> u32 {
+        let (mark, reference) = (u64::from(self.0), u64::from(reference));
+        let marks = u64::from(MARKS);
+        let below = mark + reference.saturating_sub(mark) / marks * marks;
+        let nearest = [below, below + marks]
+            .into_iter()
+            .filter(|generation| *generation <= u64::from(u32::MAX))
+            .min_by_key(|generation| generation.abs_diff(reference));
+        nearest.map_or(u32::from(self.0), |generation| generation as u32)
+    }
+}
+
+/// The mark of a page, from its first [`HEADER_SIZE`] bytes; `None` for plaintext, and if `header` is
+/// too short to tell.
+#[must_use]
+pub fn mark_of(header: &[u8]) -> Option<Mark> {
+    let info = header.first_chunk::<HEADER_SIZE>().map(info)?;
+    Some(Mark(info >> MARK_SHIFT)).filter(|mark| mark.0 != 0)
+}
+
+/// `xlp_pageaddr`, the LSN of the page's first byte; `None` if `header` is too short.
+#[must_use]
+pub fn address_of(header: &[u8]) -> Option<u64> {
+    header.first_chunk::<HEADER_SIZE>().map(address)
+}
+
+/// Takes the mark away and leaves the rest as it is: for pages that are not what they should be, such
+/// as those of a segment that is used again.
+pub fn clear_mark(page: &mut [u8]) {
+    if let Some(header) = page.first_chunk_mut::<HEADER_SIZE>() {
+        put_mark(header, 0);
+    }
+}
+
+/// Seals a plaintext page in place. An all-zero page is left as it is.
+///
+/// `page` is a whole page; its length is a multiple of 16 bytes.
+pub fn seal(page: &mut [u8], key: &PageKey, mark: Mark) {
+    if is_zero(page) {
+        return;
+    }
+    let Some((header, body)) = page.split_first_chunk_mut::<HEADER_SIZE>() else { return };
+    put_mark(header, mark.0);
+    key.schedule.run(Direction::Encrypt, tweak(header), blocks(body));
+}
+
+/// Opens a sealed page in place; `key` is that of its mark. A page without a mark is left as it is.
+///
+/// There is no error: PostgreSQL checks every record's CRC.
+pub fn open(page: &mut [u8], key: &PageKey) {
+    if mark_of(page).is_none() {
+        return;
+    }
+    let Some((header, body)) = page.split_first_chunk_mut::<HEADER_SIZE>() else { return };
+    put_mark(header, 0);
+    key.schedule.run(Direction::Decrypt, tweak(header), blocks(body));
+}
+
+/// Whether every byte is zero.
+#[must_use]
+pub fn is_zero(page: &[u8]) -> bool {
+    // Nearly every page is told from a zero page by its header.
+    let (rows, rest) = page.as_chunks::<64>();
+    rows.iter().all(|row| row.iter().fold(0, |all, byte| all | byte) == 0)
+        && rest.iter().all(|byte| *byte == 0)
+}
+
+fn info(header: &[u8; HEADER_SIZE]) -> u16 {
+    u16::from_le_bytes([header[INFO], header[INFO + 1]])
+}
+
+fn address(header: &[u8; HEADER_SIZE]) -> u64 {
+    header[ADDRESS..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
+}
+
+fn put_mark(header: &mut [u8; HEADER_SIZE], mark: u16) {
+    let info = info(header) & VALID_FLAGS | mark << MARK_SHIFT;
+    header[INFO..INFO + 2].copy_from_slice(&info.to_le_bytes());
+}
+
+fn tweak(header: &[u8; HEADER_SIZE]) -> Tweak {
+    let timeline = header[TIMELINE..].first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
+    u128::from(address(header))
+        | u128::from(timeline) << 64
+        | u128::from(u32::from_le_bytes(DOMAIN)) << 96
+}
+
+/// The encrypted part of a page, whose length is a multiple of a block's.
+fn blocks(body: &mut [u8]) -> &mut [Block] {
+    body.as_chunks_mut().0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::key::{CipherId, DataKey};
+    use proptest::prelude::*;
+
+    const MARK: Mark = Mark(4711 % 4096);
+
+    fn key(cipher: CipherId, seed: u8) -> PageKey {
+        let bytes: Vec<u8> = (0..cipher.key_len()).map(|i| seed.wrapping_add(i as u8)).collect();
+        PageKey::new(&DataKey::from_bytes(cipher, &bytes).unwrap())
+    }
+
+    /// A page as PostgreSQL writes it: a header that is right, an arbitrary rest.
+    fn plain_page(size: usize, fill: &[u8], timeline: u32, address: u64) -> Vec<u8> {
+        let mut page: Vec<u8> = fill.iter().copied().cycle().take(size).collect();
+        page[..2].copy_from_slice(&0xD116_u16.to_le_bytes());
+        page[2..4].copy_from_slice(&(u16::from(fill[0]) & VALID_FLAGS).to_le_bytes());
+        page[4..8].copy_from_slice(&timeline.to_le_bytes());
+        page[8..16].copy_from_slice(&address.to_le_bytes());
+        page
+    }
+
+    fn any_cipher() -> impl Strategy<Value = CipherId> {
+        prop::sample::select(&CipherId::ALL[..])
+    }
+
+    fn any_fill() -> impl Strategy<Value = Vec<u8>> {
+        prop::collection::vec(any::<u8>(), 1..512)
+    }
+
+    /// `XLOG_BLCKSZ` of every build that PostgreSQL allows.
+    fn any_size() -> impl Strategy<Value = usize> {
+        (10..=16_u32).prop_map(|bits| 1 << bits)
+    }
+
+    #[test]
+    fn a_zero_page_stays_zero() {
+        let mut page = [0; 8192];
+        seal(&mut page, &key(CipherId::Aes256Xts, 1), MARK);
+        assert!(is_zero(&page));
+        open(&mut page, &key(CipherId::Aes256Xts, 1));
+        assert!(is_zero(&page));
+    }
+
+    #[test]
+    fn a_page_without_a_header_but_with_content_is_sealed() {
+        let mut page = [0; 8192];
+        page[8191] = 1;
+        seal(&mut page, &key(CipherId::Aes256Xts, 1), MARK);
+        assert_eq!(mark_of(&page), Some(MARK));
+        assert!(page[16..32] != [0; 16]);
+    }
+
+    #[test]
+    fn a_short_header_says_nothing() {
+        for length in 0..HEADER_SIZE {
+            assert_eq!(mark_of(&vec![0xff; length]), None);
+            assert_eq!(address_of(&vec![0xff; length]), None);
+        }
+        assert_eq!(mark_of(&[0xff; HEADER_SIZE]), Some(Mark(4095)));
+        assert_eq!(address_of(&[0xff; HEADER_SIZE]), Some(u64::MAX));
+    }
+
+    #[test]
+    fn generations_share_4095_marks() {
+        for (generation, mark) in [(1, 1), (2, 2), (4095, 4095), (4096, 1), (8190, 4095), (8191, 1)]
+        {
+            assert_eq!(Mark::of_generation(generation).get(), mark);
+        }
+    }
+
+    /// What opens a page after the marks have begun again: the key in use there, or one that is fewer
+    /// than 2048 generations away, be it that its own switch is not yet known, or was lost.
+    #[test]
+    fn a_mark_means_the_nearest_generation() {
+        for reference in [0, 1, 2, 2047, 2048, 4094, 4095, 4096, 10_000, u32::MAX - 3000, u32::MAX]
+        {
+            for distance in -2047..=2047_i64 {
+                let Ok(generation) = u32::try_from(i64::from(reference) + distance) else {
+                    continue;
+                };
+                if generation > 0 {
+                    let mark = Mark::of_generation(generation);
+                    assert_eq!(mark.generation_near(reference), generation, "near {reference}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn a_mark_means_some_generation_even_far_from_any() {
+        assert_eq!(Mark(4095).generation_near(0), 4095);
+        assert_eq!(Mark(1).generation_near(0), 1);
+        assert_eq!(Mark(4095).generation_near(1), 4095);
+    }
+
+    proptest! {
+        #[test]
+        fn opening_gives_back_what_was_sealed(
+            cipher in any_cipher(), size in any_size(), fill in any_fill(), timeline: u32,
+            address: u64, generation in 1..=u32::MAX,
+        ) {
+            let (key, mark) = (key(cipher, 1), Mark::of_generation(generation));
+            let plain = plain_page(size, &fill, timeline, address);
+            let mut page = plain.clone();
+            seal(&mut page, &key, mark);
+            prop_assert_eq!(mark_of(&page), Some(mark));
+            prop_assert_eq!(address_of(&page), Some(address));
+            prop_assert_eq!(&page[..2], &plain[..2]);
+            prop_assert_eq!(page[2] & 0x0F, plain[2] & 0x0F);
+            prop_assert_eq!(&page[4..16], &plain[4..16]);
+            let same = page[16..].iter().zip(&plain[16..]).filter(|(a, b)| a == b).count();
+            prop_assert!(same < size / 16);
+            let mut unmarked = page.clone();
+            clear_mark(&mut unmarked);
+            prop_assert_eq!(&unmarked[..16], &plain[..16]);
+            prop_assert_eq!(&unmarked[16..], &page[16..]);
+            open(&mut page, &key);
+            prop_assert!(page == plain);
+        }
+
+        #[test]
+        fn opening_a_plaintext_page_changes_nothing(fill in any_fill(), address: u64) {
+            let plain = plain_page(8192, &fill, 1, address);
+            let mut page = plain.clone();
+            open(&mut page, &key(CipherId::Aes256Xts, 1));
+            prop_assert!(page == plain);
+        }
+
+        /// The reason for XTS: a page that has filled further shows only where it changed, and a torn
+        /// write of it keeps all that was there before.
+        #[test]
+        fn a_page_that_fills_keeps_what_it_holds(
+            cipher in any_cipher(), fill in any_fill(), address: u64,
+            filled in 16..8192_usize, more in 1..4000_usize, new_sectors: u16,
+        ) {
+            let key = key(cipher, 1);
+            let full = plain_page(8192, &fill, 1, address);
+            let state = |to: usize| {
+                let mut page = full.clone();
+                page[to.min(8192)..].fill(0);
+                let plain = page.clone();
+                seal(&mut page, &key, MARK);
+                (plain, page)
+            };
+            let (old_plain, old) = state(filled);
+            let (new_plain, new) = state(filled + more);
+            let changed = filled / 16 * 16..(filled + more).min(8192).div_ceil(16) * 16;
+            for at in (0..8192).filter(|at| !changed.contains(at)) {
+                prop_assert_eq!(old[at], new[at], "byte {}", at);
+            }
+            let mut torn = old.clone();
+            let mut expected = old_plain.clone();
+            for sector in (0..16).filter(|sector| new_sectors >> sector & 1 == 1) {
+                let bytes = sector * 512..(sector + 1) * 512;
+                torn[bytes.clone()].copy_from_slice(&new[bytes.clone()]);
+                expected[bytes.clone()].copy_from_slice(&new_plain[bytes]);
+            }
+            open(&mut torn, &key);
+            prop_assert!(torn == expected);
+            prop_assert!(torn[..filled] == full[..filled]);
+        }
+
+        #[test]
+        fn every_page_and_timeline_has_its_own_tweak(
+            cipher in any_cipher(), fill in any_fill(), addresses: (u64, u64), timelines: (u32, u32),
+        ) {
+            prop_assume!(addresses.0 != addresses.1 || timelines.0 != timelines.1);
+            let key = key(cipher, 1);
+            let mut first = plain_page(8192, &fill, timelines.0, addresses.0);
+            let mut second = plain_page(8192, &fill, timelines.1, addresses.1);
+            seal(&mut first, &key, MARK);
+            seal(&mut second, &key, MARK);
+            let same = first[16..].chunks(16).zip(second[16..].chunks(16)).filter(|(a, b)| a == b);
+            prop_assert_eq!(same.count(), 0);
+        }
+    }
+}

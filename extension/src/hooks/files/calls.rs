@@ -1,0 +1,416 @@
+//! The functions that stand in for the C library's in the server's own calls.
+//!
+//! Contract of all: called by any code of the server, in any process and state, critical sections
+//! and signal handlers included, and by libraries in some builds. Without a class they are the
+//! original call, `errno` and all.
+
+use std::ffi::{CStr, c_char, c_int, c_void};
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+use libc::{iovec, mode_t, off_t, size_t, ssize_t};
+use pagevault_interpose::{Code, Error, Plan};
+
+use super::temporary::Opening;
+use super::{Class, Tag, class_of, handler, table};
+use crate::hooks::forward::Forward;
+
+type Open = unsafe extern "C" fn(*const c_char, c_int, ...) -> c_int;
+type Close = unsafe extern "C" fn(c_int) -> c_int;
+type Read = unsafe extern "C" fn(c_int, *mut c_void, size_t) -> ssize_t;
+type Write = unsafe extern "C" fn(c_int, *const c_void, size_t) -> ssize_t;
+type PRead = unsafe extern "C" fn(c_int, *mut c_void, size_t, off_t) -> ssize_t;
+type PWrite = unsafe extern "C" fn(c_int, *const c_void, size_t, off_t) -> ssize_t;
+type Vectored = unsafe extern "C" fn(c_int, *const iovec, c_int, off_t) -> ssize_t;
+type Truncate = unsafe extern "C" fn(c_int, off_t) -> c_int;
+
+static OPEN: Forward<Open> = Forward::unresolved();
+static CLOSE: Forward<Close> = Forward::unresolved();
+static READ: Forward<Read> = Forward::unresolved();
+static WRITE: Forward<Write> = Forward::unresolved();
+static PREAD: Forward<PRead> = Forward::unresolved();
+static PWRITE: Forward<PWrite> = Forward::unresolved();
+static PREADV: Forward<Vectored> = Forward::unresolved();
+static PWRITEV: Forward<Vectored> = Forward::unresolved();
+static FTRUNCATE: Forward<Truncate> = Forward::unresolved();
+
+/// Whether the server opened a file through here since [`forget_opens`], in this process.
+static OPEN_SEEN: AtomicBool = AtomicBool::new(false);
+
+/// See [`saw_open`].
+pub(crate) fn forget_opens() {
+    OPEN_SEEN.store(false, Relaxed);
+}
+
+/// True if this process opened a file through our functions since [`forget_opens`].
+pub(crate) fn saw_open() -> bool {
+    OPEN_SEEN.load(Relaxed)
+}
+
+/// The original calls, for handlers.
+///
+/// # Safety
+/// All: as the system call of the name.
+pub(crate) mod raw {
+    use super::*;
+
+    pub(crate) unsafe fn pread(fd: c_int, to: *mut c_void, length: usize, at: off_t) -> ssize_t {
+        // SAFETY: by contract; resolved before anything was replaced.
+        unsafe { PREAD.get()(fd, to, length, at) }
+    }
+
+    pub(crate) unsafe fn pwrite(
+        fd: c_int,
+        from: *const c_void,
+        length: usize,
+        at: off_t,
+    ) -> ssize_t {
+        // SAFETY: as above.
+        unsafe { PWRITE.get()(fd, from, length, at) }
+    }
+
+    pub(crate) unsafe fn read(fd: c_int, to: *mut c_void, length: usize) -> ssize_t {
+        // SAFETY: as above.
+        unsafe { READ.get()(fd, to, length) }
+    }
+
+    pub(crate) unsafe fn write(fd: c_int, from: *const c_void, length: usize) -> ssize_t {
+        // SAFETY: as above.
+        unsafe { WRITE.get()(fd, from, length) }
+    }
+
+    pub(crate) unsafe fn pwritev(
+        fd: c_int,
+        vector: *const iovec,
+        count: c_int,
+        at: off_t,
+    ) -> ssize_t {
+        // SAFETY: as above.
+        unsafe { PWRITEV.get()(fd, vector, count, at) }
+    }
+
+    pub(crate) unsafe fn ftruncate(fd: c_int, length: off_t) -> c_int {
+        // SAFETY: as above.
+        unsafe { FTRUNCATE.get()(fd, length) }
+    }
+}
+
+/// `open(path, flags, mode)`. The mode is a variadic argument in C; on the platforms that pagevault
+/// runs on it is passed as a named one would be, and read only where the flags say that it is there.
+unsafe extern "C-unwind" fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+    // SAFETY: the caller's own arguments, forwarded.
+    unsafe {
+        let name = CStr::from_ptr(path);
+        if let Some(opening) = Opening::of(name, flags) {
+            return open_temporary(&opening, name, mode);
+        }
+        let fd = OPEN.get()(path, flags, mode);
+        if fd < 0 {
+            return fd;
+        }
+        let (class, tag) = class_of(name, flags);
+        remember(fd, class, tag)
+    }
+}
+
+/// [`open`] of a temporary file, which says only when it is open whether it is sealed.
+///
+/// # Safety
+/// As [`open`].
+#[cold]
+unsafe fn open_temporary(opening: &Opening, path: &CStr, mode: mode_t) -> c_int {
+    // SAFETY: by contract.
+    unsafe {
+        let fd = OPEN.get()(path.as_ptr(), opening.flags(), opening.mode(mode));
+        if fd < 0 {
+            return fd;
+        }
+        match opening.finish(fd, path) {
+            Ok(None) => remember(fd, Class::None, Tag::EMPTY),
+            Ok(Some(tag)) => remember(fd, Class::Temporary, tag),
+            Err(errno) => refuse(fd, errno),
+        }
+    }
+}
+
+/// `__open_2(path, flags)`: `open` where the compiler knows that there is no mode.
+unsafe extern "C-unwind" fn open_2(path: *const c_char, flags: c_int) -> c_int {
+    // SAFETY: as open(), without O_CREAT by the contract of __open_2.
+    unsafe { open(path, flags, 0) }
+}
+
+/// Remembers the class of a file that was just opened.
+///
+/// # Safety
+/// `fd` was opened just now, by us.
+#[inline]
+unsafe fn remember(fd: c_int, class: Class, tag: Tag) -> c_int {
+    if !OPEN_SEEN.load(Relaxed) {
+        OPEN_SEEN.store(true, Relaxed);
+    }
+    if table::opened(fd, class, tag) {
+        return fd;
+    }
+    // Never a file that should be encrypted and is not.
+    // SAFETY: by contract.
+    unsafe { refuse(fd, libc::EMFILE) }
+}
+
+/// Takes an `open` back.
+///
+/// # Safety
+/// `fd` was opened just now, by us.
+#[cold]
+unsafe fn refuse(fd: c_int, errno: c_int) -> c_int {
+    // SAFETY: ours to close; errno belongs to this thread.
+    unsafe {
+        CLOSE.get()(fd);
+        *libc::__errno_location() = errno;
+    }
+    -1
+}
+
+unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
+    table::closed(fd);
+    // SAFETY: the caller's own argument, forwarded.
+    unsafe { CLOSE.get()(fd) }
+}
+
+unsafe extern "C-unwind" fn read(fd: c_int, buffer: *mut c_void, length: size_t) -> ssize_t {
+    let (class, file) = table::look_up(fd);
+    // SAFETY: the caller's own arguments, forwarded or handled.
+    unsafe {
+        match handler(class) {
+            None => READ.get()(fd, buffer, length),
+            Some(handler) => handler.read(file, buffer, length),
+        }
+    }
+}
+
+unsafe extern "C-unwind" fn write(fd: c_int, buffer: *const c_void, length: size_t) -> ssize_t {
+    let (class, file) = table::look_up(fd);
+    // SAFETY: as read().
+    unsafe {
+        match handler(class) {
+            None => WRITE.get()(fd, buffer, length),
+            Some(handler) => handler.write(file, buffer, length),
+        }
+    }
+}
+
+unsafe extern "C-unwind" fn pread(
+    fd: c_int,
+    buffer: *mut c_void,
+    length: size_t,
+    offset: off_t,
+) -> ssize_t {
+    let (class, file) = table::look_up(fd);
+    // SAFETY: as read().
+    unsafe {
+        match handler(class) {
+            None => PREAD.get()(fd, buffer, length, offset),
+            Some(handler) => handler.pread(file, buffer, length, offset),
+        }
+    }
+}
+
+unsafe extern "C-unwind" fn pwrite(
+    fd: c_int,
+    buffer: *const c_void,
+    length: size_t,
+    offset: off_t,
+) -> ssize_t {
+    let (class, file) = table::look_up(fd);
+    // SAFETY: as read().
+    unsafe {
+        match handler(class) {
+            None => PWRITE.get()(fd, buffer, length, offset),
+            Some(handler) => handler.pwrite(file, buffer, length, offset),
+        }
+    }
+}
+
+unsafe extern "C-unwind" fn preadv(
+    fd: c_int,
+    vector: *const iovec,
+    count: c_int,
+    offset: off_t,
+) -> ssize_t {
+    let (class, file) = table::look_up(fd);
+    // SAFETY: as read().
+    unsafe {
+        match handler(class) {
+            None => PREADV.get()(fd, vector, count, offset),
+            Some(handler) => handler.preadv(file, vector, count, offset),
+        }
+    }
+}
+
+unsafe extern "C-unwind" fn pwritev(
+    fd: c_int,
+    vector: *const iovec,
+    count: c_int,
+    offset: off_t,
+) -> ssize_t {
+    let (class, file) = table::look_up(fd);
+    // SAFETY: as read().
+    unsafe {
+        match handler(class) {
+            None => PWRITEV.get()(fd, vector, count, offset),
+            Some(handler) => handler.pwritev(file, vector, count, offset),
+        }
+    }
+}
+
+unsafe extern "C-unwind" fn ftruncate(fd: c_int, length: off_t) -> c_int {
+    let (class, file) = table::look_up(fd);
+    // SAFETY: as read().
+    unsafe {
+        match handler(class) {
+            None => FTRUNCATE.get()(fd, length),
+            Some(handler) => handler.truncate(file, length),
+        }
+    }
+}
+
+/// `__read_chk(fd, buffer, length, size)`: `read` into memory whose size the compiler knows.
+unsafe extern "C-unwind" fn read_chk(
+    fd: c_int,
+    buffer: *mut c_void,
+    length: size_t,
+    size: size_t,
+) -> ssize_t {
+    check_size(length, size);
+    // SAFETY: the caller's own arguments.
+    unsafe { read(fd, buffer, length) }
+}
+
+/// `__pread_chk(fd, buffer, length, offset, size)`
+unsafe extern "C-unwind" fn pread_chk(
+    fd: c_int,
+    buffer: *mut c_void,
+    length: size_t,
+    offset: off_t,
+    size: size_t,
+) -> ssize_t {
+    check_size(length, size);
+    // SAFETY: the caller's own arguments.
+    unsafe { pread(fd, buffer, length, offset) }
+}
+
+/// What `__chk_fail` does.
+fn check_size(length: size_t, size: size_t) {
+    if length > size {
+        // SAFETY: ends the process.
+        unsafe { libc::abort() }
+    }
+}
+
+/// A call under all the names by which a build may import it. On 64-bit platforms `x` and `x64` are
+/// the same function.
+struct Call {
+    names: &'static [&'static str],
+    ours: *const (),
+    /// Forms of the call with other arguments, and what stands in for them.
+    checked: &'static [(&'static str, *const ())],
+    keep: fn(Code),
+    required: bool,
+}
+
+/// Adds every call to the plan: all the names that this server imports.
+///
+/// # Errors
+/// When a required call is not imported under any name, or its names lead to different functions.
+pub(super) fn plan(plan: &mut Plan<'_>) -> Result<(), Error> {
+    const { assert!(size_of::<off_t>() == 8, "pagevault is for 64-bit platforms") };
+    for call in all() {
+        let mut original = None;
+        for name in call.names {
+            if let Some(code) = plan.got_if_imported(name, call.ours)? {
+                original.get_or_insert(code);
+            }
+        }
+        for (name, ours) in call.checked {
+            plan.got_if_imported(name, *ours)?;
+        }
+        match original {
+            Some(code) => (call.keep)(code),
+            None if call.required => {
+                plan.got(call.names[0], call.ours)?;
+            }
+            None => {}
+        }
+    }
+    Ok(())
+}
+
+fn all() -> Vec<Call> {
+    vec![
+        Call {
+            names: &["open", "open64"],
+            ours: open as *const (),
+            checked: &[("__open_2", open_2 as *const ()), ("__open64_2", open_2 as *const ())],
+            keep: |code| OPEN.resolve(code.as_ptr()),
+            required: true,
+        },
+        Call {
+            names: &["close"],
+            ours: close as *const (),
+            checked: &[],
+            keep: |code| CLOSE.resolve(code.as_ptr()),
+            required: true,
+        },
+        Call {
+            names: &["read"],
+            ours: read as *const (),
+            checked: &[("__read_chk", read_chk as *const ())],
+            keep: |code| READ.resolve(code.as_ptr()),
+            required: true,
+        },
+        Call {
+            names: &["write"],
+            ours: write as *const (),
+            checked: &[],
+            keep: |code| WRITE.resolve(code.as_ptr()),
+            required: true,
+        },
+        Call {
+            names: &["pread", "pread64"],
+            ours: pread as *const (),
+            checked: &[
+                ("__pread_chk", pread_chk as *const ()),
+                ("__pread64_chk", pread_chk as *const ()),
+            ],
+            keep: |code| PREAD.resolve(code.as_ptr()),
+            required: true,
+        },
+        Call {
+            names: &["pwrite", "pwrite64"],
+            ours: pwrite as *const (),
+            checked: &[],
+            keep: |code| PWRITE.resolve(code.as_ptr()),
+            required: true,
+        },
+        Call {
+            // Not used before 17.
+            names: &["preadv", "preadv64"],
+            ours: preadv as *const (),
+            checked: &[],
+            keep: |code| PREADV.resolve(code.as_ptr()),
+            required: false,
+        },
+        Call {
+            names: &["pwritev", "pwritev64"],
+            ours: pwritev as *const (),
+            checked: &[],
+            keep: |code| PWRITEV.resolve(code.as_ptr()),
+            required: true,
+        },
+        Call {
+            names: &["ftruncate", "ftruncate64"],
+            ours: ftruncate as *const (),
+            checked: &[],
+            keep: |code| FTRUNCATE.resolve(code.as_ptr()),
+            required: true,
+        },
+    ]
+}

@@ -1,0 +1,301 @@
+//! Temporary files: sealed at any byte (stream format), under a key made from their path.
+//!
+//! | file | holds | written and read by |
+//! |---|---|---|
+//! | `base/pgsql_tmp/**`, `pg_tblspc/*/*/pgsql_tmp/**` | sorts, hashes, materialized rows; shared between parallel workers; streamed transactions of a subscription | fd.c for buffile.c: `pread`, `pwrite`, `ftruncate` |
+//! | `pg_replslot/*/xid-*.spill` | changes of large transactions under logical decoding | reorderbuffer.c: `write` at the end, `pread` |
+//! | `pg_notify/*` | payloads of NOTIFY | slru.c: `pread`, `pwrite` of whole pages |
+//!
+//! All of them are gone when the server starts: `RemovePgTempFiles` (unless
+//! `remove_temp_files_after_crash` is off, and then only until the next start), `StartupReorderBuffer`,
+//! `AsyncShmemInit`. So their keys may be so too.
+//!
+//! **A file says by itself that it is sealed**: by the sticky bit of its mode, which means nothing on files.
+//! It is set with the very call that makes the file, and read by every other process that opens it. So all
+//! agree, whatever happens to setting and keys meanwhile, and nothing is ever mixed within a file.
+//!
+//! What else the server writes outside of relations and WAL holds no values: `pg_logical/snapshots`
+//! (transaction ids, snapbuild.c), `pg_logical/mappings` (row positions, rewriteheap.c), `pg_twophase` (locks,
+//! invalidations, relation files to drop, and the name that the user gave the transaction), `pg_stat`
+//! (counters), `pg_replslot/*/state`. They outlive a restart and stay as they are.
+
+use std::ffi::{CStr, c_int, c_void};
+
+use libc::{O_ACCMODE, O_APPEND, O_CREAT, O_RDWR, O_TRUNC, O_WRONLY, mode_t, off_t, ssize_t};
+use pagevault_cipher::stream::{self, SCRATCH, Scratch, Stream};
+
+use super::{File, Handler, Tag, raw};
+use crate::keys::temporary::{self, FREE_BIT};
+use crate::pg::process::ProcessLocal;
+use crate::policy;
+
+/// The sticky bit: the file is sealed.
+const SEALED: mode_t = libc::S_ISVTX;
+
+/// The bit of a tag that says: `write` appends. The kernel's own `O_APPEND` would let nothing be written
+/// anywhere else, and the last partial block must be.
+const APPENDS: u64 = FREE_BIT;
+
+/// Kinds of temporary files, as far as they differ.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Kind {
+    /// Lives no longer than a query or a transaction.
+    Spill,
+    /// A segment of a queue that was emptied when the server started.
+    Queue,
+}
+
+impl Kind {
+    fn of(path: &[u8]) -> Option<Kind> {
+        if path.starts_with(b"base/pgsql_tmp/") {
+            Some(Kind::Spill)
+        } else if let Some(rest) = path.strip_prefix(b"pg_tblspc/") {
+            // The table space's OID, the version's directory, then as above.
+            let mut parts = rest.splitn(4, |byte| *byte == b'/').skip(2);
+            (parts.next() == Some(b"pgsql_tmp") && parts.next().is_some()).then_some(Kind::Spill)
+        } else if let Some(rest) = path.strip_prefix(b"pg_replslot/") {
+            let mut parts = rest.split(|byte| *byte == b'/').skip(1);
+            let spill = |name: &[u8]| name.starts_with(b"xid-") && name.ends_with(b".spill");
+            parts.next().is_some_and(spill).then_some(Kind::Spill)
+        } else {
+            path.starts_with(b"pg_notify/").then_some(Kind::Queue)
+        }
+    }
+
+    fn seal_new(self) -> bool {
+        match self {
+            Kind::Spill => policy::temporary::is_wanted(),
+            Kind::Queue => policy::temporary::is_wanted_of_queues(),
+        }
+    }
+}
+
+/// A temporary file that is about to be opened.
+pub(super) struct Opening {
+    kind: Kind,
+    seal: bool,
+    flags: c_int,
+}
+
+impl Opening {
+    /// `None` if no temporary file stands at `path`.
+    #[inline]
+    pub(super) fn of(path: &CStr, flags: c_int) -> Option<Opening> {
+        let kind = Kind::of(path.to_bytes())?;
+        Some(Opening { kind, seal: flags & O_CREAT != 0 && kind.seal_new(), flags })
+    }
+
+    /// The flags to open it with: what is to be written must be read to be merged.
+    pub(super) fn flags(&self) -> c_int {
+        match self.flags & O_ACCMODE {
+            O_WRONLY => self.flags & !O_ACCMODE | O_RDWR,
+            _ => self.flags,
+        }
+    }
+
+    /// The mode to make it with.
+    pub(super) fn mode(&self, mode: mode_t) -> mode_t {
+        if self.seal { mode | SEALED } else { mode }
+    }
+
+    /// Looks at the open file: what to remember of it if it is sealed, `None` if it is not.
+    ///
+    /// # Errors
+    /// The `errno` for the server, if it cannot be known, or its key cannot be had.
+    pub(super) fn finish(&self, fd: c_int, path: &CStr) -> Result<Option<Tag>, c_int> {
+        let mode = status(fd)?.st_mode;
+        if mode & libc::S_IFMT != libc::S_IFREG {
+            return Ok(None);
+        }
+        // One that a crash left behind is used again, emptied.
+        let emptied = self.flags & O_TRUNC != 0 && self.kind == Kind::Spill;
+        if mode & SEALED == 0 && !(self.seal && emptied) {
+            return Ok(None);
+        }
+        if mode & SEALED == 0 {
+            mark(fd, mode)?;
+        }
+        let mut name = temporary::name(path.to_bytes()).ok_or(libc::EIO)?;
+        if self.flags & O_APPEND != 0 {
+            stop_appending(fd)?;
+            name[0] |= APPENDS;
+        }
+        Ok(Some(Tag(name)))
+    }
+}
+
+/// The handler of sealed temporary files. Only code that may raise calls it, but it does not; nor does it
+/// allocate or wait.
+pub(super) struct Temporary;
+
+/// Room to seal and open in, and for what is to be written: it may stand in shared memory and change
+/// meanwhile (slru.c writes without a lock), so it is read once.
+#[repr(C, align(4096))]
+struct Room {
+    sealed: Scratch,
+    plain: [u8; SCRATCH],
+}
+
+static ROOM: ProcessLocal<Room> =
+    ProcessLocal::new(Room { sealed: [0; SCRATCH], plain: [0; SCRATCH] });
+
+impl Handler for Temporary {
+    unsafe fn pread(
+        &self,
+        file: File,
+        buffer: *mut c_void,
+        length: usize,
+        offset: off_t,
+    ) -> ssize_t {
+        if offset < 0 {
+            return answer(Err(libc::EINVAL));
+        }
+        // SAFETY: the caller's memory, valid for writes of `length` bytes, and its alone for the call.
+        let into = unsafe { std::slice::from_raw_parts_mut(buffer.cast::<u8>(), length) };
+        answer(with_stream(file, |stream, _| stream.read(offset as u64, into)))
+    }
+
+    unsafe fn pwrite(
+        &self,
+        file: File,
+        buffer: *const c_void,
+        length: usize,
+        offset: off_t,
+    ) -> ssize_t {
+        if offset < 0 {
+            return answer(Err(libc::EINVAL));
+        }
+        answer(with_stream(file, |stream, plain| {
+            let mut done = 0;
+            while done < length {
+                let at = offset as u64 + done as u64;
+                // Later pieces begin where a unit does.
+                let room = SCRATCH - (at % stream::UNIT as u64) as usize;
+                let piece = &mut plain[..room.min(length - done)];
+                // SAFETY: within the caller's memory, and apart from ours.
+                unsafe {
+                    let from = buffer.cast::<u8>().add(done);
+                    std::ptr::copy_nonoverlapping(from, piece.as_mut_ptr(), piece.len());
+                }
+                match stream.write(at, piece) {
+                    Err(error) if done == 0 => return Err(error),
+                    Err(_) => break,
+                    Ok(count) => {
+                        done += count;
+                        if count < piece.len() {
+                            break;
+                        }
+                    }
+                }
+            }
+            Ok(done)
+        }))
+    }
+
+    unsafe fn write(&self, file: File, buffer: *const c_void, length: usize) -> ssize_t {
+        // SAFETY: an open descriptor; the rest is the caller's.
+        unsafe {
+            if file.tag.0[0] & APPENDS != 0 && libc::lseek(file.fd, 0, libc::SEEK_END) < 0 {
+                return -1;
+            }
+            super::at_position(file.fd, |position| self.pwrite(file, buffer, length, position))
+        }
+    }
+
+    unsafe fn truncate(&self, file: File, length: off_t) -> c_int {
+        if length < 0 {
+            return answer(Err(libc::EINVAL)) as c_int;
+        }
+        answer(with_stream(file, |stream, _| stream.truncate(length as u64).map(|()| 0))) as c_int
+    }
+}
+
+/// Runs `f` with the sealed file, and a place to copy to.
+fn with_stream<R>(
+    file: File,
+    f: impl FnOnce(&mut Stream<'_, Descriptor>, &mut [u8; SCRATCH]) -> Result<R, c_int>,
+) -> Result<R, c_int> {
+    let [low, high] = file.tag.0;
+    let done = temporary::with_key([low & !APPENDS, high], |key| {
+        ROOM.with(|Room { sealed: scratch, plain }| {
+            f(&mut Stream { key, file: Descriptor(file.fd), scratch }, plain)
+        })
+    });
+    done.unwrap_or(Err(libc::EIO))
+}
+
+/// The answer of a system call: -1 and `errno`, or how much.
+fn answer(done: Result<usize, c_int>) -> ssize_t {
+    match done {
+        Ok(count) => count as ssize_t,
+        Err(error) => {
+            // SAFETY: this thread's own.
+            unsafe { *libc::__errno_location() = error };
+            -1
+        }
+    }
+}
+
+/// The file as it is on disk; its errors are `errno`.
+struct Descriptor(c_int);
+
+impl stream::File for Descriptor {
+    type Error = c_int;
+
+    fn read_at(&mut self, offset: u64, into: &mut [u8]) -> Result<usize, c_int> {
+        let (to, length) = (into.as_mut_ptr().cast(), into.len());
+        // SAFETY: an open descriptor, and a slice of ours.
+        let done = unsafe { raw::pread(self.0, to, length, offset as off_t) };
+        usize::try_from(done).map_err(|_| errno())
+    }
+
+    fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<usize, c_int> {
+        // SAFETY: as above.
+        let done =
+            unsafe { raw::pwrite(self.0, bytes.as_ptr().cast(), bytes.len(), offset as off_t) };
+        usize::try_from(done).map_err(|_| errno())
+    }
+
+    fn length(&mut self) -> Result<u64, c_int> {
+        Ok(status(self.0)?.st_size as u64)
+    }
+
+    fn set_length(&mut self, length: u64) -> Result<(), c_int> {
+        // SAFETY: an open descriptor.
+        check(unsafe { raw::ftruncate(self.0, length as off_t) })
+    }
+}
+
+fn errno() -> c_int {
+    // SAFETY: this thread's own.
+    unsafe { *libc::__errno_location() }
+}
+
+fn check(result: c_int) -> Result<(), c_int> {
+    if result < 0 { Err(errno()) } else { Ok(()) }
+}
+
+fn status(fd: c_int) -> Result<libc::stat, c_int> {
+    let mut status = std::mem::MaybeUninit::<libc::stat>::zeroed();
+    // SAFETY: an open descriptor and room for one structure, for which zero is a valid value.
+    unsafe {
+        check(libc::fstat(fd, status.as_mut_ptr()))?;
+        Ok(status.assume_init())
+    }
+}
+
+/// Sets the bit later than when the file is made. A file system that does not keep it is of no use.
+fn mark(fd: c_int, mode: mode_t) -> Result<(), c_int> {
+    // SAFETY: an open descriptor.
+    check(unsafe { libc::fchmod(fd, (mode | SEALED) & 0o7777) })?;
+    if status(fd)?.st_mode & SEALED == 0 { Err(libc::EOPNOTSUPP) } else { Ok(()) }
+}
+
+fn stop_appending(fd: c_int) -> Result<(), c_int> {
+    // SAFETY: an open descriptor.
+    unsafe {
+        let flags = libc::fcntl(fd, libc::F_GETFL);
+        check(flags)?;
+        check(libc::fcntl(fd, libc::F_SETFL, flags & !O_APPEND))
+    }
+}

@@ -1,0 +1,61 @@
+//! What is wrong with a page of WAL that cannot be opened or sealed.
+
+use libc::ssize_t;
+use pgrx::{PgSqlErrorCode, pg_sys};
+
+use crate::page_io::Cause;
+use crate::pg::report::Report;
+
+/// Why a page cannot be opened or sealed.
+#[derive(Clone, Copy)]
+pub(super) struct Fault {
+    pub(super) address: u64,
+    pub(super) generation: u32,
+    pub(super) cause: Cause,
+}
+
+impl Fault {
+    /// What the system call would say.
+    pub(super) fn errno() -> ssize_t {
+        // SAFETY: errno belongs to this thread.
+        unsafe { *libc::__errno_location() = libc::ENOKEY };
+        -1
+    }
+}
+
+/// Ends recovery.
+///
+/// # Safety
+/// In the startup process, outside of any critical section; no frame between here and the server's call
+/// holds anything with a destructor.
+#[cold]
+pub(super) unsafe fn raise(fault: Fault) -> ! {
+    // SAFETY: by contract the server may longjmp over our callers.
+    unsafe { pg_sys::panic::pgrx_extern_c_guard(|| report(fault).fatal()) }
+}
+
+fn report(fault: Fault) -> Report {
+    let Fault { address, generation, cause } = fault;
+    let page = format!("the WAL page at {:X}/{:X}", address >> 32, address & 0xFFFF_FFFF);
+    match cause {
+        Cause::Locked { .. } | Cause::Refused { .. } => Report::new(
+            PgSqlErrorCode::ERRCODE_CANNOT_CONNECT_NOW,
+            format!("cannot open {page}: the key of the cluster is locked"),
+        )
+        .detail("Its key provider did not answer or refused when the server started.")
+        .hint("Make the key provider reachable and start the server again. Nothing was changed."),
+        // Keys of WAL are never destroyed.
+        Cause::NoKey { .. } | Cause::Destroyed => Report::new(
+            PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
+            format!("no key of generation {generation} for {page}"),
+        )
+        .detail("The page is sealed, but the keystore under pagevault/ in the data directory does not hold its key, and WAL has not brought it so far.")
+        .hint("If this server's wal_decode_buffer_size is larger than that of the server that wrote this WAL, start with recovery_prefetch = off. Otherwise restore the keystore together with the data directory, or copy it from the primary. Do not reset WAL: it is intact."),
+        Cause::Damaged { .. } => Report::new(
+            PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
+            format!("the key of generation {generation} for {page} cannot be unwrapped"),
+        )
+        .detail("Its record in the keystore does not authenticate under the database key.")
+        .hint("Restore the keystore from a backup taken together with this data directory."),
+    }
+}

@@ -1,0 +1,180 @@
+//! WAL segments in `pg_wal/`: pages are sealed when they are written and opened when they are read.
+//!
+//! Who calls:
+//!
+//! | call | by |
+//! |---|---|
+//! | `pwrite` of whole pages | XLogWrite, in a critical section, under WALWriteLock |
+//! | `pwrite` of any range | the WAL receiver |
+//! | `pread` of one page | the startup process (XLogPageRead) |
+//! | `pread` of any range | WALRead: WAL senders, logical decoding, two-phase commit, the summarizer, pg_walinspect |
+//! | `pread`, raw | a WAL sender that sends a base backup |
+//! | `read` | XLogFileCopy in the startup process; raw for others, who archive the segment |
+//! | `write` to `xlogtemp` | XLogFileCopy |
+//!
+//! Zeros with which a new segment is filled go to `xlogtemp` as well, by `pwrite` and `pwritev`.
+
+mod fault;
+mod reading;
+mod writing;
+
+use std::ffi::{CStr, c_void};
+
+use libc::{c_int, off_t, ssize_t};
+use pgrx::pg_sys;
+
+use self::fault::{Fault, raise};
+use self::reading::read;
+use self::writing::{write_copied, write_pages, write_range};
+use super::{File, Handler, Tag, at_position, raw};
+use crate::keys::wal as keys;
+use crate::pg::process::{self, ProcessLocal};
+
+const DIRECTORY: &[u8] = b"pg_wal/";
+const PAGE: usize = pg_sys::XLOG_BLCKSZ as usize;
+const _: () = assert!(PAGE.is_multiple_of(16) && PAGE <= 1 << 16);
+
+/// Most pages in one go; longer ranges are cut.
+const RUN: usize = 64;
+
+/// Private copies of pages. Aligned for direct I/O (`PG_IO_ALIGN_SIZE`).
+#[repr(C, align(4096))]
+struct Scratch([u8; RUN * PAGE]);
+
+static SCRATCH: ProcessLocal<Scratch> = ProcessLocal::new(Scratch([0; RUN * PAGE]));
+
+/// If the path is that of a WAL segment, as `XLogFilePath` writes it: its first address. A segment
+/// that was fetched from the archive has a fixed name first, which does not tell.
+#[inline]
+pub(super) fn segment(path: &CStr) -> Option<Tag> {
+    let name = path.to_bytes().strip_prefix(DIRECTORY)?;
+    if name == b"RECOVERYXLOG" {
+        return Some(Tag([UNKNOWN_ADDRESS, 0]));
+    }
+    let (high, low) = segment_number(name)?;
+    let base = (u64::from(high) << 32) + u64::from(low) * process::wal_segment_size();
+    Some(Tag([base, 0]))
+}
+
+/// If the path is that of a file that becomes a segment.
+#[inline]
+pub(super) fn is_new_segment(path: &CStr) -> bool {
+    path.to_bytes().strip_prefix(DIRECTORY).is_some_and(|name| name.starts_with(b"xlogtemp."))
+}
+
+const UNKNOWN_ADDRESS: u64 = u64::MAX;
+
+/// The last two of three words of 8 hexadecimal digits: timeline, and the segment's number in two
+/// parts.
+fn segment_number(name: &[u8]) -> Option<(u32, u32)> {
+    let [_, high, low] = name.as_chunks::<8>().0 else { return None };
+    (name.len() == 24 && name.iter().all(u8::is_ascii_hexdigit))
+        .then(|| (hexadecimal(high), hexadecimal(low)))
+}
+
+fn hexadecimal(digits: &[u8; 8]) -> u32 {
+    digits
+        .iter()
+        .fold(0, |number, digit| number << 4 | char::from(*digit).to_digit(16).unwrap_or(0))
+}
+
+/// A WAL segment.
+pub(super) struct Segment;
+
+impl Handler for Segment {
+    unsafe fn pread(&self, file: File, to: *mut c_void, length: usize, at: off_t) -> ssize_t {
+        // SAFETY: by contract.
+        unsafe {
+            let recovers = process::is_startup_process();
+            if process::sends_base_backup() || (keys::active().is_none() && !recovers) {
+                return raw::pread(file.fd, to, length, at);
+            }
+            match read(file, to.cast(), length, at as u64) {
+                Ok(done) => done,
+                // Taken for the end of WAL, a page that cannot be opened would lose transactions.
+                Err(fault) if recovers => raise(fault),
+                Err(_) => Fault::errno(),
+            }
+        }
+    }
+
+    unsafe fn pwrite(&self, file: File, from: *const c_void, length: usize, at: off_t) -> ssize_t {
+        // SAFETY: by contract.
+        unsafe {
+            let is_placed = file.tag.0[0] != UNKNOWN_ADDRESS;
+            let Some(keys) = keys::active().filter(|_| is_placed) else {
+                return raw::pwrite(file.fd, from, length, at);
+            };
+            let whole = is_whole(at as u64, length) && !process::is_wal_receiver();
+            let done = if whole {
+                write_pages(keys, file, from.cast(), length, at as u64)
+            } else {
+                write_range(keys, file, from.cast(), length, at as u64)
+            };
+            done.unwrap_or_else(|_| Fault::errno())
+        }
+    }
+
+    unsafe fn read(&self, file: File, to: *mut c_void, length: usize) -> ssize_t {
+        // SAFETY: by contract.
+        unsafe {
+            if process::is_startup_process() {
+                return at_position(file.fd, |at| self.pread(file, to, length, at));
+            }
+            raw::read(file.fd, to, length)
+        }
+    }
+}
+
+/// A file that becomes a segment: filled with zeros, or with the beginning of another one where a
+/// timeline forks.
+pub(super) struct NewSegment;
+
+impl Handler for NewSegment {
+    unsafe fn pread(&self, file: File, to: *mut c_void, length: usize, at: off_t) -> ssize_t {
+        // SAFETY: by contract.
+        unsafe { raw::pread(file.fd, to, length, at) }
+    }
+
+    unsafe fn pwrite(&self, file: File, from: *const c_void, length: usize, at: off_t) -> ssize_t {
+        // SAFETY: by contract. Zeros stay zeros.
+        unsafe { raw::pwrite(file.fd, from, length, at) }
+    }
+
+    unsafe fn pwritev(
+        &self,
+        file: File,
+        vector: *const libc::iovec,
+        count: c_int,
+        at: off_t,
+    ) -> ssize_t {
+        // SAFETY: by contract. Zeros stay zeros.
+        unsafe { raw::pwritev(file.fd, vector, count, at) }
+    }
+
+    /// The copy is cut at any byte. So the cut is made in plaintext, where it costs no record.
+    unsafe fn write(&self, file: File, from: *const c_void, length: usize) -> ssize_t {
+        // SAFETY: by contract.
+        unsafe {
+            let Some(keys) = keys::active().filter(|_| length.is_multiple_of(PAGE)) else {
+                return raw::write(file.fd, from, length);
+            };
+            at_position(file.fd, |at| {
+                write_copied(keys, file.fd, from.cast(), length, at as u64)
+                    .unwrap_or_else(|_| Fault::errno())
+            })
+        }
+    }
+}
+
+fn is_whole(at: u64, length: usize) -> bool {
+    at.is_multiple_of(PAGE as u64) && length.is_multiple_of(PAGE)
+}
+
+fn page_start(at: u64) -> u64 {
+    at - at % PAGE as u64
+}
+
+fn page_end(at: u64) -> u64 {
+    at.next_multiple_of(PAGE as u64)
+}

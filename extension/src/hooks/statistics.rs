@@ -1,0 +1,122 @@
+//! Planning without statistics while `pg_statistic` cannot be read.
+//!
+//! The planner looks into `pg_statistic` for every query. It is sealed where anything in the database is; so
+//! while its key is locked or refused, queries on plaintext tables would fail as well. They are planned as
+//! if their tables had never been analyzed.
+
+use pgrx::pg_sys::{self, AttrNumber, Oid, PlannerInfo, RangeTblEntry, VariableStatData};
+
+use crate::keys::shared;
+use crate::page_io;
+use crate::pg::compat::{SHARED_BACKEND, SmgrFile};
+use crate::pg::process::ProcessLocal;
+use crate::pg::relation;
+
+/// What was there before us.
+#[derive(Clone, Copy)]
+struct Hooks {
+    relation: pg_sys::get_relation_stats_hook_type,
+    index: pg_sys::get_index_stats_hook_type,
+    width: pg_sys::get_attavgwidth_hook_type,
+}
+
+static PREVIOUS: ProcessLocal<Hooks> =
+    ProcessLocal::new(Hooks { relation: None, index: None, width: None });
+
+/// Installs the hooks; from `_PG_init`.
+pub(crate) fn install() {
+    // SAFETY: in the postmaster, before anything is forked.
+    unsafe {
+        PREVIOUS.with(|previous| {
+            *previous = Hooks {
+                relation: pg_sys::get_relation_stats_hook,
+                index: pg_sys::get_index_stats_hook,
+                width: pg_sys::get_attavgwidth_hook,
+            };
+        });
+        pg_sys::get_relation_stats_hook = Some(relation_statistics);
+        pg_sys::get_index_stats_hook = Some(index_statistics);
+        pg_sys::get_attavgwidth_hook = Some(average_width);
+    }
+}
+
+/// True if reading `pg_statistic` would fail. While no key is locked or refused this tests two words.
+///
+/// # Safety
+/// In a transaction; no frame between here and the server's call holds anything with a destructor.
+#[inline]
+unsafe fn are_unreadable() -> bool {
+    // SAFETY: by contract.
+    shared::anything_withheld()
+        && unsafe {
+            pg_sys::panic::pgrx_extern_c_guard(|| is_withheld(pg_sys::StatisticRelationId))
+        }
+}
+
+#[cold]
+fn is_withheld(catalog: Oid) -> bool {
+    let Some(facts) = relation::facts(catalog) else { return false };
+    let file = SmgrFile { file: facts.file, backend: SHARED_BACKEND };
+    page_io::check_access(file).and_then(|()| page_io::check_usable(file)).is_err()
+}
+
+/// Contract: called by the planner for a column of a table (`examine_simple_variable`). True means that what
+/// is in `variable` is all there is: nothing.
+unsafe extern "C-unwind" fn relation_statistics(
+    root: *mut PlannerInfo,
+    entry: *mut RangeTblEntry,
+    column: AttrNumber,
+    variable: *mut VariableStatData,
+) -> bool {
+    // SAFETY: the server's own arguments, passed on.
+    unsafe {
+        are_unreadable()
+            || PREVIOUS
+                .with(|previous| previous.relation)
+                .is_some_and(|next| next(root, entry, column, variable))
+    }
+}
+
+/// Contract: as [`relation_statistics`], for a column of an index on expressions.
+unsafe extern "C-unwind" fn index_statistics(
+    root: *mut PlannerInfo,
+    index: Oid,
+    column: AttrNumber,
+    variable: *mut VariableStatData,
+) -> bool {
+    // SAFETY: the server's own arguments, passed on.
+    unsafe {
+        are_unreadable()
+            || PREVIOUS
+                .with(|previous| previous.index)
+                .is_some_and(|next| next(root, index, column, variable))
+    }
+}
+
+/// Contract: called for the average width of a column (`get_attavgwidth`); 0 has the server look itself.
+unsafe extern "C-unwind" fn average_width(table: Oid, column: AttrNumber) -> i32 {
+    // SAFETY: the server's own arguments; the guard is left before anything else is called.
+    unsafe {
+        if column > 0 && are_unreadable() {
+            return pg_sys::panic::pgrx_extern_c_guard(|| width_of_type(table, column));
+        }
+        PREVIOUS.with(|previous| previous.width).map_or(0, |next| next(table, column))
+    }
+}
+
+/// What the planner takes for a column without statistics.
+#[cold]
+fn width_of_type(table: Oid, column: AttrNumber) -> i32 {
+    let (mut kind, mut modifier, mut collation) = (Oid::INVALID, 0, Oid::INVALID);
+    // SAFETY: catalog look-ups of a column that the query uses.
+    unsafe {
+        pg_sys::get_atttypetypmodcoll(
+            table,
+            column,
+            &raw mut kind,
+            &raw mut modifier,
+            &raw mut collation,
+        );
+        pg_sys::get_typavgwidth(kind, modifier)
+    }
+}

@@ -1,0 +1,39 @@
+//! The end of transactions: what they made necessary is done before they commit.
+
+use std::ffi::c_void;
+
+use pgrx::pg_guard;
+use pgrx::pg_sys;
+
+use crate::pg::report::OrRaise;
+use crate::policy::catalogs;
+
+/// Installs the callback; from `_PG_init`. Processes inherit it.
+pub(crate) fn install() {
+    // SAFETY: in the postmaster, before anything is forked; the function lives as long as the library.
+    unsafe { pg_sys::RegisterXactCallback(Some(transaction_event), std::ptr::null_mut()) };
+}
+
+/// Contract: called at several points of the end of a transaction. Before it commits or is prepared,
+/// catalogs may be read and written, and errors roll it back; when it is rolled back nothing may be raised.
+unsafe extern "C-unwind" fn transaction_event(
+    event: pg_sys::XactEvent::Type,
+    _argument: *mut c_void,
+) {
+    use pg_sys::XactEvent::{XACT_EVENT_ABORT, XACT_EVENT_PRE_COMMIT, XACT_EVENT_PRE_PREPARE};
+    if catalogs::any() {
+        match event {
+            // SAFETY: the guarded function has the callback's own contract.
+            XACT_EVENT_PRE_COMMIT | XACT_EVENT_PRE_PREPARE => unsafe { before_commit() },
+            XACT_EVENT_ABORT => catalogs::forget(),
+            _ => {}
+        }
+    }
+}
+
+/// What commands that pass no utility hook have left: TRUNCATE by logical replication, and those that
+/// commit in between.
+#[pg_guard]
+unsafe extern "C-unwind" fn before_commit() {
+    catalogs::follow().or_raise();
+}

@@ -1,0 +1,150 @@
+//! Which key a WAL page is sealed with, for all processes.
+//!
+//! Asked inside critical sections: no lock, no allocation, nothing raised. What there is to know is
+//! in shared memory: the switches ([`Switches`]) and the data keys (the directory); the expanded key is
+//! in the cache of this process.
+
+use std::ops::Range;
+use std::sync::atomic::{AtomicU32, Ordering::*};
+
+use pagevault_cipher::wal::Mark;
+use pagevault_cipher::{Epoch, PageKey};
+use pagevault_keystore::wal::{Stretch, Switches, WalPhase, key_place};
+
+use super::words::{load_text, load_u64, store_text, store_u64};
+use super::{cache, shared};
+use crate::page_io::Cause;
+use crate::pg::compat::{SHARED_BACKEND, SmgrFile};
+use crate::pg::process::ProcessLocal;
+
+/// What all processes share about WAL keys.
+pub(crate) struct Wal {
+    pub(crate) switches: Switches<'static>,
+    words: &'static [AtomicU32],
+}
+
+/// Whether there is any WAL key.
+const HAS_KEYS: usize = 0;
+/// Whether a page of WAL was written since the server started.
+const WRITTEN: usize = 1;
+/// The page that keeps its key: generation plus one (0: there is none), plaintext, address.
+const KEPT: usize = 2;
+const KEPT_PLAINTEXT: usize = 3;
+const KEPT_ADDRESS: Range<usize> = 4..6;
+const PROBLEM: Range<usize> = 8..200;
+
+/// Words of memory that [`Wal`] needs.
+pub(crate) const WORDS: usize = PROBLEM.end + Switches::WORDS;
+
+impl Wal {
+    /// The table in `words`, zero at first.
+    pub(crate) fn new(words: &'static [AtomicU32]) -> Wal {
+        assert!(words.len() >= WORDS);
+        let (words, switches) = words.split_at(PROBLEM.end);
+        Wal { switches: Switches::new(switches), words }
+    }
+
+    /// Forgets everything, before the keystore is read again.
+    pub(crate) fn reset(&self) {
+        self.words.iter().for_each(|word| word.store(0, Relaxed));
+        self.switches.reset();
+    }
+
+    /// There is a WAL key. A page may be sealed with it, even if no switch says so.
+    pub(crate) fn set_has_keys(&self) {
+        self.words[HAS_KEYS].store(1, Release);
+    }
+
+    /// Whether a page was written since the server started.
+    #[inline]
+    pub(crate) fn has_written(&self) -> bool {
+        self.words[WRITTEN].load(Relaxed) != 0
+    }
+
+    /// The first page is about to be written. If it holds records already, under a key that is not
+    /// the switches', it must keep that: a torn write would mix the two.
+    ///
+    /// Such a page is the last one of WAL that was received in plaintext or copied from elsewhere, or
+    /// that was sealed after a switch whose record was lost in a crash. Called under WALWriteLock.
+    pub(crate) fn first_write(&self, kept: Option<(u64, WalPhase)>) {
+        if let Some((address, phase)) = kept {
+            store_u64(&self.words[KEPT_ADDRESS], address);
+            self.words[KEPT_PLAINTEXT].store(u32::from(phase.plaintext), Relaxed);
+            self.words[KEPT].store(phase.generation.saturating_add(1), Release);
+        }
+        self.words[WRITTEN].store(1, Release);
+    }
+
+    /// The page that keeps its key.
+    fn kept(&self) -> Option<(u64, WalPhase)> {
+        let generation = self.words[KEPT].load(Acquire).checked_sub(1)?;
+        let plaintext = self.words[KEPT_PLAINTEXT].load(Relaxed) != 0;
+        Some((load_u64(&self.words[KEPT_ADDRESS]), WalPhase { generation, plaintext }))
+    }
+
+    /// Why WAL is not encrypted though it should be; empty when there is no reason. Under the keystore
+    /// lock, as the next.
+    pub(crate) fn problem(&self) -> String {
+        load_text(&self.words[PROBLEM])
+    }
+
+    /// Remembers why WAL is not encrypted though it should be.
+    pub(crate) fn set_problem(&self, text: &str) {
+        store_text(&self.words[PROBLEM], text);
+    }
+}
+
+/// The shared state, once there is any WAL key: the one test that servers pay for that never encrypted
+/// WAL.
+#[inline]
+pub(crate) fn active() -> Option<&'static Wal> {
+    shared::get().map(|shared| &shared.wal).filter(|wal| wal.words[HAS_KEYS].load(Relaxed) != 0)
+}
+
+/// The last answer of [`stretch_at`], good as long as no switch is added.
+static LAST: ProcessLocal<(u32, Stretch)> = ProcessLocal::new((
+    0,
+    Stretch { from: 0, to: 0, phase: WalPhase { generation: 0, plaintext: false } },
+));
+
+/// How the page at `address` is written, and how far that goes.
+#[inline]
+pub(crate) fn stretch_at(wal: &Wal, address: u64) -> Stretch {
+    let count = wal.switches.count();
+    LAST.with(|(known, stretch)| {
+        if *known != count || address < stretch.from || address >= stretch.to {
+            *stretch = wal.switches.at(address);
+            *known = count;
+        }
+        *stretch
+    })
+}
+
+/// How XLogWrite writes the page at `address`, and how far that goes.
+pub(crate) fn written_at(wal: &Wal, address: u64, page_size: u64) -> Stretch {
+    let mut stretch = stretch_at(wal, address);
+    if let Some((kept, phase)) = wal.kept() {
+        if kept == address {
+            return Stretch { from: kept, to: kept + page_size, phase };
+        }
+        if kept > address {
+            stretch.to = stretch.to.min(kept);
+        }
+    }
+    stretch
+}
+
+/// The generation that a mark means in the page at `address`.
+pub(crate) fn generation_of(mark: Mark, address: u64) -> u32 {
+    let reference =
+        shared::get().map_or(0, |shared| stretch_at(&shared.wal, address).phase.generation);
+    mark.generation_near(reference)
+}
+
+/// Runs `f` with the expanded key of a generation.
+#[inline]
+pub(crate) fn with_key<R>(generation: u32, f: impl FnOnce(&PageKey) -> R) -> Result<R, Cause> {
+    let (file, epoch) = key_place(generation);
+    let epoch = Epoch::new(epoch).ok_or(Cause::NoKey { epoch })?;
+    cache::with_page_key(SmgrFile { file, backend: SHARED_BACKEND }, epoch, f)
+}

@@ -1,0 +1,220 @@
+//! System catalogs: which of them are sealed, and when that happens.
+//!
+//! - `pg_statistic`, `pg_statistic_ext_data` and `pg_largeobject` hold values of user tables. As soon as
+//!   anything in a database is encrypted, they are too (`pagevault.protect_statistics`).
+//! - A label on the database covers all its catalogs.
+//! - Shared catalogs are sealed if `pagevault.protect_shared_catalogs` says so.
+//!
+//! A catalog that is replaced follows the policy as any relation does ([`super::decision`]). One that is
+//! there is sealed in place, where the first two begin to hold: at the end of the command that made it so,
+//! or at the latest before its transaction commits. Nobody is kept from reading or writing it meanwhile.
+
+use pagevault_cipher::CipherId;
+use pgrx::PgSqlErrorCode;
+use pgrx::pg_sys::{self, Oid};
+
+use super::decision::{self, Decision, Source};
+use super::label::Label;
+use super::memo;
+use crate::keys::shared;
+use crate::pg::guc;
+use crate::pg::labels::Object;
+use crate::pg::process::{self, ProcessLocal};
+use crate::pg::relation::{self, Facts, Kind};
+use crate::pg::report::{Report, Result};
+use crate::rewrite;
+
+/// The database of files of shared catalogs, and of the transient tables by which VACUUM FULL rewrites them.
+pub(super) const SHARED: u32 = 0;
+
+/// `LargeObjectRelationId` and `StatisticExtDataRelationId`, not among pgrx's bindings.
+const LARGE_OBJECTS: Oid = Oid::from_u32(2613);
+const EXTENDED_STATISTICS: Oid = Oid::from_u32(3429);
+
+/// Catalogs with values of user tables, in the order in which they are sealed.
+const WITH_VALUES: [Oid; 3] = [LARGE_OBJECTS, EXTENDED_STATISTICS, pg_sys::StatisticRelationId];
+
+/// Up to this size old large objects are sealed within the user's command: 64 MiB, about a second.
+const LARGE_OBJECTS_AT_ONCE: u32 = 8192;
+
+/// What is to be sealed when the command ends.
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Pending {
+    Nothing,
+    Statistics,
+    /// A label was put on this database.
+    Everything,
+}
+
+static PENDING: ProcessLocal<Pending> = ProcessLocal::new(Pending::Nothing);
+
+/// A relation of this database is encrypted, or a label here wants that.
+pub(crate) fn note_encryption() {
+    note(Pending::Statistics);
+}
+
+/// A label on this database wants encryption.
+pub(super) fn note_database_label() {
+    note(Pending::Everything);
+}
+
+fn note(what: Pending) {
+    PENDING.with(|pending| *pending = what.max(*pending));
+}
+
+/// True if there is something for [`follow`] to do.
+#[inline]
+pub(crate) fn any() -> bool {
+    PENDING.with(|pending| *pending != Pending::Nothing)
+}
+
+/// The transaction was rolled back.
+pub(crate) fn forget() {
+    PENDING.with(|pending| *pending = Pending::Nothing);
+}
+
+/// Seals what the command has made necessary.
+pub(crate) fn follow() -> Result<()> {
+    let pending = PENDING.with(|pending| std::mem::replace(pending, Pending::Nothing));
+    if !process::runs_transactions() || process::is_binary_upgrade() {
+        return Ok(());
+    }
+    if pending == Pending::Everything {
+        relation::make_command_visible();
+        for (catalog, decision) in wanted_encrypted()? {
+            if !is_shared(&catalog) {
+                seal_now(catalog.oid, decision.named_cipher())?;
+            }
+        }
+    }
+    if pending != Pending::Nothing && guc::protect_statistics() && !values_are_sealed() {
+        for oid in WITH_VALUES {
+            seal_now(oid, None)?;
+        }
+    }
+    Ok(())
+}
+
+/// Seals a catalog within a command of the user's that is about something else.
+fn seal_now(oid: Oid, cipher: Option<CipherId>) -> Result<()> {
+    if oid == LARGE_OBJECTS && relation::blocks(oid) > LARGE_OBJECTS_AT_ONCE {
+        // The index stays plain until the old pages are sealed: that is how drift knows. It holds
+        // numbers only.
+        rewrite::seal_new_pages(oid, cipher)
+    } else {
+        rewrite::encrypt_catalog(oid, cipher)
+    }
+}
+
+/// What is sealed last tells that all before it was sealed wholly: [`rewrite::encrypt_catalog`] goes on
+/// to the next file only when one is on disk.
+fn values_are_sealed() -> bool {
+    WITH_VALUES.iter().all(|&oid| {
+        let is_sealed = |facts: &Facts| shared::is_sealed(facts.file);
+        match oid {
+            LARGE_OBJECTS => relation::facts(oid).is_some_and(|facts| is_sealed(&facts)),
+            _ => relation::family_as_it_is(oid).iter().all(is_sealed),
+        }
+    })
+}
+
+/// True if a catalog belongs to the cluster.
+pub(crate) fn is_shared(catalog: &Facts) -> bool {
+    catalog.file.database == SHARED
+}
+
+/// What is wanted of a catalog that follows no other; `None` if nothing says.
+pub(super) fn wanted(catalog: &Facts) -> Result<Option<Decision>> {
+    if is_shared(catalog) {
+        return Ok(wanted_of_shared());
+    }
+    let database = Object::my_database();
+    if let Some(label @ Label::Encrypted(_)) = memo::label_of(database)? {
+        return Ok(Some(Decision::new(label, Source::Around(database))));
+    }
+    let holds_values = WITH_VALUES.contains(&catalog.oid);
+    let protected = holds_values
+        && guc::protect_statistics()
+        && shared::anything_sealed_in(process::my_database());
+    Ok(protected.then(|| by_setting("pagevault.protect_statistics")))
+}
+
+/// What is wanted of shared catalogs.
+pub(super) fn wanted_of_shared() -> Option<Decision> {
+    guc::protect_shared_catalogs().then(|| by_setting("pagevault.protect_shared_catalogs"))
+}
+
+fn by_setting(name: &'static str) -> Decision {
+    Decision::new(Label::Encrypted(None), Source::Setting(name))
+}
+
+/// `pagevault.encrypt_catalogs()`: seals every catalog of which that is wanted. Returns their number.
+pub(crate) fn encrypt_wanted() -> Result<i64> {
+    let wanted = wanted_encrypted()?;
+    for (catalog, decision) in &wanted {
+        rewrite::encrypt_catalog(catalog.oid, decision.named_cipher())?;
+    }
+    Ok(wanted.len() as i64)
+}
+
+/// Catalogs, without their indexes and TOAST tables, of which encryption is wanted.
+fn wanted_encrypted() -> Result<Vec<(Facts, Decision)>> {
+    let mut found = Vec::new();
+    for facts in relation::all().into_iter().filter_map(relation::facts) {
+        if !facts.user_made
+            && facts.kind == Kind::Table
+            && let Some(wanted) = decision::wanted(&facts)?.filter(Decision::is_encrypted)
+        {
+            found.push((facts, wanted));
+        }
+    }
+    Ok(found)
+}
+
+/// `pagevault.encrypt()` of a catalog. Catalogs have no label of their own.
+pub(crate) fn encrypt(catalog: &Facts, cipher: Option<CipherId>) -> Result<()> {
+    require_table(catalog)?;
+    let wanted = decision::wanted(catalog)?.filter(Decision::is_encrypted);
+    if is_shared(catalog) && wanted.is_none() && !shared::is_sealed(catalog.file) {
+        return Err(Report::new(
+            PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!("\"{}\" is a shared catalog, and these are not protected", catalog.name),
+        )
+        .detail("While the key of the cluster is locked nobody could log in.")
+        .hint("To accept that, set pagevault.protect_shared_catalogs = on."));
+    }
+    let named = || wanted.and_then(|wanted| wanted.named_cipher());
+    rewrite::encrypt_catalog(catalog.oid, cipher.or_else(named))
+}
+
+/// `pagevault.decrypt()` of a catalog, unless that is against the policy.
+pub(crate) fn decrypt(catalog: &Facts) -> Result<()> {
+    require_table(catalog)?;
+    if let Some(wanted) = decision::wanted(catalog)?.filter(Decision::is_encrypted) {
+        let (detail, hint) = match wanted.source {
+            Source::Setting(name) => (format!("{name} is on."), format!("Turn {name} off first.")),
+            source => (
+                format!("The label of {} says encrypted.", source.describe()),
+                "Change the label first.".to_owned(),
+            ),
+        };
+        return Err(Report::new(
+            PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!("\"{}\" is to be encrypted", catalog.name),
+        )
+        .detail(detail)
+        .hint(hint));
+    }
+    rewrite::decrypt_catalog(catalog.oid)
+}
+
+fn require_table(catalog: &Facts) -> Result<()> {
+    if catalog.kind == Kind::Table {
+        return Ok(());
+    }
+    Err(Report::new(
+        PgSqlErrorCode::ERRCODE_WRONG_OBJECT_TYPE,
+        format!("\"{}\" is not a table", catalog.name),
+    )
+    .hint("Name the catalog; its indexes and TOAST table follow."))
+}

@@ -1,0 +1,53 @@
+//! Brings WAL to what `pagevault.wal_encryption` wants, on a primary.
+
+use std::time::Duration;
+
+use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
+use pgrx::prelude::PgLogLevel;
+use pgrx::{pg_guard, pg_sys};
+
+use crate::keys::wal_switch;
+use crate::pg::process;
+
+/// Longest sleep; a change of settings ends it early.
+const SLEEP: Duration = Duration::from_secs(3600);
+/// Pause before trying again what was not possible.
+const RETRY: Duration = Duration::from_secs(5);
+
+pub(super) fn register() {
+    BackgroundWorkerBuilder::new("pagevault wal")
+        .set_type("pagevault wal")
+        .set_library("pagevault")
+        .set_function("pagevault_wal_main")
+        .enable_shmem_access(None)
+        .set_start_time(BgWorkerStartTime::RecoveryFinished)
+        .set_restart_time(Some(RETRY))
+        .load();
+}
+
+/// Main function of the worker.
+#[pg_guard]
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn pagevault_wal_main(_argument: pg_sys::Datum) {
+    process::handle_worker_signals();
+    if let Err(report) = wal_switch::repeat_newest() {
+        report.send(PgLogLevel::WARNING);
+    }
+    let mut said = String::new();
+    loop {
+        let pause = match wal_switch::reconcile() {
+            Ok(()) => {
+                said.clear();
+                SLEEP
+            }
+            Err(report) => {
+                if said != report.message() {
+                    said = report.message().to_owned();
+                    report.send(PgLogLevel::WARNING);
+                }
+                RETRY
+            }
+        };
+        process::wait_in_worker(pause);
+    }
+}

@@ -1,0 +1,182 @@
+//! WAL keys: where they are kept, and from where in WAL each is used.
+//!
+//! Generations count from 1. The key of a generation is a data key as any other, recorded as that of a
+//! relation file that cannot exist ([`key_place`]), so that all that is done for data keys is done for
+//! it.
+//!
+//! Which key a WAL page is sealed with depends on the page's address alone: a page is written again
+//! and again as it fills, and must not change its key meanwhile. [`Switches`] says it: each switch is
+//! an address, that of a page not begun yet, and how WAL is written from there on.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use crate::record::{MAX_EPOCH, RelFile};
+
+/// How WAL is written. Ordered as the steps follow one another: sealed with generation n, in plaintext
+/// after generation n, sealed with generation n + 1.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
+pub struct WalPhase {
+    /// Of the key; 0 before the first: in plaintext.
+    pub generation: u32,
+    /// Written in plaintext, although there were keys up to `generation`.
+    pub plaintext: bool,
+}
+
+impl WalPhase {
+    /// The generation to write with, `None` for plaintext.
+    pub const fn sealed(self) -> Option<u32> {
+        if self.generation == 0 || self.plaintext { None } else { Some(self.generation) }
+    }
+}
+
+impl fmt::Display for WalPhase {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.sealed() {
+            Some(generation) => write!(f, "generation {generation}"),
+            None => write!(f, "plaintext after generation {}", self.generation),
+        }
+    }
+}
+
+/// The file and epoch under which the key of a generation is recorded. No relation is in tablespace 0.
+pub const fn key_place(generation: u32) -> (RelFile, u16) {
+    let (before, epochs) = (generation.saturating_sub(1), MAX_EPOCH as u32);
+    let file = RelFile { tablespace: 0, database: 0, relation: 1 + before / epochs };
+    (file, (before % epochs + 1) as u16)
+}
+
+/// Whether a file stands for WAL keys.
+pub const fn is_key_place(file: RelFile) -> bool {
+    file.tablespace == 0
+}
+
+/// A change of how WAL is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Switch {
+    /// Address of the first page that is concerned.
+    pub start: u64,
+    /// How it is written.
+    pub phase: WalPhase,
+}
+
+/// How WAL is written in a stretch of it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stretch {
+    /// Its first address.
+    pub from: u64,
+    /// The address behind its last.
+    pub to: u64,
+    /// How it is written.
+    pub phase: WalPhase,
+}
+
+/// No room for another switch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("all {} switches of WAL keys are in use", Switches::CAPACITY)]
+pub struct Full;
+
+/// All switches, in shared memory, in any order.
+///
+/// ```text
+/// count u32, then for each switch: start u64, generation u32, plaintext u32
+/// ```
+///
+/// Switches are only added, so readers need no lock: they see the first `count`, whole. One writer at
+/// a time.
+#[derive(Debug, Clone, Copy)]
+pub struct Switches<'a> {
+    words: &'a [AtomicU32],
+}
+
+const ENTRY: usize = 4;
+
+impl<'a> Switches<'a> {
+    /// Most switches.
+    pub const CAPACITY: usize = 1 << 14;
+    /// Words of shared memory.
+    pub const WORDS: usize = 1 + Self::CAPACITY * ENTRY;
+
+    /// The switches in `words`, of which there are [`Switches::WORDS`], zero at first.
+    pub fn new(words: &'a [AtomicU32]) -> Self {
+        Self { words }
+    }
+
+    /// Forgets everything; no one else looks at the words.
+    pub fn reset(&self) {
+        self.words.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+    }
+
+    /// How many there are. As long as this is the same, so is everything else.
+    #[inline]
+    pub fn count(&self) -> u32 {
+        self.words.first().map_or(0, |count| count.load(Ordering::Acquire))
+    }
+
+    /// All switches, in the order in which they were added.
+    pub fn iter(&self) -> impl Iterator<Item = Switch> + use<'a> {
+        let entries = self.words.get(1..).unwrap_or_default().chunks_exact(ENTRY);
+        entries.take(self.count() as usize).map(|entry| {
+            let [low, high, generation, plaintext] =
+                [0, 1, 2, 3].map(|at| entry.get(at).map_or(0, |w| w.load(Ordering::Relaxed)));
+            Switch {
+                start: u64::from(low) | u64::from(high) << 32,
+                phase: WalPhase { generation, plaintext: plaintext != 0 },
+            }
+        })
+    }
+
+    /// Adds a switch, unless it is there.
+    ///
+    /// # Errors
+    /// [`Full`]
+    pub fn add(&self, switch: Switch) -> Result<(), Full> {
+        if self.contains(switch) {
+            return Ok(());
+        }
+        let count = self.count();
+        let at = 1 + count as usize * ENTRY;
+        let (Some(entry), Some(counter)) = (self.words.get(at..at + ENTRY), self.words.first())
+        else {
+            return Err(Full);
+        };
+        let Switch { start, phase } = switch;
+        let values =
+            [start as u32, (start >> 32) as u32, phase.generation, u32::from(phase.plaintext)];
+        entry.iter().zip(values).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
+        counter.store(count + 1, Ordering::Release);
+        Ok(())
+    }
+
+    /// Whether a switch is known.
+    pub fn contains(&self, switch: Switch) -> bool {
+        self.iter().any(|known| known == switch)
+    }
+
+    /// How the page at `address` is written, and how far around it that is so. Costs the number of
+    /// switches.
+    ///
+    /// Where two switches have one start, because WAL did not move between them, the later step counts.
+    pub fn at(&self, address: u64) -> Stretch {
+        let mut stretch = Stretch { from: 0, to: u64::MAX, phase: WalPhase::default() };
+        for Switch { start, phase } in self.iter() {
+            if start > address {
+                stretch.to = stretch.to.min(start);
+            } else if (start, phase) >= (stretch.from, stretch.phase) {
+                (stretch.from, stretch.phase) = (start, phase);
+            }
+        }
+        stretch
+    }
+
+    /// How WAL is written at its end.
+    pub fn newest(&self) -> WalPhase {
+        self.at(u64::MAX).phase
+    }
+
+    /// Whether any page at `address` or behind it is sealed.
+    pub fn is_sealed_from(&self, address: u64) -> bool {
+        self.at(address).phase.sealed().is_some()
+            || self.iter().any(|switch| switch.start > address && switch.phase.sealed().is_some())
+    }
+}

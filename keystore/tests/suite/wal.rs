@@ -1,0 +1,164 @@
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use pagevault_cipher::wal::Mark;
+use pagevault_keystore::state::{State, StateError};
+use pagevault_keystore::wal::{Switch, Switches, WalPhase, is_key_place, key_place};
+use pagevault_keystore::{Record, RelFile};
+use proptest::collection::vec;
+use proptest::prelude::*;
+
+use crate::arbitrary::file;
+
+fn memory() -> Vec<AtomicU32> {
+    (0..Switches::WORDS).map(|_| AtomicU32::new(0)).collect()
+}
+
+fn sealed(start: u64, generation: u32) -> Switch {
+    Switch { start, phase: WalPhase { generation, plaintext: false } }
+}
+
+fn plain(start: u64, generation: u32) -> Switch {
+    Switch { start, phase: WalPhase { generation, plaintext: true } }
+}
+
+#[test]
+fn without_switches_all_is_plaintext() {
+    let memory = memory();
+    let switches = Switches::new(&memory);
+    assert_eq!(switches.newest().sealed(), None);
+    assert_eq!((switches.at(0).from, switches.at(0).to), (0, u64::MAX));
+    assert!(!switches.is_sealed_from(0));
+}
+
+#[test]
+fn the_address_decides_in_whatever_order_switches_are_heard() {
+    let all = [sealed(100, 1), plain(200, 1), sealed(300, 2), sealed(400, 3)];
+    for order in [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]] {
+        let memory = memory();
+        let switches = Switches::new(&memory);
+        order.iter().for_each(|at| switches.add(all[*at]).unwrap());
+        for (address, from, to, generation) in [
+            (0, 0, 100, None),
+            (99, 0, 100, None),
+            (100, 100, 200, Some(1)),
+            (199, 100, 200, Some(1)),
+            (200, 200, 300, None),
+            (300, 300, 400, Some(2)),
+            (400, 400, u64::MAX, Some(3)),
+            (u64::MAX, 400, u64::MAX, Some(3)),
+        ] {
+            let stretch = switches.at(address);
+            assert_eq!((stretch.from, stretch.to), (from, to), "{address}");
+            assert_eq!(stretch.phase.sealed(), generation, "{address}");
+        }
+        assert_eq!(switches.newest().sealed(), Some(3));
+    }
+}
+
+#[test]
+fn of_two_switches_at_one_address_the_later_step_counts() {
+    for order in [[sealed(100, 1), plain(100, 1)], [plain(100, 1), sealed(100, 1)]] {
+        let memory = memory();
+        let switches = Switches::new(&memory);
+        order.iter().for_each(|switch| switches.add(*switch).unwrap());
+        assert_eq!(switches.newest(), plain(100, 1).phase);
+        switches.add(sealed(100, 2)).unwrap();
+        assert_eq!(switches.newest(), sealed(100, 2).phase);
+    }
+}
+
+#[test]
+fn what_lies_behind_an_address_may_need_keys() {
+    let memory = memory();
+    let switches = Switches::new(&memory);
+    [sealed(100, 1), plain(200, 1)].iter().for_each(|switch| switches.add(*switch).unwrap());
+    assert!(switches.is_sealed_from(0) && switches.is_sealed_from(150));
+    assert!(!switches.is_sealed_from(200) && !switches.is_sealed_from(u64::MAX));
+}
+
+#[test]
+fn a_switch_is_added_once_and_a_full_table_says_so() {
+    let memory = memory();
+    let switches = Switches::new(&memory);
+    for generation in 1..=Switches::CAPACITY as u32 {
+        switches.add(sealed(u64::from(generation), generation)).unwrap();
+        switches.add(sealed(u64::from(generation), generation)).unwrap();
+        if generation == 3 {
+            assert_eq!(switches.count(), 3);
+        }
+        if generation > 64 {
+            // The rest is filled by hand: adding looks through all of them.
+            break;
+        }
+    }
+    memory[0].store(Switches::CAPACITY as u32, Ordering::Release);
+    assert!(switches.add(sealed(7, 7)).is_ok(), "is there already");
+    assert!(switches.add(sealed(1 << 40, 7)).is_err());
+    switches.reset();
+    assert_eq!(switches.count(), 0);
+    assert_eq!(switches.newest(), WalPhase::default());
+}
+
+#[test]
+fn every_generation_has_a_place_of_its_own_that_no_relation_has() {
+    let place = |relation, epoch| (RelFile { tablespace: 0, database: 0, relation }, epoch);
+    for (generation, expected) in [
+        (1, place(1, 1)),
+        (8191, place(1, 8191)),
+        (8192, place(2, 1)),
+        (u32::MAX, place(524_353, 63)),
+    ] {
+        assert_eq!(key_place(generation), expected);
+        assert!(is_key_place(expected.0));
+    }
+    assert!(!is_key_place(file(1)));
+}
+
+#[test]
+fn a_switch_to_a_key_that_is_not_there_is_refused() {
+    let mut state = State::default();
+    let (file, epoch) = key_place(8192);
+    let refused = state.apply(Record::WalSwitch(sealed(1, 8192)));
+    assert_eq!(refused, Err(StateError::NoKey { file, epoch }));
+    assert_eq!(state, State::default());
+}
+
+/// After 4095 generations the marks in the pages begin again: an old page still finds the key that it
+/// was sealed with.
+#[test]
+fn marks_that_come_again_find_the_key_that_was_in_use_there() {
+    let memory = memory();
+    let switches = Switches::new(&memory);
+    // Every 1000th generation, from 1 to 12001, a thousand pages each.
+    for step in 0..=12_u32 {
+        switches.add(sealed(u64::from(step) * 8_192_000 + 8192, step * 1000 + 1)).unwrap();
+    }
+    for step in 0..=12_u32 {
+        let address = u64::from(step) * 8_192_000 + 81_920;
+        let written = switches.at(address).phase.generation;
+        assert_eq!(written, step * 1000 + 1);
+        // Read where the switch itself is not known: one step earlier or later decides.
+        for known in [written.saturating_sub(1000), written, written + 1000] {
+            assert_eq!(Mark::of_generation(written).generation_near(known), written);
+        }
+    }
+}
+
+proptest! {
+    #[test]
+    fn a_stretch_is_as_long_as_it_says(
+        starts in vec((0..50_u64, 1..5_u32, any::<bool>()), 0..20), address in 0..60_u64,
+    ) {
+        let memory = memory();
+        let switches = Switches::new(&memory);
+        for (start, generation, plaintext) in starts {
+            switches.add(Switch { start, phase: WalPhase { generation, plaintext } }).unwrap();
+        }
+        let stretch = switches.at(address);
+        prop_assert!(stretch.from <= address && address < stretch.to);
+        for other in 0..60_u64 {
+            let inside = stretch.from <= other && other < stretch.to;
+            prop_assert_eq!(inside, switches.at(other) == stretch, "{}", other);
+        }
+    }
+}

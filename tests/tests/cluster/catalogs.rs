@@ -1,0 +1,538 @@
+//! A label on a database covers its catalogs; a setting covers those that all databases share.
+
+use std::io::Write;
+use std::process::Stdio;
+
+use anyhow::{Context, Result, ensure};
+use pagevault_tests::cluster::{column, run_sql, text};
+use pagevault_tests::datafile::PageState;
+use pagevault_tests::{Cluster, DataFile, KeyFile, Settings, StopMode};
+use postgres::Client;
+
+use crate::labels::label;
+use crate::{assert_plain, assert_sealed};
+
+const APP: &str = "DATABASE app";
+
+/// Names that are nowhere but in catalogs.
+const OBJECTS: &str = "
+    CREATE TABLE kanarienvogel (kanarienfutter int DEFAULT 4711, name text);
+    INSERT INTO kanarienvogel VALUES (1, 'a'), (2, 'b');
+    CREATE FUNCTION zwitschern() RETURNS text LANGUAGE sql AS 'SELECT ''kanarienlied''::text'";
+
+/// A cluster with the database `app`, which has a few objects and nothing encrypted.
+fn cluster() -> Result<(Cluster, KeyFile)> {
+    let settings = Settings::default().conf("pagevault.unlock_timeout = 1s");
+    let (cluster, keys) = Cluster::with_keys(&settings)?;
+    cluster.sql("CREATE DATABASE app")?;
+    let mut app = cluster.client_to("app")?;
+    run_sql(&mut app, "CREATE EXTENSION pagevault")?;
+    run_sql(&mut app, OBJECTS)?;
+    Ok((cluster, keys))
+}
+
+/// Main files of all catalogs of the client's database, or of the shared ones, with their names.
+fn catalogs(
+    cluster: &Cluster,
+    client: &mut Client,
+    shared: bool,
+) -> Result<Vec<(String, Vec<DataFile>)>> {
+    let rows = column(
+        client,
+        &format!(
+            "SELECT oid::regclass || ' ' || pg_relation_filepath(oid) FROM pg_class
+             WHERE oid < 16384 AND relkind IN ('r', 'i', 't') AND relisshared = {shared}"
+        ),
+    )?;
+    rows.iter()
+        .map(|row| {
+            let (name, path) = row.split_once(' ').context("two words")?;
+            Ok((name.to_owned(), DataFile::find(&cluster.data_directory().join(path))?))
+        })
+        .collect()
+}
+
+/// Every page of every catalog.
+fn expect(cluster: &Cluster, client: &mut Client, shared: bool, sealed: bool) -> Result<()> {
+    run_sql(client, "CHECKPOINT")?;
+    let mut pages = 0;
+    for (name, files) in catalogs(cluster, client, shared)? {
+        for file in files {
+            for state in file.states()? {
+                match state {
+                    PageState::Zero => {}
+                    PageState::Sealed(_) if sealed => pages += 1,
+                    PageState::Plain if !sealed => pages += 1,
+                    _ => anyhow::bail!("{name}: {state:?} in {}", file.path.display()),
+                }
+            }
+        }
+    }
+    ensure!(pages > 30, "{pages} pages");
+    Ok(())
+}
+
+fn expect_no_drift(client: &mut Client) -> Result<()> {
+    let rows = column(
+        client,
+        "SELECT concat_ws(', ', relation, wanted, why, actual) FROM pagevault.drift(true)
+         WHERE relation::oid < 16384",
+    )?;
+    ensure!(rows.is_empty(), "drift: {rows:?}");
+    Ok(())
+}
+
+fn check_objects(client: &mut Client) -> Result<()> {
+    ensure!(text(client, "SELECT zwitschern()")? == "kanarienlied", "function");
+    ensure!(text(client, "SELECT count(*) FROM kanarienvogel")? == "2", "table");
+    Ok(())
+}
+
+#[test]
+fn a_label_on_the_database_seals_its_catalogs() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    let mut app = cluster.client_to("app")?;
+    expect(&cluster, &mut app, false, false)?;
+    run_sql(&mut app, &label(APP, "'encrypted'"))?;
+    expect(&cluster, &mut app, false, true)?;
+    expect_no_drift(&mut app)?;
+    for name in ["pg_class", "pg_proc", "pg_attribute"] {
+        ensure!(
+            text(&mut app, &format!("SELECT pagevault.is_encrypted('{name}')"))? == "t",
+            "{name}"
+        );
+        let known = format!(
+            "SELECT encrypted FROM pagevault.relations WHERE relation = '{name}'::regclass"
+        );
+        ensure!(text(&mut app, &known)? == "t", "relations: {name}");
+    }
+    // Neither the others nor the shared ones.
+    let mut postgres = cluster.client()?;
+    expect(&cluster, &mut postgres, false, false)?;
+    expect(&cluster, &mut postgres, true, false)?;
+    drop((app, postgres));
+
+    cluster.crash()?;
+    check_objects(&mut cluster.client_to("app")?)?;
+    cluster.restart()?;
+    let mut app = cluster.client_to("app")?;
+    check_objects(&mut app)?;
+    for command in [
+        "VACUUM FULL",
+        "REINDEX SYSTEM app",
+        "REINDEX DATABASE app",
+        "VACUUM FULL pg_class",
+        "REINDEX TABLE pg_class",
+        "CLUSTER pg_attribute USING pg_attribute_relid_attnum_index",
+        "VACUUM (FREEZE)",
+        "ANALYZE",
+    ] {
+        run_sql(&mut app, command)?;
+        expect(&cluster, &mut app, false, true).with_context(|| command.to_owned())?;
+        check_objects(&mut app)?;
+    }
+    drop(app);
+    cluster.crash()?;
+
+    // Without the label they stay what they are, until they are decrypted.
+    let mut app = cluster.client_to("app")?;
+    run_sql(&mut app, "SET pagevault.protect_statistics = off")?;
+    let refused =
+        pagevault_tests::cluster::expect_error(&mut app, "SELECT pagevault.decrypt('pg_class')")?;
+    ensure!(refused.detail.contains("database app says encrypted"), "{refused}");
+    run_sql(&mut app, &label(APP, "'plain'"))?;
+    run_sql(&mut app, "VACUUM FULL pg_proc")?;
+    expect(&cluster, &mut app, false, true)?;
+    expect_no_drift(&mut app)?;
+    run_sql(
+        &mut app,
+        "SELECT pagevault.decrypt(oid) FROM pg_class WHERE oid < 16384 AND relkind = 'r' AND NOT relisshared",
+    )?;
+    expect(&cluster, &mut app, false, false)?;
+    expect_no_drift(&mut app)?;
+    drop(app);
+    cluster.crash()?;
+    check_objects(&mut cluster.client_to("app")?)?;
+    cluster.finish()
+}
+
+#[test]
+fn a_label_from_outside_shows_as_drift_inside() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    cluster.sql(&label(APP, "'encrypted aes-128-xts'"))?;
+    let mut app = cluster.client_to("app")?;
+    expect(&cluster, &mut app, false, false)?;
+    let drift =
+        "SELECT wanted || ', ' || why || ', ' || actual || ', ' || heal FROM pagevault.drift
+                 WHERE relation = 'pg_class'::regclass";
+    let found = text(&mut app, drift)?;
+    let wanted = "encrypted aes-128-xts, database app, plain, SELECT pagevault.encrypt('pg_catalog.pg_class')";
+    ensure!(found == wanted, "{found}");
+    run_sql(&mut app, "SELECT pagevault.encrypt('pg_catalog.pg_class')")?;
+    ensure!(column(&mut app, drift)?.is_empty(), "not healed");
+    // What is made anew is sealed; the rest with one call.
+    run_sql(&mut app, "VACUUM FULL pg_proc")?;
+    ensure!(text(&mut app, "SELECT pagevault.is_encrypted('pg_proc')")? == "t", "pg_proc");
+    let sealed: u32 = text(&mut app, "SELECT pagevault.encrypt_catalogs()")?.parse()?;
+    ensure!(sealed > 50, "{sealed} catalogs");
+    expect(&cluster, &mut app, false, true)?;
+    expect_no_drift(&mut app)?;
+    let ciphers = "SELECT string_agg(DISTINCT cipher, ' ') FROM pagevault.relations WHERE relation::oid < 16384";
+    ensure!(text(&mut app, ciphers)? == "aes-128-xts", "{}", text(&mut app, ciphers)?);
+    drop(app);
+    cluster.crash()?;
+    check_objects(&mut cluster.client_to("app")?)?;
+    cluster.finish()
+}
+
+#[test]
+fn who_may_encrypt_catalogs() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    cluster.sql("CREATE ROLE keeper IN ROLE pagevault_admin; CREATE ROLE anyone")?;
+    for statement in [
+        "SELECT pagevault.encrypt('pg_proc')",
+        "SELECT pagevault.decrypt('pg_proc')",
+        "SELECT pagevault.encrypt_catalogs()",
+    ] {
+        let refused = cluster.error(&format!("SET ROLE anyone; {statement}"))?;
+        ensure!(refused.sqlstate == "42501", "{statement}: {refused}");
+        cluster.sql(&format!("SET ROLE keeper; {statement}"))?;
+    }
+    // No labels on catalogs, nothing by an index, nothing by accident.
+    for (statement, code) in [
+        ("SECURITY LABEL FOR pagevault ON TABLE pg_proc IS 'encrypted'", "0A000"),
+        ("SECURITY LABEL FOR pagevault ON TABLE pg_proc IS 'plain'", "0A000"),
+        ("SELECT pagevault.encrypt('pg_proc_oid_index')", "42809"),
+        ("SELECT pagevault.encrypt('pg_authid')", "55000"),
+        ("SELECT pagevault.encrypt('pg_proc', 'rot13')", "22023"),
+    ] {
+        let refused = cluster.error(statement)?;
+        ensure!(refused.sqlstate == code, "{statement}: {refused}");
+    }
+    cluster.finish()
+}
+
+/// The catalogs of a new database are what those of its template are, whatever other databases have.
+#[test]
+fn copies_of_a_database_follow_their_template() -> Result<()> {
+    let (mut cluster, _keys) = cluster()?;
+    // Replay of a move or DROP of a database whose directory went before the crash.
+    cluster.allow_log("could not open directory");
+    cluster.allow_log("some useless files may be left behind");
+    let space = cluster.directory().join("space");
+    std::fs::create_dir(&space)?;
+    cluster.installation().give(&space)?;
+    cluster.sql(&format!("CREATE TABLESPACE space LOCATION '{}'", space.display()))?;
+    run_sql(&mut cluster.client_to("app")?, &label(APP, "'encrypted'"))?;
+    for options in ["STRATEGY wal_log", "STRATEGY file_copy", "STRATEGY wal_log TABLESPACE space"] {
+        cluster.sql(&format!("CREATE DATABASE copy TEMPLATE app {options}"))?;
+        cluster.sql(&format!("CREATE DATABASE other TEMPLATE template0 {options}"))?;
+        for round in 0..2 {
+            let mut copy = cluster.client_to("copy")?;
+            expect(&cluster, &mut copy, false, true).with_context(|| options.to_owned())?;
+            check_objects(&mut copy)?;
+            let mut other = cluster.client_to("other")?;
+            expect(&cluster, &mut other, false, false).with_context(|| options.to_owned())?;
+            drop((copy, other));
+            if round == 0 {
+                cluster.crash()?;
+            }
+        }
+        cluster.sql("DROP DATABASE other")?;
+        cluster.sql("DROP DATABASE copy")?;
+    }
+    for tablespace in ["space", "pg_default"] {
+        cluster.sql(&format!("ALTER DATABASE app SET TABLESPACE {tablespace}"))?;
+        cluster.crash()?;
+        let mut app = cluster.client_to("app")?;
+        check_objects(&mut app)?;
+        run_sql(&mut app, "VACUUM FULL pg_class; ")?;
+        expect(&cluster, &mut app, false, true).with_context(|| tablespace.to_owned())?;
+    }
+    cluster.finish()
+}
+
+#[test]
+fn a_locked_database_keeps_users_out_of_itself_only() -> Result<()> {
+    let (mut cluster, keys) = cluster()?;
+    cluster.allow_log("locked");
+    cluster.allow_log("pagevault");
+    // The cluster's key in another place, so that only that of the database is locked.
+    let near = cluster.key_file("near", "main")?;
+    cluster.sql(&near.add_provider("near"))?;
+    let mut app = cluster.client_to("app")?;
+    run_sql(&mut app, "SELECT pagevault.set_master_key('local', 'main')")?;
+    run_sql(&mut app, &label(APP, "'encrypted'"))?;
+    drop(app);
+    cluster.sql("SELECT pagevault.set_cluster_master_key('near', 'main')")?;
+    cluster.stop(StopMode::Fast)?;
+    keys.take_away()?;
+    cluster.start_server()?;
+    for init_files in [true, false] {
+        let refused = match cluster.client_to("app") {
+            Ok(mut app) => run_sql(&mut app, "SELECT zwitschern()"),
+            Err(error) => Err(error),
+        };
+        let Err(refused) = refused else { anyhow::bail!("the locked database is open") };
+        ensure!(format!("{refused:#}").contains("is locked"), "{refused:#}");
+        ensure!(cluster.text("SELECT count(*) FROM pg_database")? == "4", "another database");
+        cluster.sql("CREATE TABLE IF NOT EXISTS elsewhere (id int)")?;
+        // The cache of the relations that a session starts with is no copy of what they hold.
+        if init_files {
+            let cached = cluster.text("SELECT pg_relation_filepath('pg_class')")?;
+            ensure!(cached.starts_with("base/"), "{cached}");
+            for entry in std::fs::read_dir(cluster.data_directory().join("base"))? {
+                let cache = entry?.path().join("pg_internal.init");
+                if cache.exists() {
+                    ensure!(
+                        !DataFile { path: cache.clone() }.contains_text("kanarien")?,
+                        "{cache:?}"
+                    );
+                    std::fs::remove_file(cache)?;
+                }
+            }
+        }
+    }
+    let state = "SELECT state FROM pagevault.master_keys WHERE database = 'app'";
+    ensure!(cluster.text(state)? == "locked", "{}", cluster.text(state)?);
+    keys.bring_back()?;
+    cluster.eventually("SELECT state FROM pagevault.status", "unlocked")?;
+    let mut app = cluster.client_to("app")?;
+    check_objects(&mut app)?;
+    run_sql(&mut app, "CREATE TABLE after (id int)")?;
+    drop(app);
+    cluster.finish()
+}
+
+#[test]
+fn shared_catalogs_are_sealed_on_demand() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    let mut client = cluster.client()?;
+    run_sql(&mut client, "CREATE ROLE wellensittich LOGIN PASSWORD 'x'")?;
+    expect(&cluster, &mut client, true, false)?;
+    cluster.set(&[("pagevault.protect_shared_catalogs", "on")])?;
+    let mut client = cluster.client()?;
+    expect(&cluster, &mut client, true, false)?;
+    let drift =
+        "SELECT wanted || ', ' || why || ', ' || actual || ', ' || heal FROM pagevault.drift
+                 WHERE relation = 'pg_authid'::regclass";
+    let found = text(&mut client, drift)?;
+    let wanted = "encrypted, setting pagevault.protect_shared_catalogs, plain, \
+                  SELECT pagevault.encrypt('pg_catalog.pg_authid')";
+    ensure!(found == wanted, "{found}");
+    ensure!(text(&mut client, "SELECT pagevault.encrypt_catalogs()")?.parse::<u32>()? > 8, "few");
+    expect(&cluster, &mut client, true, true)?;
+    expect_no_drift(&mut client)?;
+    expect(&cluster, &mut client, false, false)?;
+    drop(client);
+
+    cluster.crash()?;
+    let mut client = cluster.client()?;
+    for command in [
+        "VACUUM FULL pg_authid",
+        "REINDEX TABLE pg_database",
+        "VACUUM FULL pg_shseclabel",
+        "REINDEX INDEX pg_authid_rolname_index",
+        "REINDEX SYSTEM postgres",
+        "VACUUM FULL",
+        "CREATE ROLE kohlmeise",
+        "CREATE DATABASE more",
+        "SELECT pagevault.rotate_database_key()",
+    ] {
+        run_sql(&mut client, command).with_context(|| command.to_owned())?;
+        expect(&cluster, &mut client, true, true).with_context(|| command.to_owned())?;
+    }
+    // What else is made meanwhile is not sealed.
+    run_sql(
+        &mut client,
+        "BEGIN; LOCK pg_authid; CREATE TABLE open AS SELECT 1 AS id; COMMIT; CHECKPOINT",
+    )?;
+    assert_plain(&cluster.files("open")?)?;
+    drop(client);
+    cluster.restart()?;
+    let roles = "SELECT count(*) FROM pg_roles WHERE rolname IN ('wellensittich', 'kohlmeise')";
+    ensure!(cluster.text(roles)? == "2", "roles");
+
+    // Off: they stay what they are, and can be decrypted.
+    let refused = cluster.error("SELECT pagevault.decrypt('pg_authid')")?;
+    ensure!(refused.detail.contains("protect_shared_catalogs is on"), "{refused}");
+    cluster.set(&[("pagevault.protect_shared_catalogs", "off")])?;
+    cluster.sql("VACUUM FULL pg_authid")?;
+    let mut client = cluster.client()?;
+    expect(&cluster, &mut client, true, true)?;
+    expect_no_drift(&mut client)?;
+    run_sql(
+        &mut client,
+        "SELECT pagevault.decrypt(oid) FROM pg_class WHERE oid < 16384 AND relkind = 'r' AND relisshared",
+    )?;
+    expect(&cluster, &mut client, true, false)?;
+    drop(client);
+    cluster.crash()?;
+    ensure!(cluster.text(roles)? == "2", "roles after a crash");
+    cluster.finish()
+}
+
+/// Nobody can log in, and nobody needs to.
+#[test]
+fn a_locked_cluster_with_sealed_shared_catalogs_unlocks_by_itself() -> Result<()> {
+    let (mut cluster, keys) = cluster()?;
+    cluster.allow_log("locked");
+    cluster.allow_log("pagevault");
+    cluster.allow_log("background worker");
+    // All that runs without a client is to be there: the launchers of autovacuum and replication.
+    cluster.set(&[("pagevault.protect_shared_catalogs", "on")])?;
+    cluster.append_conf("autovacuum = on")?;
+    cluster.sql("SELECT pagevault.encrypt_catalogs()")?;
+    assert_sealed(&cluster.files("pg_authid")?)?;
+    cluster.stop(StopMode::Fast)?;
+    keys.take_away()?;
+    cluster.start_server()?;
+    for database in ["postgres", "app", "template1"] {
+        let refused = match cluster.client_to(database) {
+            Ok(_) => anyhow::bail!("logged in without keys"),
+            Err(error) => format!("{error:#}"),
+        };
+        ensure!(refused.contains("is locked"), "{database}: {refused}");
+        ensure!(refused.contains("Nobody can log in until then"), "{database}: {refused}");
+    }
+    ensure!(cluster.log().contains("nobody can log in"), "the log does not tell");
+    // Not even then does the server write anything that it should not.
+    cluster.restart()?;
+    keys.bring_back()?;
+    cluster.eventually_that("a login", || cluster.client().map(drop))?;
+    ensure!(cluster.text("SELECT state FROM pagevault.status")? == "unlocked", "state");
+    check_objects(&mut cluster.client_to("app")?)?;
+    cluster.sql("CREATE ROLE afterwards")?;
+    cluster.crash()?;
+    ensure!(cluster.text("SELECT count(*) FROM pg_roles WHERE rolname = 'afterwards'")? == "1");
+    let mut client = cluster.client()?;
+    expect(&cluster, &mut client, true, true)?;
+    drop(client);
+    cluster.finish()
+}
+
+/// Keys of catalogs go to standbys through WAL, those of shared ones too.
+#[test]
+fn a_standby_follows_and_takes_over() -> Result<()> {
+    let (cluster, keys) = cluster()?;
+    let backup = cluster.directory().join("backup");
+    cluster.base_backup(&backup)?;
+    let mut standby = Cluster::from_files(|data| {
+        std::fs::rename(&backup, data)?;
+        let signal = data.join("standby.signal");
+        std::fs::write(&signal, "")?;
+        cluster.installation().give(&signal)
+    })?;
+    standby.allow_log("walreceiver");
+    standby.append_conf(&format!(
+        "primary_conninfo = 'host={} user=postgres'",
+        cluster.directory().display()
+    ))?;
+    standby.start_server()?;
+    // All that is sealed is sealed while it follows.
+    cluster.set(&[("pagevault.protect_shared_catalogs", "on")])?;
+    cluster.sql("SELECT pagevault.encrypt_catalogs()")?;
+    let mut app = cluster.client_to("app")?;
+    run_sql(&mut app, &label(APP, "'encrypted'"))?;
+    run_sql(&mut app, "VACUUM FULL pg_class; ")?;
+    run_sql(&mut app, "VACUUM FULL pg_authid")?;
+    run_sql(&mut app, "CREATE ROLE afterwards; CREATE TABLE afterwards AS SELECT 7 AS id")?;
+    run_sql(&mut app, "CHECKPOINT")?; // without it the standby makes no restart point
+    let end = text(&mut app, "SELECT pg_current_wal_lsn()")?;
+    drop(app);
+    standby.eventually(&format!("SELECT pg_last_wal_replay_lsn() >= '{end}'"), "t")?;
+    let check = |cluster: &Cluster| -> Result<()> {
+        let mut app = cluster.client_to("app")?;
+        check_objects(&mut app)?;
+        ensure!(text(&mut app, "SELECT id FROM afterwards")? == "7", "table");
+        expect(cluster, &mut app, false, true)?;
+        expect(cluster, &mut app, true, true)
+    };
+    check(&standby)?;
+    cluster.stop(StopMode::Fast)?;
+    standby.sql("SELECT pg_promote()")?;
+    check(&standby)?;
+    standby.sql("CREATE ROLE promoted")?;
+    standby.crash()?;
+    check(&standby)?;
+    drop(keys);
+    standby.finish()?;
+    cluster.finish()
+}
+
+/// Stopped anywhere, catalogs are readable, and the next time goes on.
+#[test]
+fn sealing_may_be_interrupted() -> Result<()> {
+    let (mut cluster, _keys) = cluster()?;
+    cluster.allow_log("canceling statement");
+    run_sql(
+        &mut cluster.client_to("app")?,
+        "CREATE TABLE wide AS SELECT i AS id, repeat(md5(i::text), 30) AS name FROM generate_series(1, 3000) i;
+         ALTER TABLE wide ALTER name SET STATISTICS 5000; ANALYZE wide",
+    )?;
+    let encrypt = [label(APP, "'encrypted'"), "SELECT pagevault.encrypt('wide')".to_owned()];
+    let mut interrupted = 0;
+    for pause in [30, 70, 150, 300, 600] {
+        for statement in &encrypt {
+            let mut app = cluster.client_to("app")?;
+            run_sql(&mut app, &format!("SET statement_timeout = {pause}"))?;
+            interrupted += u32::from(run_sql(&mut app, statement).is_err());
+            check_objects(&mut cluster.client_to("app")?)?;
+        }
+        let mut app = cluster.client_to("app")?;
+        let statement = encrypt[0].clone();
+        let command = std::thread::spawn(move || run_sql(&mut app, &statement));
+        std::thread::sleep(std::time::Duration::from_millis(pause));
+        cluster.crash()?;
+        let outcome = command.join().map_err(|_| anyhow::anyhow!("a thread died"))?;
+        interrupted += u32::from(outcome.is_err());
+        check_objects(&mut cluster.client_to("app")?)?;
+    }
+    ensure!(interrupted > 0, "nothing was interrupted");
+    let mut app = cluster.client_to("app")?;
+    for statement in &encrypt {
+        run_sql(&mut app, statement)?;
+    }
+    expect(&cluster, &mut app, false, true)?;
+    expect_no_drift(&mut app)?;
+    drop(app);
+    cluster.crash()?;
+    let mut app = cluster.client_to("app")?;
+    check_objects(&mut app)?;
+    run_sql(&mut app, "ANALYZE wide")?;
+    expect(&cluster, &mut app, false, true)?;
+    drop(app);
+    cluster.finish()
+}
+
+/// `postgres --single`, where broken system indexes are rebuilt.
+#[test]
+fn single_user_mode_follows_the_policy_too() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    let mut app = cluster.client_to("app")?;
+    run_sql(&mut app, &label(APP, "'encrypted'"))?;
+    run_sql(&mut app, "CREATE TABLE secret AS SELECT 7 AS id")?;
+    drop(app);
+    cluster.stop(StopMode::Fast)?;
+    let commands = "REINDEX SYSTEM app\nVACUUM FULL pg_statistic\nVACUUM FULL secret\n\
+                    CREATE TABLE IF NOT EXISTS single AS SELECT 8 AS id\nCHECKPOINT\n";
+    for options in [&["--single"][..], &["--single", "-P"]] {
+        let mut server = cluster.installation().command("postgres");
+        server.args(options).arg("-D").arg(cluster.data_directory()).arg("app");
+        let mut server =
+            server.stdin(Stdio::piped()).stdout(Stdio::null()).stderr(Stdio::null()).spawn()?;
+        server.stdin.take().context("its input")?.write_all(commands.as_bytes())?;
+        ensure!(server.wait()?.success(), "{options:?}");
+    }
+    cluster.start_server()?;
+    let mut app = cluster.client_to("app")?;
+    check_objects(&mut app)?;
+    for (table, id) in [("secret", "7"), ("single", "8")] {
+        ensure!(text(&mut app, &format!("SELECT id FROM {table}"))? == id, "{table}");
+        let path = text(&mut app, &format!("SELECT pg_relation_filepath('{table}')"))?;
+        assert_sealed(&DataFile::find(&cluster.data_directory().join(path))?)?;
+    }
+    expect(&cluster, &mut app, false, true)?;
+    drop(app);
+    cluster.finish()
+}

@@ -1,0 +1,145 @@
+//! Labels on relations with data, and whole databases: small ones at once, the rest by jobs.
+
+use anyhow::{Result, ensure};
+use pagevault_tests::{Cluster, Settings};
+
+use crate::{assert_plain, assert_sealed};
+
+const ALL: &str = "SELECT count(*) || ' ' || sum(hashtext(name)) FROM big";
+
+/// A plain table of some 1,500 pages beside a small one.
+fn cluster(conf: &str) -> Result<Cluster> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default().conf(conf))?;
+    cluster.sql(
+        "CREATE TABLE big (id serial PRIMARY KEY, name text);
+         INSERT INTO big (name) SELECT repeat(md5(i::text), 4) FROM generate_series(1, 60000) i;
+         CREATE TABLE small AS SELECT 1 AS id",
+    )?;
+    cluster.sql("CHECKPOINT")?;
+    Ok(cluster)
+}
+
+fn label(word: &str, table: &str) -> String {
+    format!("SECURITY LABEL FOR pagevault ON TABLE {table} IS {word}")
+}
+
+const JOBS: &str =
+    "SELECT coalesce(string_agg(concat_ws(' ', relation, kind, state), ', ' ORDER BY job), 'none')
+    FROM pagevault.rekey_progress";
+const DRIFT: &str = "SELECT coalesce(string_agg(concat_ws(' ', relation, wanted, '<-', actual, ':', heal), ', '), 'none')
+    FROM pagevault.drift";
+
+#[test]
+fn a_label_on_much_data_is_a_job() -> Result<()> {
+    let cluster = cluster("pagevault.rekey_rate = 1")?;
+    let before = cluster.text(ALL)?;
+    cluster.sql(&label("'encrypted'", "small"))?;
+    ensure!(cluster.text(JOBS)? == "none", "a job for one page");
+    assert_sealed(&cluster.files("small")?)?;
+
+    // Rolled back, there is neither label nor job.
+    cluster.sql(&format!("BEGIN; {}; ROLLBACK", label("'encrypted'", "big")))?;
+    ensure!(cluster.text(JOBS)? == "none" && cluster.text(DRIFT)? == "none");
+    cluster.sql(&label("'encrypted aes-128-xts'", "big"))?;
+    cluster.eventually(JOBS, "big encrypt running")?;
+    let job = cluster.text("SELECT max(job) FROM pagevault.rekey_progress")?;
+    let drift = cluster.text(DRIFT)?;
+    ensure!(
+        drift.starts_with("big encrypted <- running, ")
+            && drift.ends_with(&format!("SELECT pagevault.rekey_wait({job})")),
+        "{drift}"
+    );
+    ensure!(cluster.text("SELECT pagevault.is_encrypted('big')")? == "f");
+    let error = cluster.error(&label("'plain'", "big"))?;
+    ensure!(
+        error.sqlstate == "55006" && error.hint.contains(&format!("rekey_cancel({job})")),
+        "{error}"
+    );
+
+    cluster.sql(&format!("SELECT pagevault.rekey_cancel({job})"))?;
+    let drift = cluster.text(DRIFT)?;
+    ensure!(
+        drift.starts_with("big encrypted <- cancelled, ")
+            && drift.contains(&format!("SELECT pagevault.rekey_resume({job})")),
+        "{drift}"
+    );
+    ensure!(cluster.text(ALL)? == before, "a mixture is not readable");
+    cluster.set(&[("pagevault.rekey_rate", "0")])?;
+    cluster.sql(&format!("SELECT pagevault.rekey_resume({job})"))?;
+    ensure!(cluster.text("SELECT pagevault.rekey_wait('big'::regclass, '60s')")? == "t");
+    assert_sealed(&cluster.family_files("big")?)?;
+    ensure!(
+        cluster.text(
+            "SELECT DISTINCT cipher FROM pagevault.relations WHERE relation = 'big'::regclass"
+        )? == "aes-128-xts"
+    );
+    ensure!(cluster.text(DRIFT)? == "none", "{}", cluster.text(DRIFT)?);
+    ensure!(cluster.text(ALL)? == before, "contents differ");
+    cluster.finish()
+}
+
+#[test]
+fn decryption_is_rolled_back_with_its_transaction() -> Result<()> {
+    let cluster = cluster("pagevault.rekey_rate = 0")?;
+    cluster.sql("SELECT pagevault.encrypt('small')")?;
+    cluster.sql(&format!("BEGIN; {}; ROLLBACK", label("'plain'", "small")))?;
+    assert_sealed(&cluster.files("small")?)?;
+    ensure!(cluster.text(JOBS)? == "none");
+    // A function is part of a transaction as well; so this is a job.
+    cluster.sql("SELECT pagevault.decrypt('small')")?;
+    ensure!(cluster.text("SELECT pagevault.rekey_wait('small'::regclass, '60s')")? == "t");
+    assert_plain(&cluster.files("small")?)?;
+    let error = cluster.error(
+        "BEGIN; SELECT pagevault.encrypt('big'); SELECT pagevault.rekey_wait('big'::regclass)",
+    )?;
+    ensure!(error.sqlstate == "25001", "{error}");
+    cluster.finish()
+}
+
+#[test]
+fn a_whole_database_back_and_forth() -> Result<()> {
+    let cluster = cluster("pagevault.rekey_rate = 0")?;
+    cluster.sql(
+        "CREATE SCHEMA app; CREATE TABLE app.parts (id int, name text) PARTITION BY RANGE (id);
+         CREATE TABLE app.low PARTITION OF app.parts FOR VALUES FROM (0) TO (100);
+         INSERT INTO app.parts SELECT i, 'x' FROM generate_series(0, 99) i;
+         CREATE MATERIALIZED VIEW app.view AS SELECT count(*) FROM big; CREATE SEQUENCE numbers;
+         CREATE TABLE open AS SELECT 1 AS id",
+    )?;
+    cluster.sql(&label("'plain'", "open"))?;
+    let before = cluster.text(ALL)?;
+    cluster.sql("SELECT pagevault.encrypt_database()")?;
+    let wait = "SELECT coalesce(bool_and(pagevault.rekey_wait(job, '60s')), true) FROM pagevault.rekey_progress";
+    ensure!(cluster.text(wait)? == "t");
+    ensure!(cluster.text(DRIFT)? == "none", "{}", cluster.text(DRIFT)?);
+    cluster.sql("CHECKPOINT")?;
+    for relation in ["big", "small", "app.low", "app.view", "numbers", "pg_class", "pg_statistic"] {
+        assert_sealed(&cluster.files(relation)?)?;
+    }
+    assert_plain(&cluster.files("open")?)?;
+    ensure!(
+        cluster
+            .text("SELECT pagevault.encrypt_database() - count(*) FROM pagevault.drift")?
+            .parse::<i64>()?
+            >= 0
+    );
+
+    let jobs = cluster.text("SELECT pagevault.rotate_all_data_keys()")?;
+    ensure!(jobs.parse::<i64>()? > 5, "{jobs} jobs");
+    ensure!(cluster.text(wait)? == "t");
+    ensure!(cluster.text(ALL)? == before, "contents differ");
+
+    cluster.sql("SELECT pagevault.decrypt_database()")?;
+    ensure!(cluster.text(wait)? == "t");
+    cluster.sql("CHECKPOINT")?;
+    for relation in ["big", "small", "app.low", "app.view", "numbers", "pg_class"] {
+        assert_plain(&cluster.files(relation)?)?;
+    }
+    ensure!(
+        cluster.text("SELECT count(*) FROM pg_seclabels WHERE label LIKE 'encrypted%'")? == "0"
+    );
+    ensure!(cluster.text(ALL)? == before, "contents differ");
+    cluster.restart()?;
+    ensure!(cluster.text(ALL)? == before, "contents differ after a restart");
+    cluster.finish()
+}

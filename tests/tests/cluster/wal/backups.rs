@@ -1,0 +1,122 @@
+//! Base backups that bring their WAL along.
+
+use anyhow::{Result, ensure};
+use pagevault_tests::installation::run;
+use pagevault_tests::wal::{PAGE, Segment, WalPage};
+use pagevault_tests::{Cluster, Installation, Settings};
+
+use super::{
+    assert_hidden, base_backup, count, insert, last_page, leaks, marks, sealing, segments, state_at,
+};
+
+fn restored_after_load(method: &str) -> Result<(Cluster, Cluster, Vec<Segment>)> {
+    let (mut cluster, _keys) = sealing(&Settings::default())?;
+    cluster.allow_log("connection to client lost");
+    cluster.pgbench(&["-i", "-q", "-s", "1"])?;
+    insert(&cluster, "drossel", 1000)?;
+    let mut load = cluster.pgbench_in_background(&["-n", "-c", "2", "-T", "600"])?;
+    let mut wal = Vec::new();
+    let restored = Cluster::from_files(|target| {
+        base_backup(&cluster, target, &["-X", method])?;
+        wal = Segment::all(&target.join("pg_wal"))?;
+        // That WAL can be parsed is checked by pg_waldump, which knows no sealed pages.
+        let mut verify = cluster.program("pg_verifybackup");
+        run(verify.arg(target).args((method == "fetch").then_some("--no-parse-wal"))).map(drop)
+    })?;
+    let _ = load.kill();
+    load.wait()?;
+    restored.start_server()?;
+    let balanced = "SELECT (SELECT sum(abalance) FROM pgbench_accounts)
+        = (SELECT coalesce(sum(delta), 0) FROM pgbench_history)";
+    ensure!(restored.text(balanced)? == "t", "balances differ");
+    ensure!(count(&restored, "drossel")? == "1000", "rows are missing");
+    insert(&restored, "meise", 10)?;
+    restored.crash()?;
+    ensure!(count(&restored, "meise")? == "10", "rows are missing");
+    restored.sql("SELECT pg_switch_wal()")?;
+    insert(&restored, "zaunkoenig", 1000)?;
+    assert_hidden(&restored, "zaunkoenig")?;
+    restored.crash()?;
+    ensure!(count(&restored, "zaunkoenig")? == "1000", "rows are missing");
+    ensure!(restored.text(balanced)? == "t", "balances differ");
+    Ok((cluster, restored, wal))
+}
+
+#[test]
+fn fetched_wal_stays_sealed() -> Result<()> {
+    let (cluster, restored, wal) = restored_after_load("fetch")?;
+    ensure!(marks(&wal)? == [1], "keys {:?}", marks(&wal)?);
+    restored.finish()?;
+    cluster.finish()
+}
+
+#[test]
+fn streamed_wal_is_plaintext_and_mixes() -> Result<()> {
+    let (cluster, restored, wal) = restored_after_load("stream")?;
+    ensure!(marks(&wal)?.is_empty(), "keys {:?}", marks(&wal)?);
+    restored.finish()?;
+    cluster.finish()
+}
+
+/// WAL in a backup of a standby ends in the middle of a page. That page is written on, and stays what it
+/// was: after a torn write it would be plaintext in part and sealed in part, and could not be read.
+#[test]
+fn a_page_that_is_written_on_keeps_its_key() -> Result<()> {
+    let (cluster, _keys) = sealing(&Settings::default())?;
+    let standby = super::standby_of(&cluster, &[])?;
+    insert(&cluster, "drossel", 1000)?;
+    super::wait_for(&standby, &cluster)?;
+    let mut wal = Vec::new();
+    let restored = Cluster::from_files(|target| {
+        base_backup(&standby, target, &["-X", "stream"])?;
+        wal = Segment::all(&target.join("pg_wal"))?;
+        Ok(std::fs::remove_file(target.join("standby.signal"))?)
+    })?;
+    let last = last_page(&wal)?;
+    ensure!(last.1 == WalPage::Plain, "the stream is sealed");
+    restored.start_server()?;
+    insert(&restored, "meise", 1000)?;
+    let now = last_page(&segments(&restored)?)?;
+    ensure!(now.1 == WalPage::Sealed(1), "the page at {:X} is {:?}", now.0, now.1);
+    let kept = state_at(&segments(&restored)?, last.0)?;
+    ensure!(kept == last.1, "the page at {:X} is {kept:?}, and was {:?}", last.0, last.1);
+    let next = state_at(&segments(&restored)?, last.0 + PAGE as u64)?;
+    ensure!(next == WalPage::Sealed(1), "the page behind it is {next:?}");
+    restored.crash()?;
+    for (canary, rows) in [("drossel", "1000"), ("meise", "1000")] {
+        ensure!(count(&restored, canary)? == rows, "{canary}: {}", count(&restored, canary)?);
+    }
+    restored.finish()?;
+    standby.finish()?;
+    cluster.finish()
+}
+
+/// The summarizer reads WAL; an incremental backup relies on what it found.
+#[test]
+fn incremental_backups_are_complete() -> Result<()> {
+    if Installation::get()?.major < 17 {
+        return Ok(());
+    }
+    let (cluster, _keys) = sealing(&Settings::default().conf("summarize_wal = on"))?;
+    insert(&cluster, "amsel", 20_000)?;
+    let full = cluster.directory().join("full");
+    base_backup(&cluster, &full, &["-X", "fetch"])?;
+    cluster.sql("UPDATE t SET name = 'drossel-' || id WHERE id % 100 = 0")?;
+    cluster.sql("SELECT pagevault.rotate_wal_key()")?;
+    cluster.sql("UPDATE t SET name = 'fink-' || id WHERE id % 100 = 1")?;
+    let incremental = cluster.directory().join("incremental");
+    let manifest = full.join("backup_manifest");
+    let option = format!("--incremental={}", manifest.display());
+    base_backup(&cluster, &incremental, &["-X", "fetch", &option])?;
+    let restored = Cluster::from_files(|target| {
+        let mut combine = cluster.program("pg_combinebackup");
+        run(combine.arg(&full).arg(&incremental).arg("-o").arg(target)).map(drop)
+    })?;
+    restored.start_server()?;
+    for (canary, rows) in [("amsel", "19600"), ("drossel", "200"), ("fink", "200")] {
+        ensure!(count(&restored, canary)? == rows, "{canary}: {}", count(&restored, canary)?);
+    }
+    ensure!(!leaks(&Segment::all(&incremental.join("pg_wal"))?, "fink"), "WAL is plaintext");
+    restored.finish()?;
+    cluster.finish()
+}

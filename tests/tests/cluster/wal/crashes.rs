@@ -1,0 +1,192 @@
+//! kill -9 with sealed WAL, in the sizes and modes in which WAL can be written.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail, ensure};
+use pagevault_tests::datafile::holds;
+use pagevault_tests::wal::{PAGE, WalPage};
+use pagevault_tests::{Settings, StopMode};
+
+use super::{STATE, assert_hidden, count, insert, last_page, marks, sealing, segments, state_at};
+
+fn survives(settings: &Settings) -> Result<()> {
+    let (cluster, _keys) = sealing(settings)?;
+    cluster.pgbench(&["-i", "-q", "-s", "1"])?;
+    for round in 1..=3_u64 {
+        let mut load = cluster.pgbench_in_background(&["-n", "-c", "4", "-j", "2", "-T", "60"])?;
+        sleep(Duration::from_millis(500 * round));
+        insert(&cluster, "drossel", 1000)?;
+        if round == 2 {
+            cluster.sql("CHECKPOINT; SELECT pg_switch_wal()")?;
+            insert(&cluster, "drossel", 1000)?;
+        }
+        cluster.kill()?;
+        load.wait()?;
+        cluster.start_server()?;
+        let balanced = "SELECT (SELECT sum(abalance) FROM pgbench_accounts)
+            = (SELECT coalesce(sum(delta), 0) FROM pgbench_history)";
+        ensure!(cluster.text(balanced)? == "t", "round {round}: balances differ");
+    }
+    ensure!(count(&cluster, "drossel")? == "4000", "{} rows", count(&cluster, "drossel")?);
+    assert_hidden(&cluster, "drossel")?;
+    ensure!(marks(&segments(&cluster)?)? == [1], "not all is sealed with the one key");
+    cluster.finish()
+}
+
+#[test]
+fn committed_rows_survive() -> Result<()> {
+    survives(&Settings::default())
+}
+
+#[test]
+fn with_full_page_writes_off_and_compression() -> Result<()> {
+    survives(&Settings::default().conf("full_page_writes = off").conf("wal_compression = on"))
+}
+
+#[test]
+fn with_open_datasync() -> Result<()> {
+    let settings = Settings::default().conf("fsync = on").conf("wal_sync_method = open_datasync");
+    survives(&settings)
+}
+
+#[test]
+fn with_direct_io() -> Result<()> {
+    if pagevault_tests::Installation::get()?.major < 16 {
+        return Ok(());
+    }
+    survives(&Settings::default().conf("debug_io_direct = wal"))
+}
+
+#[test]
+fn with_minimal_wal_and_recycled_segments() -> Result<()> {
+    let settings = Settings::default()
+        .conf("wal_level = minimal")
+        .conf("max_wal_senders = 0")
+        .conf("max_wal_size = 64MB")
+        .conf("min_wal_size = 64MB");
+    let (cluster, _keys) = sealing(&settings)?;
+    for round in 0..6 {
+        insert(&cluster, "drossel", 100_000)?;
+        cluster.sql("CHECKPOINT")?;
+        insert(&cluster, "zaunkoenig", 10)?;
+        // A table that is not logged, only synced.
+        cluster.sql(&format!(
+            "BEGIN; CREATE TABLE t_{round} (id int); COPY t_{round} FROM PROGRAM 'seq 1000'; COMMIT"
+        ))?;
+        cluster.crash()?;
+        let rows = cluster.text(&format!("SELECT count(*) FROM t_{round}"))?;
+        ensure!(rows == "1000", "round {round}: {rows} rows");
+        ensure!(count(&cluster, "zaunkoenig")? == (10 * (round + 1)).to_string(), "round {round}");
+    }
+    ensure!(count(&cluster, "drossel")? == "600000", "{} rows", count(&cluster, "drossel")?);
+    assert_hidden(&cluster, "drossel")?;
+    assert_hidden(&cluster, "zaunkoenig")?;
+    cluster.finish()
+}
+
+#[test]
+fn prepared_transactions_survive() -> Result<()> {
+    let (cluster, _keys) = sealing(&Settings::default().conf("max_prepared_transactions = 10"))?;
+    for name in ["one", "two", "three"] {
+        cluster.sql(&format!(
+            "BEGIN; INSERT INTO t (name) SELECT '{name}-' || i FROM generate_series(1, 100) i;
+             PREPARE TRANSACTION '{name}'"
+        ))?;
+    }
+    cluster.sql("COMMIT PREPARED 'one'")?;
+    cluster.crash()?;
+    cluster.sql("COMMIT PREPARED 'two'")?;
+    cluster.crash()?;
+    cluster.sql("ROLLBACK PREPARED 'three'")?;
+    cluster.crash()?;
+    for (name, rows) in [("one", "100"), ("two", "100"), ("three", "0")] {
+        ensure!(count(&cluster, name)? == rows, "{name}: {} rows", count(&cluster, name)?);
+    }
+    cluster.finish()
+}
+
+#[test]
+fn a_single_user_server_recovers() -> Result<()> {
+    let (cluster, _keys) = sealing(&Settings::default())?;
+    insert(&cluster, "drossel", 1000)?;
+    cluster.kill()?;
+    let mut single = cluster.program("postgres");
+    single.args(["--single", "-D"]).arg(cluster.data_directory()).arg("postgres");
+    single.stdin(std::process::Stdio::null());
+    pagevault_tests::installation::run(&mut single)?;
+    cluster.start_server()?;
+    ensure!(count(&cluster, "drossel")? == "1000", "rows are missing");
+    cluster.finish()
+}
+
+/// Killed after pages were sealed with a new key and before the switch to it was written down, the
+/// server has the key, and reads them. The last of them is written on with that key.
+#[test]
+fn a_switch_that_was_lost_is_made_again() -> Result<()> {
+    let (cluster, _keys) = sealing(&Settings::default())?;
+    insert(&cluster, "amsel", 100)?;
+    cluster.sql("CHECKPOINT")?;
+    insert(&cluster, "drossel", 1000)?;
+    cluster.kill()?;
+    let (last, _) = last_page(&segments(&cluster)?)?;
+    forget_switches(&cluster.data_directory().join("pagevault/cluster.keys"))?;
+    cluster.append_conf("pagevault.wal_encryption = keep")?;
+    std::fs::remove_file(cluster.data_directory().join("postgresql.auto.conf"))?;
+    cluster.start_server()?;
+    ensure!(cluster.text(STATE)? == "plaintext", "the switch is still known");
+    ensure!(count(&cluster, "drossel")? == "1000", "rows are missing");
+    ensure!(state_at(&segments(&cluster)?, last)? == WalPage::Sealed(1), "another key");
+    insert(&cluster, "fink", 1000)?;
+    ensure!(state_at(&segments(&cluster)?, last)? == WalPage::Sealed(1), "another key");
+    let next = state_at(&segments(&cluster)?, last + PAGE as u64)?;
+    ensure!(next == WalPage::Plain, "the next page is {next:?}");
+    super::switch(&cluster, true)?;
+    insert(&cluster, "gimpel", 1000)?;
+    assert_hidden(&cluster, "gimpel")?;
+    cluster.crash()?;
+    for (canary, rows) in [("drossel", "1000"), ("fink", "1000"), ("gimpel", "1000")] {
+        ensure!(count(&cluster, canary)? == rows, "{canary}: {}", count(&cluster, canary)?);
+    }
+    ensure!(marks(&segments(&cluster)?)? == [1, 2], "keys {:?}", marks(&segments(&cluster)?)?);
+    cluster.finish()
+}
+
+/// Cuts a key log off before its first switch of WAL: batches have a header of 28 bytes with the length
+/// of the body at 8; the first byte of the body is the type of its first record, 8.
+fn forget_switches(log: &std::path::Path) -> Result<()> {
+    let bytes = std::fs::read(log)?;
+    let mut at = bytes.windows(4).position(|four| four == *b"\xDBpv\xB1").context("no batch")?;
+    while let Some(header) = bytes.get(at..at + 28) {
+        let length = u32::from_le_bytes([header[8], header[9], header[10], header[11]]) as usize;
+        if length > 0 && bytes.get(at + 28) == Some(&8) {
+            return Ok(std::fs::OpenOptions::new().write(true).open(log)?.set_len(at as u64)?);
+        }
+        at += 28 + length;
+    }
+    bail!("no switch in {}", log.display())
+}
+
+/// A page is written again as it fills. Whoever copies it twice learns where it changed, nothing else.
+#[test]
+fn two_copies_of_a_live_segment_give_nothing_away() -> Result<()> {
+    let (cluster, _keys) = sealing(&Settings::default())?;
+    let mut copies = Vec::new();
+    for _ in 0..20 {
+        insert(&cluster, "drossel", 1)?;
+        copies.push(segments(&cluster)?);
+    }
+    let mut differing = 0;
+    for pair in copies.windows(2) {
+        for (before, after) in pair[0].iter().zip(&pair[1]) {
+            let mixed: Vec<u8> =
+                before.bytes.iter().zip(&after.bytes).map(|(a, b)| a ^ b).collect();
+            differing += mixed.chunks(16).filter(|block| block.iter().any(|b| *b != 0)).count();
+            // With a stream cipher this would be the plaintext where there was none before.
+            ensure!(!holds(&mixed, b"drossel"), "the difference of two copies shows plaintext");
+        }
+    }
+    ensure!(differing > 100, "the copies hardly differ: {differing} blocks");
+    cluster.stop(StopMode::Fast)?;
+    cluster.finish()
+}

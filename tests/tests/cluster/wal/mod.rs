@@ -1,0 +1,139 @@
+//! WAL encryption: every reader and writer of WAL, each looked at on disk.
+
+mod archives;
+mod backups;
+mod crashes;
+mod readers;
+mod replication;
+mod switching;
+mod tools;
+
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use pagevault_tests::datafile::holds;
+use pagevault_tests::installation::run;
+use pagevault_tests::wal::{PAGE, Segment, WalPage};
+use pagevault_tests::{Cluster, Installation, KeyFile, Settings};
+
+const STATE: &str = "SELECT wal FROM pagevault.status";
+
+/// A cluster that seals its WAL, with a plain table `t`: what leaks must come from WAL.
+fn sealing(settings: &Settings) -> Result<(Cluster, KeyFile)> {
+    let (cluster, keys) = Cluster::with_keys(settings)?;
+    cluster.sql("CREATE TABLE t (id serial PRIMARY KEY, name text)")?;
+    switch(&cluster, true)?;
+    Ok((cluster, keys))
+}
+
+/// Turns WAL encryption on or off and waits until it is so.
+fn switch(cluster: &Cluster, on: bool) -> Result<()> {
+    cluster.set(&[("pagevault.wal_encryption", if on { "on" } else { "off" })])?;
+    cluster.eventually(STATE, if on { "encrypted" } else { "plaintext" })
+}
+
+/// Adds rows that hold `canary`.
+fn insert(cluster: &Cluster, canary: &str, rows: u32) -> Result<()> {
+    cluster.sql(&format!(
+        "INSERT INTO t (name) SELECT '{canary}-' || i FROM generate_series(1, {rows}) i"
+    ))
+}
+
+fn count(cluster: &Cluster, canary: &str) -> Result<String> {
+    cluster.text(&format!("SELECT count(*) FROM t WHERE name LIKE '{canary}-%'"))
+}
+
+/// The segments of `pg_wal`.
+fn segments(cluster: &Cluster) -> Result<Vec<Segment>> {
+    Segment::all(&cluster.data_directory().join("pg_wal"))
+}
+
+/// Whether any segment holds `canary`.
+fn leaks(segments: &[Segment], canary: &str) -> bool {
+    segments.iter().any(|segment| holds(&segment.bytes, canary.as_bytes()))
+}
+
+/// The marks of the pages that are sealed, in order, each once.
+fn marks(segments: &[Segment]) -> Result<Vec<u16>> {
+    let mut marks = Vec::new();
+    for segment in segments {
+        for page in segment.pages()? {
+            if let WalPage::Sealed(mark) = page {
+                marks.push(mark);
+            }
+        }
+    }
+    marks.dedup();
+    Ok(marks)
+}
+
+/// Address and state of the last page that is written.
+fn last_page(segments: &[Segment]) -> Result<(u64, WalPage)> {
+    let mut last = (0, WalPage::Unused);
+    for segment in segments {
+        for (at, page) in (segment.address()?..).step_by(PAGE).zip(segment.pages()?) {
+            if page != WalPage::Unused && at > last.0 {
+                last = (at, page);
+            }
+        }
+    }
+    Ok(last)
+}
+
+/// What the page at an address says.
+fn state_at(segments: &[Segment], address: u64) -> Result<WalPage> {
+    for segment in segments {
+        let base = segment.address()?;
+        if (base..base + segment.bytes.len() as u64).contains(&address) {
+            return Ok(segment.pages()?[(address - base) as usize / PAGE]);
+        }
+    }
+    anyhow::bail!("no segment holds {address:X}")
+}
+
+fn assert_hidden(cluster: &Cluster, canary: &str) -> Result<()> {
+    ensure!(!leaks(&segments(cluster)?, canary), "pg_wal holds {canary}");
+    Ok(())
+}
+
+/// Whether the installation lacks a library that is not part of every package; says so.
+fn lacks(library: &str) -> Result<bool> {
+    let directory = Installation::get()?.library_directory();
+    let lacks = !directory.join(format!("{library}.so")).exists();
+    if lacks {
+        eprintln!("skipped: {library} is not installed");
+    }
+    Ok(lacks)
+}
+
+/// `pg_basebackup` with these options.
+fn base_backup(cluster: &Cluster, target: &Path, options: &[&str]) -> Result<()> {
+    let mut program = cluster.program("pg_basebackup");
+    run(program.args(["--checkpoint=fast", "-D"]).arg(target).args(options)).map(drop)
+}
+
+/// A standby that streams from `primary`, started.
+pub(crate) fn standby_of(primary: &Cluster, conf: &[&str]) -> Result<Cluster> {
+    let mut standby = Cluster::from_files(|target| {
+        base_backup(primary, target, &[])?;
+        let signal = target.join("standby.signal");
+        std::fs::write(&signal, "")?;
+        primary.installation().give(&signal)
+    })?;
+    standby.allow_log("terminating walreceiver process");
+    standby.append_conf(&format!(
+        "primary_conninfo = 'host={} user=postgres'\nwal_retrieve_retry_interval = 200ms",
+        primary.directory().display()
+    ))?;
+    for line in conf {
+        standby.append_conf(line)?;
+    }
+    standby.start_server()?;
+    Ok(standby)
+}
+
+/// Waits until the standby has replayed all that the primary has logged.
+pub(crate) fn wait_for(standby: &Cluster, primary: &Cluster) -> Result<()> {
+    let end = primary.text("SELECT pg_current_wal_flush_lsn()")?;
+    standby.eventually(&format!("SELECT pg_last_wal_replay_lsn() >= '{end}'"), "t")
+}

@@ -1,0 +1,110 @@
+//! Standbys: the receiver writes at any offset, and seals what it receives; promotion copies a segment.
+
+use anyhow::{Result, ensure};
+use pagevault_tests::wal::WalPage;
+use pagevault_tests::{Cluster, Settings};
+
+use super::{assert_hidden, count, insert, marks, sealing, segments, standby_of, wait_for};
+
+#[test]
+fn a_standby_seals_what_it_receives() -> Result<()> {
+    let (primary, _keys) = sealing(&Settings::default())?;
+    let standby = standby_of(&primary, &[])?;
+    primary.sql("SELECT pg_switch_wal()")?;
+    wait_for(&standby, &primary)?;
+    // Small transactions: each is received in parts of a page.
+    for _ in 0..30 {
+        insert(&primary, "drossel", 7)?;
+    }
+    insert(&primary, "drossel", 10_000)?;
+    primary.sql("SELECT pagevault.rotate_wal_key()")?;
+    wait_for(&standby, &primary)?;
+    for round in 0..10 {
+        insert(&primary, "drossel", 5)?;
+        if round == 5 {
+            wait_for(&standby, &primary)?;
+            standby.crash()?;
+        }
+    }
+    wait_for(&standby, &primary)?;
+    ensure!(count(&standby, "drossel")? == "10260", "{} rows", count(&standby, "drossel")?);
+    assert_hidden(&standby, "drossel")?;
+    let marks = marks(&segments(&standby)?)?;
+    ensure!(marks.ends_with(&[1, 2]), "keys {marks:?}");
+    // A base backup of the standby, and a standby that follows it.
+    let cascaded = standby_of(&standby, &[])?;
+    insert(&primary, "fink", 1000)?;
+    wait_for(&cascaded, &primary)?;
+    ensure!(count(&cascaded, "fink")? == "1000", "rows are missing");
+    primary.sql("SELECT pg_switch_wal()")?;
+    insert(&primary, "zaunkoenig", 1000)?;
+    wait_for(&cascaded, &primary)?;
+    ensure!(count(&cascaded, "zaunkoenig")? == "1000", "rows are missing");
+    assert_hidden(&cascaded, "zaunkoenig")?;
+    cascaded.finish()?;
+    standby.finish()?;
+    primary.finish()
+}
+
+/// A standby made while WAL was plaintext hears of the key by replay; one that is behind does too.
+#[test]
+fn a_standby_follows_switches() -> Result<()> {
+    let (primary, _keys) = Cluster::with_keys(&Settings::default())?;
+    primary.sql("CREATE TABLE t (id serial PRIMARY KEY, name text)")?;
+    let mut standby = standby_of(&primary, &[])?;
+    super::switch(&primary, true)?;
+    primary.sql("SELECT pg_switch_wal()")?;
+    wait_for(&standby, &primary)?;
+    insert(&primary, "drossel", 1000)?;
+    wait_for(&standby, &primary)?;
+    assert_hidden(&standby, "drossel")?;
+    standby.stop(pagevault_tests::StopMode::Fast)?;
+    super::switch(&primary, false)?;
+    super::switch(&primary, true)?;
+    insert(&primary, "fink", 1000)?;
+    standby.start_server()?;
+    wait_for(&standby, &primary)?;
+    ensure!(count(&standby, "fink")? == "1000", "rows are missing");
+    standby.crash()?;
+    wait_for(&standby, &primary)?;
+    standby.allow_log("could not receive data from WAL stream");
+    standby.sql("SELECT pg_promote()")?;
+    insert(&standby, "meise", 1000)?;
+    assert_hidden(&standby, "meise")?;
+    standby.finish()?;
+    primary.finish()
+}
+
+/// Where a timeline forks, the beginning of the last segment is copied, up to any byte.
+#[test]
+fn nothing_is_lost_by_promotion_and_kill_at_once() -> Result<()> {
+    let (primary, _keys) = sealing(&Settings::default())?;
+    for round in 1..=3_u32 {
+        let mut standby = standby_of(&primary, &[])?;
+        standby.allow_log("terminating walreceiver process");
+        standby.allow_log("could not receive data from WAL stream");
+        for rows in 1..=round {
+            insert(&primary, "drossel", rows * 3)?;
+        }
+        let rows = count(&primary, "drossel")?;
+        wait_for(&standby, &primary)?;
+        standby.sql("SELECT pg_promote()")?;
+        standby.kill()?;
+        standby.start_server()?;
+        ensure!(count(&standby, "drossel")? == rows, "round {round}: rows are missing");
+        standby.sql("SELECT pg_switch_wal()")?;
+        insert(&standby, "meise", 1000)?;
+        standby.crash()?;
+        ensure!(count(&standby, "meise")? == "1000", "round {round}: rows are missing");
+        let forked: Vec<_> = segments(&standby)?
+            .into_iter()
+            .filter(|s| s.path.to_string_lossy().contains("/00000002"))
+            .collect();
+        ensure!(!super::leaks(&forked, "drossel") && !super::leaks(&forked, "meise"));
+        let pages = forked.iter().map(|s| s.pages()).collect::<Result<Vec<_>>>()?.concat();
+        ensure!(!pages.contains(&WalPage::Plain), "round {round}: plaintext on the new timeline");
+        ensure!(pages.contains(&WalPage::Sealed(1)), "round {round}: no sealed page");
+        standby.finish()?;
+    }
+    primary.finish()
+}

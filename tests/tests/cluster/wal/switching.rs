@@ -1,0 +1,170 @@
+//! On, off, and another key: each from a page on, with readable WAL before and after.
+
+use anyhow::{Result, ensure};
+use pagevault_tests::{Cluster, Settings};
+
+use super::{STATE, assert_hidden, count, insert, leaks, marks, sealing, segments, switch};
+
+#[test]
+fn what_is_logged_after_the_switch_is_hidden() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql("CREATE TABLE t (id serial PRIMARY KEY, name text)")?;
+    insert(&cluster, "amsel", 300)?;
+    ensure!(leaks(&segments(&cluster)?, "amsel"), "the scan sees nothing");
+    switch(&cluster, true)?;
+    for _ in 0..20 {
+        insert(&cluster, "drossel", 1)?;
+    }
+    insert(&cluster, "drossel", 5000)?;
+    assert_hidden(&cluster, "drossel")?;
+    switch(&cluster, false)?;
+    insert(&cluster, "fink", 1)?;
+    ensure!(leaks(&segments(&cluster)?, "fink"), "WAL is still encrypted");
+    switch(&cluster, true)?;
+    insert(&cluster, "zaunkoenig", 5000)?;
+    assert_hidden(&cluster, "zaunkoenig")?;
+    assert_hidden(&cluster, "drossel")?;
+    ensure!(marks(&segments(&cluster)?)? == [1, 2], "keys {:?}", marks(&segments(&cluster)?)?);
+    // Recovery reads plaintext, the first key, plaintext, and the second key.
+    cluster.crash()?;
+    for (canary, rows) in
+        [("amsel", "300"), ("drossel", "5020"), ("fink", "1"), ("zaunkoenig", "5000")]
+    {
+        ensure!(count(&cluster, canary)? == rows, "{canary}: {}", count(&cluster, canary)?);
+    }
+    ensure!(cluster.text(STATE)? == "encrypted", "the switch is forgotten");
+    insert(&cluster, "meise", 1000)?;
+    assert_hidden(&cluster, "meise")?;
+    cluster.restart()?;
+    ensure!(count(&cluster, "meise")? == "1000", "rows are missing");
+    cluster.finish()
+}
+
+#[test]
+fn a_server_that_never_switched_writes_plaintext() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql("CREATE TABLE t (id serial PRIMARY KEY, name text)")?;
+    insert(&cluster, "amsel", 1000)?;
+    cluster.crash()?;
+    ensure!(count(&cluster, "amsel")? == "1000", "rows are missing");
+    ensure!(marks(&segments(&cluster)?)?.is_empty(), "pages are sealed");
+    ensure!(cluster.text(STATE)? == "plaintext");
+    cluster.finish()
+}
+
+#[test]
+fn without_a_master_key_of_the_cluster_it_says_so_and_goes_on() -> Result<()> {
+    let settings = Settings::default().conf("pagevault.wal_encryption = on");
+    let mut cluster = Cluster::start(&settings)?;
+    cluster.allow_log("cannot encrypt WAL: the cluster has no master key");
+    cluster.sql("CREATE EXTENSION pagevault")?;
+    cluster.eventually(
+        "SELECT wal || ': ' || wal_problem FROM pagevault.status",
+        "plaintext: cannot encrypt WAL: the cluster has no master key",
+    )?;
+    cluster.eventually_logs("WARNING:  cannot encrypt WAL: the cluster has no master key")?;
+    let keys = cluster.key_file("keys", "main")?;
+    cluster.sql(&keys.add_provider("local"))?;
+    cluster.sql("SELECT pagevault.set_cluster_master_key('local', 'main')")?;
+    cluster.eventually(STATE, "encrypted")?;
+    ensure!(cluster.text("SELECT wal_problem IS NULL FROM pagevault.status")? == "t");
+    cluster.crash()?;
+    ensure!(cluster.text(STATE)? == "encrypted");
+    cluster.finish()
+}
+
+#[test]
+fn keys_are_rotated_under_load_with_kills() -> Result<()> {
+    let (cluster, _keys) = sealing(&Settings::default().conf("wal_decode_buffer_size = 64kB"))?;
+    cluster.pgbench(&["-i", "-q", "-s", "1"])?;
+    let mut expected = vec![1];
+    for round in 0..3_u16 {
+        let mut load = cluster.pgbench_in_background(&["-n", "-c", "4", "-j", "2", "-T", "60"])?;
+        cluster.eventually("SELECT count(*) > 100 FROM pgbench_history", "t")?;
+        for _ in 0..3 {
+            let generation: u16 = cluster.text("SELECT pagevault.rotate_wal_key()")?.parse()?;
+            expected.push(generation);
+            insert(&cluster, "drossel", 100)?;
+        }
+        cluster.kill()?;
+        load.wait()?;
+        cluster.start_server()?;
+        let balanced = "SELECT (SELECT sum(abalance) FROM pgbench_accounts)
+            = (SELECT coalesce(sum(delta), 0) FROM pgbench_history)";
+        ensure!(cluster.text(balanced)? == "t", "round {round}: balances differ");
+        let rows = (300 * (round + 1)).to_string();
+        ensure!(count(&cluster, "drossel")? == rows, "round {round}: rows are missing");
+    }
+    assert_hidden(&cluster, "drossel")?;
+    let marks = marks(&segments(&cluster)?)?;
+    // Recovery has recycled the oldest segments.
+    ensure!(marks.len() > 3 && expected.ends_with(&marks), "keys {marks:?}, not {expected:?}");
+    let key = cluster.text("SELECT wal_key FROM pagevault.status")?;
+    ensure!(Some(key.parse()?) == expected.last().copied(), "key {key}");
+    // The keys are wrapped anew with the database key, and are the same.
+    cluster.sql("SELECT pagevault.rotate_database_key()")?;
+    insert(&cluster, "zaunkoenig", 100)?;
+    cluster.crash()?;
+    ensure!(count(&cluster, "zaunkoenig")? == "100", "rows are missing");
+    cluster.finish()
+}
+
+#[test]
+fn wal_is_switched_under_load_with_kills() -> Result<()> {
+    let (cluster, _keys) = sealing(&Settings::default().conf("wal_keep_size = '1GB'"))?;
+    cluster.pgbench(&["-i", "-q", "-s", "1"])?;
+    for round in 1..=2_u32 {
+        let mut load = cluster.pgbench_in_background(&["-n", "-c", "4", "-j", "2", "-T", "60"])?;
+        for on in [false, true, false, true] {
+            switch(&cluster, on)?;
+            insert(&cluster, if on { "drossel" } else { "fink" }, 100)?;
+        }
+        cluster.kill()?;
+        load.wait()?;
+        cluster.start_server()?;
+        let balanced = "SELECT (SELECT sum(abalance) FROM pgbench_accounts)
+            = (SELECT coalesce(sum(delta), 0) FROM pgbench_history)";
+        ensure!(cluster.text(balanced)? == "t", "round {round}: balances differ");
+        for canary in ["drossel", "fink"] {
+            let rows = (200 * round).to_string();
+            ensure!(count(&cluster, canary)? == rows, "round {round}: rows are missing");
+        }
+    }
+    let all = segments(&cluster)?;
+    // Not asked of "drossel": images of pages that hold such rows may be logged in plaintext later.
+    ensure!(leaks(&all, "fink"), "WAL was not switched off");
+    ensure!(marks(&all)? == [1, 2, 3, 4, 5], "keys {:?}", marks(&all)?);
+    cluster.finish()
+}
+
+#[test]
+fn who_may_rotate_and_when() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql("CREATE ROLE anyone; CREATE ROLE admin IN ROLE pagevault_admin")?;
+    let error = cluster.error("SET ROLE anyone; SELECT pagevault.rotate_wal_key()")?;
+    ensure!(error.sqlstate == "42501", "{error:?}");
+    let error = cluster.error("SELECT pagevault.rotate_wal_key()")?;
+    ensure!(error.text().contains("WAL is not encrypted"), "{error:?}");
+    ensure!(error.text().contains("pagevault.wal_encryption"), "{error:?}");
+    switch(&cluster, true)?;
+    cluster.sql("SET ROLE admin; SELECT pagevault.rotate_wal_key()")?;
+    ensure!(cluster.text("SELECT wal_key FROM pagevault.status")? == "2");
+    cluster.finish()
+}
+
+/// The first record that a start reads is in WAL, also after a clean shutdown.
+#[test]
+fn sealed_wal_and_no_key_is_no_start() -> Result<()> {
+    let settings = Settings::default().conf("pagevault.unlock_timeout = 1s");
+    let (mut cluster, keys) = sealing(&settings)?;
+    cluster.allow_log("cannot start without keys");
+    insert(&cluster, "amsel", 100)?;
+    cluster.stop(pagevault_tests::StopMode::Fast)?;
+    keys.take_away()?;
+    let refused = cluster.start_server().err().map(|e| e.to_string()).unwrap_or_default();
+    ensure!(refused.contains("cannot start without keys"), "{refused}");
+    keys.bring_back()?;
+    cluster.start_server()?;
+    ensure!(count(&cluster, "amsel")? == "100", "rows are missing");
+    cluster.finish()
+}

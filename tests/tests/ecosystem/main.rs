@@ -1,0 +1,56 @@
+//! Other people's extensions on encrypted tables: what they do works, and what they write is sealed.
+//!
+//! A test whose extension is not in this installation counts as ignored and is named on standard error; one that
+//! `PAGEVAULT_EXTENSIONS` names (tools/extensions prints it) must be there. docs/ecosystem.md tells the results.
+
+mod access_methods;
+mod foreign;
+mod inspection;
+mod jobs;
+mod repack;
+mod repair;
+
+use std::process::ExitCode;
+
+use anyhow::Result;
+use libtest_mimic::{Arguments, Failed, Trial};
+use pagevault_tests::Installation;
+
+/// A test: its name, the extensions it needs, itself.
+#[derive(Clone, Copy)]
+struct Test {
+    name: &'static str,
+    needs: &'static [&'static str],
+    run: fn() -> Result<()>,
+}
+
+fn main() -> ExitCode {
+    let arguments = Arguments::from_args();
+    let tests = [
+        access_methods::TESTS,
+        foreign::TESTS,
+        inspection::TESTS,
+        jobs::TESTS,
+        repack::TESTS,
+        repair::TESTS,
+    ];
+    let trials = tests.into_iter().flatten().map(|test| trial(*test)).collect();
+    libtest_mimic::run(&arguments, trials).exit_code()
+}
+
+fn trial(test: Test) -> Trial {
+    let promised = std::env::var("PAGEVAULT_EXTENSIONS").unwrap_or_default();
+    let is_there = |name| Installation::get().is_ok_and(|found| found.has_extension(name));
+    let lacking = test.needs.iter().find(|name| !is_there(name));
+    let required = lacking.is_some_and(|name| promised.split(' ').any(|known| known == *name));
+    if let Some(lacking) = lacking
+        && !required
+    {
+        eprintln!("SKIPPED {}: this PostgreSQL has no {lacking} (tools/extensions)", test.name);
+    }
+    Trial::test(test.name, move || match lacking {
+        Some(lacking) => Err(Failed::from(format!("there is no extension {lacking}"))),
+        None => (test.run)().map_err(|error| Failed::from(format!("{error:#}"))),
+    })
+    .with_ignored_flag(lacking.is_some() && !required)
+}
