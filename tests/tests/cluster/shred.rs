@@ -566,6 +566,95 @@ fn a_database_goes_as_a_whole() -> Result<()> {
     primary.finish()
 }
 
+/// A job looks when it begins.
+#[test]
+fn jobs_fail_on_it() -> Result<()> {
+    let (mut cluster, _keys) = cluster("pagevault.rekey_threshold = 0")?;
+    cluster.allow_log("were destroyed");
+    cluster.allow_log("has failed");
+    cluster.sql("ALTER TABLE t ALTER id DROP DEFAULT; DROP SEQUENCE t_id_seq")?;
+    cluster.sql(SHRED)?;
+    cluster.sql("CHECKPOINT")?;
+    let before = cluster.files("t")?.remove(0).states()?;
+    for label in ["'plain'", "'encrypted aes-128-xts'"] {
+        cluster.sql(&format!("SECURITY LABEL FOR pagevault ON TABLE t IS {label}"))?;
+        let error = cluster.error("SELECT pagevault.rekey_wait('t'::regclass)")?;
+        ensure!(error.text().contains("were destroyed"), "{label}: {error}");
+    }
+    cluster.sql("CHECKPOINT")?;
+    ensure!(cluster.files("t")?.remove(0).states()? == before, "pages were written");
+    // Its keys are not rotated with all others.
+    ensure!(cluster.text("SELECT pagevault.rotate_all_data_keys()")? != "0", "no other job");
+    cluster.eventually(
+        "SELECT string_agg(DISTINCT relation, ',') FROM pagevault.rekey_progress WHERE state <> 'done'",
+        "t",
+    )?;
+    cluster.sql("TRUNCATE t")?;
+    ensure!(cluster.text("SELECT count(*) FROM t")? == "0", "after TRUNCATE");
+    cluster.finish()
+}
+
+/// Where the catalogs are sealed there is nothing left to log in to.
+#[test]
+fn a_labelled_database_goes_with_its_catalogs() -> Result<()> {
+    let (mut cluster, _keys) = cluster("")?;
+    cluster.allow_log("were destroyed");
+    cluster.set(&[("pagevault.wal_encryption", "on")])?;
+    cluster.sql("CREATE DATABASE app")?;
+    cluster.sql("CREATE DATABASE half")?;
+    for database in ["app", "half"] {
+        let mut client = cluster.client_to(database)?;
+        run_sql(&mut client, "CREATE EXTENSION pagevault")?;
+        if database == "app" {
+            run_sql(&mut client, "SECURITY LABEL FOR pagevault ON DATABASE app IS 'encrypted'")?;
+            run_sql(&mut client, "SELECT pagevault.encrypt_database()")?;
+        }
+        run_sql(
+            &mut client,
+            "CREATE TABLE secret (id int PRIMARY KEY, name text);
+             SECURITY LABEL FOR pagevault ON TABLE secret IS 'encrypted';
+             CREATE TABLE open (id int);
+             INSERT INTO secret SELECT i, 'meise ' || i FROM generate_series(1, 1000) i",
+        )?;
+        run_sql(&mut client, "ANALYZE")?;
+    }
+    let statistics = wrapped_keys(&cluster, "half", "pg_statistic")?;
+    ensure!(!statistics.is_empty(), "statistics are not sealed");
+    let mut keys = wrapped_keys(&cluster, "app", "pg_class")?;
+    ensure!(!keys.is_empty(), "catalogs are not sealed");
+    keys.extend(statistics);
+    keys.extend(wrapped_keys(&cluster, "app", "secret")?);
+    let u = cluster.text(U)?;
+    cluster.sql("SELECT * FROM pagevault.shred_database('app', 'app')")?;
+    cluster.sql("SELECT * FROM pagevault.shred_database('half', 'half')")?;
+    ensure_gone(&cluster, &keys)?;
+    let check = || -> Result<()> {
+        let error = match cluster.client_to("app") {
+            Err(error) => format!("{error:#} {error:?}"),
+            Ok(mut client) => expect_error(&mut client, "SELECT * FROM secret")?.to_string(),
+        };
+        ensure!(error.contains("were destroyed"), "{error}");
+        let mut half = cluster.client_to("half")?;
+        let error = expect_error(&mut half, "SELECT * FROM secret WHERE id = 1")?;
+        ensure!(error.text().contains("were destroyed"), "{error}");
+        // Planned without statistics.
+        text(&mut half, "SELECT count(*) FROM open WHERE id = 1")?;
+        ensure!(cluster.text(U)? == u, "the other table is not as it was");
+        Ok(())
+    };
+    check()?;
+    cluster.kill()?;
+    cluster.start_server()?;
+    check()?;
+    cluster.sql("SELECT pagevault.rotate_wal_key()")?;
+    cluster.sql("DROP DATABASE app")?;
+    cluster.sql("DROP DATABASE half")?;
+    cluster.sql("CHECKPOINT")?;
+    cluster.crash()?;
+    ensure!(cluster.text(U)? == u, "the other table is not as it was");
+    cluster.finish()
+}
+
 /// A file number that is used again goes on after the destroyed epochs.
 #[test]
 fn a_reused_file_number_is_not_destroyed() -> Result<()> {
