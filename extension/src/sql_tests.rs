@@ -71,7 +71,10 @@ mod tests {
               WHERE pronamespace = 'pagevault'::regnamespace
                 AND has_function_privilege('public', oid, 'EXECUTE')",
         )?;
-        assert_eq!(open.as_deref(), Some("data_key_rows, encrypt, is_encrypted, status_row"));
+        assert_eq!(
+            open.as_deref(),
+            Some("data_key_rows, is_encrypted, rekey_wait, rekey_wait, rekey_wait, status_row")
+        );
         Ok(())
     }
 

@@ -80,6 +80,16 @@ pub(crate) fn next_epoch(file: RelFile, cipher: CipherId) -> Result<()> {
     make_epoch(file, cipher, append_durably).map(wal::flush)
 }
 
+/// The record of a new random data key, wrapped by the newest database key of its database.
+pub(super) fn make_key(file: RelFile, epoch: u16, cipher: CipherId) -> Result<Record> {
+    let (scope, key_version, secret) = wrapping_key(file.database)?;
+    let key = DataKey::random(cipher)?;
+    let wrapped = wrap_data_key(&key, &WrapKey::new(secret.expose()), file, epoch)?;
+    let cipher = cipher as u8;
+    let created = now();
+    Ok(Record::DataKey { file, epoch, cipher, scope, key_version, wrapped, owner: 0, created })
+}
+
 fn make_epoch(
     file: RelFile,
     cipher: CipherId,
@@ -87,7 +97,6 @@ fn make_epoch(
 ) -> Result<u64> {
     revoked::require_usable(wrapping_scope(file.database)?)?;
     let lock = KeystoreLock::acquire();
-    let (scope, key_version, secret) = wrapping_key(file.database)?;
     let directory = &shared_memory()?.directory;
     let epoch = match directory.find(file)? {
         None => 1,
@@ -99,21 +108,7 @@ fn make_epoch(
             .hint("Rewrite the relation into a new file with VACUUM FULL or REINDEX.")
         })?,
     };
-    let key = DataKey::random(cipher)?;
-    let wrapped = wrap_data_key(&key, &WrapKey::new(secret.expose()), file, epoch)?;
-    let records = [
-        Record::DataKey {
-            file,
-            epoch,
-            cipher: cipher as u8,
-            scope,
-            key_version,
-            wrapped,
-            owner: 0,
-            created: now(),
-        },
-        Record::Current { file, epoch, owner: 0 },
-    ];
+    let records = [make_key(file, epoch, cipher)?, Record::Current { file, epoch, owner: 0 }];
     append(&lock, file.database, &records)
 }
 

@@ -14,14 +14,13 @@
 //! has, though it knows nothing of the switch: pages say what they are, so they are read; it goes on as
 //! before the switch, and the worker switches again.
 
-use pagevault_cipher::wrap::WrapKey;
-use pagevault_cipher::{CipherId, DataKey};
+use pagevault_cipher::CipherId;
 use pagevault_keystore::wal::{Switch, Switches, WalPhase, key_place};
 use pagevault_keystore::{Record, batch};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
-use super::persist::{self, internal, now, shared_memory};
+use super::persist::{self, internal, shared_memory};
 use super::{data_keys, revoked, shared};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
@@ -137,20 +136,8 @@ fn new_key(generation: u32, cipher: CipherId) -> Result<Record> {
         .hint("Set one with pagevault.set_cluster_master_key()."));
     }
     revoked::require_usable(SCOPE)?;
-    let (scope, key_version, secret) = data_keys::wrapping_key(SCOPE)?;
     let (file, epoch) = key_place(generation);
-    let key = DataKey::random(cipher)?;
-    let wrapped = data_keys::wrap_data_key(&key, &WrapKey::new(secret.expose()), file, epoch)?;
-    Ok(Record::DataKey {
-        file,
-        epoch,
-        cipher: cipher as u8,
-        scope,
-        key_version,
-        wrapped,
-        owner: 0,
-        created: now(),
-    })
+    data_keys::make_key(file, epoch, cipher)
 }
 
 /// Steps 3 and 4: the switch begins at `behind` or later.

@@ -50,13 +50,16 @@ pub(crate) fn database_name(oid: u32) -> Option<String> {
     }
 }
 
-/// OIDs of the databases that can be connected to.
-pub(crate) fn databases() -> Vec<Oid> {
+/// What `read` takes from each row of a catalog, in a transaction.
+pub(super) fn scan<T>(
+    catalog: Oid,
+    mut read: impl FnMut(pg_sys::HeapTuple) -> Option<T>,
+) -> Vec<T> {
     let mut found = Vec::new();
-    // SAFETY: a scan of a shared catalog, in a transaction; each tuple is read before the next is fetched.
+    // SAFETY: a scan of a catalog; each tuple is read before the next is fetched.
     unsafe {
         let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
-        let catalog = pg_sys::table_open(pg_sys::DatabaseRelationId, lock);
+        let catalog = pg_sys::table_open(catalog, lock);
         let (no_snapshot, no_key) = (std::ptr::null_mut(), std::ptr::null_mut());
         let scan = pg_sys::systable_beginscan(catalog, Oid::INVALID, false, no_snapshot, 0, no_key);
         loop {
@@ -64,10 +67,7 @@ pub(crate) fn databases() -> Vec<Oid> {
             if tuple.is_null() {
                 break;
             }
-            let row = pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_database>();
-            if (*row).datallowconn {
-                found.push((*row).oid);
-            }
+            found.extend(read(tuple));
         }
         pg_sys::systable_endscan(scan);
         pg_sys::table_close(catalog, lock);
@@ -75,26 +75,21 @@ pub(crate) fn databases() -> Vec<Oid> {
     found
 }
 
+/// OIDs of the databases that can be connected to.
+pub(crate) fn databases() -> Vec<Oid> {
+    // SAFETY: a row of pg_database.
+    scan(pg_sys::DatabaseRelationId, |row| unsafe {
+        let row = pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_database>();
+        (*row).datallowconn.then_some((*row).oid)
+    })
+}
+
 /// OIDs of all tablespaces.
 pub(crate) fn tablespaces() -> Vec<Oid> {
-    let mut found = Vec::new();
-    // SAFETY: a scan of a shared catalog, in a transaction; each tuple is read before the next is fetched.
-    unsafe {
-        let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
-        let catalog = pg_sys::table_open(pg_sys::TableSpaceRelationId, lock);
-        let (no_snapshot, no_key) = (std::ptr::null_mut(), std::ptr::null_mut());
-        let scan = pg_sys::systable_beginscan(catalog, Oid::INVALID, false, no_snapshot, 0, no_key);
-        loop {
-            let tuple = pg_sys::systable_getnext(scan);
-            if tuple.is_null() {
-                break;
-            }
-            found.push((*pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_tablespace>()).oid);
-        }
-        pg_sys::systable_endscan(scan);
-        pg_sys::table_close(catalog, lock);
-    }
-    found
+    // SAFETY: a row of pg_tablespace.
+    scan(pg_sys::TableSpaceRelationId, |row| unsafe {
+        Some((*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_tablespace>()).oid)
+    })
 }
 
 /// A schema's name, as SQL would write it; `None` if there is no such schema.

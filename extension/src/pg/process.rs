@@ -160,13 +160,9 @@ pub(crate) fn handle_worker_signals() {
 /// Waits in a background worker: for `pause`, or until its settings have changed. Ends the process if
 /// it is told to, or if the server is gone.
 pub(crate) fn wait_in_worker(pause: Duration) {
-    let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
-    let timeout = std::ffi::c_long::try_from(pause.as_millis()).unwrap_or(std::ffi::c_long::MAX);
-    // SAFETY: the latch of this process; configuration is read outside of any transaction.
+    sleep(pause);
+    // SAFETY: plain globals of this process; configuration is read outside of any transaction.
     unsafe {
-        pg_sys::WaitLatch(pg_sys::MyLatch, events as i32, timeout, pg_sys::PG_WAIT_EXTENSION);
-        pg_sys::ResetLatch(pg_sys::MyLatch);
-        check_for_interrupts();
         if pg_sys::ShutdownRequestPending != 0 {
             pg_sys::proc_exit(1); // with 0 it would never be started again
         }
@@ -177,11 +173,11 @@ pub(crate) fn wait_in_worker(pause: Duration) {
     }
 }
 
-/// Sleeps in a session, unless it is told to end.
+/// Sleeps for `pause`, or until somebody wakes this process; ends what it does if it is told to.
 pub(crate) fn sleep(pause: Duration) {
     let events = pg_sys::WL_LATCH_SET | pg_sys::WL_TIMEOUT | pg_sys::WL_EXIT_ON_PM_DEATH;
     let timeout = std::ffi::c_long::try_from(pause.as_millis()).unwrap_or(std::ffi::c_long::MAX);
-    // SAFETY: the latch of this process, in a transaction.
+    // SAFETY: the latch of this process.
     unsafe {
         pg_sys::WaitLatch(pg_sys::MyLatch, events as i32, timeout, pg_sys::PG_WAIT_EXTENSION);
         pg_sys::ResetLatch(pg_sys::MyLatch);

@@ -163,24 +163,10 @@ fn main_fork_blocks(oid: Oid) -> Option<u32> {
 
 /// OIDs of all relations in `pg_class`.
 pub(crate) fn all() -> Vec<Oid> {
-    let mut found = Vec::new();
-    // SAFETY: a scan of a catalog; each tuple is read before the next is fetched.
-    unsafe {
-        let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
-        let catalog = pg_sys::table_open(pg_sys::RelationRelationId, lock);
-        let (no_snapshot, no_key) = (std::ptr::null_mut(), std::ptr::null_mut());
-        let scan = pg_sys::systable_beginscan(catalog, Oid::INVALID, false, no_snapshot, 0, no_key);
-        loop {
-            let tuple = pg_sys::systable_getnext(scan);
-            if tuple.is_null() {
-                break;
-            }
-            found.push((*pg_sys::GETSTRUCT(tuple).cast::<pg_sys::FormData_pg_class>()).oid);
-        }
-        pg_sys::systable_endscan(scan);
-        pg_sys::table_close(catalog, lock);
-    }
-    found
+    // SAFETY: a row of pg_class.
+    catalog::scan(pg_sys::RelationRelationId, |row| unsafe {
+        Some((*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_class>()).oid)
+    })
 }
 
 /// Not among pgrx's bindings.

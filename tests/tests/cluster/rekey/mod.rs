@@ -1,5 +1,6 @@
 //! Rekeying online: new data keys for relations in use, jobs that survive whatever happens to them.
 
+mod meanwhile;
 mod requests;
 mod standbys;
 
