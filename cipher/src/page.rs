@@ -60,10 +60,16 @@ pub const HEADER_SIZE: usize = 16;
 const LSN: usize = 0;
 const CHECKSUM: usize = 8;
 const FLAGS: usize = 10;
+const LOWER: usize = 12;
+const UPPER: usize = 14;
+const SPECIAL: usize = 16;
 const PAGESIZE_VERSION: usize = 18;
 
 /// `BLCKSZ | PG_PAGE_LAYOUT_VERSION`, what `PageInit` stores.
 const PAGESIZE_VERSION_VALUE: u16 = PAGE_SIZE as u16 | 4;
+
+/// `SizeOfPageHeaderData`.
+const PAGE_HEADER: u16 = 24;
 
 /// `PD_VALID_FLAG_BITS`: the bits of `pd_flags` that belong to PostgreSQL.
 const VALID_FLAGS: u16 = 0b111;
@@ -136,6 +142,22 @@ pub fn open(page: &mut Page, key: &PageKey, block: u32, fork: Fork, checksums: b
         0 if checksums => page_checksum(page, block),
         carried => carried,
     };
+    put(page, CHECKSUM, checksum);
+}
+
+/// Makes the page an empty one, as `PageInit` (bufpage.c) would, last changed at `lsn`.
+///
+/// With `checksums` it carries its checksum as block `block` of a fork.
+pub fn blank(page: &mut Page, lsn: u64, block: u32, checksums: bool) {
+    page.fill(0);
+    // PageXLogRecPtr: the high half comes first.
+    let stored = lsn.rotate_right(32).to_le_bytes();
+    page[LSN..].iter_mut().zip(stored).for_each(|(byte, stored)| *byte = stored);
+    put(page, LOWER, PAGE_HEADER);
+    put(page, UPPER, PAGE_SIZE as u16);
+    put(page, SPECIAL, PAGE_SIZE as u16);
+    put(page, PAGESIZE_VERSION, PAGESIZE_VERSION_VALUE);
+    let checksum = if checksums { page_checksum(page, block) } else { 0 };
     put(page, CHECKSUM, checksum);
 }
 
@@ -223,6 +245,19 @@ mod tests {
         }
         assert_eq!(epoch_of(&[0xff; HEADER_SIZE]), Some(Epoch::LAST));
         assert_eq!(epoch_of(&[0; HEADER_SIZE]), None);
+    }
+
+    #[test]
+    fn a_blank_page_is_one_that_postgresql_accepts() {
+        let mut page = [7; PAGE_SIZE];
+        blank(&mut page, 0x1_6B37_4D8F, 9, true);
+        assert_eq!(page[..8], [1, 0, 0, 0, 0x8F, 0x4D, 0x37, 0x6B]);
+        assert_eq!((get(&page, LOWER), get(&page, UPPER), get(&page, SPECIAL)), (24, 8192, 8192));
+        assert_eq!((get(&page, FLAGS), get(&page, PAGESIZE_VERSION)), (0, 0x2004));
+        assert_eq!(get(&page, CHECKSUM), page_checksum(&page, 9));
+        assert!(page[20..].iter().all(|byte| *byte == 0));
+        blank(&mut page, 1, 9, false);
+        assert_eq!(get(&page, CHECKSUM), 0);
     }
 
     #[test]

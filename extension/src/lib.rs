@@ -21,6 +21,7 @@ mod rekey;
 mod rewrite;
 mod rmgr;
 mod roles;
+mod shred;
 mod verify;
 mod workers;
 

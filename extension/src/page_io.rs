@@ -4,13 +4,13 @@
 //! lock, no key schedule for a key that this process used lately, and no error raised. Faults are
 //! returned; [`report`] words them.
 
-use pagevault_cipher::{CipherId, Epoch, Fork, PAGE_SIZE, Page, page};
+use pagevault_cipher::{CipherId, Epoch, Fork, PAGE_SIZE, Page, PageKey, page};
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 
 use crate::keys::{cache, persist, revoked, shared};
 use crate::pg::compat::SmgrFile;
-use crate::pg::process::{ProcessLocal, data_checksums, serves_users};
+use crate::pg::process::{ProcessLocal, data_checksums, in_recovery, serves_users};
 use crate::pg::report::Report;
 use crate::policy;
 
@@ -36,8 +36,20 @@ pub(crate) enum Cause {
     Refused { scope: u32 },
     /// The keystore has no data key of this epoch for this file.
     NoKey { epoch: u16 },
+    /// The data key of this epoch was destroyed on purpose.
+    Destroyed,
     /// The wrapped data key does not open: the keystore is damaged or not this cluster's.
     Damaged { epoch: u16 },
+}
+
+impl Cause {
+    /// Why a file has no data key of an epoch.
+    pub(crate) fn of_missing_key(file: RelFile, epoch: u16) -> Cause {
+        match shared::destroyed_at(file, epoch) {
+            Some(_) => Cause::Destroyed,
+            None => Cause::NoKey { epoch },
+        }
+    }
 }
 
 /// Under which key a file's pages are written now.
@@ -83,6 +95,10 @@ static SCRATCH: ProcessLocal<Scratch> = ProcessLocal::new(Scratch {
 /// A page in shared buffers may change under us (hint bits): it is read once, into the scratch copy,
 /// and everything after works on that copy.
 ///
+/// A page whose key was destroyed was read or restored in recovery, or else it was missed when they were: it is
+/// sealed under a key that is lost, which is what should become of it, and does not keep a checkpoint
+/// from its end.
+///
 /// # Safety
 /// `pages` points to `count` pointers to pages of PostgreSQL; `count <= RUN_MAX`.
 pub(crate) unsafe fn seal(
@@ -94,7 +110,7 @@ pub(crate) unsafe fn seal(
 ) -> Result<*const *const u8, PageFault> {
     let fork = fork_of(fork);
     let checksums = data_checksums();
-    cache::with_page_key(target.file, target.epoch, |key| {
+    let run = |key: &PageKey| {
         SCRATCH.with(|scratch| {
             for i in 0..count.min(RUN_MAX) as usize {
                 let copy = &mut scratch.pages[i];
@@ -107,8 +123,12 @@ pub(crate) unsafe fn seal(
             }
             scratch.pointers.as_ptr()
         })
-    })
-    .map_err(|cause| PageFault { file: target.file, cause })
+    };
+    let sealed = match cache::with_page_key(target.file, target.epoch, run) {
+        Err(Cause::Destroyed) => cache::with_lost_key(run).ok_or(Cause::Destroyed),
+        sealed => sealed,
+    };
+    sealed.map_err(|cause| PageFault { file: target.file, cause })
 }
 
 /// Opens a page in place if it is sealed.
@@ -137,28 +157,60 @@ fn open_sealed(
     page: &mut Page,
     epoch: Epoch,
 ) -> Result<(), PageFault> {
-    cache::with_page_key(file, epoch, |key| {
+    let opened = cache::with_page_key(file, epoch, |key| {
         page::open(page, key, block, fork_of(fork), data_checksums());
-    })
-    .map_err(|cause| PageFault { file, cause })
+    });
+    match opened {
+        Ok(()) => Ok(()),
+        Err(Cause::Destroyed) if in_recovery() => {
+            blank_for_redo(file.file, epoch, block, page);
+            Ok(())
+        }
+        Err(cause) => Err(PageFault { file, cause }),
+    }
+}
+
+/// Recovery begins where the last checkpoint began, which may be before keys were destroyed, and repeats
+/// changes of pages that can no longer be opened. It is given empty pages that say that they were changed
+/// later than all that, and passes over them. (Users were refused: [`check_access`].)
+#[cold]
+fn blank_for_redo(file: RelFile, epoch: Epoch, block: u32, page: &mut Page) {
+    let lsn = shared::destroyed_at(file, epoch.get()).unwrap_or(0);
+    page::blank(page, lsn, block, data_checksums());
 }
 
 /// Refuses a file that is sealed and whose key cannot be had: its pages could be neither opened nor,
-/// when they are written, sealed.
+/// when they are written, sealed. Where its keys were destroyed, only users are refused.
 #[inline]
 pub(crate) fn check_usable(file: SmgrFile) -> Result<(), PageFault> {
     match seal_target(file) {
         None => Ok(()),
-        Some(target) => cache::with_page_key(file, target.epoch, |_| ())
-            .map_err(|cause| PageFault { file, cause }),
+        Some(target) => match cache::with_page_key(file, target.epoch, |_| ()) {
+            Err(Cause::Destroyed) if !serves_users() => Ok(()),
+            checked => checked.map_err(|cause| PageFault { file, cause }),
+        },
     }
 }
 
-/// Refuses users of a file whose database key is refused. Asked before reading; one flag test while
-/// none is.
+/// Refuses users who would add pages to a file whose data keys were destroyed.
+#[inline]
+pub(crate) fn check_not_destroyed(file: SmgrFile) -> Result<(), PageFault> {
+    let refused = shared::anything_destroyed()
+        && !file.is_temporary()
+        && serves_users()
+        && shared::is_destroyed(file.file);
+    if refused { Err(PageFault { file, cause: Cause::Destroyed }) } else { Ok(()) }
+}
+
+/// Refuses users of a file whose database key is refused, or whose data keys were destroyed. Asked before
+/// reading; two flag tests while there are none.
 #[inline]
 pub(crate) fn check_access(file: SmgrFile) -> Result<(), PageFault> {
-    if shared::anything_refused() { check_not_refused(file) } else { Ok(()) }
+    if shared::anything_refused() || shared::anything_destroyed() {
+        check_not_refused(file)
+    } else {
+        Ok(())
+    }
 }
 
 /// Recovery, the checkpointer and their like go on: what they read they do not show to anyone.
@@ -167,6 +219,7 @@ fn check_not_refused(file: SmgrFile) -> Result<(), PageFault> {
     if file.is_temporary() || !serves_users() {
         return Ok(());
     }
+    check_not_destroyed(file)?;
     match shared::refused_scope(file.file) {
         Some(scope) => Err(PageFault { file, cause: Cause::Refused { scope } }),
         None => Ok(()),
@@ -210,6 +263,7 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
         )
         .detail("The page is sealed, but the keystore under pagevault/ in the data directory does not hold its key.")
         .hint("Restore the keystore from a backup taken together with this data directory. Do not zero or reset the page: it is intact."),
+        Cause::Destroyed => destroyed(&format!("relation file {file}")),
         Cause::Damaged { epoch } => Report::new(
             PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
             format!("data key of epoch {epoch} of relation file {file} cannot be unwrapped"),
@@ -217,6 +271,16 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
         .detail("Its record in the keystore does not authenticate under the database key.")
         .hint("Restore the keystore from a backup taken together with this data directory."),
     }
+}
+
+/// The report for a relation or file whose keys were destroyed.
+pub(crate) fn destroyed(name: &str) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        format!("the data keys of {name} were destroyed"),
+    )
+    .detail("Somebody has shredded it: what it held can never be read again.")
+    .hint("DROP it; or TRUNCATE it, to use it again.")
 }
 
 /// The storage manager forgot a file while its encryption was being decided.

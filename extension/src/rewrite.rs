@@ -14,6 +14,7 @@ use crate::pg::relation::{self, Facts};
 use crate::pg::report::Result;
 use crate::policy;
 use crate::rekey::file::{self, Target};
+use crate::verify;
 
 const LOCK: pg_sys::LOCKMODE = pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE;
 
@@ -40,6 +41,7 @@ fn encrypt_members(members: &[Facts], cipher: Option<CipherId>) -> Result<()> {
 /// Has pages of a relation sealed from now on, with this cipher, or if none is named with any. `None` if
 /// it was so before.
 fn begin_epoch(file: RelFile, cipher: Option<CipherId>) -> Result<Option<Target>> {
+    verify::refuse_destroyed(file)?;
     let current = shared::current_cipher(file);
     if current.is_some() && cipher.is_none_or(|cipher| current == Some(cipher)) {
         return Ok(None);
@@ -75,12 +77,10 @@ pub(crate) fn decrypt_catalog(oid: Oid) -> Result<()> {
 fn decrypt_members(members: &[Facts]) -> Result<()> {
     let known: Vec<Facts> =
         members.iter().filter(|member| shared::is_known(member.file)).cloned().collect();
-    rewrite(
-        &known,
-        |file| {
-            if shared::is_sealed(file) { file::unseal(file).map(Some) } else { Ok(None) }
-        },
-    )
+    rewrite(&known, |file| {
+        verify::refuse_destroyed(file)?;
+        if shared::is_sealed(file) { file::unseal(file).map(Some) } else { Ok(None) }
+    })
 }
 
 /// Has one file after the other written as `switch` says from now on (`None`: as it is), and what is not so

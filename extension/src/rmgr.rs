@@ -1,12 +1,12 @@
 //! Custom resource manager: keys travel in WAL, wrapped, so that crash recovery, standbys and
 //! point-in-time recovery hold the same data keys as the primary.
 //!
-//! Redo adds what is missing and never takes anything away.
+//! Redo adds what is missing. The one thing that it takes away are keys that were destroyed on purpose.
 
 use pagevault_keystore::batch;
 use pgrx::{PgSqlErrorCode, pg_guard, pg_sys};
 
-use crate::keys::persist;
+use crate::keys::{destruction, persist};
 use crate::pg::report::Report;
 use crate::pg::wal;
 
@@ -16,7 +16,7 @@ static MANAGER: Manager = Manager(pg_sys::RmgrData {
     rm_desc: Some(desc),
     rm_identify: Some(identify),
     rm_startup: None,
-    rm_cleanup: None,
+    rm_cleanup: Some(cleanup),
     rm_mask: None,
     rm_decode: None,
 });
@@ -64,6 +64,12 @@ unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
     if let Err(report) = outcome {
         report.send(pgrx::prelude::PgLogLevel::PANIC);
     }
+}
+
+/// Contract: startup process, once all WAL is replayed, before the checkpoint that ends recovery.
+#[pg_guard]
+unsafe extern "C-unwind" fn cleanup() {
+    destruction::after_redo();
 }
 
 /// Contract: pg_waldump-like callers in the server (pg_walinspect, error contexts); must not raise.

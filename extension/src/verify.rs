@@ -12,6 +12,7 @@ use pgrx::pg_sys::{self, ForkNumber};
 
 use crate::keys::shared;
 use crate::page_io;
+use crate::pg::catalog;
 use crate::pg::compat::{self, SHARED_BACKEND, SmgrFile};
 use crate::pg::process;
 use crate::pg::report::{Report, Result};
@@ -64,6 +65,15 @@ pub(crate) fn count_pages(file: RelFile) -> Result<Vec<PageCount>> {
     Ok(counts)
 }
 
+/// What was shredded can neither be rewritten nor begun anew in place.
+pub(crate) fn refuse_destroyed(file: RelFile) -> Result<()> {
+    if !shared::is_destroyed(file) {
+        return Ok(());
+    }
+    let file = SmgrFile { file, backend: SHARED_BACKEND };
+    Err(page_io::report(page_io::PageFault { file, cause: page_io::Cause::Destroyed }, 0))
+}
+
 /// A page sealed under an epoch that the keystore does not know belongs to a keystore that was lost; a
 /// new key of that epoch would make it unreadable for ever.
 pub(crate) fn refuse_lost_epochs(file: RelFile) -> Result<()> {
@@ -71,8 +81,8 @@ pub(crate) fn refuse_lost_epochs(file: RelFile) -> Result<()> {
         if let PageState::Sealed(epoch) = count.state
             && !shared::has_key(file, epoch.get())
         {
+            let cause = page_io::Cause::of_missing_key(file, epoch.get());
             let file = SmgrFile { file, backend: SHARED_BACKEND };
-            let cause = page_io::Cause::NoKey { epoch: epoch.get() };
             return Err(page_io::report(page_io::PageFault { file, cause }, 0));
         }
     }
@@ -160,4 +170,25 @@ fn unreadable(path: &str, error: &std::io::Error) -> Report {
         PgSqlErrorCode::ERRCODE_IO_ERROR,
         format!("could not read file \"{path}\": {error}"),
     )
+}
+
+/// How many relation files of a database, in all tablespaces, are not written sealed.
+pub(crate) fn plaintext_files(database: u32) -> Result<usize> {
+    let mut count = 0;
+    for tablespace in catalog::tablespaces() {
+        let directory = compat::database_path(database, tablespace.to_u32());
+        let entries = match std::fs::read_dir(&directory) {
+            Ok(entries) => entries,
+            Err(e) if e.kind() == ErrorKind::NotFound => continue,
+            Err(e) => return Err(unreadable(&directory, &e)),
+        };
+        for entry in entries {
+            let name = entry.map_err(|e| unreadable(&directory, &e))?.file_name();
+            // Main forks, their first segments: names that are numbers.
+            let Some(relation) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
+            let file = RelFile { tablespace: tablespace.to_u32(), database, relation };
+            count += usize::from(!shared::is_sealed(file));
+        }
+    }
+    Ok(count)
 }

@@ -236,6 +236,10 @@ pub fn describe(record: &Record) -> String {
         Record::WalSwitch(Switch { start, phase }) => {
             format!("WAL from {:X}/{:X} {phase}", start >> 32, start & 0xFFFF_FFFF)
         }
+        Record::Destroyed { file, through, whole, .. } => {
+            let what = if *whole { " with its database" } else { "" };
+            format!("destroyed rel {file} through epoch {through}{what}")
+        }
     }
 }
 

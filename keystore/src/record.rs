@@ -11,6 +11,7 @@
 //! 6 Plaintext     file, after u16
 //! 7 Retired       file, after u16, lsn u64
 //! 8 WalSwitch     start u64, generation u32, plaintext u8
+//! 9 Destroyed     file, through u16, cipher u8, whole u8, lsn u64, at i64
 //!
 //! text, bytes: length u32, then as many bytes; text is UTF-8        file: tablespace, database, relation u32
 //! ```
@@ -24,7 +25,7 @@ use std::fmt;
 use pagevault_cipher::{CipherId, Epoch, wrap};
 
 use crate::error::{FormatError, Problem};
-use crate::wal::{Switch, WalPhase};
+use crate::wal::{self, Switch, WalPhase};
 use crate::wire::{Reader, put_bytes, put_i64, put_u8, put_u16, put_u32, put_u64};
 
 /// Longest provider name, provider kind and master key name, in bytes.
@@ -142,6 +143,22 @@ pub enum Record {
     /// How WAL is written from an address on. The key has a record of its own, see
     /// [`wal::key_place`](crate::wal::key_place).
     WalSwitch(Switch),
+    /// The keys of these epochs were destroyed on purpose, and never come back: who still hears of one, from
+    /// older WAL say, ignores it. Says so for ever, in place of the keys.
+    Destroyed {
+        /// Which file.
+        file: RelFile,
+        /// The highest epoch whose key is destroyed, with all before it.
+        through: u16,
+        /// Cipher of the file's pages, 0 if it was not written sealed any more.
+        cipher: u8,
+        /// The keys of all files of the database were destroyed.
+        whole: bool,
+        /// All WAL records about pages under these keys end at this LSN or before.
+        lsn: u64,
+        /// When, in seconds since 1970.
+        at: i64,
+    },
 }
 
 /// How a file is written: a step of its life, ordered as the steps follow one another.
@@ -174,6 +191,7 @@ mod kind {
     pub(super) const PLAINTEXT: u8 = 6;
     pub(super) const RETIRED: u8 = 7;
     pub(super) const WAL_SWITCH: u8 = 8;
+    pub(super) const DESTROYED: u8 = 9;
 }
 
 /// Version of every record type so far.
@@ -191,7 +209,8 @@ impl Record {
             Self::DataKey { file, .. }
             | Self::Current { file, .. }
             | Self::Plaintext { file, .. }
-            | Self::Retired { file, .. } => file.database,
+            | Self::Retired { file, .. }
+            | Self::Destroyed { file, .. } => file.database,
         }
     }
 
@@ -233,6 +252,11 @@ impl Record {
             Self::WalSwitch(Switch { phase, .. }) => {
                 check(phase.generation > 0, "WAL key generation", "must not be 0")
             }
+            Self::Destroyed { file, through, .. } => {
+                check_file(file)?;
+                check(!wal::is_key_place(*file), "destroyed file", "must not be that of WAL keys")?;
+                check_epoch(*through)
+            }
         }
     }
 
@@ -246,6 +270,7 @@ impl Record {
             Self::Plaintext { .. } => kind::PLAINTEXT,
             Self::Retired { .. } => kind::RETIRED,
             Self::WalSwitch(_) => kind::WAL_SWITCH,
+            Self::Destroyed { .. } => kind::DESTROYED,
         }
     }
 
@@ -317,6 +342,14 @@ impl Record {
                 put_u32(out, phase.generation);
                 put_u8(out, u8::from(phase.plaintext));
             }
+            Self::Destroyed { file, through, cipher, whole, lsn, at } => {
+                put_file(out, file);
+                put_u16(out, *through);
+                put_u8(out, *cipher);
+                put_u8(out, u8::from(*whole));
+                put_u64(out, *lsn);
+                put_i64(out, *at);
+            }
         }
     }
 
@@ -326,7 +359,7 @@ impl Record {
         let at = |problem| FormatError { offset, problem };
         let kind = from.u8()?;
         let version = from.u8()?;
-        if !(kind::PROVIDER..=kind::WAL_SWITCH).contains(&kind) {
+        if !(kind::PROVIDER..=kind::DESTROYED).contains(&kind) {
             return Err(at(Problem::RecordType(kind)));
         }
         if version != VERSION {
@@ -397,6 +430,15 @@ impl Record {
                     _ => return Err(from.error(Problem::Field("WAL switch", "not 0 or 1"))),
                 };
                 Self::WalSwitch(Switch { start, phase: WalPhase { generation, plaintext } })
+            }
+            kind::DESTROYED => {
+                let (file, through, cipher) = (take_file(from)?, from.u16()?, from.u8()?);
+                let whole = match from.u8()? {
+                    0 => false,
+                    1 => true,
+                    _ => return Err(from.error(Problem::Field("destroyed", "neither 0 nor 1"))),
+                };
+                Self::Destroyed { file, through, cipher, whole, lsn: from.u64()?, at: from.i64()? }
             }
             other => return Err(from.error(Problem::RecordType(other))),
         })

@@ -83,12 +83,40 @@ pub struct File {
     pub keys: BTreeMap<u16, DataKey>,
     /// Last epoch that the file had when it was dropped, and where in WAL that was.
     pub retired: Option<(u16, u64)>,
+    /// Keys that were destroyed on purpose.
+    pub destroyed: Option<Destroyed>,
+}
+
+/// What is left of destroyed keys.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Destroyed {
+    /// The highest epoch whose key is destroyed, with all before it.
+    pub through: u16,
+    /// All WAL records about pages under these keys end at this LSN or before.
+    pub lsn: u64,
+    /// Cipher of the file's pages, 0 if it was not written sealed any more.
+    pub cipher: u8,
+    /// The keys of all files of the database were destroyed.
+    pub whole: bool,
+    /// When, in seconds since 1970.
+    pub at: i64,
 }
 
 impl File {
     /// Whether the file was dropped and its number not used for a sealed one since.
     pub fn is_retired(&self) -> bool {
         self.retired.is_some_and(|(after, _)| after >= self.phase.epoch)
+    }
+
+    /// Whether the key of an epoch was destroyed, or would be if it came.
+    pub fn is_destroyed(&self, epoch: u16) -> bool {
+        self.destroyed.is_some_and(|destroyed| epoch <= destroyed.through)
+    }
+
+    /// Forgets keys for good.
+    fn destroy(&mut self, destroyed: Destroyed) {
+        self.destroyed = self.destroyed.max(Some(destroyed));
+        self.keys.retain(|epoch, _| *epoch > destroyed.through);
     }
 
     /// Takes a step, if it is one forward.
@@ -102,6 +130,7 @@ impl File {
     /// after 8191.
     pub fn next_epoch(&self) -> Option<u16> {
         let last = self.keys.last_key_value().map_or(0, |(epoch, _)| *epoch);
+        let last = last.max(self.destroyed.map_or(0, |destroyed| destroyed.through));
         last.checked_add(1).filter(|epoch| *epoch <= MAX_EPOCH)
     }
 }
@@ -126,7 +155,7 @@ impl State {
     /// Folds one more record. On error the state is as it was.
     ///
     /// Redo may repeat what a log has kept, in order, from any record on: in the end nothing has
-    /// changed. Of a file's records only those of its keys need their order, see [`Phase`].
+    /// changed. A key that was destroyed does not come back. Of a file's records only those of its keys need their order, see [`Phase`].
     pub fn apply(&mut self, record: Record) -> Result<(), StateError> {
         match record {
             Record::Provider { name, kind, options } => {
@@ -157,7 +186,11 @@ impl State {
                 owner,
                 created,
             } => {
-                let known = self.files.get(&file).and_then(|entry| entry.keys.get(&epoch));
+                let entry = self.files.get(&file);
+                if entry.is_some_and(|entry| entry.is_destroyed(epoch)) {
+                    return Ok(());
+                }
+                let known = entry.and_then(|entry| entry.keys.get(&epoch));
                 if known.is_some_and(|key| key.cipher != cipher) {
                     return Err(StateError::KeyReplaced { file, epoch });
                 }
@@ -184,12 +217,19 @@ impl State {
                 let known = self.wal_switches.entry(start).or_default();
                 *known = phase.max(*known);
             }
+            Record::Destroyed { file, through, cipher, whole, lsn, at } => {
+                let destroyed = Destroyed { through, lsn, cipher, whole, at };
+                self.files.entry(file).or_default().destroy(destroyed);
+            }
         }
         Ok(())
     }
 
     fn file_with_key(&mut self, file: RelFile, epoch: u16) -> Result<&mut File, StateError> {
-        let entry = self.files.get_mut(&file).filter(|entry| entry.keys.contains_key(&epoch));
+        let entry = self
+            .files
+            .get_mut(&file)
+            .filter(|entry| entry.keys.contains_key(&epoch) || entry.is_destroyed(epoch));
         entry.ok_or(StateError::NoKey { file, epoch })
     }
 
@@ -274,6 +314,9 @@ impl State {
 }
 
 fn file_records(file: RelFile, entry: &File) -> impl Iterator<Item = Record> {
+    let destroyed = entry.destroyed.map(|Destroyed { through, lsn, cipher, whole, at }| {
+        Record::Destroyed { file, through, cipher, whole, lsn, at }
+    });
     let keys = entry.keys.iter().map(move |(&epoch, key)| Record::DataKey {
         file,
         epoch,
@@ -290,5 +333,5 @@ fn file_records(file: RelFile, entry: &File) -> impl Iterator<Item = Record> {
         false => Record::Current { file, epoch, owner: entry.owner },
     });
     let retired = entry.retired.map(|(after, lsn)| Record::Retired { file, after, lsn });
-    keys.chain(phase).chain(retired)
+    destroyed.into_iter().chain(keys).chain(phase).chain(retired)
 }

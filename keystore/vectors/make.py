@@ -73,6 +73,10 @@ def wal_switch(start, generation, plaintext):
     return record(8, struct.pack("<QIB", start, generation, plaintext))
 
 
+def destroyed(file, through, cipher, whole, lsn, at):
+    return record(9, file + struct.pack("<HBBQq", through, cipher, whole, lsn, at))
+
+
 def frame(settled, records):
     body = b"".join(records)
     head = b"\xdbpv\xb1" + struct.pack("<HHIIQ", 1, 0, len(body), crc32c(body), settled)
@@ -135,6 +139,15 @@ wal.append(wal_switch(0x2_00002000, 1, 1))
 wal.append(data_key(rel(0, 0, 2), 1, 2, 0, 1, WRAPPED_32, 0, 1700000005))
 wal.append(wal_switch(0xFFFF_FFFF_0000_0000, 8192, 0))
 
+shredded = Log(6, 1)
+OTHER = rel(1663, 6, 16384)
+shredded.append(
+    destroyed(OTHER, 3, 1, 0, 0x16B374D8F, 1800000000),
+    current(OTHER, 3, 0),
+    destroyed(rel(1663, 6, 16385), 8191, 0, 1, 0x2A0000028, 1800000001),
+)
+
 (HERE / "wal.keys").write_bytes(wal.content)
+(HERE / "6.keys").write_bytes(shredded.content)
 (HERE / "cluster.keys").write_bytes(cluster.content)
 (HERE / "5.keys").write_bytes(database.content)

@@ -191,7 +191,11 @@ fn verify(
             let (state, epoch) = match count.state {
                 PageState::Empty => ("empty", None),
                 PageState::Plaintext => ("plaintext", None),
-                PageState::Sealed(epoch) => ("sealed", Some(i32::from(epoch.get()))),
+                PageState::Sealed(epoch) => {
+                    let destroyed = shared::destroyed_at(member.file, epoch.get()).is_some();
+                    let state = if destroyed { "destroyed" } else { "sealed" };
+                    (state, Some(i32::from(epoch.get())))
+                }
             };
             rows.push((member.oid, count.fork, state, epoch, count.pages));
         }

@@ -5,6 +5,7 @@ mod encrypt;
 mod keys;
 mod providers;
 mod rekey;
+mod shred;
 mod status;
 
 use crate::pg::report::{Report, Result};

@@ -12,8 +12,7 @@ use crate::pg::relation::{self, Facts};
 use crate::pg::report::{OrRaise, Report, Result};
 use crate::rekey;
 use crate::rekey::jobs::{self, Order};
-use crate::rekey::requests;
-use crate::{preload, roles};
+use crate::{preload, roles, verify};
 
 /// Gives a relation and what follows it new data keys, online. Returns the number of the job.
 #[pg_extern(sql = "
@@ -33,6 +32,9 @@ fn rotate_data_key(rel: Oid) -> i64 {
                 format!("{name} is not encrypted"),
             )
             .hint("Use pagevault.encrypt()."));
+        }
+        if facts.is_stored() {
+            verify::refuse_destroyed(facts.file)?;
         }
         jobs::submit(rel, &name, rekey::Kind::Rotate, None)
     };
@@ -54,8 +56,10 @@ fn rotate_all_data_keys() -> i64 {
         require_primary("rotate data keys")?;
         let mut count = 0;
         for facts in relation::all().into_iter().filter_map(relation::facts) {
-            if requests::leads(&facts)
+            if facts.is_stored()
+                && relation::leads(&facts)
                 && any_sealed(&facts)
+                && !shared::is_destroyed(facts.file)
                 && jobs::unfinished_of(facts.oid)?.is_none()
             {
                 let name = relation::quoted_name(&facts);

@@ -1,4 +1,4 @@
-//! Refuses queries on relations of a locked scope, also where their pages are in shared buffers.
+//! Refuses queries on relations of a locked scope, or whose keys were destroyed, also where their pages are in shared buffers.
 //!
 //! Pages that have to be read from disk are refused by the storage manager; this covers the rest, with
 //! the better message.
@@ -6,7 +6,8 @@
 use pgrx::PgList;
 use pgrx::pg_sys;
 
-use crate::keys::{revoked, shared};
+use crate::keys::{cache, revoked, shared};
+use crate::page_io;
 use crate::pg::compat::{self, CheckPerms};
 use crate::pg::process::ProcessLocal;
 use crate::pg::relation;
@@ -25,14 +26,14 @@ pub(crate) fn install() {
 compat::check_perms_hook!(check_perms, check, PREVIOUS);
 
 /// Contract: called at the start of every query and of COPY, in a transaction, with the relations
-/// locked; may raise. While nothing is refused it tests one flag.
+/// locked; may raise. While nothing is refused it tests two flags.
 ///
 /// # Safety
 /// `range_table` is a list of RangeTblEntry or NIL. No frame between here and the server's call holds
 /// anything with a destructor.
 #[inline]
 unsafe fn check(range_table: *mut pg_sys::List) {
-    if shared::anything_refused() {
+    if shared::anything_refused() || shared::anything_destroyed() {
         // SAFETY: by contract.
         unsafe { pg_sys::panic::pgrx_extern_c_guard(|| refuse_locked(range_table)) }
     }
@@ -42,12 +43,22 @@ unsafe fn check(range_table: *mut pg_sys::List) {
 /// As [`check`].
 #[cold]
 unsafe fn refuse_locked(range_table: *mut pg_sys::List) {
+    cache::forget_destroyed();
     // SAFETY: by contract.
     let entries = unsafe { PgList::<pg_sys::RangeTblEntry>::from_pg(range_table) };
     for entry in entries.iter_ptr() {
         // SAFETY: entries of the list.
         let (kind, oid) = unsafe { ((*entry).rtekind, (*entry).relid) };
         if kind != pg_sys::RTEKind::RTE_RELATION {
+            continue;
+        }
+        if let Some(facts) = relation::facts(oid)
+            && facts.is_stored()
+            && shared::is_destroyed(facts.file)
+        {
+            page_io::destroyed(&format!("relation \"{}\"", facts.name)).raise();
+        }
+        if !shared::anything_refused() {
             continue;
         }
         // Rows that go into a partitioned table find their partition later: all of them are asked.

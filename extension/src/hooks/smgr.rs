@@ -181,6 +181,9 @@ pub(super) unsafe extern "C-unwind" fn mdextend(
 ) {
     // SAFETY: as mdwrite.
     unsafe {
+        if let Err(fault) = page_io::check_not_destroyed(compat::smgr_file(reln)) {
+            raise(fault, block);
+        }
         let sealed = seal_one(reln, fork, block, buffer);
         MDEXTEND.get()(reln, fork, block, sealed, skip_fsync);
     }

@@ -1,8 +1,8 @@
 //! Planning without statistics while `pg_statistic` cannot be read.
 //!
 //! The planner looks into `pg_statistic` for every query. It is sealed where anything in the database is; so
-//! while its key is locked or refused, queries on plaintext tables would fail as well. They are planned as
-//! if their tables had never been analyzed.
+//! while its key is locked or refused, or where it was shredded with its database, queries on plaintext tables would
+//! fail as well. They are planned as if their tables had never been analyzed.
 
 use pgrx::pg_sys::{self, AttrNumber, Oid, PlannerInfo, RangeTblEntry, VariableStatData};
 
@@ -40,14 +40,14 @@ pub(crate) fn install() {
     }
 }
 
-/// True if reading `pg_statistic` would fail. While no key is locked or refused this tests two words.
+/// True if reading `pg_statistic` would fail. While no key is locked, refused or destroyed this tests three words.
 ///
 /// # Safety
 /// In a transaction; no frame between here and the server's call holds anything with a destructor.
 #[inline]
 unsafe fn are_unreadable() -> bool {
     // SAFETY: by contract.
-    shared::anything_withheld()
+    (shared::anything_withheld() || shared::anything_destroyed())
         && unsafe {
             pg_sys::panic::pgrx_extern_c_guard(|| is_withheld(pg_sys::StatisticRelationId))
         }

@@ -8,7 +8,7 @@
 //! (In the log it is one line.) `by` is the SQL function or the worker that asked; `role` and `database`
 //! are null where there is none. `scope` is `cluster` or `database` with its OID; null where the operation
 //! concerns no database key. `outcome` is `ok` or the error class. Neither key material nor options of a
-//! provider are ever in it.
+//! provider are ever in it. A line with the action `shred` names the object, and counts files and keys.
 
 use serde::Serialize;
 
@@ -74,6 +74,33 @@ pub(super) fn log(who: &Identity, event: &Event<'_>) {
     // Texts and numbers always have a JSON form.
     let json = serde_json::to_string(&line).unwrap_or_default();
     report::log_line(&format!("pagevault audit: {}", on_one_line(&json)));
+}
+
+/// Keys that were destroyed, as a line of the trail: what of, how many, and how that ended.
+#[derive(Serialize)]
+pub(crate) struct Destruction<'a> {
+    /// Always `shred`.
+    pub(crate) action: &'static str,
+    /// The SQL function.
+    pub(crate) by: &'a str,
+    pub(crate) role: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) current_role: Option<&'a str>,
+    /// Whose session.
+    pub(crate) database: Option<&'a str>,
+    pub(crate) object: &'a str,
+    pub(crate) files: usize,
+    pub(crate) keys: u64,
+    /// `ok`, or the SQLSTATE's message.
+    pub(crate) outcome: &'a str,
+}
+
+impl Destruction<'_> {
+    /// Writes the line.
+    pub(crate) fn log(&self) {
+        let json = serde_json::to_string(self).unwrap_or_default();
+        report::log_line(&format!("pagevault audit: {}", on_one_line(&json)));
+    }
 }
 
 /// JSON escapes control characters below U+0020 only; readers of logs end a line at others too.

@@ -1,7 +1,8 @@
 //! Expanded keys of this process: data keys ready to seal with, and the database keys to unwrap
 //! more of them.
 //!
-//! A data key of a file and epoch never changes, so an entry is right for as long as it stands.
+//! A data key of a file and epoch never changes, so an entry is right for as long as it stands: until keys are
+//! destroyed, which a counter in shared memory tells.
 //! Nothing here allocates, locks or raises: completions of asynchronous reads come through here.
 
 use pagevault_cipher::wrap::{self, WrapKey};
@@ -34,6 +35,10 @@ struct Cache {
     sets: [Set; SETS],
     wrap_keys: [Option<(u32, u32, WrapKey)>; WAYS],
     wrap_hand: usize,
+    /// [`shared::destructions`] when this was last in order.
+    destructions: u32,
+    /// See [`with_lost_key`].
+    lost: Option<PageKey>,
 }
 
 const EMPTY: Entry = Entry {
@@ -49,6 +54,8 @@ static CACHE: ProcessLocal<Cache> = ProcessLocal::new(Cache {
     sets: [const { Set { entries: [EMPTY; WAYS], hand: 0 } }; SETS],
     wrap_keys: [const { None }; WAYS],
     wrap_hand: 0,
+    destructions: 0,
+    lost: None,
 });
 
 /// Keeps the cache's memory out of core dumps, in this process and those forked from it.
@@ -64,6 +71,7 @@ pub(crate) fn with_page_key<R>(
     f: impl FnOnce(&PageKey) -> R,
 ) -> Result<R, Cause> {
     CACHE.with(|cache| {
+        cache.forget_destroyed();
         let set = set_of(file.file);
         let way = match cache.sets[set].find(file, epoch) {
             Some(way) => way,
@@ -73,6 +81,24 @@ pub(crate) fn with_page_key<R>(
             Some(key) => Ok(f(key)),
             None => Err(Cause::NoKey { epoch: epoch.get() }),
         }
+    })
+}
+
+/// Wipes the expanded keys of this process if keys were destroyed since it used one.
+#[inline]
+pub(crate) fn forget_destroyed() {
+    CACHE.with(Cache::forget_destroyed);
+}
+
+/// Runs `f` with a key that nobody else has and that nobody will have once this process ends: for pages whose
+/// own key was destroyed and which somebody must get rid of.
+#[cold]
+pub(crate) fn with_lost_key<R>(f: impl FnOnce(&PageKey) -> R) -> Option<R> {
+    CACHE.with(|cache| {
+        if cache.lost.is_none() {
+            cache.lost = DataKey::random(TEMPORARY_CIPHER).ok().as_ref().map(PageKey::new);
+        }
+        cache.lost.as_ref().map(f)
     })
 }
 
@@ -91,6 +117,22 @@ impl Set {
 }
 
 impl Cache {
+    #[inline]
+    fn forget_destroyed(&mut self) {
+        let destructions = shared::destructions();
+        if self.destructions != destructions {
+            self.forget_all();
+            self.destructions = destructions;
+        }
+    }
+
+    #[cold]
+    fn forget_all(&mut self) {
+        for entry in self.sets.iter_mut().flat_map(|set| &mut set.entries) {
+            entry.key = None; // wipes it
+        }
+    }
+
     #[cold]
     fn fill(&mut self, set: usize, file: SmgrFile, epoch: Epoch) -> Result<usize, Cause> {
         let data_key = if file.is_temporary() {
@@ -112,7 +154,8 @@ impl Cache {
     fn unwrap_data_key(&mut self, file: RelFile, epoch: Epoch) -> Result<DataKey, Cause> {
         let epoch = epoch.get();
         let mut wrapped = [0u8; WRAPPED_MAX];
-        let found = shared::data_key(file, epoch, &mut wrapped).ok_or(Cause::NoKey { epoch })?;
+        let found = shared::data_key(file, epoch, &mut wrapped);
+        let found = found.ok_or_else(|| Cause::of_missing_key(file, epoch))?;
         let cipher = CipherId::try_from(found.cipher).map_err(|_| Cause::Damaged { epoch })?;
         let wrap_key = self
             .wrap_key(found.scope, found.key_version)

@@ -8,7 +8,7 @@
 use std::path::Path;
 
 use pagevault_cipher::wrap::WrapKey;
-use pagevault_keystore::state::File;
+use pagevault_keystore::state::{Destroyed, File};
 use pagevault_keystore::{Record, RelFile};
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::ForkNumber;
@@ -41,7 +41,7 @@ pub(crate) fn copy_keys(
 }
 
 /// Keys of dropped relations are kept; they need not come along.
-fn exists(file: RelFile) -> bool {
+pub(super) fn exists(file: RelFile) -> bool {
     Path::new(&compat::relation_path(file, ForkNumber::MAIN_FORKNUM)).exists()
 }
 
@@ -54,6 +54,15 @@ fn add_records(
 ) -> Result<()> {
     let (scope, key_version, secret) = wrapping_key(copy.database)?;
     let wrap_key = WrapKey::new(secret.expose());
+    if let Some(known) = known
+        && let Some(epoch) = clash_of_destroyed(entry, known)
+    {
+        return Err(taken(file, copy, epoch));
+    }
+    // First, so that the records that follow may speak of its epochs.
+    records.extend(entry.destroyed.map(|Destroyed { through, lsn, cipher, whole, at }| {
+        Record::Destroyed { file: copy, through, cipher, whole, lsn, at }
+    }));
     for (&epoch, key) in &entry.keys {
         let data_key = unwrap_record(file, epoch, key)?;
         if let Some(other) = known.and_then(|known| known.keys.get(&epoch))
@@ -80,6 +89,12 @@ fn add_records(
         });
     }
     Ok(())
+}
+
+/// An epoch whose key was destroyed for one of the two files, while the other one has it.
+fn clash_of_destroyed(original: &File, copy: &File) -> Option<u16> {
+    let lost = |from: &File, by: &File| from.keys.keys().copied().find(|e| by.is_destroyed(*e));
+    lost(original, copy).or_else(|| lost(copy, original))
 }
 
 /// The copy's number belonged to another encrypted relation once, whose keys are kept.

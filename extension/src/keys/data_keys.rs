@@ -2,6 +2,7 @@
 
 use pagevault_cipher::wrap::{self, WrapKey};
 use pagevault_cipher::{CipherId, DataKey, Secret32};
+use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 use pagevault_keystore::{Record, RelFile, data_key_aad, log, state};
 use pgrx::PgSqlErrorCode;
 
@@ -189,6 +190,15 @@ pub(super) fn unwrap_record(file: RelFile, epoch: u16, key: &state::DataKey) -> 
                 format!("data key of epoch {epoch} of relation file {file} cannot be unwrapped"),
             )
         })
+}
+
+/// The data key of a file and epoch, if there is one and it can be unwrapped now.
+pub(super) fn present_key(file: RelFile, epoch: u16) -> Option<DataKey> {
+    let mut wrapped = [0; MAX_WRAPPED_DATA_KEY];
+    let found = shared::data_key(file, epoch, &mut wrapped)?;
+    let secret = shared::secrets()?.get(found.scope, found.key_version)?;
+    let cipher = CipherId::try_from(found.cipher).ok()?;
+    cache::open_data_key(&WrapKey::new(secret.expose()), file, epoch, cipher, &wrapped[..found.len])
 }
 
 /// The logs that may hold data keys wrapped by a scope's key: the database's own, or for the cluster

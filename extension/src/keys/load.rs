@@ -128,7 +128,8 @@ fn cut_off(scope: u32, bytes: u64) -> Report {
 /// First start: maps the memory that every process will inherit.
 fn map(logs: &[Contents]) -> Result<&'static Shared> {
     let existing = logs.iter().flat_map(|log| &log.records);
-    let existing = existing.filter(|r| matches!(r, Record::DataKey { .. })).count();
+    let existing =
+        existing.filter(|r| matches!(r, Record::DataKey { .. } | Record::Destroyed { .. })).count();
     let capacity = u32::try_from(guc::max_keys().max(existing))
         .ok()
         .and_then(|keys| keys.checked_add(persist::RESERVED_KEYS))

@@ -202,7 +202,7 @@ fn write_database_key(record: Record, secret: &Secret32) -> Result<()> {
 }
 
 /// As [`persist::scope_name`] with the database's name; only where catalogs can be read.
-pub(super) fn scope_name(scope: u32) -> String {
+pub(crate) fn scope_name(scope: u32) -> String {
     match catalog::database_name(scope) {
         Some(name) => format!("database \"{name}\""),
         None => persist::scope_name(scope),

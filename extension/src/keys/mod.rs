@@ -1,9 +1,10 @@
 //! Keys in the server: where they are kept, how they are found, made, unlocked and persisted.
 
-mod audit;
+pub(crate) mod audit;
 pub(crate) mod cache;
 pub(crate) mod copies;
 pub(crate) mod data_keys;
+pub(crate) mod destruction;
 pub(crate) mod health;
 pub(crate) mod helper;
 pub(crate) mod load;

@@ -18,6 +18,7 @@ use pagevault_keystore::{Record, batch};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
+use super::destruction;
 use super::secrets;
 use super::shared::{self, Shared};
 use super::unlock;
@@ -50,7 +51,9 @@ fn require_room(records: &[Record]) -> Result<()> {
     let new = records.iter().filter(|record| {
         matches!(record, Record::DataKey { file, epoch, .. } if !shared::has_key(*file, *epoch))
     });
-    if counts.keys as usize + new.count() <= limit {
+    // A file whose keys were destroyed has a place and no key.
+    let entries = counts.keys.max(counts.files) as usize;
+    if entries + new.count() <= limit {
         return Ok(());
     }
     Err(Report::new(
@@ -217,6 +220,11 @@ pub(crate) fn apply(_lock: &KeystoreLock, records: &[Record]) -> Result<()> {
                 shared.wal.set_has_keys();
             }
             Record::DataKey { .. } => shared.control.set_sealed(),
+            Record::Destroyed { .. } => {
+                // Pages sealed under the key are still there, and must be told from plaintext.
+                shared.control.set_sealed();
+                shared.control.count_destruction();
+            }
             Record::WalSwitch(switch) => {
                 shared.wal.switches.add(*switch).map_err(|full| internal(full.to_string()))?;
             }
@@ -224,6 +232,20 @@ pub(crate) fn apply(_lock: &KeystoreLock, records: &[Record]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+/// Writes the log of `scope` anew, with nothing in it but what still matters: keys that were destroyed are
+/// not in the file any more. (What is left of the old file on the disk is the disk's business.)
+pub(crate) fn compact(lock: &KeystoreLock, scope: u32) -> Result<()> {
+    let control = &shared_memory()?.control;
+    let Some(position) = control.position(scope) else { return Ok(()) };
+    let records = log_state(lock, scope)?.records(scope);
+    let storage = storage()?;
+    let mut log = Log::resume(&storage, position);
+    log.compact(&records).map_err(|e| keystore_failure(&e))?;
+    control
+        .set_position(&log.position())
+        .map_err(|_| internal("a key file has lost its place".to_owned()))
 }
 
 /// No slot is left for another database key.
@@ -237,21 +259,40 @@ pub(crate) fn too_many_database_keys() -> Report {
 
 /// Replays a WAL record: adds what the keystore does not have yet.
 pub(crate) fn replay(scope: u32, id: &[u8; 16], batch: &[u8]) -> Result<()> {
-    let records = batch::decode(batch).map_err(|e| {
+    let mut records = batch::decode(batch).map_err(|e| {
         Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, format!("pagevault WAL record: {e}"))
     })?;
+    let destroys = records.iter().any(|record| matches!(record, Record::Destroyed { .. }));
+    if destroys {
+        destruction::before_redo(&records);
+    }
     let lock = KeystoreLock::acquire();
     if records.iter().all(is_known) {
         return Ok(());
     }
-    write_file(&lock, scope, batch, Durable::of(&records), Some(*id))?;
+    if records.iter().any(is_of_destroyed_key) {
+        records.retain(|record| !is_of_destroyed_key(record));
+        let batch = batch::encode(&records).map_err(|e| internal(format!("keystore: {e}")))?;
+        write_file(&lock, scope, &batch, Durable::of(&records), Some(*id))?;
+    } else {
+        write_file(&lock, scope, batch, Durable::of(&records), Some(*id))?;
+    }
     apply(&lock, &records)?;
+    if destroys && let Err(report) = compact(&lock, scope) {
+        // The keys are not used any more. Their bytes stay in the file until it is written anew.
+        report.send(PgLogLevel::WARNING);
+    }
     drop(lock);
     if records.iter().any(|record| matches!(record, Record::DatabaseKey { .. })) {
         // A standby meets a new database key: the pages that follow may need it.
         unlock::unlock_quietly("recovery");
     }
     Ok(())
+}
+
+/// Whether the record would bring back the key of an epoch that was destroyed.
+fn is_of_destroyed_key(record: &Record) -> bool {
+    matches!(record, Record::DataKey { file, epoch, .. } if shared::destroyed_at(*file, *epoch).is_some())
 }
 
 /// Whether the record would change nothing. Providers and database keys are few and always added.

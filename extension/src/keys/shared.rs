@@ -95,6 +95,38 @@ pub(crate) fn is_known(file: RelFile) -> bool {
     get().is_some_and(|shared| matches!(shared.directory.find(file), Ok(Some(_))))
 }
 
+/// The cheap question before every read: were the keys of any file destroyed?
+#[inline]
+pub(crate) fn anything_destroyed() -> bool {
+    destructions() != 0
+}
+
+/// How many times keys were destroyed: what a process has expanded before the last time is out of date.
+#[inline]
+pub(crate) fn destructions() -> u32 {
+    get().map_or(0, |shared| shared.control.destructions())
+}
+
+/// True if the file is written under a key that was destroyed: nothing in it can be read.
+pub(crate) fn is_destroyed(file: RelFile) -> bool {
+    let info = || {
+        let directory = &get()?.directory;
+        directory.info(directory.find(file).ok()??).ok()
+    };
+    anything_destroyed() && info().is_some_and(|info| info.is_destroyed())
+}
+
+/// If the key of this epoch was destroyed: the LSN at or before which all WAL records about pages under it
+/// end.
+pub(crate) fn destroyed_at(file: RelFile, epoch: u16) -> Option<u64> {
+    if !anything_destroyed() {
+        return None;
+    }
+    let directory = &get()?.directory;
+    let (through, lsn) = directory.destroyed(directory.find(file).ok()??).ok()?;
+    (epoch <= through).then_some(lsn)
+}
+
 /// True if the file has a data key of this epoch.
 pub(crate) fn has_key(file: RelFile, epoch: u16) -> bool {
     data_key(file, epoch, &mut [0; MAX_WRAPPED_DATA_KEY]).is_some()
@@ -170,6 +202,7 @@ const SEALED: usize = 0;
 const HAS_ID: usize = 1;
 const ID: usize = 2;
 const ID_WORDS: usize = 4;
+const DESTRUCTIONS: usize = 7;
 const FAILURE: Range<usize> = 8..256;
 const REKEY: Range<usize> = FAILURE.end..FAILURE.end + wishes::WORDS;
 const LOGS: usize = REKEY.end;
@@ -203,6 +236,18 @@ impl Control {
     /// Raises the flag. It is never lowered while the server runs.
     pub(crate) fn set_sealed(&self) {
         self.words[SEALED].store(1, Release);
+    }
+
+    #[inline]
+    fn destructions(&self) -> u32 {
+        self.words[DESTRUCTIONS].load(Acquire)
+    }
+
+    /// Has every process forget its expanded keys before it uses one again.
+    pub(crate) fn count_destruction(&self) {
+        // Never back to 0, which means that there was none.
+        let next = self.destructions().wrapping_add(1).max(1);
+        self.words[DESTRUCTIONS].store(next, Release);
     }
 
     /// The keystore's identity, once it has one.

@@ -84,6 +84,30 @@ pub(crate) fn databases() -> Vec<Oid> {
     })
 }
 
+/// OIDs of all tablespaces.
+pub(crate) fn tablespaces() -> Vec<Oid> {
+    // SAFETY: a row of pg_tablespace.
+    scan(pg_sys::TableSpaceRelationId, |row| unsafe {
+        Some((*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_tablespace>()).oid)
+    })
+}
+
+/// A schema's name, as SQL would write it; `None` if there is no such schema.
+pub(crate) fn schema_name(oid: Oid) -> Option<String> {
+    // SAFETY: a catalog look-up; the result is null or a palloc'd copy, and quoted into another one.
+    unsafe {
+        let name = pg_sys::get_namespace_name(oid);
+        let quoted = |name| CStr::from_ptr(pg_sys::quote_identifier(name));
+        (!name.is_null()).then(|| quoted(name).to_string_lossy().into_owned())
+    }
+}
+
+/// A schema's OID; invalid if there is none of this name.
+pub(crate) fn schema_oid(name: &CStr) -> Oid {
+    // SAFETY: a catalog look-up by name.
+    unsafe { pg_sys::get_namespace_oid(name.as_ptr(), true) }
+}
+
 /// A database's OID; `None` if there is none of this name.
 pub(crate) fn database_oid(name: &str) -> Option<Oid> {
     let name = CString::new(name).ok()?;

@@ -146,6 +146,15 @@ pub(crate) fn relation_path(file: RelFile, fork: pg_sys::ForkNumber::Type) -> St
     }
 }
 
+/// Directory of a database in a tablespace, relative to the data directory (`GetDatabasePath`).
+pub(crate) fn database_path(database: u32, tablespace: u32) -> String {
+    // SAFETY: only formats its arguments; the result is palloc'd.
+    unsafe {
+        let path = pg_sys::GetDatabasePath(database.into(), tablespace.into());
+        std::ffi::CStr::from_ptr(path).to_string_lossy().into_owned()
+    }
+}
+
 /// Adds bytes to the WAL record under construction (`XLogRegisterData`).
 ///
 /// # Safety
@@ -194,6 +203,21 @@ pub(crate) unsafe fn open_smgr(relation: pg_sys::Relation) -> pg_sys::SMgrRelati
 pub(crate) unsafe fn open_smgr_of(file: SmgrFile) -> pg_sys::SMgrRelation {
     // SAFETY: by contract.
     unsafe { pg_sys::smgropen(locator(file.file), file.backend) }
+}
+
+/// Drops all shared buffers of these files (`DropRelationsAllBuffers`, `DropRelFileNodesAllBuffers` before 16).
+///
+/// # Safety
+/// Live objects of the storage manager; nobody else uses their files; not in a critical section.
+pub(crate) unsafe fn drop_buffers(files: &mut [pg_sys::SMgrRelation]) {
+    let count = files.len() as i32;
+    // SAFETY: by contract.
+    unsafe {
+        #[cfg(feature = "pg15")]
+        pg_sys::DropRelFileNodesAllBuffers(files.as_mut_ptr(), count);
+        #[cfg(not(feature = "pg15"))]
+        pg_sys::DropRelationsAllBuffers(files.as_mut_ptr(), count);
+    }
 }
 
 /// Whether changes of the relation go to WAL (the macro `RelationNeedsWAL` in rel.h).

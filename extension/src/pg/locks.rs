@@ -94,6 +94,23 @@ pub(crate) fn lock_key_management() {
     }
 }
 
+/// Keeps everybody out of a database, as DROP DATABASE does, until the transaction ends. Returns how many
+/// sessions and prepared transactions are in it nevertheless, after waiting a few seconds for them to end.
+pub(crate) fn lock_database(database: pg_sys::Oid) -> (i32, i32) {
+    let (mut sessions, mut prepared) = (0, 0);
+    // SAFETY: a lock on a shared object, released at the end of the transaction; both numbers are written.
+    unsafe {
+        pg_sys::LockSharedObject(
+            pg_sys::DatabaseRelationId,
+            database,
+            0,
+            pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE,
+        );
+        pg_sys::CountOtherDBBackends(database, &raw mut sessions, &raw mut prepared);
+    }
+    (sessions, prepared)
+}
+
 /// Rekey jobs are locked as objects of this class (`pg_extension`), so that it shows in `pg_locks`.
 fn job_tag(id: i64) -> pg_sys::LOCKTAG {
     const JOB: u16 = u16::from_be_bytes(*b"pv");

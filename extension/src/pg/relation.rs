@@ -315,6 +315,15 @@ fn collect_family(oid: Oid, lock: Option<pg_sys::LOCKMODE>, members: &mut Vec<Fa
     }
 }
 
+/// True for what does not go along with another relation: not for indexes, TOAST tables, owned sequences.
+pub(crate) fn leads(facts: &Facts) -> bool {
+    match facts.kind {
+        Kind::Table | Kind::MaterializedView | Kind::PartitionedTable => true,
+        Kind::Sequence => owner_of_sequence(facts.oid).is_none(),
+        _ => false,
+    }
+}
+
 /// # Safety
 /// `list` is an OID list or NIL.
 unsafe fn oids(list: *mut pg_sys::List) -> Vec<Oid> {

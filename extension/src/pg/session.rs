@@ -36,6 +36,33 @@ pub(crate) fn as_owner_of_the_cluster<R>(work: impl FnOnce() -> R) -> R {
     }
 }
 
+/// True if a function was called by a statement of the client's own, in no transaction block: not by another
+/// function, and not together with anything that could be rolled back.
+///
+/// # Safety
+/// `call` is the call that this process is carrying out.
+pub(crate) unsafe fn is_statement_of_its_own(call: pg_sys::FunctionCallInfo) -> bool {
+    // SAFETY: set-returning functions are called with a ReturnSetInfo, whose context belongs to a running query;
+    // the portal is alive while a statement of it runs.
+    unsafe {
+        if pg_sys::IsTransactionBlock() || pg_sys::IsSubTransaction() {
+            return false;
+        }
+        let (portal, result) = (pg_sys::ActivePortal, (*call).resultinfo);
+        if portal.is_null() || result.is_null() || (*portal).queryDesc.is_null() {
+            return false;
+        }
+        let result = result.cast::<pg_sys::ReturnSetInfo>();
+        if (*result).type_ != pg_sys::NodeTag::T_ReturnSetInfo || (*result).econtext.is_null() {
+            return false;
+        }
+        // Loops of PL/pgSQL run portals too, which SPI names.
+        let name = CStr::from_ptr((*portal).name).to_bytes();
+        let ours = (*(*result).econtext).ecxt_estate == (*(*portal).queryDesc).estate;
+        ours && !name.starts_with(b"<unnamed portal")
+    }
+}
+
 /// Role and database of a session; nothing in processes that have none.
 #[derive(Default)]
 pub(crate) struct Identity {

@@ -22,6 +22,7 @@ use crate::pg::relation::{self, Facts};
 use crate::pg::report::{OrRaise, Report, Result};
 use crate::pg::{guc, process};
 use crate::policy;
+use crate::verify;
 
 /// How often progress is written down.
 const NOTE_EVERY: Duration = Duration::from_secs(1);
@@ -139,6 +140,7 @@ impl<'a> Run<'a> {
     fn begin(&self, oid: Oid) -> Result<Option<Target>> {
         let Some(held) = Held::open(oid) else { return Ok(None) };
         let file = held.file();
+        verify::refuse_destroyed(file)?;
         let current = shared::current_cipher(file);
         let target = match self.job.kind {
             Kind::Encrypt => {

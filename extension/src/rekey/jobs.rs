@@ -322,6 +322,22 @@ pub(crate) fn last_of(relation: Oid) -> Result<Option<i64>> {
     })
 }
 
+/// The first unfinished job of any of these relations.
+pub(crate) fn any_unfinished(relations: &[Oid]) -> Result<Option<i64>> {
+    if !exist()? {
+        return Ok(None);
+    }
+    with_table(|spi| {
+        let rows = spi.select(
+            "SELECT id FROM pagevault.rekey_jobs
+              WHERE relation = ANY ($1) AND state IN ('waiting', 'running', 'paused') ORDER BY id",
+            Some(1),
+            &[relations.to_vec().into()],
+        )?;
+        if rows.is_empty() { Ok(None) } else { rows.first().get_one::<i64>() }
+    })
+}
+
 /// A job that is not done.
 pub(crate) struct Unsettled {
     pub(crate) id: i64,

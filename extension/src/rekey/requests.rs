@@ -9,7 +9,7 @@ use super::{Kind, jobs};
 use crate::hooks::utility;
 use crate::keys::shared;
 use crate::pg::guc;
-use crate::pg::relation::{self, Facts, Kind as RelationKind};
+use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
 use crate::policy;
 use crate::rewrite;
@@ -76,16 +76,6 @@ fn members(facts: &Facts) -> Vec<Facts> {
     members.filter(Facts::is_stored).collect()
 }
 
-/// True for what has a job of its own: not what goes along with another relation.
-pub(crate) fn leads(facts: &Facts) -> bool {
-    facts.is_stored()
-        && match facts.kind {
-            RelationKind::Table | RelationKind::MaterializedView => true,
-            RelationKind::Sequence => relation::owner_of_sequence(facts.oid).is_none(),
-            _ => false,
-        }
-}
-
 /// Has everything sealed in this database that is wanted so and is not. Returns the number of relations.
 pub(crate) fn encrypt_all_wanted() -> Result<i64> {
     let mut roots: Vec<Oid> = Vec::new();
@@ -108,8 +98,10 @@ pub(crate) fn encrypt_all_wanted() -> Result<i64> {
 pub(crate) fn decrypt_all() -> Result<i64> {
     let mut count = 0;
     for facts in relation::all().into_iter().filter_map(relation::facts) {
-        let is_sealed = |member: &Facts| shared::is_sealed(member.file);
-        if !leads(&facts)
+        let is_sealed =
+            |member: &Facts| shared::is_sealed(member.file) && !shared::is_destroyed(member.file);
+        if !facts.is_stored()
+            || !relation::leads(&facts)
             || policy::catalogs::is_shared(&facts)
             || !members(&facts).iter().any(is_sealed)
         {

@@ -6,10 +6,10 @@ use super::{DirectoryError, KeyInfo, Result};
 use crate::record::{MAX_WRAPPED_DATA_KEY, Phase, RelFile};
 
 pub(super) const MAGIC: u32 = 0x7076_6469;
-pub(super) const LAYOUT: u32 = 1;
+pub(super) const LAYOUT: u32 = 2;
 
 pub(super) const HEADER_WORDS: usize = 16;
-pub(super) const FILE_WORDS: usize = 8;
+pub(super) const FILE_WORDS: usize = 11;
 pub(super) const KEY_WORDS: usize = 4;
 pub(super) const BODY_WORDS: usize = 2 + WRAPPED_WORDS;
 pub(super) const WRAPPED_WORDS: usize = MAX_WRAPPED_DATA_KEY / 4;
@@ -36,6 +36,8 @@ pub(super) mod file {
     pub(crate) const NEXT: usize = 5;
     pub(crate) const KEYS: usize = 6;
     pub(crate) const RETIRED: usize = 7;
+    pub(crate) const DESTROYED: usize = 8;
+    pub(crate) const DESTROYED_LSN: [usize; 2] = [9, 10];
 }
 
 /// Words of a key entry.
@@ -107,6 +109,22 @@ pub(super) fn unpack_phase(word: u32) -> (Phase, u8) {
     let [low, high, cipher, _] = word.to_le_bytes();
     let epoch = u16::from_le_bytes([low, high]);
     (Phase { epoch, plaintext: word & PLAINTEXT != 0 }, cipher)
+}
+
+/// The key of an entry was destroyed: nothing is left but its epoch.
+pub(super) fn is_wiped(meta: u32) -> bool {
+    unpack_meta(meta).2 == 0
+}
+
+/// `cipher`: of the file's pages.
+pub(super) fn pack_destroyed(through: u16, cipher: u8) -> u32 {
+    u32::from(through) | u32::from(cipher) << 16
+}
+
+/// The last destroyed epoch, 0 if none is; and the cipher of the file's pages then.
+pub(super) fn unpack_destroyed(word: u32) -> (u16, u8) {
+    let (through, cipher, _) = unpack_meta(word);
+    (through, cipher)
 }
 
 /// Epoch and cipher, `None` for plaintext.

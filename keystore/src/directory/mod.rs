@@ -3,8 +3,9 @@
 //! ```text
 //! header   16 words     magic, layout, capacity, buckets, files, keys, spare body
 //! buckets  2^n words    newest file of each hash chain
-//! files    8 words      tablespace, database, relation, phase (epoch | cipher << 16 | plaintext << 24),
-//!                       owner, next, newest key, retired (last epoch when dropped)
+//! files    11 words     tablespace, database, relation, phase (epoch | cipher << 16 | plaintext << 24),
+//!                       owner, next, newest key, retired (last epoch when dropped),
+//!                       destroyed (last epoch | cipher << 16), its LSN (low, high)
 //! keys     4 words      meta (epoch | cipher << 16 | length << 24), next, sequence, body
 //! bodies   25 words     scope, key version, wrapped key; one more than there are keys
 //! ```
@@ -21,7 +22,10 @@
 //! [`RETRIES`] times: that takes as many re-wrappings of this one key, each in the time of a 100-byte
 //! copy, and does not happen unless a writer runs wild; asking again is right, plaintext is not.
 //!
-//! One writer at a time: callers of `init`, `apply`, `insert`, `enter` and `replace_wrapping` hold an
+//! A key that is destroyed leaves its entry behind, with a length of 0; its body is overwritten with
+//! zeros in place, after its sequence was changed. A reader that is just copying it notices.
+//!
+//! One writer at a time: callers of `init`, `apply`, `insert`, `enter`, `destroy` and `replace_wrapping` hold an
 //! exclusive lock. If a writer is killed between two stores, PostgreSQL restarts all processes with
 //! fresh shared memory, and the directory is initialised and loaded again; nothing here outlives that.
 
@@ -111,6 +115,15 @@ pub struct FileInfo {
     pub phase: Phase,
     /// The file was dropped, and its number not used for a sealed one since.
     pub retired: bool,
+    /// The last epoch whose key was destroyed, 0 if none was.
+    pub destroyed: u16,
+}
+
+impl FileInfo {
+    /// Whether the file is written under a key that was destroyed: nothing in it can be read.
+    pub fn is_destroyed(&self) -> bool {
+        self.phase.current().is_some_and(|epoch| epoch <= self.destroyed)
+    }
 }
 
 /// How full the directory is.
@@ -133,7 +146,7 @@ pub struct Directory<'a> {
 }
 
 impl<'a> Directory<'a> {
-    /// Words of shared memory for `capacity` keys and as many files; about 156 bytes each. More than
+    /// Words of shared memory for `capacity` keys and as many files; about 168 bytes each. More than
     /// [`MAX_CAPACITY`] counts as that.
     pub const fn words_needed(capacity: u32) -> usize {
         let capacity = if capacity > MAX_CAPACITY { MAX_CAPACITY } else { capacity } as usize;
@@ -213,7 +226,17 @@ impl<'a> Directory<'a> {
             current: phase.current().map(|epoch| (epoch, cipher)),
             phase,
             retired: retired != 0 && retired >= u32::from(phase.epoch),
+            destroyed: self.destroyed(slot)?.0,
         })
+    }
+
+    /// The last epoch of the file whose key was destroyed, 0 if none was; and the LSN at or before which all
+    /// WAL records about pages under such keys end.
+    pub fn destroyed(&self, slot: FileSlot) -> Result<(u16, u64)> {
+        let entry = self.file(slot)?;
+        let (through, _) = unpack_destroyed(entry[file::DESTROYED].load(Ordering::Acquire));
+        let [low, high] = file::DESTROYED_LSN.map(|word| entry[word].load(Ordering::Acquire));
+        Ok((through, u64::from(high) << 32 | u64::from(low)))
     }
 
     /// Copies the wrapped key of an epoch to the start of `wrapped`. Never half of one wrapping and
@@ -226,12 +249,13 @@ impl<'a> Directory<'a> {
     ) -> Result<KeyInfo> {
         let entry = self.find_key(slot, epoch)?;
         let entry = entry.ok_or_else(|| self.no_key(slot, epoch))?;
-        self.read_key(entry, wrapped)
+        self.read_key(entry, wrapped)?.ok_or_else(|| self.no_key(slot, epoch))
     }
 
-    /// The highest epoch for which the file has a key; 0 if it has none.
+    /// The highest epoch for which the file has a key, or had one that was destroyed; 0 if it never had one.
     pub fn last_epoch(&self, slot: FileSlot) -> Result<u16> {
-        self.keys(slot)?.try_fold(0, |last, key| Ok(last.max(key?.epoch)))
+        let (destroyed, _) = self.destroyed(slot)?;
+        self.keys(slot)?.try_fold(destroyed, |last, key| Ok(last.max(key?.epoch)))
     }
 
     /// The epoch that a new key of the file gets, `None` after 8191.
@@ -253,10 +277,15 @@ impl<'a> Directory<'a> {
         let mut next = this.file(slot)?[file::KEYS].load(Ordering::Acquire);
         let mut bound = u32::MAX;
         let mut advance = move || -> Result<Option<KeyInfo>> {
-            let Some(index) = step(next, &mut bound)? else { return Ok(None) };
-            let entry = this.key_entry(index)?;
-            next = entry[key::NEXT].load(Ordering::Acquire);
-            this.read_key(entry, &mut [0; MAX_WRAPPED_DATA_KEY]).map(Some)
+            while let Some(index) = step(next, &mut bound)? {
+                let entry = this.key_entry(index)?;
+                next = entry[key::NEXT].load(Ordering::Acquire);
+                let key = this.read_key(entry, &mut [0; MAX_WRAPPED_DATA_KEY])?;
+                if key.is_some() {
+                    return Ok(key);
+                }
+            }
+            Ok(None)
         };
         // An error ends the walk: what comes behind it is not to be trusted.
         let mut failed = false;
@@ -279,14 +308,20 @@ impl<'a> Directory<'a> {
         })
     }
 
+    /// `None` if the key was destroyed.
     fn read_key(
         &self,
         entry: &[AtomicU32; KEY_WORDS],
         wrapped: &mut [u8; MAX_WRAPPED_DATA_KEY],
-    ) -> Result<KeyInfo> {
-        let (epoch, cipher, length) = unpack_meta(entry[key::META].load(Ordering::Acquire));
+    ) -> Result<Option<KeyInfo>> {
         for _ in 0..RETRIES {
+            // Before the rest: whoever sees the sequence that a destruction leaves also sees the rest of it.
             let sequence = entry[key::SEQUENCE].load(Ordering::Acquire);
+            let meta = entry[key::META].load(Ordering::Acquire);
+            if is_wiped(meta) {
+                return Ok(None);
+            }
+            let (epoch, cipher, length) = unpack_meta(meta);
             let body = entry[key::BODY].load(Ordering::Acquire);
             let [scope, version, words @ ..] = self.body(body)?;
             let scope = scope.load(Ordering::Relaxed);
@@ -294,12 +329,12 @@ impl<'a> Directory<'a> {
             for (bytes, word) in wrapped.as_chunks_mut::<4>().0.iter_mut().zip(words) {
                 *bytes = word.load(Ordering::Relaxed).to_le_bytes();
             }
-            // Pairs with the fence in `replace_wrapping`.
+            // Pairs with the fences in `replace_wrapping` and `destroy`.
             fence(Ordering::Acquire);
             if entry[key::BODY].load(Ordering::Acquire) == body
                 && entry[key::SEQUENCE].load(Ordering::Acquire) == sequence
             {
-                return Ok(KeyInfo { epoch, cipher, scope, key_version, length });
+                return Ok(Some(KeyInfo { epoch, cipher, scope, key_version, length }));
             }
             std::hint::spin_loop();
         }
@@ -311,8 +346,9 @@ impl<'a> Directory<'a> {
         let mut bound = u32::MAX;
         while let Some(index) = step(next, &mut bound)? {
             let entry = self.key_entry(index)?;
-            if unpack_meta(entry[key::META].load(Ordering::Acquire)).0 == epoch {
-                return Ok(Some(entry));
+            let meta = entry[key::META].load(Ordering::Acquire);
+            if unpack_meta(meta).0 == epoch {
+                return Ok(Some(entry).filter(|_| !is_wiped(meta)));
             }
             next = entry[key::NEXT].load(Ordering::Acquire);
         }

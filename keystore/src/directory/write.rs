@@ -2,7 +2,10 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use super::layout::{file, head, identity, key, pack_meta, pack_phase, unpack_meta, unpack_phase};
+use super::layout::{
+    file, head, identity, key, pack_destroyed, pack_meta, pack_phase, step, unpack_destroyed,
+    unpack_meta, unpack_phase,
+};
 use super::{Directory, DirectoryError, FileSlot, KeyInfo, Result};
 use crate::error::Problem;
 use crate::record::{MAX_EPOCH, MAX_WRAPPED_DATA_KEY, Phase, Record, RelFile};
@@ -21,38 +24,49 @@ impl Directory<'_> {
                 }
             }
             Record::Current { file, epoch, owner } => {
-                let slot = self.find_with_key(*file, *epoch)?;
+                let slot = self.find_with_epoch(*file, *epoch)?;
                 self.enter(slot, Phase { epoch: *epoch, plaintext: false }, *owner)?;
             }
             Record::Plaintext { file, after } => {
-                let slot = self.find_with_key(*file, *after)?;
+                let slot = self.find_with_epoch(*file, *after)?;
                 self.enter(slot, Phase { epoch: *after, plaintext: true }, 0)?;
             }
             Record::Retired { file, after, .. } => {
-                let retired = &self.file(self.find_with_key(*file, *after)?)?[file::RETIRED];
+                let retired = &self.file(self.find_with_epoch(*file, *after)?)?[file::RETIRED];
                 let last = retired.load(Ordering::Relaxed).max(u32::from(*after));
                 retired.store(last, Ordering::Release);
             }
             Record::WalSwitch(Switch { phase, .. }) => {
                 let (file, epoch) = wal::key_place(phase.generation);
-                self.find_with_key(file, epoch)?;
+                self.find_with_epoch(file, epoch)?;
+            }
+            Record::Destroyed { file, through, cipher, lsn, .. } => {
+                let slot = match self.find(*file)? {
+                    Some(slot) => slot,
+                    None => self.add_file(*file, 0, 0)?,
+                };
+                self.destroy(slot, *through, *cipher, *lsn)?;
             }
             Record::Provider { .. } | Record::DropProvider { .. } | Record::DatabaseKey { .. } => {}
         }
         Ok(())
     }
 
-    /// Whether a record says what the directory does not have: a key, or another wrapping of one; a
-    /// later [`Phase`] of a file; that a file was dropped since. So redo can pass over what the
-    /// keystore has kept. Of the others the directory knows nothing, and says yes.
+    /// Whether a record says what the directory does not have: a key that was not destroyed, or
+    /// another wrapping of one; a later [`Phase`] of a file; that a file was dropped since, or its keys
+    /// destroyed. So redo can pass over what the keystore has kept. Of the others the directory knows
+    /// nothing, and says yes.
     pub fn would_change(&self, record: &Record) -> Result<bool> {
         match record {
             Record::DataKey { file, epoch, wrapped, .. } => {
                 let Some(slot) = self.find(*file)? else { return Ok(true) };
+                if *epoch <= self.destroyed(slot)?.0 {
+                    return Ok(false);
+                }
                 let Some(entry) = self.find_key(slot, *epoch)? else { return Ok(true) };
                 let mut known = [0; MAX_WRAPPED_DATA_KEY];
                 let found = self.read_key(entry, &mut known)?;
-                Ok(key_info(record) != Some(found) || !known.starts_with(wrapped))
+                Ok(key_info(record) != found || !known.starts_with(wrapped))
             }
             Record::Current { file, epoch, .. } => {
                 self.is_later(*file, Phase { epoch: *epoch, plaintext: false })
@@ -64,6 +78,10 @@ impl Directory<'_> {
                 let Some(slot) = self.find(*file)? else { return Ok(true) };
                 let last = self.file(slot)?[file::RETIRED].load(Ordering::Acquire);
                 Ok(u32::from(*after) > last)
+            }
+            Record::Destroyed { file, through, lsn, .. } => {
+                let Some(slot) = self.find(*file)? else { return Ok(true) };
+                Ok((*through, *lsn) > self.destroyed(slot)?)
             }
             Record::Provider { .. }
             | Record::DropProvider { .. }
@@ -81,10 +99,21 @@ impl Directory<'_> {
         Ok(unpack_phase(self.file(slot)?[file::PHASE].load(Ordering::Acquire)).0)
     }
 
-    fn find_with_key(&self, file: RelFile, epoch: u16) -> Result<FileSlot> {
+    /// The file, if it has a key of this epoch or had one that was destroyed.
+    fn find_with_epoch(&self, file: RelFile, epoch: u16) -> Result<FileSlot> {
         let no_key = DirectoryError::NoKey { file, epoch };
         let slot = self.find(file)?.ok_or(no_key)?;
-        self.find_key(slot, epoch)?.map(|_| slot).ok_or(no_key)
+        self.cipher_of_epoch(slot, epoch)?.map(|_| slot).ok_or(no_key)
+    }
+
+    fn cipher_of_epoch(&self, slot: FileSlot, epoch: u16) -> Result<Option<u8>> {
+        let (through, cipher) =
+            unpack_destroyed(self.file(slot)?[file::DESTROYED].load(Ordering::Acquire));
+        if epoch <= through {
+            return Ok(Some(cipher));
+        }
+        let key = self.find_key(slot, epoch)?;
+        Ok(key.map(|entry| unpack_meta(entry[key::META].load(Ordering::Acquire)).1))
     }
 
     /// Adds a key, and its file if it is new; or gives a key that is there a new wrapping.
@@ -103,6 +132,10 @@ impl Directory<'_> {
         if !(1..=MAX_EPOCH).contains(&info.epoch) {
             return Err(DirectoryError::Record("epoch", "outside 1 to 8191"));
         }
+        // A key of no length is one that was destroyed.
+        if wrapped.is_empty() {
+            return Err(DirectoryError::Record("wrapped data key", "empty"));
+        }
         let Some(slot) = self.find(file)? else {
             if self.counts()?.files >= self.capacity {
                 return Err(self.full());
@@ -110,6 +143,9 @@ impl Directory<'_> {
             let first = self.add_key(info, wrapped, 0)?;
             return self.add_file(file, owner, first);
         };
+        if info.epoch <= self.destroyed(slot)?.0 {
+            return Ok(slot);
+        }
         match self.find_key(slot, info.epoch)? {
             Some(_) => self.replace_wrapping(slot, info, wrapped)?,
             None => {
@@ -124,12 +160,11 @@ impl Directory<'_> {
     /// Has a file written otherwise from now on; nothing happens unless `phase` is later than what
     /// stands. Its epoch must have a key. `owner`: OID of the relation.
     pub fn enter(&self, slot: FileSlot, phase: Phase, owner: u32) -> Result<()> {
-        let key = self.find_key(slot, phase.epoch)?;
-        let key = key.ok_or_else(|| self.no_key(slot, phase.epoch))?;
+        let cipher = self.cipher_of_epoch(slot, phase.epoch)?;
+        let cipher = cipher.ok_or_else(|| self.no_key(slot, phase.epoch))?;
         if phase <= self.phase(slot)? {
             return Ok(());
         }
-        let (_, cipher, _) = unpack_meta(key[key::META].load(Ordering::Acquire));
         let cipher = if phase.plaintext { 0 } else { cipher };
         let entry = self.file(slot)?;
         entry[file::OWNER].store(owner, Ordering::Release);
@@ -161,6 +196,46 @@ impl Directory<'_> {
         Ok(())
     }
 
+    /// Wipes the keys of a file through an epoch, for good: records of them are passed over from now on. What
+    /// was wrapped is gone from this memory when it returns. `cipher`: of the file's pages; `lsn`: see
+    /// [`Record::Destroyed`].
+    pub fn destroy(&self, slot: FileSlot, through: u16, cipher: u8, lsn: u64) -> Result<()> {
+        if (through, lsn) <= self.destroyed(slot)? {
+            return Ok(());
+        }
+        let entry = self.file(slot)?;
+        for (word, half) in file::DESTROYED_LSN.into_iter().zip([lsn, lsn >> 32]) {
+            entry[word].store(half as u32, Ordering::Release);
+        }
+        entry[file::DESTROYED].store(pack_destroyed(through, cipher), Ordering::Release);
+        let mut next = entry[file::KEYS].load(Ordering::Acquire);
+        let mut bound = u32::MAX;
+        while let Some(index) = step(next, &mut bound)? {
+            let entry = self.key_entry(index)?;
+            next = entry[key::NEXT].load(Ordering::Acquire);
+            let (epoch, cipher, _) = unpack_meta(entry[key::META].load(Ordering::Acquire));
+            if epoch > through {
+                continue;
+            }
+            let gone = KeyInfo { epoch, cipher, scope: 0, key_version: 0, length: 0 };
+            entry[key::META].store(pack_meta(&gone), Ordering::Release);
+            let sequence = entry[key::SEQUENCE].load(Ordering::Relaxed);
+            entry[key::SEQUENCE].store(sequence.wrapping_add(1), Ordering::Release);
+            // Whoever sees a byte of what follows also sees the new sequence (pairs with the fence in
+            // `read_key`).
+            fence(Ordering::Release);
+            self.wipe_body(entry[key::BODY].load(Ordering::Relaxed))?;
+        }
+        // The spare body holds what one of them was wrapped as before, perhaps.
+        fence(Ordering::Release);
+        self.wipe_body(self.word(head::SPARE)?.load(Ordering::Relaxed))
+    }
+
+    fn wipe_body(&self, index: u32) -> Result<()> {
+        self.body(index)?.iter().for_each(|word| word.store(0, Ordering::Relaxed));
+        Ok(())
+    }
+
     /// Adds a file whose newest key is `keys` (a reference, 0 for none) and links it.
     fn add_file(&self, file: RelFile, owner: u32, keys: u32) -> Result<FileSlot> {
         let count = self.word(head::FILES)?;
@@ -179,6 +254,8 @@ impl Directory<'_> {
         store(file::NEXT, bucket.load(Ordering::Relaxed));
         store(file::KEYS, keys);
         store(file::RETIRED, 0);
+        store(file::DESTROYED, 0);
+        file::DESTROYED_LSN.into_iter().for_each(|word| store(word, 0));
         bucket.store(index + 1, Ordering::Release);
         count.store(index + 1, Ordering::Release);
         Ok(FileSlot(index))
@@ -212,6 +289,11 @@ impl Directory<'_> {
             value.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
             word.store(u32::from_le_bytes(value), Ordering::Relaxed);
         }
+        // What a longer key has left there.
+        words
+            .iter()
+            .skip(wrapped.len().div_ceil(4))
+            .for_each(|word| word.store(0, Ordering::Relaxed));
         Ok(())
     }
 }

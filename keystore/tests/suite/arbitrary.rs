@@ -35,6 +35,18 @@ pub(crate) fn retired(relation: u32, after: u16) -> Record {
     Record::Retired { file: file(relation), after, lsn: 0x1_6B37_4D8F }
 }
 
+/// The keys of a file are destroyed through an epoch, as WAL stood at `lsn`.
+pub(crate) fn destroyed(relation: u32, through: u16, lsn: u64) -> Record {
+    Record::Destroyed {
+        file: file(relation),
+        through,
+        cipher: 1,
+        whole: false,
+        lsn,
+        at: 1_700_000_009,
+    }
+}
+
 fn name() -> impl Strategy<Value = String> {
     "[a-zA-Z0-9_äß-]{1,40}"
 }
@@ -91,6 +103,10 @@ pub(crate) fn any_record() -> impl Strategy<Value = Record> {
         (any_file(), 1..5_u16).prop_map(|(file, after)| Record::Plaintext { file, after });
     let retired = (any_file(), 1..5_u16, any::<u64>())
         .prop_map(|(file, after, lsn)| Record::Retired { file, after, lsn });
+    let ids = (1..5_u16, 0..3_u8, any::<bool>(), any::<u64>(), any::<i64>());
+    let destroyed = (any_file(), ids).prop_map(|(file, (through, cipher, whole, lsn, at))| {
+        Record::Destroyed { file, through, cipher, whole, lsn, at }
+    });
     prop_oneof![
         provider,
         name().prop_map(|name| Record::DropProvider { name }),
@@ -101,6 +117,7 @@ pub(crate) fn any_record() -> impl Strategy<Value = Record> {
         retired,
         any_wal_key(),
         any_wal_switch(),
+        destroyed,
     ]
 }
 

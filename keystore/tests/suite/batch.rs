@@ -1,10 +1,11 @@
 use pagevault_keystore::batch::{self, HEADER, describe};
 use pagevault_keystore::record::{MAX_NAME, MAX_OPTIONS};
+use pagevault_keystore::wal::key_place;
 use pagevault_keystore::{Problem, Record};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use crate::arbitrary::{any_record, current, data_key, file, plaintext, retired};
+use crate::arbitrary::{any_record, current, data_key, destroyed, file, plaintext, retired};
 
 proptest! {
     #[test]
@@ -162,8 +163,15 @@ fn nothing_beyond_the_limits_is_written() {
         assert_eq!(refused(current(1, number)), epoch);
         assert_eq!(refused(plaintext(1, number)), epoch);
         assert_eq!(refused(retired(1, number)), epoch);
+        assert_eq!(refused(destroyed(1, number, 1)), epoch);
     }
     assert_eq!(refused(retired(0, 1)), Problem::Field("relation file number", "must not be 0"));
+    let mut of_wal = destroyed(1, 1, 1);
+    if let Record::Destroyed { file, .. } = &mut of_wal {
+        *file = key_place(1).0;
+    }
+    let field = Problem::Field("destroyed file", "must not be that of WAL keys");
+    assert_eq!(refused(of_wal), field);
     let mut short = data_key(1, 1, 1, 0);
     if let Record::DataKey { wrapped, .. } = &mut short {
         wrapped.pop();

@@ -7,7 +7,7 @@ use pagevault_keystore::{Record, RelFile};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use crate::arbitrary::{any_record, current, data_key, file, plaintext, retired};
+use crate::arbitrary::{any_record, current, data_key, destroyed, file, plaintext, retired};
 
 /// Miri interprets: fewer rounds there.
 const fn rounds(native: u32) -> u32 {
@@ -199,8 +199,13 @@ proptest! {
             prop_assert_eq!(directory.find(info.file).unwrap(), Some(info.slot));
             prop_assert_eq!(info.phase, entry.phase);
             prop_assert_eq!(info.current, directory.current(info.slot).unwrap());
-            let current = entry.phase.current().map(|epoch| (epoch, entry.keys[&epoch].cipher));
-            prop_assert_eq!(info.current, current);
+            prop_assert_eq!(info.current.map(|(epoch, _)| epoch), entry.phase.current());
+            if let Some(key) = entry.phase.current().and_then(|epoch| entry.keys.get(&epoch)) {
+                prop_assert_eq!(info.current.map(|(_, cipher)| cipher), Some(key.cipher));
+            }
+            let left = entry.destroyed.map_or((0, 0), |left| (left.through, left.lsn));
+            prop_assert_eq!(directory.destroyed(info.slot).unwrap(), left);
+            prop_assert_eq!(info.destroyed, left.0);
             prop_assert_eq!(info.retired, entry.is_retired());
             prop_assert_eq!(directory.next_epoch(info.slot).unwrap(), entry.next_epoch());
             prop_assert_eq!(directory.keys(info.slot).unwrap().count(), entry.keys.len());
@@ -213,6 +218,104 @@ proptest! {
             }
         }
     }
+}
+
+#[test]
+fn destroyed_keys_leave_nothing_in_memory() {
+    let memory = memory(10);
+    let directory = Directory::init(&memory, 10).unwrap();
+    let story = [
+        data_key(1, 1, 1, 0x51),
+        current(1, 1),
+        data_key(1, 2, 1, 0x52),
+        current(1, 2),
+        data_key(1, 3, 1, 0x53),
+        data_key(2, 1, 1, 0x61),
+        // Leaves the old wrapping in the spare body.
+        data_key(1, 1, 2, 0x54),
+    ];
+    story.iter().for_each(|record| directory.apply(record).unwrap());
+    let words = |fill: u8| {
+        let pattern = u32::from_le_bytes([fill; 4]);
+        memory.iter().filter(|word| word.load(Ordering::Relaxed) == pattern).count()
+    };
+    assert!([0x51, 0x52, 0x53, 0x54, 0x61].iter().all(|fill| words(*fill) == 23));
+    let record = destroyed(1, 2, 0x1_0000_0007);
+    assert!(directory.would_change(&record).unwrap());
+    directory.apply(&record).unwrap();
+    assert_eq!([0x51, 0x52, 0x54].map(words), [0; 3]);
+    assert_eq!([0x53, 0x61].map(words), [23; 2]);
+
+    let slot = directory.find(file(1)).unwrap().unwrap();
+    assert_eq!(directory.destroyed(slot).unwrap(), (2, 0x1_0000_0007));
+    let no_key = DirectoryError::NoKey { file: file(1), epoch: 2 };
+    assert_eq!(directory.key(slot, 2, &mut [0; 92]).unwrap_err(), no_key);
+    // It is still written as before; new keys come after the old ones.
+    let info = directory.info(slot).unwrap();
+    assert_eq!((info.current, info.is_destroyed()), (Some((2, 1)), true));
+    assert_eq!(directory.next_epoch(slot).unwrap(), Some(4));
+    assert_eq!(key(&directory, 1, 3).0, [0x53; 92]);
+    // What comes again is not even looked at.
+    for record in story.iter().take(4).chain([&record]) {
+        assert!(!directory.would_change(record).unwrap(), "{record:?}");
+        directory.apply(record).unwrap();
+    }
+    assert_eq!([0x51, 0x52, 0x54].map(words), [0; 3]);
+    directory.apply(&current(1, 3)).unwrap();
+    assert!(!directory.info(slot).unwrap().is_destroyed());
+    directory.apply(&destroyed(1, 3, 0x2_0000_0000)).unwrap();
+    assert_eq!(directory.next_epoch(slot).unwrap(), Some(4));
+    assert_eq!([0x53, 0x61].map(words), [0, 23]);
+    // A file of which nothing else is known.
+    directory.apply(&destroyed(9, 5, 1)).unwrap();
+    directory.apply(&current(9, 5)).unwrap();
+    let slot = directory.find(file(9)).unwrap().unwrap();
+    assert_eq!(directory.info(slot).unwrap().current, Some((5, 1)));
+}
+
+/// A reader gets the key, or hears that there is none; never a part of it.
+#[test]
+fn readers_never_see_half_a_destroyed_key() {
+    let count = rounds(30_000);
+    let memory = memory(count);
+    let writer = Directory::init(&memory, count).unwrap();
+    (1..=count).for_each(|relation| writer.apply(&wrapping(relation, 1)).unwrap());
+    let (next, done) = (AtomicU32::new(1), AtomicBool::new(false));
+    std::thread::scope(|threads| {
+        let readers: Vec<_> = (0..2)
+            .map(|_| {
+                threads.spawn(|| {
+                    let directory = Directory::attach(&memory).unwrap();
+                    let mut reads = 0_u64;
+                    while !done.load(Ordering::Relaxed) || reads == 0 {
+                        let relation = next.load(Ordering::Relaxed).min(count);
+                        let slot = directory.find(file(relation)).unwrap().unwrap();
+                        let mut wrapped = [0; MAX_WRAPPED_DATA_KEY];
+                        reads += 1;
+                        match directory.key(slot, 1, &mut wrapped) {
+                            Ok(info) => {
+                                let word = (relation << 24 | 1).to_le_bytes();
+                                assert_eq!(wrapped.to_vec(), word.repeat(23));
+                                assert_eq!((info.scope, info.length), (1, 92));
+                            }
+                            Err(error) => {
+                                assert!(matches!(error, DirectoryError::NoKey { .. }), "{error}");
+                            }
+                        }
+                    }
+                    reads
+                })
+            })
+            .collect();
+        for relation in 1..=count {
+            next.store(relation, Ordering::Relaxed);
+            writer.apply(&destroyed(relation, 1, 1)).unwrap();
+        }
+        done.store(true, Ordering::Relaxed);
+        for reader in readers {
+            assert!(reader.join().unwrap() > 0);
+        }
+    });
 }
 
 /// Each wrapping says in every word which one it is; a reader that mixed two would notice.

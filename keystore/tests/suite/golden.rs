@@ -11,6 +11,7 @@ use crate::protocol::{reply, request};
 const CLUSTER: &[u8] = include_bytes!("../../vectors/v1/cluster.keys");
 const WAL: &[u8] = include_bytes!("../../vectors/v1/wal.keys");
 const DATABASE: &[u8] = include_bytes!("../../vectors/v1/5.keys");
+const SHREDDED: &[u8] = include_bytes!("../../vectors/v1/6.keys");
 const REQUEST: &[u8] = include_bytes!("../../vectors/v1/request.json");
 const REPLY: &[u8] = include_bytes!("../../vectors/v1/reply.json");
 const ID: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
@@ -104,6 +105,30 @@ fn database() -> Vec<Vec<Record>> {
     ]
 }
 
+/// What the log of a database says some of whose keys were destroyed.
+fn shredded() -> Vec<Vec<Record>> {
+    let file = |relation| RelFile { tablespace: 1663, database: 6, relation };
+    vec![vec![
+        Record::Destroyed {
+            file: file(16384),
+            through: 3,
+            cipher: 1,
+            whole: false,
+            lsn: 0x1_6B37_4D8F,
+            at: 1_800_000_000,
+        },
+        Record::Current { file: file(16384), epoch: 3, owner: 0 },
+        Record::Destroyed {
+            file: file(16385),
+            through: 8191,
+            cipher: 0,
+            whole: true,
+            lsn: 0x2_A000_0028,
+            at: 1_800_000_001,
+        },
+    ]]
+}
+
 /// What the cluster's log says of WAL keys, batch by batch.
 fn wal() -> Vec<Vec<Record>> {
     let key = |generation, cipher, wrapped, created| {
@@ -133,9 +158,12 @@ fn wal() -> Vec<Vec<Record>> {
 
 #[test]
 fn golden_logs_are_read() {
-    for (bytes, scope, generation, batches) in
-        [(CLUSTER, 0, 0, cluster()), (WAL, 0, 0, wal()), (DATABASE, 5, 3, database())]
-    {
+    for (bytes, scope, generation, batches) in [
+        (CLUSTER, 0, 0, cluster()),
+        (WAL, 0, 0, wal()),
+        (DATABASE, 5, 3, database()),
+        (SHREDDED, 6, 1, shredded()),
+    ] {
         let contents = replay(bytes, scope).unwrap();
         assert_eq!(contents.records, batches.concat());
         assert_eq!((contents.position.keystore_id, contents.torn), (ID, 0));
@@ -150,6 +178,10 @@ fn golden_logs_are_written() {
     cluster().iter().for_each(|batch| log.append(batch).unwrap());
     assert_eq!(storage.content("cluster.keys"), CLUSTER);
 
+    let mut log = Log::create(&storage, ID, 6, &[]).unwrap();
+    log.compact(&[]).unwrap();
+    log.append(&shredded()[0]).unwrap();
+    assert_eq!(storage.content("6.keys"), SHREDDED);
     let storage = FaultyStorage::default();
     let mut log = Log::create(&storage, ID, 0, &[]).unwrap();
     wal().iter().for_each(|batch| log.append(batch).unwrap());

@@ -4,17 +4,18 @@
 use std::sync::atomic::AtomicU32;
 
 use pagevault_keystore::Record;
-use pagevault_keystore::directory::{Directory, FileInfo};
+use pagevault_keystore::directory::{Directory, DirectoryError, FileInfo};
 use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 use pagevault_keystore::state::State;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use crate::arbitrary::{current, data_key, plaintext, retired};
+use crate::arbitrary::{current, data_key, destroyed, plaintext, retired};
 
 /// One of the things that a server does with keys, as a batch. `last`: the file's last epoch.
-fn batch(step: u8, relation: u32, fill: u8, last: &mut u16) -> Vec<Record> {
+fn batch(step: u8, relation: u32, fill: u8, lsn: u64, last: &mut u16) -> Vec<Record> {
     match step {
+        10 if *last > 0 => return vec![destroyed(relation, *last, lsn)],
         4 | 5 if *last > 0 => return vec![plaintext(relation, *last)],
         6 if *last > 0 => return vec![retired(relation, *last)],
         7 | 8 if *last > 0 => {
@@ -32,10 +33,12 @@ fn batch(step: u8, relation: u32, fill: u8, last: &mut u16) -> Vec<Record> {
 }
 
 fn any_history() -> impl Strategy<Value = Vec<Vec<Record>>> {
-    vec((0..10_u8, 1..4_u32, any::<u8>()), 1..40).prop_map(|steps| {
+    vec((0..11_u8, 1..4_u32, any::<u8>()), 1..40).prop_map(|steps| {
         let mut last = [0; 4];
-        let steps = steps.into_iter();
-        steps.map(|(step, file, fill)| batch(step, file, fill, &mut last[file as usize])).collect()
+        let steps = (1..).zip(steps);
+        steps
+            .map(|(lsn, (step, file, fill))| batch(step, file, fill, lsn, &mut last[file as usize]))
+            .collect()
     })
 }
 
@@ -50,7 +53,10 @@ fn answers(directory: &Directory<'_>) -> Vec<(FileInfo, Vec<Vec<u8>>)> {
         let last = directory.last_epoch(info.slot).unwrap();
         let keys = (1..=last).map(|epoch| {
             let mut wrapped = [0; MAX_WRAPPED_DATA_KEY];
-            let key = directory.key(info.slot, epoch, &mut wrapped).unwrap();
+            let key = match directory.key(info.slot, epoch, &mut wrapped) {
+                Err(DirectoryError::NoKey { .. }) if epoch <= info.destroyed => return vec![],
+                key => key.unwrap(),
+            };
             [&wrapped[..key.length], &key.key_version.to_le_bytes()].concat()
         });
         (info, keys.collect())
@@ -107,6 +113,30 @@ proptest! {
         redo(&mut log, &history[checkpoint..]);
         prop_assert_eq!(fold(&log), fold(&history));
         prop_assert_eq!(with_directory(&log, answers), with_directory(&history, answers));
+    }
+
+    /// However often and late older records come again: what was destroyed is nowhere.
+    #[test]
+    fn redo_brings_no_destroyed_key_back(
+        history in any_history(), again in vec(any::<prop::sample::Index>(), 0..4),
+    ) {
+        let all = [history.clone(), vec![(1..4).map(|n| destroyed(n, 60, 1000)).collect()]].concat();
+        let mut log = all.clone();
+        for from in again {
+            redo(&mut log, &all[from.index(all.len())..]);
+        }
+        let state = fold(&log);
+        prop_assert!(state.files().all(|(_, file)| file.keys.is_empty()));
+        let compact = [state.records(5)];
+        prop_assert_eq!(with_directory(&compact, |directory| directory.counts().unwrap().keys), 0);
+        for story in [&log[..], &compact] {
+            with_directory(story, |directory| {
+                for info in directory.files().unwrap().map(Result::unwrap) {
+                    assert_eq!(directory.keys(info.slot).unwrap().count(), 0);
+                    assert_eq!(directory.last_epoch(info.slot).unwrap(), 60);
+                }
+            });
+        }
     }
 
     /// Of all but keys the order does not matter at all.

@@ -3,7 +3,7 @@ use pagevault_keystore::{Record, RelFile};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use crate::arbitrary::{any_record, current, data_key, file, plaintext, retired};
+use crate::arbitrary::{any_record, current, data_key, destroyed, file, plaintext, retired};
 
 /// A database key whose wrapped bytes are all `fill`.
 fn database_key(scope: u32, version: u32, fill: u8) -> Record {
@@ -54,13 +54,17 @@ proptest! {
     }
 
     #[test]
-    fn a_key_once_known_stays(records in vec(any_record(), 0..80)) {
+    fn a_key_once_known_stays_or_is_destroyed(records in vec(any_record(), 0..80)) {
         let mut state = State::default();
         let mut known: Vec<(RelFile, u16, u8)> = vec![];
         for record in records {
             let _ = state.apply(record);
             for (file, epoch, cipher) in &known {
-                prop_assert_eq!(state.file(*file).unwrap().keys[epoch].cipher, *cipher);
+                let entry = state.file(*file).unwrap();
+                match entry.keys.get(epoch) {
+                    Some(key) => prop_assert_eq!(key.cipher, *cipher),
+                    None => prop_assert!(entry.is_destroyed(*epoch)),
+                }
             }
             known = state
                 .files()
@@ -118,6 +122,42 @@ fn a_reused_file_number_continues_its_epochs() {
     assert_eq!((entry.is_retired(), entry.keys.len(), entry.next_epoch()), (false, 2, Some(3)));
     state.apply(data_key(1, 8191, 1, 30)).unwrap();
     assert_eq!(state.file(file(1)).unwrap().next_epoch(), None);
+}
+
+/// Whatever comes after, and in whatever order: see also the module `redo`.
+#[test]
+fn a_destroyed_key_never_comes_back() {
+    let story = [data_key(1, 1, 1, 10), data_key(1, 2, 1, 20), current(1, 2)];
+    let mut state = fold(&[&story[..], &[destroyed(1, 2, 7)]].concat());
+    let again = [&story[..], &[data_key(1, 1, 2, 11), retired(1, 1), plaintext(1, 1)]].concat();
+    for record in again {
+        state.apply(record).unwrap();
+    }
+    let entry = state.file(file(1)).unwrap();
+    assert!(entry.keys.is_empty());
+    assert!(entry.is_destroyed(2) && !entry.is_destroyed(3));
+    // The file is written as before, under a key that nobody has; and its epochs go on.
+    assert_eq!((entry.phase.current(), entry.next_epoch()), (Some(2), Some(3)));
+    let bytes = pagevault_keystore::batch::encode(&state.records(5)).unwrap();
+    for fill in [10, 11, 20] {
+        assert!(
+            !bytes.windows(92).any(|window| window == [fill; 92]),
+            "wrapped key is still there"
+        );
+    }
+    // Of two times the later counts.
+    state.apply(destroyed(1, 2, 5)).unwrap();
+    state.apply(destroyed(1, 1, 9)).unwrap();
+    let left = state.file(file(1)).unwrap().destroyed.unwrap();
+    assert_eq!((left.through, left.lsn), (2, 7));
+    // Of a file that nothing else is known of.
+    state.apply(destroyed(2, 3, 7)).unwrap();
+    state.apply(current(2, 3)).unwrap();
+    state.apply(data_key(2, 4, 1, 40)).unwrap();
+    state.apply(current(2, 4)).unwrap();
+    let entry = state.file(file(2)).unwrap();
+    assert_eq!((entry.phase.current(), entry.keys.len()), (Some(4), 1));
+    assert_eq!(fold(&state.records(5)), state);
 }
 
 #[test]

@@ -30,6 +30,7 @@ mod rotation;
 mod rotation_crashes;
 mod routes;
 mod segments;
+mod shred;
 mod statistics;
 mod stock_tools;
 mod temp;

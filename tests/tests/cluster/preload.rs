@@ -11,7 +11,7 @@ fn every_entry_point_says_that_the_library_is_not_preloaded() -> Result<()> {
     let calls = pagevault_tests::cluster::column(
         &mut cluster.client()?,
         "SELECT format('SELECT pagevault.%I(%s)', proname,
-                       (SELECT string_agg(CASE t WHEN 'jsonb'::regtype THEN '''{}''' WHEN 'boolean'::regtype THEN 'true' WHEN 'bigint'::regtype THEN '1::bigint' WHEN 'integer'::regtype THEN '1' WHEN 'regclass'::regtype THEN '''pg_class''::regclass' WHEN 'interval'::regtype THEN 'NULL' ELSE '''pg_class''' END, ', ')
+                       (SELECT string_agg(CASE t WHEN 'jsonb'::regtype THEN '''{}''' WHEN 'boolean'::regtype THEN 'true' WHEN 'bigint'::regtype THEN '1::bigint' WHEN 'integer'::regtype THEN '1' WHEN 'regclass'::regtype THEN '''pg_class''::regclass' WHEN 'regnamespace'::regtype THEN '''pg_catalog''::regnamespace' WHEN 'interval'::regtype THEN 'NULL' ELSE '''pg_class''' END, ', ')
                         FROM unnest(proargtypes::oid[]::regtype[]) t))
          FROM pg_proc WHERE pronamespace = 'pagevault'::regnamespace
            AND prolang = (SELECT oid FROM pg_language WHERE lanname = 'c') AND prokind = 'f'",

@@ -44,7 +44,8 @@ fn report(fault: Fault) -> Report {
         )
         .detail("Its key provider did not answer or refused when the server started.")
         .hint("Make the key provider reachable and start the server again. Nothing was changed."),
-        Cause::NoKey { .. } => Report::new(
+        // Keys of WAL are never destroyed.
+        Cause::NoKey { .. } | Cause::Destroyed => Report::new(
             PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
             format!("no key of generation {generation} for {page}"),
         )

@@ -1,0 +1,267 @@
+//! Shredding in SQL: what was destroyed, and what has to be done elsewhere, as rows.
+
+use std::collections::BTreeMap;
+
+use pgrx::pg_sys::{self, ForkNumber, Oid};
+use pgrx::prelude::*;
+
+use super::require_key_admin;
+use crate::keys::{destruction, master_keys, persist};
+use crate::pg::report::{OrRaise, Report, Result};
+use crate::pg::{compat, process, session};
+use crate::shred::{self, Shredded};
+
+type Row = (String, String, Option<String>, Option<i32>, String);
+
+/// Destroys the data keys of a relation and of all that follows it.
+#[pg_extern(sql = "
+    CREATE FUNCTION pagevault.shred(rel regclass, confirm text)
+    RETURNS TABLE (item text, object text, file text, keys integer, detail text)
+    STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+    REVOKE ALL ON FUNCTION pagevault.shred(regclass, text) FROM PUBLIC;
+    GRANT EXECUTE ON FUNCTION pagevault.shred(regclass, text) TO pagevault_admin;
+", requires = ["roles"])]
+#[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
+fn shred(
+    rel: Oid,
+    confirm: &str,
+    fcinfo: pg_sys::FunctionCallInfo,
+) -> TableIterator<
+    'static,
+    (
+        name!(item, String),
+        name!(object, String),
+        name!(file, Option<String>),
+        name!(keys, Option<i32>),
+        name!(detail, String),
+    ),
+> {
+    rows("shred", fcinfo, || shred::relation("shred", rel, confirm)).or_raise()
+}
+
+/// Destroys the data keys of all relations in a schema.
+#[pg_extern(sql = "
+    CREATE FUNCTION pagevault.shred_schema(schema regnamespace, confirm text)
+    RETURNS TABLE (item text, object text, file text, keys integer, detail text)
+    STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+    REVOKE ALL ON FUNCTION pagevault.shred_schema(regnamespace, text) FROM PUBLIC;
+    GRANT EXECUTE ON FUNCTION pagevault.shred_schema(regnamespace, text) TO pagevault_admin;
+", requires = ["roles"])]
+#[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
+fn shred_schema(
+    schema: Oid,
+    confirm: &str,
+    fcinfo: pg_sys::FunctionCallInfo,
+) -> TableIterator<
+    'static,
+    (
+        name!(item, String),
+        name!(object, String),
+        name!(file, Option<String>),
+        name!(keys, Option<i32>),
+        name!(detail, String),
+    ),
+> {
+    rows("shred_schema", fcinfo, || shred::schema("shred_schema", schema, confirm)).or_raise()
+}
+
+/// Destroys all data keys of a database that nobody is connected to.
+#[pg_extern(sql = "
+    CREATE FUNCTION pagevault.shred_database(database text, confirm text)
+    RETURNS TABLE (item text, object text, file text, keys integer, detail text)
+    STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+    REVOKE ALL ON FUNCTION pagevault.shred_database(text, text) FROM PUBLIC;
+    GRANT EXECUTE ON FUNCTION pagevault.shred_database(text, text) TO pagevault_admin;
+", requires = ["roles"])]
+#[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
+fn shred_database(
+    database: &str,
+    confirm: &str,
+    fcinfo: pg_sys::FunctionCallInfo,
+) -> TableIterator<
+    'static,
+    (
+        name!(item, String),
+        name!(object, String),
+        name!(file, Option<String>),
+        name!(keys, Option<i32>),
+        name!(detail, String),
+    ),
+> {
+    rows("shred_database", fcinfo, || shred::database("shred_database", database, confirm))
+        .or_raise()
+}
+
+fn rows(
+    function: &str,
+    call: pg_sys::FunctionCallInfo,
+    shred: impl FnOnce() -> Result<Shredded>,
+) -> Result<TableIterator<'static, Row>> {
+    require_key_admin("destroy data keys")?;
+    // SAFETY: the server's own argument.
+    if !unsafe { session::is_statement_of_its_own(call) } {
+        return Err(Report::new(
+            PgSqlErrorCode::ERRCODE_ACTIVE_SQL_TRANSACTION,
+            format!("{function}() cannot run in a transaction block, a function, or as part of another statement"),
+        )
+        .detail("Destroyed keys do not come back when a transaction is rolled back.")
+        .hint(format!("Use SELECT * FROM pagevault.{function}(...) as a statement of its own.")));
+    }
+    Ok(TableIterator::new(proof(&shred()?)?))
+}
+
+/// What was destroyed, what is left where, and what to do about it.
+fn proof(shredded: &Shredded) -> Result<Vec<Row>> {
+    let mut rows = destroyed(shredded);
+    let note = |item: &str, object: &str, detail: String| -> Row {
+        (item.to_owned(), object.to_owned(), None, None, detail)
+    };
+    if shredded.statistics > 0 {
+        rows.push(note(
+            "statistics",
+            "pg_statistic",
+            format!(
+                "{} rows with sampled values were deleted; VACUUM removes what is left of them.",
+                shredded.statistics
+            ),
+        ));
+    }
+    if shredded.plaintext_files > 0 {
+        rows.push(note(
+            "not encrypted",
+            "",
+            format!(
+                "{} relation files of the database are in plaintext and stay readable; system catalogs are, unless they were encrypted too.",
+                shredded.plaintext_files
+            ),
+        ));
+    }
+    for file in &shredded.outcome.same_keys {
+        let path = compat::relation_path(*file, ForkNumber::MAIN_FORKNUM);
+        let whose = master_keys::scope_name(file.database);
+        let detail = "This file has the same key, as a raw copy made by CREATE DATABASE with the strategy file_copy or by ALTER DATABASE SET TABLESPACE: who can unwrap it can read what is left of the shredded file. Shred it too.";
+        rows.push(("same key".to_owned(), whose, Some(path), None, detail.to_owned()));
+    }
+    let gone = destruction::gone_files_with_keys(process::my_database())?;
+    if gone > 0 {
+        rows.push(note(
+            "former files",
+            "",
+            format!(
+                "The keystore keeps the keys of {gone} files of this database that are gone: of dropped relations, and of relations before they were rewritten, perhaps of this one. Backups of those files stay readable."
+            ),
+        ));
+    }
+    rows.extend(wal(shredded)?);
+    rows.push(note(
+        "backups",
+        "",
+        "Backups of the data directory, disk snapshots, and archived WAL from before now hold wrapped copies of the keys; so may freed blocks of the disk. Delete them, or make the copies useless: see the rows \"master key\".".to_owned(),
+    ));
+    rows.extend(master_key_rows(shredded)?);
+    rows.push(note(
+        "sessions",
+        "",
+        "Server processes that have used the keys wipe them when they next use any key. Idle ones may keep them in memory until then, or until they end.".to_owned(),
+    ));
+    rows.push(note(
+        "next step",
+        "",
+        "DROP what was shredded, or TRUNCATE it to use it again. It cannot be vacuumed: left as it is, it holds back the age of the database until transactions are refused.".to_owned(),
+    ));
+    Ok(rows)
+}
+
+fn destroyed(shredded: &Shredded) -> Vec<Row> {
+    let names: BTreeMap<_, _> = shredded.names.iter().map(|(file, name)| (*file, name)).collect();
+    let row = |file: &destruction::Destroyed| {
+        let object = names.get(&file.file).map_or_else(String::new, |name| (*name).clone());
+        let path = compat::relation_path(file.file, ForkNumber::MAIN_FORKNUM);
+        let detail = match file.keys {
+            0 => format!("Its keys through epoch {} were destroyed before.", file.through),
+            _ => format!("Its keys through epoch {} are destroyed.", file.through),
+        };
+        let keys = i32::try_from(file.keys).unwrap_or(i32::MAX);
+        ("destroyed".to_owned(), object, Some(path), Some(keys), detail)
+    };
+    shredded.outcome.files.iter().map(row).collect()
+}
+
+/// Where WAL still holds what was wrapped.
+fn wal(shredded: &Shredded) -> Result<Vec<Row>> {
+    let lsn = lsn_text(shredded.outcome.lsn);
+    let counts = |query: &str| -> Result<i64> {
+        let found = session::as_owner_of_the_cluster(|| {
+            Spi::get_one_with_args::<i64>(query, &[lsn.as_str().into()])
+        });
+        Ok(found?.unwrap_or_default())
+    };
+    // The last 16 characters of a segment's name are its number, whatever its timeline.
+    let old = counts(
+        "SELECT count(*) FROM pg_catalog.pg_ls_waldir()
+          WHERE name ~ '^[0-9A-F]{24}$' AND right(name, 16) <= right(pg_catalog.pg_walfile_name($1::pg_lsn), 16)",
+    )?;
+    let recycled = counts(
+        "SELECT count(*) FROM pg_catalog.pg_ls_waldir()
+          WHERE name ~ '^[0-9A-F]{24}$'
+            AND right(name, 16) > right(pg_catalog.pg_walfile_name(pg_catalog.pg_current_wal_lsn()), 16)
+            AND $1 IS NOT NULL",
+    )?;
+    let replicas =
+        counts("SELECT count(*) FROM pg_catalog.pg_stat_replication WHERE $1 IS NOT NULL")?;
+    let mut rows = vec![(
+        "wal".to_owned(),
+        "pg_wal".to_owned(),
+        None,
+        None,
+        format!(
+            "Records before {lsn} hold wrapped copies of the keys, and changes of the data itself. {old} segments with such records are still in pg_wal, and {recycled} that keep old content until they are used again. Checkpoints remove them, once neither crash recovery nor a standby needs them."
+        ),
+    )];
+    rows.push((
+        "standbys".to_owned(),
+        String::new(),
+        None,
+        None,
+        format!("A standby destroys the keys when it has replayed {lsn}; {replicas} connected now. See pg_stat_replication.replay_lsn."),
+    ));
+    Ok(rows)
+}
+
+fn lsn_text(lsn: u64) -> String {
+    format!("{:X}/{:X}", lsn >> 32, lsn & 0xFFFF_FFFF)
+}
+
+/// Which master keys protect the wrapped copies that are left, and how to be rid of them.
+fn master_key_rows(shredded: &Shredded) -> Result<Vec<Row>> {
+    let state = persist::current_cluster_state()?;
+    let mut rows = Vec::new();
+    for &(scope, version) in &shredded.outcome.wrapped_by {
+        let Some(key) = state.database_key(scope, version) else { continue };
+        let kind = state.provider(&key.provider).map_or("", |provider| provider.kind.as_str());
+        let then = match kind {
+            "vault" => {
+                "in Vault raise min_decryption_version of the Transit key to the new version, and trim it"
+            }
+            "aws_kms" => {
+                "since KMS keeps all versions of a key, move to a new key and schedule the deletion of the old one"
+            }
+            "file" => {
+                "move to a new key of the provider, and remove the old one from the key file and from its backups"
+            }
+            _ => "move to a new master key, and have the program's owner destroy the old one",
+        };
+        let whose = master_keys::scope_name(scope);
+        let object = format!("{}/{}", key.provider, key.master_key);
+        rows.push((
+            "master key".to_owned(),
+            object,
+            None,
+            None,
+            format!(
+                "Wrapped copies of the destroyed keys open with version {version} of the key of {whose}, which this master key wraps. To make those in backups useless: rotate the database key with pagevault.rotate_database_key(), rotate the master key, then {then}. Older backups that you want to keep are lost with it. This server keeps that version of the database key, under the new master key."
+            ),
+        ));
+    }
+    Ok(rows)
+}

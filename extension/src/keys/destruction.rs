@@ -1,0 +1,164 @@
+//! Destroying data keys, for good.
+//!
+//! The tombstone of a key is written down as every fact about keys: to the keystore, to WAL, to the directory.
+//! It stays, so that older WAL and older records do not bring the key back. Then the file is written anew
+//! without the key, and every process forgets what it had expanded before it uses a key again.
+//!
+//! Killed after the tombstone is in the keystore and before it is in WAL, this server has destroyed the keys and
+//! its standbys have not: destroying once more tells them.
+//!
+//! Pages of such a file may be in shared buffers only in recovery, which repeats changes from before. What it
+//! reads is blank ([`crate::page_io`]); what it writes is sealed under a key that is lost; and when it ends, or
+//! meets the tombstone, all of it is dropped.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use pagevault_keystore::{Record, RelFile};
+
+use super::persist::{self, internal, shared_memory};
+use super::{copies, data_keys};
+use crate::pg::locks::KeystoreLock;
+use crate::pg::report::{Report, Result};
+use crate::pg::{buffers, wal};
+
+/// A file whose keys were destroyed.
+pub(crate) struct Destroyed {
+    pub(crate) file: RelFile,
+    /// The last epoch that is destroyed.
+    pub(crate) through: u16,
+    /// How many keys there were to destroy.
+    pub(crate) keys: u32,
+}
+
+/// What was done, and what it meant.
+pub(crate) struct Outcome {
+    pub(crate) files: Vec<Destroyed>,
+    /// The database keys that wrapped what was destroyed: scope and version.
+    pub(crate) wrapped_by: BTreeSet<(u32, u32)>,
+    /// End of the WAL record.
+    pub(crate) lsn: u64,
+    /// Files outside that have one of these keys too, as raw copies of these files have.
+    pub(crate) same_keys: Vec<RelFile>,
+    /// Why the keystore's file could not be written anew.
+    pub(crate) not_compacted: Option<Report>,
+}
+
+/// Destroys every key that files of one database have. Nobody uses the files, and none of their pages is in
+/// shared buffers.
+///
+/// `whole`: these are all files of the database that have keys.
+pub(crate) fn destroy(database: u32, files: &[RelFile], whole: bool) -> Result<Outcome> {
+    let lock = KeystoreLock::acquire();
+    let directory = &shared_memory()?.directory;
+    let lsn = wal::end();
+    let (mut records, mut destroyed) = (Vec::new(), Vec::new());
+    let mut wrapped_by = BTreeSet::new();
+    for &file in files {
+        let slot = directory.find(file)?;
+        let slot = slot.ok_or_else(|| internal(format!("relation file {file} has no keys")))?;
+        let (info, through) = (directory.info(slot)?, directory.last_epoch(slot)?);
+        let mut keys = 0;
+        for key in directory.keys(slot)? {
+            let key = key?;
+            wrapped_by.insert((key.scope, key.key_version));
+            keys += 1;
+        }
+        let cipher = info.current.map_or(0, |(_, cipher)| cipher);
+        records.push(Record::Destroyed { file, through, cipher, whole, lsn, at: persist::now() });
+        destroyed.push(Destroyed { file, through, keys });
+    }
+    let same_keys = files_with_same_keys(files)?;
+    let lsn = persist::append_durably(&lock, database, &records)?;
+    wal::flush(lsn);
+    let not_compacted = persist::compact(&lock, database).err();
+    Ok(Outcome { files: destroyed, wrapped_by, lsn, same_keys, not_compacted })
+}
+
+/// CREATE DATABASE with the strategy file_copy and ALTER DATABASE SET TABLESPACE leave files of the same number and
+/// with the same keys in two places.
+fn files_with_same_keys(files: &[RelFile]) -> Result<Vec<RelFile>> {
+    let chosen: BTreeSet<RelFile> = files.iter().copied().collect();
+    let mut by_number: BTreeMap<u32, Vec<RelFile>> = BTreeMap::new();
+    for &file in files {
+        by_number.entry(file.relation).or_default().push(file);
+    }
+    let directory = &shared_memory()?.directory;
+    let mut same = Vec::new();
+    for info in directory.files()? {
+        let info = info?;
+        let Some(namesakes) = by_number.get(&info.file.relation) else { continue };
+        if chosen.contains(&info.file) {
+            continue;
+        }
+        for key in directory.keys(info.slot)? {
+            let epoch = key?.epoch;
+            let secret = data_keys::present_key(info.file, epoch);
+            let is_same = |file: &RelFile| match (&secret, data_keys::present_key(*file, epoch)) {
+                (Some(one), Some(other)) => one.expose() == other.expose(),
+                _ => false,
+            };
+            if namesakes.iter().any(is_same) {
+                same.push(info.file);
+                break;
+            }
+        }
+    }
+    Ok(same)
+}
+
+/// Every file of a database that has or had keys.
+pub(crate) fn files_of_database(database: u32) -> Result<Vec<RelFile>> {
+    let mut files = Vec::new();
+    for info in shared_memory()?.directory.files()? {
+        let info = info?;
+        if info.file.database == database && shared_memory()?.directory.last_epoch(info.slot)? > 0 {
+            files.push(info.file);
+        }
+    }
+    Ok(files)
+}
+
+/// How many files of a database are gone and have keys, for old backups.
+pub(crate) fn gone_files_with_keys(database: u32) -> Result<usize> {
+    let directory = &shared_memory()?.directory;
+    let mut count = 0;
+    for info in directory.files()? {
+        let info = info?;
+        if info.file.database == database
+            && directory.keys(info.slot)?.next().is_some()
+            && !copies::exists(info.file)
+        {
+            count += 1;
+        }
+    }
+    Ok(count)
+}
+
+/// Redo is about to destroy keys. From here on the server is not consistent before it gets here again; and no
+/// page that was changed under these keys stays in shared buffers.
+pub(super) fn before_redo(records: &[Record]) {
+    buffers::set_recovery_minimum();
+    let mut files = Vec::new();
+    let mut whole = BTreeSet::new();
+    for record in records {
+        match record {
+            Record::Destroyed { file, whole: true, .. } => {
+                whole.insert(file.database);
+            }
+            Record::Destroyed { file, .. } => files.push(*file),
+            _ => {}
+        }
+    }
+    buffers::drop_files(&files);
+    for database in whole {
+        buffers::drop_database_in_redo(database);
+    }
+}
+
+/// Redo has ended, perhaps before it met a tombstone that the keystore has.
+pub(crate) fn after_redo() {
+    let Ok(shared) = shared_memory() else { return };
+    let files = shared.directory.files().into_iter().flatten().flatten();
+    let files: Vec<_> = files.filter(|info| info.is_destroyed()).map(|info| info.file).collect();
+    buffers::drop_files(&files);
+}

@@ -1,0 +1,68 @@
+//! Shared buffers, and what recovery has to know when they are dropped.
+
+use pagevault_keystore::RelFile;
+use pgrx::pg_sys::{self, Oid};
+
+use super::compat::{self, SHARED_BACKEND, SmgrFile};
+
+/// Writes what is dirty of a relation, which the caller has locked so that nobody changes it.
+pub(crate) fn flush_relation(oid: Oid) {
+    let no_lock = pg_sys::NoLock as pg_sys::LOCKMODE;
+    // SAFETY: locked by the caller; closed again, at the latest by the abort of the transaction.
+    unsafe {
+        let relation = pg_sys::relation_open(oid, no_lock);
+        pg_sys::FlushRelationBuffers(relation);
+        pg_sys::relation_close(relation, no_lock);
+    }
+}
+
+/// Writes what is dirty of a database, and drops all of it, as DROP DATABASE does. Nobody is connected to it.
+pub(crate) fn flush_and_drop_database(database: Oid) {
+    // SAFETY: by contract no one has a buffer of it pinned.
+    unsafe {
+        pg_sys::FlushDatabaseBuffers(database);
+        pg_sys::DropDatabaseBuffers(database);
+    }
+}
+
+/// Drops all buffers of these files, written or not. Nobody else uses the files.
+pub(crate) fn drop_files(files: &[RelFile]) {
+    if files.is_empty() {
+        return;
+    }
+    // SAFETY: not in a critical section; the objects live until the end of the transaction, in recovery for longer.
+    let mut open: Vec<_> = files
+        .iter()
+        .map(|&file| unsafe { compat::open_smgr_of(SmgrFile { file, backend: SHARED_BACKEND }) })
+        .collect();
+    // SAFETY: the array holds as many objects of the storage manager.
+    unsafe { compat::drop_buffers(&mut open) };
+}
+
+/// In recovery: ends the sessions of hot standby in a database and keeps others away, then drops its buffers.
+pub(crate) fn drop_database_in_redo(database: u32) {
+    let oid = Oid::from(database);
+    let lock = pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE;
+    // SAFETY: what dbase_redo (dbcommands.c) does before it drops a database.
+    unsafe {
+        let sessions = pg_sys::standbyState >= pg_sys::HotStandbyState::STANDBY_SNAPSHOT_PENDING;
+        if sessions {
+            pg_sys::LockSharedObjectForSession(pg_sys::DatabaseRelationId, oid, 0, lock);
+            pg_sys::ResolveRecoveryConflictWithDatabase(oid);
+        }
+        pg_sys::DropDatabaseBuffers(oid);
+        if sessions {
+            pg_sys::UnlockSharedObjectForSession(pg_sys::DatabaseRelationId, oid, 0, lock);
+        }
+    }
+}
+
+/// In recovery: a server that is started again is not consistent before it has replayed the record that is being
+/// replayed now.
+pub(crate) fn set_recovery_minimum() {
+    // SAFETY: in recovery XLogFlush updates pg_control instead, to the end of the record under replay.
+    unsafe {
+        let mut timeline = 0;
+        pg_sys::XLogFlush(pg_sys::GetCurrentReplayRecPtr(&raw mut timeline));
+    }
+}

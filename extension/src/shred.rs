@@ -1,0 +1,314 @@
+//! Shredding: destroying the data keys of relations, of a schema, of a database, so that nobody can read again
+//! what they held.
+//!
+//! The relations are locked as for DROP; what is dirty is written; every page on disk is looked at, since a page
+//! in plaintext is not destroyed with any key; the pages leave shared buffers; the keys are destroyed
+//! ([`crate::keys::destruction`]). The relations stay in the catalog, with files that cannot be read: DROP
+//! or TRUNCATE is the user's choice, and views and grants survive until then.
+//!
+//! Nothing of it can be rolled back.
+
+use std::collections::HashSet;
+
+use pagevault_keystore::RelFile;
+use pgrx::pg_sys::{self, Oid};
+use pgrx::{PgSqlErrorCode as Code, Spi};
+
+use crate::keys::audit;
+use crate::keys::destruction::{self, Outcome};
+use crate::keys::shared;
+use crate::pg::relation::{self, Facts};
+use crate::pg::report::{Report, Result};
+use crate::pg::{buffers, catalog, locks, process, session};
+use crate::rekey::jobs;
+use crate::verify::{self, PageState};
+
+const LOCK: pg_sys::LOCKMODE = pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE;
+
+/// What was destroyed.
+pub(crate) struct Shredded {
+    /// Names of the files' relations, as far as there are any.
+    pub(crate) names: Vec<(RelFile, String)>,
+    pub(crate) outcome: Outcome,
+    /// Rows of statistics that were deleted.
+    pub(crate) statistics: i64,
+    /// Files of a database that are in plaintext: it keeps them.
+    pub(crate) plaintext_files: usize,
+}
+
+/// Shreds a relation and what follows it.
+pub(crate) fn relation(by: &str, oid: Oid, confirm: &str) -> Result<Shredded> {
+    let facts = relation::require(oid)?;
+    let name = relation::qualified_name(oid);
+    require_confirmation(&name, confirm)?;
+    if facts.schema == protected_schema() || !facts.user_made {
+        return Err(not_supported(&name, "is part of the system"));
+    }
+    if !relation::leads(&facts) {
+        return Err(not_supported(&name, "goes along with another relation, or holds nothing")
+            .hint("Shred the table that it belongs to."));
+    }
+    relations(by, &name, &[oid])
+}
+
+/// Shreds every relation of a schema.
+pub(crate) fn schema(by: &str, oid: Oid, confirm: &str) -> Result<Shredded> {
+    let name = catalog::schema_name(oid).ok_or_else(|| {
+        Report::new(
+            Code::ERRCODE_INVALID_SCHEMA_NAME,
+            format!("schema with OID {} does not exist", oid.to_u32()),
+        )
+    })?;
+    require_confirmation(&name, confirm)?;
+    const PUBLIC: u32 = 2200;
+    let of_the_system = oid.to_u32() < pg_sys::FirstNormalObjectId && oid.to_u32() != PUBLIC;
+    if of_the_system || oid == protected_schema() {
+        return Err(not_supported(&format!("schema {name}"), "is part of the system"));
+    }
+    let members = relation::all().into_iter().filter_map(relation::facts);
+    let roots: Vec<Oid> = members
+        .filter(|facts| facts.schema == oid && !facts.temporary && relation::leads(facts))
+        .map(|facts| facts.oid)
+        .collect();
+    if roots.is_empty() {
+        return Err(Report::new(
+            Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!("schema {name} holds no relation to shred"),
+        ));
+    }
+    relations(by, &format!("schema {name}"), &roots)
+}
+
+/// The jobs of the rekey engine are not to be shredded with anything.
+fn protected_schema() -> Oid {
+    catalog::schema_oid(c"pagevault")
+}
+
+fn relations(by: &str, object: &str, roots: &[Oid]) -> Result<Shredded> {
+    let members = lock_members(roots)?;
+    let oids: Vec<Oid> = members.iter().map(|facts| facts.oid).collect();
+    if let Some(job) = jobs::any_unfinished(&with_ancestors(&oids))? {
+        return Err(Report::new(
+            Code::ERRCODE_OBJECT_IN_USE,
+            format!("{object} is being rekeyed"),
+        )
+        .detail(format!("Rekey job {job} is not finished."))
+        .hint(format!("Wait with pagevault.rekey_wait({job}), or end it with pagevault.rekey_cancel({job}).")));
+    }
+    let stored: Vec<&Facts> = members.iter().filter(|facts| facts.kind.has_storage()).collect();
+    if stored.is_empty() {
+        return Err(not_supported(object, "holds nothing"));
+    }
+    for facts in &stored {
+        buffers::flush_relation(facts.oid);
+        require_sealed(facts)?;
+    }
+    let statistics = forget_statistics(&oids)?;
+    let files: Vec<RelFile> = stored.iter().map(|facts| facts.file).collect();
+    buffers::drop_files(&files);
+    let outcome = destruction::destroy(process::my_database(), &files, false);
+    let names = stored.iter().map(|facts| (facts.file, relation::quoted_name(facts))).collect();
+    finish(by, object, outcome, |outcome| Shredded {
+        names,
+        outcome,
+        statistics,
+        plaintext_files: 0,
+    })
+}
+
+/// Locks the relations with partitions and followers against everybody. Partitioned tables first, so that no
+/// partition is attached meanwhile.
+fn lock_members(roots: &[Oid]) -> Result<Vec<Facts>> {
+    let mut members: Vec<Facts> = Vec::new();
+    let mut locked = HashSet::new();
+    for &root in roots {
+        let mut known = 0;
+        loop {
+            let tables = relation::with_partitions(root);
+            if tables.len() == known {
+                break;
+            }
+            known = tables.len();
+            for table in tables {
+                process::check_for_interrupts();
+                if locked.insert(table.oid) {
+                    members.extend(relation::family(table.oid, LOCK));
+                }
+            }
+        }
+    }
+    if let Some(temporary) = members.iter().find(|facts| facts.temporary) {
+        return Err(not_supported(&temporary.name, "is temporary, and gone when its session ends"));
+    }
+    Ok(members)
+}
+
+/// A job may concern a partitioned table above.
+fn with_ancestors(oids: &[Oid]) -> Vec<Oid> {
+    let mut all: HashSet<Oid> = oids.iter().copied().collect();
+    for &oid in oids {
+        let mut child = oid;
+        while let Some(parent) = relation::partition_parent(child).filter(|oid| all.insert(*oid)) {
+            child = parent;
+        }
+    }
+    all.into_iter().collect()
+}
+
+/// Looks at every page on disk.
+fn require_sealed(facts: &Facts) -> Result<()> {
+    let plaintext: i64 = verify::count_pages(facts.file)?
+        .iter()
+        .filter(|count| count.state == PageState::Plaintext)
+        .map(|count| count.pages)
+        .sum();
+    if shared::is_sealed(facts.file) && plaintext == 0 {
+        return Ok(());
+    }
+    let name = relation::quoted_name(facts);
+    let detail = match plaintext {
+        0 => "It has no data key.".to_owned(),
+        1 => "1 page of it is in plaintext on disk, and would stay readable.".to_owned(),
+        pages => format!("{pages} pages of it are in plaintext on disk, and would stay readable."),
+    };
+    Err(Report::new(
+        Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        format!("cannot shred {name}: it is not wholly encrypted"),
+    )
+    .detail(detail)
+    .hint("Encrypt it first with pagevault.encrypt(). What was in plaintext once may still be found on the disk."))
+}
+
+/// Sampled values in the statistics are contents, too.
+fn forget_statistics(relations: &[Oid]) -> Result<i64> {
+    session::as_owner_of_the_cluster(|| {
+        Spi::connect_mut(|spi| {
+            let columns = spi.update(
+                "DELETE FROM pg_catalog.pg_statistic WHERE starelid = ANY ($1)",
+                None,
+                &[relations.to_vec().into()],
+            )?;
+            let deleted = columns.len();
+            let extended = spi.update(
+                "DELETE FROM pg_catalog.pg_statistic_ext_data WHERE stxoid IN
+                    (SELECT oid FROM pg_catalog.pg_statistic_ext WHERE stxrelid = ANY ($1))",
+                None,
+                &[relations.to_vec().into()],
+            )?;
+            Ok((deleted + extended.len()) as i64)
+        })
+    })
+}
+
+/// Shreds a database that nobody is connected to: every data key that it ever had.
+pub(crate) fn database(by: &str, name: &str, confirm: &str) -> Result<Shredded> {
+    let oid = catalog::database_oid(name).ok_or_else(|| {
+        Report::new(
+            Code::ERRCODE_INVALID_CATALOG_NAME,
+            format!("database \"{name}\" does not exist"),
+        )
+    })?;
+    require_confirmation(name, confirm)?;
+    if oid.to_u32() == process::my_database() {
+        return Err(in_use(name, "You are connected to it; connect to another one.".to_owned()));
+    }
+    let (sessions, prepared) = locks::lock_database(oid);
+    if sessions + prepared > 0 {
+        let detail = format!("Sessions: {sessions}. Prepared transactions: {prepared}.");
+        return Err(in_use(name, detail));
+    }
+    let files = destruction::files_of_database(oid.to_u32())?;
+    if files.is_empty() {
+        return Err(Report::new(
+            Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!("database \"{name}\" has no data keys"),
+        ));
+    }
+    buffers::flush_and_drop_database(oid);
+    for &file in files.iter().filter(|file| shared::is_sealed(**file)) {
+        let counts = verify::count_pages(file)?;
+        if counts.iter().any(|count| count.state == PageState::Plaintext) {
+            return Err(Report::new(
+                Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+                format!(
+                    "cannot shred database \"{name}\": relation file {file} is not wholly encrypted"
+                ),
+            )
+            .detail("Some of its pages are in plaintext on disk, and would stay readable.")
+            .hint("Let its rekey job end: see pagevault.rekey_progress in that database."));
+        }
+    }
+    let plaintext_files = verify::plaintext_files(oid.to_u32())?;
+    let outcome = destruction::destroy(oid.to_u32(), &files, true);
+    finish(by, &format!("database {name}"), outcome, |outcome| Shredded {
+        names: Vec::new(),
+        outcome,
+        statistics: 0,
+        plaintext_files,
+    })
+}
+
+fn in_use(name: &str, detail: String) -> Report {
+    Report::new(
+        Code::ERRCODE_OBJECT_IN_USE,
+        format!("cannot shred database \"{name}\": it is in use"),
+    )
+    .detail(detail)
+    .hint("Shred it as you would drop it: when nobody is connected to it.")
+}
+
+/// Writes the audit line, and makes sure that the caller hears if the file still holds the keys.
+fn finish(
+    by: &str,
+    object: &str,
+    outcome: Result<Outcome>,
+    shredded: impl FnOnce(Outcome) -> Shredded,
+) -> Result<Shredded> {
+    let who = session::identity();
+    let (files, keys, told) = match &outcome {
+        Ok(outcome) => {
+            let keys = outcome.files.iter().map(|file| u64::from(file.keys)).sum();
+            let told = outcome.not_compacted.as_ref().map_or("ok", Report::message);
+            (outcome.files.len(), keys, told)
+        }
+        Err(report) => (0, 0, report.message()),
+    };
+    audit::Destruction {
+        action: "shred",
+        by,
+        role: who.role.as_deref(),
+        current_role: who.current_role.as_deref(),
+        database: who.database.as_deref(),
+        object,
+        files,
+        keys,
+        outcome: told,
+    }
+    .log();
+    let mut outcome = outcome?;
+    match outcome.not_compacted.take() {
+        None => Ok(shredded(outcome)),
+        Some(report) => Err(Report::new(
+            Code::ERRCODE_IO_ERROR,
+            format!("the keys of {object} are destroyed, but the key file still holds them: {}", report.message()),
+        )
+        .detail("Nothing can be read with them by this server any more. Their wrapped copies are still in the file.")
+        .hint("Remove the cause, then shred once more.")),
+    }
+}
+
+fn require_confirmation(name: &str, confirm: &str) -> Result<()> {
+    if confirm == name {
+        return Ok(());
+    }
+    Err(Report::new(
+        Code::ERRCODE_INVALID_PARAMETER_VALUE,
+        format!("{name} was not confirmed: nothing was destroyed"),
+    )
+    .detail("What is shredded can never be read again, so its name is wanted twice.")
+    .hint(format!("If that is what you want, use confirm => '{}'.", name.replace('\'', "''"))))
+}
+
+fn not_supported(name: &str, why: &str) -> Report {
+    Report::new(Code::ERRCODE_WRONG_OBJECT_TYPE, format!("cannot shred {name}: it {why}"))
+}
