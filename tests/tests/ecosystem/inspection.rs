@@ -158,6 +158,8 @@ fn buffercache() -> Result<()> {
 fn autoprewarm() -> Result<()> {
     let settings = Settings::default()
         .conf("shared_preload_libraries = 'pagevault, pg_prewarm'")
+        // Both have background workers; eight are not enough.
+        .conf("max_worker_processes = 16")
         .conf("pagevault.unlock_timeout = 1");
     let (mut cluster, keys) = twins(&settings, &["pg_prewarm", "pg_buffercache"])?;
     let prewarmed = |table: &str| {
