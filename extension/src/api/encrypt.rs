@@ -45,9 +45,7 @@ fn encrypt(rel: Option<Oid>, cipher: Option<&str>) {
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.decrypt(rel regclass) RETURNS void
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
-    REVOKE ALL ON FUNCTION pagevault.decrypt(regclass) FROM PUBLIC;
-    GRANT EXECUTE ON FUNCTION pagevault.decrypt(regclass) TO pagevault_admin;
-", requires = ["roles"])]
+")]
 fn decrypt(rel: Oid) {
     let decrypt = || {
         preload::require_active()?;
@@ -72,9 +70,7 @@ fn set_label(target: &str, label: &str) -> Result<()> {
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.encrypt_database() RETURNS bigint
     LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
-    REVOKE ALL ON FUNCTION pagevault.encrypt_database() FROM PUBLIC;
-    GRANT EXECUTE ON FUNCTION pagevault.encrypt_database() TO pagevault_admin;
-", requires = ["roles"])]
+")]
 fn encrypt_database() -> i64 {
     let encrypt = || {
         preload::require_active()?;
@@ -110,9 +106,7 @@ fn labelled_encrypted() -> Result<Vec<String>> {
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.decrypt_database() RETURNS bigint
     LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
-    REVOKE ALL ON FUNCTION pagevault.decrypt_database() FROM PUBLIC;
-    GRANT EXECUTE ON FUNCTION pagevault.decrypt_database() TO pagevault_admin;
-", requires = ["roles"])]
+")]
 fn decrypt_database() -> i64 {
     let decrypt = || {
         preload::require_active()?;
@@ -129,9 +123,7 @@ fn decrypt_database() -> i64 {
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.encrypt_catalogs() RETURNS bigint
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
-    REVOKE ALL ON FUNCTION pagevault.encrypt_catalogs() FROM PUBLIC;
-    GRANT EXECUTE ON FUNCTION pagevault.encrypt_catalogs() TO pagevault_admin;
-", requires = ["roles"])]
+")]
 fn encrypt_catalogs() -> i64 {
     preload::require_active()
         .and_then(|()| roles::require_admin("encrypt system catalogs"))

@@ -16,6 +16,13 @@ use crate::{preload, roles};
 fn require_key_admin(action: &str) -> Result<()> {
     preload::require_active()?;
     roles::require_admin(action)?;
+    require_primary(action)?;
+    locks::lock_key_management();
+    Ok(())
+}
+
+/// Refuses what writes keys or jobs, on a standby.
+fn require_primary(action: &str) -> Result<()> {
     if process::in_recovery() {
         return Err(Report::new(
             pgrx::PgSqlErrorCode::ERRCODE_READ_ONLY_SQL_TRANSACTION,
@@ -23,6 +30,5 @@ fn require_key_admin(action: &str) -> Result<()> {
         )
         .hint("Do this on the primary; standbys follow through WAL."));
     }
-    locks::lock_key_management();
     Ok(())
 }

@@ -6,6 +6,7 @@ use pgrx::datum::Interval;
 use pgrx::pg_sys::Oid;
 use pgrx::prelude::*;
 
+use super::require_primary;
 use crate::keys::shared;
 use crate::pg::process;
 use crate::pg::relation::{self, Facts};
@@ -46,9 +47,7 @@ fn rotate_data_key(rel: Oid) -> i64 {
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.rotate_all_data_keys() RETURNS bigint
     LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
-    REVOKE ALL ON FUNCTION pagevault.rotate_all_data_keys() FROM PUBLIC;
-    GRANT EXECUTE ON FUNCTION pagevault.rotate_all_data_keys() TO pagevault_admin;
-", requires = ["roles"])]
+")]
 fn rotate_all_data_keys() -> i64 {
     let rotate = || {
         preload::require_active()?;
@@ -206,15 +205,4 @@ fn allowed(job: i64) -> Result<()> {
         Some(_) => roles::require_owner_or_admin(rel, &relation::qualified_name(rel)),
         None => roles::require_admin("change rekey jobs of relations that are gone"),
     }
-}
-
-fn require_primary(action: &str) -> Result<()> {
-    if process::in_recovery() {
-        return Err(Report::new(
-            PgSqlErrorCode::ERRCODE_READ_ONLY_SQL_TRANSACTION,
-            format!("cannot {action} during recovery"),
-        )
-        .hint("Do this on the primary; standbys follow through WAL."));
-    }
-    Ok(())
 }

@@ -18,9 +18,7 @@ type Row = (String, String, Option<String>, Option<i32>, String);
     CREATE FUNCTION pagevault.shred(rel regclass, confirm text)
     RETURNS TABLE (item text, object text, file text, keys integer, detail text)
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
-    REVOKE ALL ON FUNCTION pagevault.shred(regclass, text) FROM PUBLIC;
-    GRANT EXECUTE ON FUNCTION pagevault.shred(regclass, text) TO pagevault_admin;
-", requires = ["roles"])]
+")]
 #[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
 fn shred(
     rel: Oid,
@@ -44,9 +42,7 @@ fn shred(
     CREATE FUNCTION pagevault.shred_schema(schema regnamespace, confirm text)
     RETURNS TABLE (item text, object text, file text, keys integer, detail text)
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
-    REVOKE ALL ON FUNCTION pagevault.shred_schema(regnamespace, text) FROM PUBLIC;
-    GRANT EXECUTE ON FUNCTION pagevault.shred_schema(regnamespace, text) TO pagevault_admin;
-", requires = ["roles"])]
+")]
 #[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
 fn shred_schema(
     schema: Oid,
@@ -70,9 +66,7 @@ fn shred_schema(
     CREATE FUNCTION pagevault.shred_database(database text, confirm text)
     RETURNS TABLE (item text, object text, file text, keys integer, detail text)
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
-    REVOKE ALL ON FUNCTION pagevault.shred_database(text, text) FROM PUBLIC;
-    GRANT EXECUTE ON FUNCTION pagevault.shred_database(text, text) TO pagevault_admin;
-", requires = ["roles"])]
+")]
 #[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
 fn shred_database(
     database: &str,

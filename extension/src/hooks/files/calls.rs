@@ -107,7 +107,7 @@ unsafe extern "C-unwind" fn open(path: *const c_char, flags: c_int, mode: mode_t
         if fd < 0 {
             return fd;
         }
-        let (class, tag) = class_of(name, flags);
+        let (class, tag) = class_of(name);
         remember(fd, class, tag)
     }
 }

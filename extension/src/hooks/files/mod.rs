@@ -55,8 +55,7 @@ impl Class {
 /// Asked for each file that is opened, whether anything is encrypted or not: that may change while
 /// the file is open.
 #[inline]
-fn class_of(path: &CStr, flags: c_int) -> (Class, Tag) {
-    let _ = flags;
+fn class_of(path: &CStr) -> (Class, Tag) {
     if let Some(tag) = wal::segment(path) {
         return (Class::WalSegment, tag);
     }
