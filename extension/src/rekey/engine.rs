@@ -153,7 +153,7 @@ impl<'a> Run<'a> {
             Kind::Rotate => {
                 let Some(cipher) = current else { return Ok(None) };
                 // Of a file that came later than the job the key is new enough.
-                if jobs::begun(self.job, oid)?.is_some() {
+                if jobs::has_begun(self.job, oid)? {
                     return Ok(Some(Target::present(file)));
                 }
                 let target = file::seal(file, cipher)?;

@@ -188,21 +188,21 @@ pub(crate) fn goes_on(job: &Job) -> Result<bool> {
     Ok(state.as_deref() == Some("running"))
 }
 
-/// The number of the file of `relation` that the job has switched to another key already.
-pub(crate) fn begun(job: &Job, relation: Oid) -> Result<Option<u32>> {
+/// True if the job has switched a file of `relation` to another key already.
+pub(crate) fn has_begun(job: &Job, relation: Oid) -> Result<bool> {
     let found = with_table(|spi| {
         let arguments: [DatumWithOid; 2] = [job.id.into(), relation.to_u32().to_string().into()];
         let rows = spi.select(
-            "SELECT (begun ->> $2)::bigint FROM pagevault.rekey_jobs WHERE id = $1",
+            "SELECT begun ? $2 FROM pagevault.rekey_jobs WHERE id = $1",
             Some(1),
             &arguments,
         )?;
-        if rows.is_empty() { Ok(None) } else { rows.first().get_one::<i64>() }
+        if rows.is_empty() { Ok(None) } else { rows.first().get_one::<bool>() }
     })?;
-    Ok(found.and_then(|number| u32::try_from(number).ok()))
+    Ok(found == Some(true))
 }
 
-/// Remembers what [`begun`] tells.
+/// Remembers what [`has_begun`] tells.
 pub(crate) fn note_begun(job: &Job, relation: Oid, file: u32) -> Result<()> {
     with_table(|spi| {
         let arguments: [DatumWithOid; 3] =
