@@ -104,7 +104,7 @@ GRANT EXECUTE ON FUNCTION pagevault.encrypt(regclass, text) TO pagevault_admin;
 GRANT EXECUTE ON FUNCTION
     pagevault.decrypt(regclass), pagevault.encrypt_catalogs(),
     pagevault.encrypt_database(), pagevault.decrypt_database(),
-    pagevault.rotate_data_key(regclass), pagevault.rotate_all_data_keys(),
+    pagevault.reconcile(regclass), pagevault.rotate_data_key(regclass), pagevault.rotate_all_data_keys(),
     pagevault.rekey_pause(bigint), pagevault.rekey_resume(bigint), pagevault.rekey_cancel(bigint),
     pagevault.shred(regclass, text), pagevault.shred_schema(regnamespace, text), pagevault.shred_database(text, text)
     TO pagevault_admin;

@@ -11,6 +11,7 @@
 //!    restarts after a crash of one of its processes.
 
 mod api;
+mod fault;
 mod hooks;
 mod keys;
 mod page_io;

@@ -89,8 +89,9 @@ fn rewrite(members: &[Facts], switch: impl Fn(RelFile) -> Result<Option<Target>>
     for member in members.iter().filter(|member| member.kind.has_storage()) {
         let Some(held) = Held::open(member.oid) else { continue };
         let switched = switch(member.file)?;
-        // A file without any page has nothing that could be written as it was.
-        if switched.is_some() && held.forks().iter().any(|(_, blocks)| *blocks > 0) {
+        // A file without any page has nothing that could be written as it was. Of any other it is not known whether
+        // whoever switched it has waited to the end.
+        if held.forks().iter().any(|(_, blocks)| *blocks > 0) {
             file::await_writers();
         }
         let target = switched.unwrap_or_else(|| Target::present(member.file));

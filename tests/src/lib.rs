@@ -16,6 +16,7 @@
 pub mod cluster;
 pub mod datafile;
 pub mod errors;
+pub mod fault;
 pub mod installation;
 pub mod key_servers;
 pub mod keyfile;

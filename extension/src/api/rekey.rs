@@ -3,7 +3,7 @@
 use std::time::{Duration, Instant};
 
 use pgrx::datum::Interval;
-use pgrx::pg_sys::Oid;
+use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
 
 use super::require_primary;
@@ -13,6 +13,7 @@ use crate::pg::relation::{self, Facts};
 use crate::pg::report::{OrRaise, Report, Result};
 use crate::rekey;
 use crate::rekey::jobs::{self, Order};
+use crate::rekey::requests;
 use crate::{preload, roles, verify};
 
 /// Gives a relation and what follows it new data keys, online. Returns the number of the job.
@@ -40,6 +41,34 @@ fn rotate_data_key(rel: Oid) -> i64 {
         jobs::submit(rel, &name, rekey::Kind::Rotate, None)
     };
     rotate().or_raise()
+}
+
+/// Has a relation and what follows it written as labels and settings want it, online. Returns the number of the
+/// job, or NULL where none is needed.
+#[pg_extern(sql = "
+    CREATE FUNCTION pagevault.reconcile(rel regclass) RETURNS bigint
+    STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+")]
+fn reconcile(rel: Oid) -> Option<i64> {
+    let reconcile = || {
+        preload::require_active()?;
+        relation::require(rel)?;
+        // As SECURITY LABEL would lock it.
+        relation::lock(rel, pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE);
+        let facts = relation::require(rel)?;
+        let name = relation::qualified_name(rel);
+        roles::require_owner_or_admin(rel, &name)?;
+        require_primary("change encryption")?;
+        if !facts.user_made {
+            return Err(Report::new(
+                PgSqlErrorCode::ERRCODE_WRONG_OBJECT_TYPE,
+                format!("{name} is a system catalog"),
+            )
+            .hint("Use pagevault.encrypt() or pagevault.encrypt_catalogs()."));
+        }
+        requests::reconcile(&facts)
+    };
+    reconcile().or_raise()
 }
 
 /// Gives every encrypted relation of this database new data keys, online. Returns the number of jobs; what is

@@ -10,6 +10,7 @@ use pgrx::pg_sys::{self, BlockNumber, SMgrRelation};
 
 use super::ddl;
 use super::forward::Forward;
+use crate::fault;
 use crate::page_io::{self, PageFault};
 use crate::pg::compat::{self, SmgrFile};
 
@@ -185,6 +186,7 @@ pub(super) unsafe extern "C-unwind" fn mdextend(
             raise(fault, block);
         }
         let sealed = seal_one(reln, fork, block, buffer);
+        fault::point_of("page.extend", compat::smgr_file(reln).file.relation);
         MDEXTEND.get()(reln, fork, block, sealed, skip_fsync);
     }
 }

@@ -17,6 +17,7 @@ use pagevault_keystore::{Record, RelFile};
 
 use super::persist::{self, internal, shared_memory};
 use super::{copies, data_keys};
+use crate::fault;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
 use crate::pg::{buffers, wal};
@@ -68,9 +69,12 @@ pub(crate) fn destroy(database: u32, files: &[RelFile], whole: bool) -> Result<O
         destroyed.push(Destroyed { file, through, keys });
     }
     let same_keys = files_with_same_keys(files)?;
+    fault::point("shred.decided");
     let lsn = persist::append_durably(&lock, database, &records)?;
     wal::flush(lsn);
+    fault::point("shred.destroyed");
     let not_compacted = persist::compact(&lock, database).err();
+    fault::point("shred.compacted");
     Ok(Outcome { files: destroyed, wrapped_by, lsn, same_keys, not_compacted })
 }
 

@@ -22,6 +22,7 @@ use super::destruction;
 use super::secrets;
 use super::shared::{self, Shared};
 use super::unlock;
+use crate::fault;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
 use crate::pg::{checkpoint, process, wal};
@@ -122,7 +123,9 @@ fn append_as(lock: &KeystoreLock, scope: u32, records: &[Record], durable: Durab
     require_room(records)?;
     let batch = batch::encode(records).map_err(|e| internal(format!("keystore: {e}")))?;
     let id = write_file(lock, scope, &batch, durable, None)?;
+    fault::point("keys.in_file");
     let lsn = wal::insert_keys(scope, &id, &batch);
+    fault::point("keys.in_wal");
     apply(lock, records)?;
     Ok(lsn)
 }
@@ -242,6 +245,7 @@ pub(crate) fn compact(lock: &KeystoreLock, scope: u32) -> Result<()> {
     let records = log_state(lock, scope)?.records(scope);
     let storage = storage()?;
     let mut log = Log::resume(&storage, position);
+    fault::point("keys.compaction");
     log.compact(&records).map_err(|e| keystore_failure(&e))?;
     control
         .set_position(&log.position())
@@ -266,6 +270,7 @@ pub(crate) fn replay(scope: u32, id: &[u8; 16], batch: &[u8]) -> Result<()> {
     if destroys {
         destruction::before_redo(&records);
     }
+    fault::point("redo.keys");
     let lock = KeystoreLock::acquire();
     if records.iter().all(is_known) {
         return Ok(());
@@ -277,6 +282,7 @@ pub(crate) fn replay(scope: u32, id: &[u8; 16], batch: &[u8]) -> Result<()> {
     } else {
         write_file(&lock, scope, batch, Durable::of(&records), Some(*id))?;
     }
+    fault::point("redo.keys_in_file");
     apply(&lock, &records)?;
     if destroys && let Err(report) = compact(&lock, scope) {
         // The keys are not used any more. Their bytes stay in the file until it is written anew.

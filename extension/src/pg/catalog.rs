@@ -142,3 +142,11 @@ pub(crate) fn tablespace_of_database(database: Oid) -> Option<Oid> {
         Some(tablespace)
     }
 }
+
+/// A text as an SQL literal, right whatever `standard_conforming_strings` says.
+pub(crate) fn quoted_literal(text: &str) -> String {
+    let Ok(raw) = CString::new(text) else { return "''".to_owned() };
+    // SAFETY: makes a palloc'd copy of a NUL-terminated string.
+    let quoted = unsafe { CStr::from_ptr(pg_sys::quote_literal_cstr(raw.as_ptr())) };
+    quoted.to_string_lossy().into_owned()
+}

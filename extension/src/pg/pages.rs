@@ -60,10 +60,16 @@ impl Held {
         }
     }
 
-    /// Writes what is dirty of it, and syncs its files.
+    /// Writes what is dirty of it.
     pub(crate) fn flush(&self) {
         // SAFETY: open and locked.
-        unsafe { flush(self.relation) }
+        unsafe { pg_sys::FlushRelationBuffers(self.relation) }
+    }
+
+    /// Syncs its files.
+    pub(crate) fn sync(&self) {
+        // SAFETY: open and locked.
+        unsafe { sync(self.relation) }
     }
 }
 
@@ -82,10 +88,9 @@ impl Drop for Held {
 
 /// # Safety
 /// `relation` is open and locked.
-unsafe fn flush(relation: pg_sys::Relation) {
+unsafe fn sync(relation: pg_sys::Relation) {
     // SAFETY: by contract.
     unsafe {
-        pg_sys::FlushRelationBuffers(relation);
         for fork in ForkNumber::MAIN_FORKNUM..=ForkNumber::INIT_FORKNUM {
             let smgr = compat::open_smgr(relation);
             if pg_sys::smgrexists(smgr, fork) {

@@ -4,8 +4,8 @@ use pgrx::pg_sys::Oid;
 
 use super::decision::{self, Decision, Source};
 use super::label::Label;
-use super::labels;
 use crate::keys::shared;
+use crate::pg::catalog;
 use crate::pg::relation::{self, Facts, Kind};
 use crate::pg::report::Result;
 use crate::rekey::jobs;
@@ -72,7 +72,7 @@ fn drift_of_jobs() -> Result<(Vec<Drift>, Vec<Oid>)> {
 
 fn drift_of(facts: &Facts, check_files: bool) -> Result<Option<Drift>> {
     let current = shared::current_cipher(facts.file);
-    let Some(decision) = decision::wanted(facts)?.or_else(|| Decision::as_it_is(facts)) else {
+    let Some(decision) = wanted_of(facts)? else {
         return Ok(None);
     };
     let stray = if check_files { stray_pages(facts, &decision)? } else { 0 };
@@ -89,7 +89,7 @@ fn drift_of(facts: &Facts, check_files: bool) -> Result<Option<Drift>> {
         wanted: decision.label.to_string(),
         why: decision.source.describe(),
         actual,
-        heal: heal(facts, &decision)?,
+        heal: heal(facts)?,
         wants_encryption: decision.is_encrypted(),
     }))
 }
@@ -105,18 +105,11 @@ fn stray_pages(facts: &Facts, decision: &Decision) -> Result<i64> {
     Ok(counts.iter().filter(|count| is_stray(count.state)).map(|count| count.pages).sum())
 }
 
-/// New storage for what is to be encrypted: that leaves no label behind. Catalogs have none anyway, sequences
-/// no such command, and encryption is taken away by labels alone.
-fn heal(facts: &Facts, decision: &Decision) -> Result<String> {
-    let name = relation::quoted_name(facts);
-    let encrypt = |name: &str| format!("SELECT pagevault.encrypt('{}')", name.replace('\'', "''"));
-    Ok(match facts.kind {
-        _ if !facts.user_made => encrypt(&relation::quoted_name(&root_of(facts)?)),
-        _ if !decision.is_encrypted() => labels::statement(&root_of(facts)?, "'plain'"),
-        Kind::Index => format!("REINDEX INDEX {name}"),
-        Kind::Sequence => labels::statement(facts, &format!("'{}'", decision.label)),
-        _ => format!("VACUUM FULL {}", relation::quoted_name(&root_of(facts)?)),
-    })
+/// Online, and without a label that stays behind. Catalogs have none anyway.
+fn heal(facts: &Facts) -> Result<String> {
+    let function = if facts.user_made { "reconcile" } else { "encrypt" };
+    let name = catalog::quoted_literal(&relation::quoted_name(&root_of(facts)?));
+    Ok(format!("SELECT pagevault.{function}({name})"))
 }
 
 /// The relation that an index or TOAST table belongs to in the end.
@@ -128,6 +121,11 @@ pub(crate) fn root_of(facts: &Facts) -> Result<Facts> {
         root = leader;
     }
     Ok(root)
+}
+
+/// What is wanted of a relation, be it only that it stay encrypted throughout.
+pub(crate) fn wanted_of(facts: &Facts) -> Result<Option<Decision>> {
+    Ok(decision::wanted(facts)?.or_else(|| Decision::as_it_is(facts)))
 }
 
 impl Decision {

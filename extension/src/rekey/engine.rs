@@ -16,6 +16,7 @@ use pgrx::pg_sys::{self, ForkNumber, Oid};
 use super::file::{self, BATCH, Target};
 use super::jobs::{self, Progress};
 use super::{Job, Kind};
+use crate::fault;
 use crate::keys::shared;
 use crate::pg::pages::Held;
 use crate::pg::relation::{self, Facts};
@@ -44,6 +45,7 @@ enum Flow {
 /// # Errors
 /// Raises ERROR: a page cannot be read or opened, a key is locked, the disk is full.
 pub(super) fn run(job: &Job) -> bool {
+    fault::point("rekey.claimed");
     let members = in_transaction(|| members_of(job));
     let mut run = Run::new(job, members.iter().map(|member| member.blocks).sum());
     if run.note() == Flow::Stop {
@@ -118,6 +120,11 @@ impl<'a> Run<'a> {
         loop {
             self.progress.pages_done = before;
             let Some(target) = in_transaction(|| self.begin(oid)) else { return Flow::GoOn };
+            // Also where nothing was switched now: whoever did may not have waited to the end.
+            in_transaction(|| {
+                file::await_writers();
+                Ok(())
+            });
             for _ in 0..MAX_ROUNDS {
                 match self.rewrite(oid, target) {
                     Rewritten::Stopped => return Flow::Stop,
@@ -142,29 +149,30 @@ impl<'a> Run<'a> {
         let file = held.file();
         verify::refuse_destroyed(file)?;
         let current = shared::current_cipher(file);
-        let target = match self.job.kind {
+        Ok(Some(match self.job.kind {
             Kind::Encrypt => {
                 let wanted = wanted_cipher(self.job, &relation::require(oid)?, current)?;
                 if current == Some(wanted) {
-                    return Ok(Some(Target::present(file)));
+                    Target::present(file)
+                } else {
+                    file::seal(file, wanted)?
                 }
-                file::seal(file, wanted)?
             }
             Kind::Rotate => {
                 let Some(cipher) = current else { return Ok(None) };
                 // Of a file that came later than the job the key is new enough.
                 if jobs::has_begun(self.job, oid)? {
-                    return Ok(Some(Target::present(file)));
+                    Target::present(file)
+                } else {
+                    let target = file::seal(file, cipher)?;
+                    jobs::note_begun(self.job, oid, file.relation)?;
+                    fault::point("rekey.begun");
+                    target
                 }
-                let target = file::seal(file, cipher)?;
-                jobs::note_begun(self.job, oid, file.relation)?;
-                target
             }
-            Kind::Decrypt if current.is_none() => return Ok(Some(Target::present(file))),
+            Kind::Decrypt if current.is_none() => Target::present(file),
             Kind::Decrypt => file::unseal(file)?,
-        };
-        file::await_writers();
-        Ok(Some(target))
+        }))
     }
 
     /// Rewrites what is not as it should be.
@@ -177,6 +185,7 @@ impl<'a> Run<'a> {
                     Batch::Replaced => return Rewritten::Replaced,
                     Batch::End => break,
                     Batch::Done(looked_at, rewritten) => {
+                        fault::point("rekey.batch_done");
                         next += looked_at;
                         if self.pause_after(oid, looked_at, rewritten) == Flow::Stop {
                             return Rewritten::Stopped;

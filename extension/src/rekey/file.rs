@@ -8,6 +8,7 @@ use pagevault_cipher::{CipherId, Epoch};
 use pagevault_keystore::RelFile;
 use pgrx::pg_sys::ForkNumber;
 
+use crate::fault;
 use crate::keys::{data_keys, shared};
 use crate::pg::pages::Held;
 use crate::pg::process;
@@ -37,12 +38,14 @@ impl Target {
 pub(crate) fn seal(file: RelFile, cipher: CipherId) -> Result<Target> {
     verify::refuse_lost_epochs(file)?;
     data_keys::next_epoch(file, cipher)?;
+    fault::point("rekey.switched");
     Ok(Target::present(file))
 }
 
 /// Has the file written in plaintext from now on; as [`seal`].
 pub(crate) fn unseal(file: RelFile) -> Result<Target> {
     data_keys::write_plaintext(file)?;
+    fault::point("rekey.switched");
     Ok(Target::present(file))
 }
 
@@ -50,6 +53,7 @@ pub(crate) fn unseal(file: RelFile) -> Result<Target> {
 /// added past shared buffers could come to the file after it was proven.
 pub(crate) fn await_writers() {
     process::wait_until_all_have_passed_by();
+    fault::point("rekey.barrier_passed");
 }
 
 /// Writes those of the blocks again that on disk are not as they should be. Returns how many these were.
@@ -63,6 +67,7 @@ pub(crate) fn rewrite(
     for &block in &stale {
         process::check_for_interrupts();
         held.rewrite(fork, block);
+        fault::point("rekey.page_done");
     }
     Ok(stale.len() as u32)
 }
@@ -71,6 +76,9 @@ pub(crate) fn rewrite(
 /// older epochs of the file are retired.
 pub(crate) fn prove(held: &Held, target: Target) -> Result<bool> {
     held.flush();
+    fault::point("rekey.flushed");
+    held.sync();
+    fault::point("rekey.synced");
     for (fork, blocks) in held.forks() {
         for batch in batches(blocks) {
             process::check_for_interrupts();
@@ -79,7 +87,9 @@ pub(crate) fn prove(held: &Held, target: Target) -> Result<bool> {
             }
         }
     }
+    fault::point("rekey.proved");
     data_keys::retire_older_epochs(target.file)?;
+    fault::point("rekey.retired");
     Ok(true)
 }
 

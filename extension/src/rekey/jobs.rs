@@ -6,6 +6,7 @@ use pgrx::spi::{SpiClient, SpiError};
 use pgrx::{PgSqlErrorCode, PgXactCallbackEvent, Spi, register_xact_callback};
 
 use super::{Job, Kind, wishes};
+use crate::fault;
 use crate::keys::persist::internal;
 use crate::pg::report::{Report, Result};
 use crate::pg::{locks, process, session};
@@ -85,6 +86,7 @@ pub(crate) fn submit(relation: Oid, name: &str, kind: Kind, cipher: Option<&str>
         .get_one::<i64>()
     })?;
     wish_at_commit();
+    fault::point("rekey.asked");
     id.ok_or_else(|| internal("a rekey job got no number".to_owned()))
 }
 

@@ -23,6 +23,7 @@ use pagevault_cipher::CipherId;
 use pgrx::bgworkers::BackgroundWorker;
 use pgrx::pg_sys::Oid;
 
+use crate::fault;
 use crate::pg::report::OrRaise;
 
 /// What a job does to its relation.
@@ -80,6 +81,7 @@ pub(crate) fn run(job: &Job) -> bool {
 
 /// Writes down how a claimed job ended, if it did, and gives it back.
 pub(crate) fn finish(job: &Job, end: Option<jobs::End>) {
+    fault::point("rekey.ended");
     if let Some(end) = end {
         BackgroundWorker::transaction(|| jobs::finish(job, &end).or_raise());
     }

@@ -76,6 +76,17 @@ fn members(facts: &Facts) -> Vec<Facts> {
     members.filter(Facts::is_stored).collect()
 }
 
+/// Has a relation, and what follows it, written as labels and settings want it. Returns the number of the job,
+/// if it takes one.
+pub(crate) fn reconcile(facts: &Facts) -> Result<Option<i64>> {
+    let root = policy::drift::root_of(facts)?;
+    match policy::drift::wanted_of(&root)? {
+        Some(wanted) if wanted.is_encrypted() => encrypt(&root, wanted.named_cipher()),
+        Some(_) => decrypt(&root),
+        None => Ok(None),
+    }
+}
+
 /// Has everything sealed in this database that is wanted so and is not. Returns the number of relations.
 pub(crate) fn encrypt_all_wanted() -> Result<i64> {
     let mut roots: Vec<Oid> = Vec::new();
@@ -86,9 +97,7 @@ pub(crate) fn encrypt_all_wanted() -> Result<i64> {
         }
     }
     for root in &roots {
-        let facts = relation::require(*root)?;
-        let cipher = policy::decision::wanted(&facts)?.and_then(|wanted| wanted.named_cipher());
-        encrypt(&facts, cipher)?;
+        reconcile(&relation::require(*root)?)?;
     }
     policy::catalogs::encrypt_wanted().map(|catalogs| catalogs + roots.len() as i64)
 }

@@ -75,6 +75,8 @@ const CALLS: &[Row] = &[
     ("SELECT pagevault.decrypt('app.plain')",                               "x x x x . x ."),
     ("SELECT pagevault.encrypt_catalogs()",                                 "x x x . . x ."),
     ("SELECT pagevault.rotate_data_key('app.plain')",                       "x x x 55000 55000 x 55000"),
+    ("SELECT pagevault.reconcile('app.plain')",                             "x x x . . x ."),
+    ("SELECT pagevault.reconcile('pg_catalog.pg_class')",                   "x x x 42809 42809 x 42809"),
     ("SELECT pagevault.rotate_all_data_keys()",                             "x x x . . x ."),
     ("SELECT * FROM pagevault.shred('app.plain', 'app.plai')",              "x x x 22023 22023 x 22023"),
     ("SELECT * FROM pagevault.shred_schema('app', 'ap')",                   "x x x 22023 22023 x 22023"),

@@ -1,8 +1,8 @@
-//! What else goes on in the cluster while a relation is rekeyed, and power cuts.
+//! What else goes on in the cluster while a relation is rekeyed.
 
 use anyhow::{Result, ensure};
+use pagevault_tests::Cluster;
 use pagevault_tests::cluster::run_sql;
-use pagevault_tests::{Cluster, DataFile, StopMode};
 
 use super::{SUM, assert_epoch, cluster, epochs};
 
@@ -14,7 +14,7 @@ fn begun(cluster: &Cluster) -> Result<String> {
     Ok(job)
 }
 
-fn end(cluster: &Cluster, job: &str) -> Result<()> {
+pub(super) fn end(cluster: &Cluster, job: &str) -> Result<()> {
     cluster.set(&[("pagevault.rekey_rate", "0")])?;
     let done = cluster.text(&format!("SELECT pagevault.rekey_wait({job}, '60s')"))?;
     ensure!(done == "t", "the job did not end");
@@ -99,57 +99,5 @@ fn its_database_is_dropped() -> Result<()> {
     let job = begun(&cluster)?;
     end(&cluster, &job)?;
     assert_epoch(&cluster, 2)?;
-    cluster.finish()
-}
-
-/// Nothing that was written since a checkpoint need be on disk after a power cut, and of what is, each sector of
-/// 512 bytes on its own.
-#[test]
-fn the_power_fails() -> Result<()> {
-    const SECTOR: usize = 512;
-    let cluster = cluster("pagevault.rekey_rate = 4\nshared_buffers = 1MB")?;
-    let before = cluster.text(SUM)?;
-    let names = cluster.text(super::FAMILY)?;
-    for round in 0..3_u16 {
-        cluster.sql("CHECKPOINT")?;
-        let mut files: Vec<DataFile> = Vec::new();
-        for name in names.split(' ') {
-            files.extend(cluster.files(name)?);
-        }
-        let old: Vec<Vec<u8>> = files.iter().map(DataFile::bytes).collect::<Result<_>>()?;
-        let job = cluster.text("SELECT pagevault.rotate_data_key('t')")?;
-        let far = format!(
-            "SELECT (pages_done > {})::text FROM pagevault.rekey_progress WHERE job = {job}",
-            300 * (round + 1)
-        );
-        cluster.eventually(&far, "true")?;
-        // Much of it reaches the kernel.
-        cluster.sql("SELECT pg_sleep(0.3)")?;
-        cluster.kill()?;
-        let mut torn = 0;
-        let mut random = u64::from(round) + 1;
-        for (file, old) in files.iter().zip(&old) {
-            let mut new = file.bytes()?;
-            for (at, sector) in new.chunks_mut(SECTOR).enumerate() {
-                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-                let Some(before) = old.get(at * SECTOR..at * SECTOR + sector.len()) else { break };
-                if random >> 63 == 0 && *sector != *before {
-                    sector.copy_from_slice(before);
-                    torn += 1;
-                }
-            }
-            std::fs::write(&file.path, new)?;
-        }
-        ensure!(torn > 0 || round > 0, "nothing was written: the test proves nothing");
-        cluster.start_server()?;
-        ensure!(cluster.text(SUM)? == before, "round {round}: contents differ");
-        end(&cluster, &job)?;
-        cluster.set(&[("pagevault.rekey_rate", "4")])?;
-        assert_epoch(&cluster, round + 2)?;
-    }
-    cluster.stop(StopMode::Fast)?;
-    cluster.pg_checksums()?;
-    cluster.start_server()?;
-    ensure!(cluster.text(SUM)? == before, "contents differ");
     cluster.finish()
 }

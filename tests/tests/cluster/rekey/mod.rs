@@ -1,6 +1,8 @@
 //! Rekeying online: new data keys for relations in use, jobs that survive whatever happens to them.
 
+mod faults;
 mod meanwhile;
+mod power;
 mod requests;
 mod standbys;
 

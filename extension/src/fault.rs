@@ -1,0 +1,65 @@
+//! Points at which tests stop a process, to kill it or others there.
+//!
+//! With the feature `fault_points`, which no ordinary build has, a process that comes by [`point`] looks for a
+//! file `pagevault.stop_at` in the data directory. If that names the point, the process writes its number to
+//! `pagevault.stopped`, says so in the log, and stays until the file is gone or names another point. A file rather
+//! than a setting: it reaches every process at once, in the middle of whatever it does, recovery too.
+//!
+//! Without the feature nothing of this is compiled.
+
+#[cfg(not(feature = "fault_points"))]
+#[inline(always)]
+pub(crate) fn point(_name: &str) {}
+
+/// As [`point`], for one relation file: `name relfilenumber`. On the page path, so that it cannot be cancelled there.
+#[cfg(not(feature = "fault_points"))]
+#[inline(always)]
+pub(crate) fn point_of(_name: &str, _relation: u32) {}
+
+#[cfg(feature = "fault_points")]
+pub(crate) use stopping::{point, point_of};
+
+#[cfg(feature = "fault_points")]
+mod stopping {
+    use std::fs;
+    use std::time::Duration;
+
+    use crate::pg::process;
+
+    const STOP_AT: &str = "pagevault.stop_at";
+    const STOPPED: &str = "pagevault.stopped";
+
+    pub(crate) fn point(name: &str) {
+        if is_wanted(name, None) {
+            stop(name, None, process::check_for_interrupts);
+        }
+    }
+
+    pub(crate) fn point_of(name: &str, relation: u32) {
+        if is_wanted(name, Some(relation)) {
+            stop(name, Some(relation), || {});
+        }
+    }
+
+    /// The working directory of every process of a server is its data directory.
+    fn is_wanted(name: &str, relation: Option<u32>) -> bool {
+        let Ok(text) = fs::read_to_string(STOP_AT) else { return false };
+        let mut words = text.split_whitespace();
+        words.next() == Some(name)
+            && words.next() == relation.map(|relation| relation.to_string()).as_deref()
+    }
+
+    #[cold]
+    fn stop(name: &str, relation: Option<u32>, meanwhile: impl Fn()) {
+        let pid = std::process::id();
+        pgrx::log!("pagevault: process {pid} stops at {name}");
+        // Complete from the first moment that it can be seen.
+        let written = format!("{STOPPED}.{pid}");
+        let told = fs::write(&written, format!("{pid} {name}"));
+        let _ = told.and_then(|()| fs::rename(&written, STOPPED));
+        while is_wanted(name, relation) {
+            std::thread::sleep(Duration::from_millis(5));
+            meanwhile();
+        }
+    }
+}

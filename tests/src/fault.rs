@@ -1,0 +1,65 @@
+//! Stopping processes of a server at fault points, which only builds with the feature `fault_points` have
+//! (`extension/src/fault.rs`; `tools/test-server` makes one).
+
+use std::sync::OnceLock;
+
+use anyhow::{Context, Result, ensure};
+use rustix::process::Pid;
+
+use crate::datafile::holds;
+use crate::{Cluster, Installation};
+
+const STOP_AT: &str = "pagevault.stop_at";
+const STOPPED: &str = "pagevault.stopped";
+
+fn have_points(installation: &Installation) -> bool {
+    static FOUND: OnceLock<bool> = OnceLock::new();
+    *FOUND.get_or_init(|| {
+        let library = std::fs::read(installation.library_directory().join("pagevault.so"));
+        library.is_ok_and(|library| holds(&library, STOP_AT.as_bytes()))
+    })
+}
+
+impl Cluster {
+    /// Has whoever comes by a fault point from now on stay there; who stays at another one goes on. Points on
+    /// the page path want the number of a relation file: `page.sealed 16384`.
+    ///
+    /// # Errors
+    /// When the server was built without fault points.
+    pub fn stop_at(&self, point: &str) -> Result<()> {
+        ensure!(
+            have_points(self.installation()),
+            "the extension has no fault points: build it with the feature fault_points, as tools/test-server does"
+        );
+        let directory = self.data_directory();
+        let _ = std::fs::remove_file(directory.join(STOPPED));
+        let new = self.directory().join(STOP_AT);
+        std::fs::write(&new, point)?;
+        self.installation().give(&new)?;
+        std::fs::rename(&new, directory.join(STOP_AT)).context("place the name of a fault point")
+    }
+
+    /// Waits until a process has come by the point; its number.
+    ///
+    /// # Errors
+    /// When none does within 60 s.
+    pub fn stopped_at(&self, point: &str) -> Result<Pid> {
+        let name = point.split(' ').next().unwrap_or_default();
+        self.eventually_that(point, || {
+            let told = std::fs::read_to_string(self.data_directory().join(STOPPED));
+            let told = told.context("nobody has come by")?;
+            ensure!(told.ends_with(&format!(" {name}")), "somebody stands at {told:?}");
+            Ok(())
+        })?;
+        let told = std::fs::read_to_string(self.data_directory().join(STOPPED))?;
+        let pid = told.split(' ').next().unwrap_or_default().parse()?;
+        Pid::from_raw(pid).context("a process")
+    }
+
+    /// Lets everybody go on.
+    pub fn go_on(&self) {
+        for file in [STOP_AT, STOPPED] {
+            let _ = std::fs::remove_file(self.data_directory().join(file));
+        }
+    }
+}

@@ -1,0 +1,475 @@
+//! SIGKILL at every step of rekeying, to the process that stands there and to others, and power cuts. Jobs go on by
+//! themselves and end; commands leave a readable mixture, and are repeated.
+
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use pagevault_tests::cluster::column;
+use pagevault_tests::leaks::{Canary, Scanner, report};
+use pagevault_tests::{Cluster, Settings};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+
+use super::power::AtCheckpoint;
+use super::{FAMILY, SUM, after_recovery};
+use crate::wal::{standby_of, wait_for};
+
+/// The steps of a job until its pages are being rewritten.
+const FIRST_HALF: [&str; 7] = [
+    "rekey.claimed",
+    "keys.in_file",
+    "keys.in_wal",
+    "rekey.switched",
+    "rekey.barrier_passed",
+    "rekey.page_done",
+    "rekey.batch_done",
+];
+
+/// And from then on, until its row says that it is done.
+const SECOND_HALF: [&str; 6] = [
+    "rekey.flushed",
+    "rekey.synced",
+    "rekey.proved",
+    "keys.in_file",
+    "rekey.retired",
+    "rekey.ended",
+];
+
+/// Who is killed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Victim {
+    /// Who stands at the step.
+    Worker,
+    /// The session that asked for the job and waits for it.
+    Asker,
+    Checkpointer,
+    /// The postmaster and all others.
+    Server,
+    /// As [`Victim::Server`], and half of what was written since the last checkpoint is lost.
+    Power,
+}
+
+/// What a job does, and how it is asked for.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Work {
+    Encrypt,
+    Rotate,
+    Decrypt,
+}
+
+impl Work {
+    fn sql(self) -> &'static str {
+        match self {
+            Work::Encrypt => "SELECT pagevault.encrypt('t')",
+            Work::Rotate => "SELECT pagevault.rotate_data_key('t')",
+            Work::Decrypt => "SELECT pagevault.decrypt('t')",
+        }
+    }
+}
+
+fn canary() -> Canary {
+    Canary::text("rekeying")
+}
+
+/// Some 400 pages: a table with TOAST, an index and a sequence, sealed unless it is to be encrypted. No value of
+/// it is in WAL.
+fn cluster(work: Work) -> Result<Cluster> {
+    let settings = Settings::default()
+        .conf("pagevault.rekey_rate = 0")
+        .conf("pagevault.rekey_threshold = 0")
+        .conf("pagevault.rekey_workers = 1");
+    let (mut cluster, _keys) = Cluster::with_keys(&settings)?;
+    cluster.allow_log("terminating connection because of crash of another server process");
+    cluster.allow_log("terminated by signal 9");
+    cluster.set(&[("pagevault.wal_encryption", "on")])?;
+    cluster.eventually("SELECT wal FROM pagevault.status", "encrypted")?;
+    // Catalogs follow the first table that is encrypted, within its command.
+    cluster.sql("SET pagevault.default_encryption = on; CREATE TABLE first (id int)")?;
+    let wanted = if work == Work::Encrypt { "off" } else { "on" };
+    let canary = canary();
+    cluster.sql(&format!(
+        "SET pagevault.default_encryption = {wanted};
+         CREATE TABLE t (id serial PRIMARY KEY, name text, long text);
+         ALTER TABLE t ALTER long SET STORAGE EXTERNAL;
+         INSERT INTO t (name, long)
+             SELECT '{0}' || i, CASE WHEN i % 200 = 0 THEN repeat('{0}', 300) END
+             FROM generate_series(1, 20000) i",
+        canary.as_str()
+    ))?;
+    cluster.sql("CHECKPOINT")?;
+    Ok(cluster)
+}
+
+/// A session that asks for the work, and waits for its end.
+struct Asker {
+    pid: Pid,
+    session: JoinHandle<bool>,
+}
+
+impl Asker {
+    fn of(cluster: &Cluster, statements: &str) -> Result<Asker> {
+        let mut client = cluster.client()?;
+        let pid: i32 = client.query_one("SELECT pg_backend_pid()", &[])?.get(0);
+        let statements: Vec<String> = statements.split(';').map(str::to_owned).collect();
+        let session = std::thread::spawn(move || {
+            statements.iter().all(|statement| client.batch_execute(statement).is_ok())
+        });
+        Ok(Asker { pid: Pid::from_raw(pid).context("a process")?, session })
+    }
+
+    /// True if nothing went wrong.
+    fn end(self) -> bool {
+        self.session.join().unwrap_or(false)
+    }
+}
+
+fn kill(
+    cluster: &Cluster,
+    victim: Victim,
+    stands: Pid,
+    asker: Pid,
+    old: &AtCheckpoint,
+) -> Result<()> {
+    let pid = match victim {
+        Victim::Worker => stands,
+        Victim::Asker => asker,
+        Victim::Checkpointer => {
+            let pid = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'";
+            Pid::from_raw(cluster.text(pid)?.parse()?).context("a process")?
+        }
+        Victim::Server => {
+            cluster.kill()?;
+            return Ok(());
+        }
+        Victim::Power => {
+            old.cut_power(cluster, u64::from(stands.as_raw_nonzero().get().unsigned_abs()))?;
+            return Ok(());
+        }
+    };
+    kill_process(pid, Signal::KILL)?;
+    // The postmaster ends all the others then.
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while test_kill_process(stands).is_ok() {
+        ensure!(Instant::now() < deadline, "{stands:?} lives on");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    Ok(())
+}
+
+/// Lets the server come back after [`kill`], if it does not by itself.
+fn come_back(cluster: &Cluster, victim: Victim) -> Result<String> {
+    if matches!(victim, Victim::Server | Victim::Power) {
+        cluster.start_server()?;
+    }
+    after_recovery(cluster)
+}
+
+/// One job; at each of the steps the victim is killed.
+fn killed_at(work: Work, victim: Victim, steps: &[&str]) -> Result<()> {
+    let cluster = cluster(work)?;
+    let before = cluster.text(SUM)?;
+    let mut old = AtCheckpoint::of(&cluster)?;
+    cluster.stop_at(steps[0])?;
+    let mut asker =
+        Asker::of(&cluster, &format!("{};SELECT pagevault.rekey_wait('t'::regclass)", work.sql()))?;
+    for (at, step) in steps.iter().enumerate() {
+        let stands = cluster.stopped_at(step)?;
+        ensure!(stands != asker.pid, "{step}: there is no job");
+        kill(&cluster, victim, stands, asker.pid, &old)?;
+        ensure!(!asker.end(), "{step}: the session has not noticed");
+        match steps.get(at + 1) {
+            Some(next) => cluster.stop_at(next)?,
+            None => cluster.go_on(),
+        }
+        ensure!(come_back(&cluster, victim)? == before, "{step}: contents differ");
+        old = AtCheckpoint::of(&cluster)?;
+        // The launcher does not hurry after a start, unless it is woken.
+        cluster.sql("SELECT pg_reload_conf()")?;
+        asker = Asker::of(&cluster, "SELECT pagevault.rekey_wait('t'::regclass)")?;
+    }
+    ensure!(asker.end(), "the job did not end");
+    assert_done(&cluster, work, &before)?;
+    cluster.finish()
+}
+
+/// The contents are there, the disk says that the work was done, and nothing is left to do.
+fn assert_done(cluster: &Cluster, work: Work, before: &str) -> Result<()> {
+    ensure!(cluster.text(SUM)? == before, "contents differ");
+    cluster.sql("CHECKPOINT")?;
+    let on_disk = column(
+        &mut cluster.client()?,
+        "SELECT concat_ws(' ', relation, string_agg(DISTINCT concat(state, ' ', epoch), ', '))
+         FROM pagevault.verify('t') WHERE state <> 'empty' GROUP BY relation",
+    )?;
+    let state = if work == Work::Decrypt { "plaintext" } else { "sealed" };
+    let one = |row: &String| row.contains(state) && !row.contains(',');
+    ensure!(on_disk.len() == 6 - 1 && on_disk.iter().all(one), "{on_disk:#?}");
+    if work != Work::Encrypt {
+        // Something was done to each.
+        ensure!(on_disk.iter().all(|row| !row.ends_with(" 1")), "{on_disk:#?}");
+    }
+    let drift = column(
+        &mut cluster.client()?,
+        "SELECT concat_ws(' ', relation, actual) FROM pagevault.drift(true)",
+    )?;
+    ensure!(drift.is_empty(), "{drift:#?}");
+    if work != Work::Decrypt {
+        let canary = canary();
+        let found = Scanner::new([&canary]).scan_trees(&[&cluster.data_directory()])?;
+        ensure!(found.is_empty(), "{}", report(&found));
+    }
+    cluster.crash()?;
+    ensure!(cluster.text(SUM)? == before, "contents differ after one more crash");
+    Ok(())
+}
+
+#[test]
+fn the_worker_is_killed_before_it_rewrites() -> Result<()> {
+    killed_at(Work::Rotate, Victim::Worker, &FIRST_HALF)
+}
+
+#[test]
+fn the_worker_is_killed_before_it_ends() -> Result<()> {
+    killed_at(Work::Rotate, Victim::Worker, &SECOND_HALF)
+}
+
+#[test]
+fn who_asked_is_killed_before_anything_is_rewritten() -> Result<()> {
+    killed_at(Work::Encrypt, Victim::Asker, &FIRST_HALF)
+}
+
+#[test]
+fn who_asked_is_killed_before_the_end() -> Result<()> {
+    killed_at(Work::Encrypt, Victim::Asker, &SECOND_HALF[..3])
+}
+
+#[test]
+fn the_checkpointer_is_killed_before_anything_is_rewritten() -> Result<()> {
+    killed_at(Work::Decrypt, Victim::Checkpointer, &FIRST_HALF)
+}
+
+#[test]
+fn the_checkpointer_is_killed_before_the_end() -> Result<()> {
+    killed_at(Work::Decrypt, Victim::Checkpointer, &SECOND_HALF)
+}
+
+#[test]
+fn all_are_killed_before_anything_is_rewritten() -> Result<()> {
+    killed_at(Work::Encrypt, Victim::Server, &FIRST_HALF)
+}
+
+#[test]
+fn all_are_killed_before_the_end() -> Result<()> {
+    killed_at(Work::Rotate, Victim::Server, &SECOND_HALF)
+}
+
+#[test]
+fn the_power_fails_before_anything_is_rewritten() -> Result<()> {
+    killed_at(Work::Rotate, Victim::Power, &FIRST_HALF)
+}
+
+#[test]
+fn the_power_fails_before_the_end() -> Result<()> {
+    killed_at(Work::Rotate, Victim::Power, &SECOND_HALF)
+}
+
+/// Nobody has a job, or it is done: asking is one transaction.
+#[test]
+fn who_asks_is_killed_before_it_is_written_down() -> Result<()> {
+    let cluster = cluster(Work::Rotate)?;
+    let before = cluster.text(SUM)?;
+    let old = AtCheckpoint::of(&cluster)?;
+    for victim in [Victim::Asker, Victim::Checkpointer, Victim::Server] {
+        cluster.stop_at("rekey.asked")?;
+        let asker = Asker::of(&cluster, Work::Rotate.sql())?;
+        let stands = cluster.stopped_at("rekey.asked")?;
+        ensure!(stands == asker.pid, "another process stands there");
+        kill(&cluster, victim, stands, asker.pid, &old)?;
+        ensure!(!asker.end(), "the session has not noticed");
+        cluster.go_on();
+        ensure!(come_back(&cluster, victim)? == before, "{victim:?}: contents differ");
+        ensure!(
+            cluster.text("SELECT count(*) FROM pagevault.rekey_progress")? == "0",
+            "{victim:?}"
+        );
+    }
+    cluster.sql(Work::Rotate.sql())?;
+    ensure!(cluster.text("SELECT pagevault.rekey_wait('t'::regclass)")? == "t");
+    assert_done(&cluster, Work::Rotate, &before)?;
+    cluster.finish()
+}
+
+/// A command that rewrites by itself leaves what it has done, in a file that can be read; once more, it ends.
+fn command_killed_at(work: Work, victims: [Victim; 3]) -> Result<()> {
+    let cluster = cluster(work)?;
+    cluster.set(&[("pagevault.rekey_threshold", "8GB")])?;
+    let before = cluster.text(SUM)?;
+    // Called in a function it would be a job if it decrypts.
+    let label = if work == Work::Decrypt { "plain" } else { "encrypted" };
+    let command = format!("SECURITY LABEL FOR pagevault ON TABLE t IS '{label}'");
+    let steps = [
+        "keys.in_file",
+        "keys.in_wal",
+        "rekey.switched",
+        "rekey.barrier_passed",
+        "rekey.page_done",
+        "rekey.flushed",
+        "rekey.synced",
+        "rekey.proved",
+    ];
+    for (step, victim) in steps.iter().zip(victims.iter().cycle()) {
+        let old = AtCheckpoint::of(&cluster)?;
+        cluster.stop_at(step)?;
+        let asker = Asker::of(&cluster, &command)?;
+        let stands = cluster.stopped_at(step)?;
+        ensure!(stands == asker.pid, "another process stands at {step}");
+        kill(&cluster, *victim, stands, asker.pid, &old)?;
+        ensure!(!asker.end(), "{step}: the session has not noticed");
+        cluster.go_on();
+        ensure!(come_back(&cluster, *victim)? == before, "{step}, {victim:?}: contents differ");
+    }
+    cluster.sql(&command)?;
+    assert_done(&cluster, work, &before)?;
+    cluster.finish()
+}
+
+#[test]
+fn a_command_that_encrypts_is_killed() -> Result<()> {
+    command_killed_at(Work::Encrypt, [Victim::Asker, Victim::Power, Victim::Checkpointer])
+}
+
+#[test]
+fn a_command_that_decrypts_is_killed() -> Result<()> {
+    command_killed_at(Work::Decrypt, [Victim::Power, Victim::Asker, Victim::Server])
+}
+
+/// The primary stands still at a step while the standby is killed, and a copy of the standby promoted: there the job
+/// goes on.
+fn standby_at(work: Work, steps: &[&str]) -> Result<()> {
+    let primary = cluster(work)?;
+    let before = primary.text(SUM)?;
+    let mut standby = standby_of(&primary, &[])?;
+    standby.allow_log("could not");
+    primary.stop_at(steps[0])?;
+    let asker =
+        Asker::of(&primary, &format!("{};SELECT pagevault.rekey_wait('t'::regclass)", work.sql()))?;
+    for (at, step) in steps.iter().enumerate() {
+        primary.stopped_at(step)?;
+        wait_for(&standby, &primary)?;
+        standby.kill()?;
+        let mut heir = Cluster::from_files(|target| {
+            let copied = std::process::Command::new("cp")
+                .args(["-a", "--"])
+                .arg(standby.data_directory())
+                .arg(target)
+                .status()?;
+            ensure!(copied.success(), "cp");
+            Ok(())
+        })?;
+        heir.allow_log("could not");
+        heir.allow_log("terminating walreceiver");
+        heir.allow_log("specified neither");
+        heir.append_conf("primary_conninfo = ''")?;
+        heir.start_server()?;
+        heir.sql("SELECT pg_promote()")?;
+        let job = heir.text("SELECT coalesce(max(job), 0) FROM pagevault.rekey_progress")?;
+        if job == "0" {
+            // The standby has not heard of it.
+            heir.sql(work.sql())?;
+        }
+        heir.sql("SELECT pg_reload_conf()")?;
+        ensure!(heir.text("SELECT pagevault.rekey_wait('t'::regclass)")? == "t", "{step}: no end");
+        assert_done(&heir, work, &before)?;
+        heir.finish()?;
+        standby.start_server()?;
+        ensure!(standby.text(SUM)? == before, "{step}: the standby has other contents");
+        match steps.get(at + 1) {
+            Some(next) => primary.stop_at(next)?,
+            None => primary.go_on(),
+        }
+    }
+    ensure!(asker.end(), "the job did not end");
+    wait_for(&standby, &primary)?;
+    ensure!(standby.text(SUM)? == before, "the standby has other contents");
+    let epochs = format!(
+        "SELECT string_agg(v::text, ' ' ORDER BY v::text) FROM ({FAMILY}) f, pagevault.verify('t') v WHERE state <> 'empty'"
+    );
+    primary.sql("CHECKPOINT")?;
+    standby.sql("CHECKPOINT")?;
+    ensure!(standby.text(&epochs)? == primary.text(&epochs)?, "{}", standby.text(&epochs)?);
+    standby.finish()?;
+    primary.finish()
+}
+
+#[test]
+fn a_standby_is_killed_and_promoted_before_anything_is_rewritten() -> Result<()> {
+    standby_at(Work::Rotate, &["rekey.claimed", "keys.in_file", "keys.in_wal"])
+}
+
+#[test]
+fn a_standby_is_killed_and_promoted_while_pages_are_rewritten() -> Result<()> {
+    standby_at(Work::Encrypt, &["rekey.switched", "rekey.barrier_passed", "rekey.page_done"])
+}
+
+#[test]
+fn a_standby_is_killed_and_promoted_before_the_end() -> Result<()> {
+    standby_at(Work::Decrypt, &["rekey.batch_done", "rekey.proved", "rekey.ended"])
+}
+
+/// The startup process itself, between hearing of a key and using it.
+#[test]
+fn a_standby_is_killed_while_it_replays_a_key() -> Result<()> {
+    let primary = cluster(Work::Rotate)?;
+    let before = primary.text(SUM)?;
+    let mut standby = standby_of(&primary, &[])?;
+    standby.allow_log("could not");
+    for step in ["redo.keys", "redo.keys_in_file"] {
+        wait_for(&standby, &primary)?;
+        standby.stop_at(step)?;
+        primary.sql(Work::Rotate.sql())?;
+        standby.stopped_at(step)?;
+        standby.kill()?;
+        standby.go_on();
+        standby.start_server()?;
+        ensure!(primary.text("SELECT pagevault.rekey_wait('t'::regclass)")? == "t");
+        wait_for(&standby, &primary)?;
+        ensure!(standby.text(SUM)? == before, "{step}: the standby has other contents");
+    }
+    standby.sql("CHECKPOINT")?;
+    standby.crash()?;
+    ensure!(standby.text(SUM)? == before, "contents differ");
+    standby.finish()?;
+    primary.finish()
+}
+
+/// A page that is added past shared buffers is written as was right when its writer looked. A job that was stopped
+/// before it had waited for such a writer waits for it when it is resumed.
+#[test]
+fn writers_are_waited_for_after_a_failure_too() -> Result<()> {
+    let mut cluster = cluster(Work::Encrypt)?;
+    cluster.allow_log("has failed: canceling statement due to user request");
+    cluster.sql("CREATE TABLE h (k int); CREATE INDEX h_k ON h USING hash (k)")?;
+    let file = cluster.text("SELECT pg_relation_filenode('h_k')")?;
+    let point = format!("page.extend {file}");
+    cluster.stop_at(&point)?;
+    // New buckets are added in one go, the last page first.
+    let writer = Asker::of(&cluster, "INSERT INTO h SELECT generate_series(1, 20000)")?;
+    ensure!(cluster.stopped_at(&point)? == writer.pid, "another process adds a page");
+    cluster.sql("SELECT pagevault.encrypt('h')")?;
+    let job = cluster.text("SELECT max(job) FROM pagevault.rekey_progress")?;
+    const WAITING: &str = "SELECT pid FROM pg_stat_activity
+        WHERE backend_type = 'pagevault rekey' AND wait_event = 'ProcSignalBarrier'";
+    for _ in 0..4 {
+        cluster.eventually(&format!("SELECT count(*) FROM ({WAITING}) w"), "1")?;
+        cluster.sql(&format!("SELECT pg_cancel_backend(pid) FROM ({WAITING}) w"))?;
+        let state = format!("SELECT state FROM pagevault.rekey_progress WHERE job = {job}");
+        cluster.eventually(&state, "failed")?;
+        cluster.sql(&format!("SELECT pagevault.rekey_resume({job})"))?;
+    }
+    cluster.go_on();
+    ensure!(writer.end(), "the writer has failed");
+    ensure!(cluster.text(&format!("SELECT pagevault.rekey_wait({job})"))? == "t");
+    crate::assert_sealed(&cluster.files("h_k")?)?;
+    ensure!(cluster.text("SET enable_seqscan = off; SELECT count(*) FROM h WHERE k = 17")? == "1");
+    cluster.finish()
+}

@@ -1,0 +1,74 @@
+//! Power cuts: nothing that was written since a checkpoint need be on disk afterwards, and of what is, each sector
+//! of 512 bytes on its own.
+
+use anyhow::{Result, ensure};
+use pagevault_tests::{Cluster, DataFile, StopMode};
+
+use super::meanwhile::end;
+use super::{SUM, assert_epoch, cluster};
+
+const SECTOR: usize = 512;
+
+/// The files of `t` and of what goes along with it, as they were at a checkpoint.
+pub(super) struct AtCheckpoint(Vec<(DataFile, Vec<u8>)>);
+
+impl AtCheckpoint {
+    pub(super) fn of(cluster: &Cluster) -> Result<AtCheckpoint> {
+        let mut files = Vec::new();
+        for name in cluster.text(super::FAMILY)?.split(' ') {
+            files.extend(cluster.files(name)?);
+        }
+        cluster.sql("CHECKPOINT")?;
+        let read = files.into_iter().map(|file| Ok((file.bytes()?, file)));
+        let read: Result<Vec<_>> = read.collect();
+        Ok(AtCheckpoint(read?.into_iter().map(|(bytes, file)| (file, bytes)).collect()))
+    }
+
+    /// Kills the server and takes half of the sectors back that were written since. Returns how many.
+    pub(super) fn cut_power(&self, cluster: &Cluster, seed: u64) -> Result<usize> {
+        cluster.kill()?;
+        let (mut torn, mut random) = (0, seed);
+        for (file, old) in &self.0 {
+            let mut new = file.bytes()?;
+            for (at, sector) in new.chunks_mut(SECTOR).enumerate() {
+                random = random.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                let Some(before) = old.get(at * SECTOR..at * SECTOR + sector.len()) else { break };
+                if random >> 63 == 0 && *sector != *before {
+                    sector.copy_from_slice(before);
+                    torn += 1;
+                }
+            }
+            std::fs::write(&file.path, new)?;
+        }
+        Ok(torn)
+    }
+}
+
+#[test]
+fn the_power_fails() -> Result<()> {
+    let cluster = cluster("pagevault.rekey_rate = 4\nshared_buffers = 1MB")?;
+    let before = cluster.text(SUM)?;
+    for round in 0..3_u16 {
+        let old = AtCheckpoint::of(&cluster)?;
+        let job = cluster.text("SELECT pagevault.rotate_data_key('t')")?;
+        let far = format!(
+            "SELECT (pages_done > {})::text FROM pagevault.rekey_progress WHERE job = {job}",
+            300 * (round + 1)
+        );
+        cluster.eventually(&far, "true")?;
+        // Much of it reaches the kernel.
+        cluster.sql("SELECT pg_sleep(0.3)")?;
+        let torn = old.cut_power(&cluster, u64::from(round) + 1)?;
+        ensure!(torn > 0 || round > 0, "nothing was written: the test proves nothing");
+        cluster.start_server()?;
+        ensure!(cluster.text(SUM)? == before, "round {round}: contents differ");
+        end(&cluster, &job)?;
+        cluster.set(&[("pagevault.rekey_rate", "4")])?;
+        assert_epoch(&cluster, round + 2)?;
+    }
+    cluster.stop(StopMode::Fast)?;
+    cluster.pg_checksums()?;
+    cluster.start_server()?;
+    ensure!(cluster.text(SUM)? == before, "contents differ");
+    cluster.finish()
+}
