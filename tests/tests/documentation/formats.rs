@@ -1,0 +1,4 @@
+//! .
+pub(crate) fn are_golden() -> anyhow::Result<()> {
+    Ok(())
+}

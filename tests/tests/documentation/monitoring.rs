@@ -1,0 +1,4 @@
+//! .
+pub(crate) fn fit_together() -> anyhow::Result<()> {
+    Ok(())
+}
