@@ -1,4 +1,4 @@
--- Views, and all grants.
+-- Views, what everything is for, and all grants.
 
 CREATE VIEW pagevault.status AS
     SELECT * FROM pagevault.status_row();
@@ -50,6 +50,122 @@ COMMENT ON VIEW pagevault.relations IS 'relations with storage, and under which 
 CREATE VIEW pagevault.drift AS
     SELECT * FROM pagevault.drift(false);
 COMMENT ON VIEW pagevault.drift IS 'relations that are not what labels and settings want, and what puts them right';
+
+-- What everything is for. docs/reference.md is made of this (and of the descriptions of settings).
+
+COMMENT ON COLUMN pagevault.status.loaded IS 'the server has loaded pagevault at its start';
+COMMENT ON COLUMN pagevault.status.state IS 'no master key, unlocked, locked, or not loaded';
+COMMENT ON COLUMN pagevault.status.locked_keys IS 'database keys that are not unwrapped, or whose use is refused because their master key was revoked';
+COMMENT ON COLUMN pagevault.status.last_unlock_error IS 'why the last attempt to unlock failed; null if it did not (for pagevault_admin and pg_monitor)';
+COMMENT ON COLUMN pagevault.status.files IS 'relation files that have a data key';
+COMMENT ON COLUMN pagevault.status.keys IS 'data keys, those that are no longer in use included';
+COMMENT ON COLUMN pagevault.status.max_keys IS 'how many there may be (pagevault.max_keys)';
+COMMENT ON COLUMN pagevault.status.keyring_command IS 'the program that talks to providers (for pagevault_admin and pg_monitor)';
+COMMENT ON COLUMN pagevault.status.unreachable_providers IS 'providers that did not answer when they were last asked (for pagevault_admin and pg_monitor)';
+COMMENT ON COLUMN pagevault.status.last_revalidation IS 'when the providers were last asked whether they would still unwrap the keys in use';
+COMMENT ON COLUMN pagevault.status.wal IS 'how WAL is written now: encrypted or plaintext';
+COMMENT ON COLUMN pagevault.status.wal_key IS 'generation of the key that WAL is encrypted with';
+COMMENT ON COLUMN pagevault.status.wal_problem IS 'why WAL is not as pagevault.wal_encryption wants it (for pagevault_admin and pg_monitor)';
+
+COMMENT ON COLUMN pagevault.providers.name IS 'its name';
+COMMENT ON COLUMN pagevault.providers.kind IS 'file, vault, aws_kms or command';
+COMMENT ON COLUMN pagevault.providers.options IS 'as given to add_provider() or alter_provider()';
+COMMENT ON COLUMN pagevault.providers.in_use IS 'it wraps a database key';
+COMMENT ON COLUMN pagevault.providers.reachable IS 'it answered when it was last asked, be it with a refusal; false also while it is sealed or throttles requests; null: not asked since the server started';
+COMMENT ON COLUMN pagevault.providers.last_success IS 'when it last did what it was asked for';
+COMMENT ON COLUMN pagevault.providers.last_error_at IS 'when it last did not';
+COMMENT ON COLUMN pagevault.providers.last_error_class IS 'why, in one word';
+COMMENT ON COLUMN pagevault.providers.last_error IS 'why';
+COMMENT ON COLUMN pagevault.providers.consecutive_failures IS 'operations that failed since the last success';
+COMMENT ON COLUMN pagevault.providers.latency_ms IS 'how long its last answer took, in milliseconds';
+COMMENT ON COLUMN pagevault.providers.key_versions IS 'its master keys in use, each with the newest version that wraps';
+
+COMMENT ON COLUMN pagevault.master_keys.scope IS 'whose database key it wraps: cluster or database';
+COMMENT ON COLUMN pagevault.master_keys.database IS 'name of the database; null for the cluster';
+COMMENT ON COLUMN pagevault.master_keys.provider IS 'where the master key is';
+COMMENT ON COLUMN pagevault.master_keys.master_key IS 'its name there';
+COMMENT ON COLUMN pagevault.master_keys.master_version IS 'version of the master key that wraps';
+COMMENT ON COLUMN pagevault.master_keys.database_key_version IS 'version of the database key that is wrapped';
+COMMENT ON COLUMN pagevault.master_keys.state IS 'unlocked; revoked: the provider would not unwrap it any more, it is still usable; locked';
+COMMENT ON COLUMN pagevault.master_keys.wrapped_at IS 'when it was wrapped';
+
+COMMENT ON COLUMN pagevault.data_keys.relation IS 'whose key; null for files that are gone';
+COMMENT ON COLUMN pagevault.data_keys.filenode IS 'number of the relation''s file';
+COMMENT ON COLUMN pagevault.data_keys.epoch IS 'which key of this file, 1 to 8191; the pages name it';
+COMMENT ON COLUMN pagevault.data_keys.cipher IS 'what it is used with';
+COMMENT ON COLUMN pagevault.data_keys.is_current IS 'pages are written with it now';
+COMMENT ON COLUMN pagevault.data_keys.wrapped_by IS 'whose database key wraps it: cluster or database';
+COMMENT ON COLUMN pagevault.data_keys.database_key_version IS 'which version of that';
+
+COMMENT ON COLUMN pagevault.relations.relation IS 'its name';
+COMMENT ON COLUMN pagevault.relations.kind IS 'r table, i index, t TOAST, m materialized view, S sequence';
+COMMENT ON COLUMN pagevault.relations.label IS 'its own security label';
+COMMENT ON COLUMN pagevault.relations.encrypted IS 'pages are sealed when they are written from now on';
+COMMENT ON COLUMN pagevault.relations.epoch IS 'with which key of its file';
+COMMENT ON COLUMN pagevault.relations.cipher IS 'with which cipher';
+COMMENT ON COLUMN pagevault.relations.bytes IS 'size of its main fork';
+
+COMMENT ON COLUMN pagevault.drift.relation IS 'its name';
+COMMENT ON COLUMN pagevault.drift.wanted IS 'encrypted, with the cipher if the label names one, or plain';
+COMMENT ON COLUMN pagevault.drift.why IS 'what decides: schema app, table t (its own label, or that of a table it belongs to), setting pagevault.default_encryption (of this session), ...';
+COMMENT ON COLUMN pagevault.drift.actual IS 'plain, or encrypted and the cipher, for new pages; from drift(true) also the number of pages on disk that are otherwise';
+COMMENT ON COLUMN pagevault.drift.heal IS 'the command that puts it right; for what follows a table, that of the table often does';
+
+COMMENT ON COLUMN pagevault.rekey_progress.job IS 'number for rekey_wait(), rekey_pause() and the like';
+COMMENT ON COLUMN pagevault.rekey_progress.relation IS 'name of the relation';
+COMMENT ON COLUMN pagevault.rekey_progress.kind IS 'encrypt, rotate or decrypt';
+COMMENT ON COLUMN pagevault.rekey_progress.state IS 'waiting, running, paused, done, cancelled or failed';
+COMMENT ON COLUMN pagevault.rekey_progress.pages_done IS 'pages of the relation, its indexes, TOAST table and owned sequences that are as they should be';
+COMMENT ON COLUMN pagevault.rekey_progress.pages_total IS 'how many there are';
+COMMENT ON COLUMN pagevault.rekey_progress.percent IS 'the first of the second';
+COMMENT ON COLUMN pagevault.rekey_progress.mb_per_second IS 'how fast it is at present; null if it does not run';
+COMMENT ON COLUMN pagevault.rekey_progress.eta IS 'how long it will take at this speed';
+COMMENT ON COLUMN pagevault.rekey_progress.started_by IS 'the session user who asked for it';
+COMMENT ON COLUMN pagevault.rekey_progress.requested_at IS 'when';
+COMMENT ON COLUMN pagevault.rekey_progress.started_at IS 'when a worker began';
+COMMENT ON COLUMN pagevault.rekey_progress.finished_at IS 'when it was done, cancelled or failed';
+COMMENT ON COLUMN pagevault.rekey_progress.error IS 'why it has failed';
+
+COMMENT ON FUNCTION pagevault.add_provider(text, text, jsonb) IS 'Makes a key provider known. Its options are checked; it is not asked for anything yet. The kind command also needs superuser or pg_execute_server_program.';
+COMMENT ON FUNCTION pagevault.alter_provider(text, jsonb) IS 'Gives a provider other options, after proving that all that it wrapped still unwraps.';
+COMMENT ON FUNCTION pagevault.drop_provider(text) IS 'Forgets a provider that wraps nothing.';
+COMMENT ON FUNCTION pagevault.check_provider(text, text) IS 'Looks at everything from the options to a round trip with each master key in use, or with the one named. What is wrong is a row in which ok is false, not an error. Also during recovery.';
+COMMENT ON FUNCTION pagevault.set_cluster_master_key(text, text) IS 'Sets the master key of the cluster, or changes it: to another key of the same provider, which itself wraps again, or to another provider, for which the one that is left need not be there. The key must exist.';
+COMMENT ON FUNCTION pagevault.set_master_key(text, text) IS 'The same for the current database, which otherwise uses the cluster''s.';
+COMMENT ON FUNCTION pagevault.rotate_cluster_master_key() IS 'Takes a newer version of the cluster''s master key, made by the provider unless it has one already. Returns the version that wraps now, a number that grows, not always by one.';
+COMMENT ON FUNCTION pagevault.rotate_master_key() IS 'The same for a database that has a master key of its own.';
+COMMENT ON FUNCTION pagevault.rotate_database_key() IS 'Makes a new database key, for the current database if it has its own master key, else for the cluster, and wraps all its data keys with it. No page is touched. Returns its version.';
+COMMENT ON FUNCTION pagevault.rotate_wal_key() IS 'Has WAL sealed with a new key from the next page on. Returns its generation.';
+COMMENT ON FUNCTION pagevault.unlock() IS 'Asks now for keys that are locked or were revoked. Returns true, or raises an error that says why not. Also during recovery.';
+
+COMMENT ON FUNCTION pagevault.encrypt(regclass, text) IS 'Labels a relation encrypted, and encrypts it and what follows it, online: up to pagevault.rekey_threshold at once, else by a job. With another cipher than the present one: under a new data key. For its owner, who may also use SECURITY LABEL, which does the same; system catalogs for superuser or pagevault_admin.';
+COMMENT ON FUNCTION pagevault.decrypt(regclass) IS 'Labels a relation plain, and decrypts it. For pagevault_admin who owns it. Of a system catalog: if no label and no setting wants it encrypted.';
+COMMENT ON FUNCTION pagevault.encrypt_database() IS 'Labels the current database encrypted, and encrypts everything in it of which that is wanted. Returns how many relations were not. For pagevault_admin who owns the database.';
+COMMENT ON FUNCTION pagevault.decrypt_database() IS 'Removes all labels that say encrypted from the current database and what is in it, and decrypts by jobs. Returns their number. For pagevault_admin who owns the database and what is labelled.';
+COMMENT ON FUNCTION pagevault.encrypt_catalogs() IS 'Encrypts every catalog of this database, and every shared one, of which a label or setting wants it. Returns how many these are.';
+COMMENT ON FUNCTION pagevault.reconcile(regclass) IS 'Has a relation, and what follows it (of an index: its table), written as labels and settings want it, online. Returns the number of the job, or NULL if none is needed. [Drift](policy.md#what-differs-from-the-policy).';
+COMMENT ON FUNCTION pagevault.rotate_data_key(regclass) IS 'Makes new data keys for a relation and what follows it, and rewrites it under them, online. Returns the number of the job.';
+COMMENT ON FUNCTION pagevault.rotate_all_data_keys() IS 'The same for everything in the current database. Returns the number of jobs.';
+COMMENT ON FUNCTION pagevault.rekey_pause(bigint) IS 'Stops a job for now.';
+COMMENT ON FUNCTION pagevault.rekey_resume(bigint) IS 'Lets a job that was paused or has failed go on.';
+COMMENT ON FUNCTION pagevault.rekey_cancel(bigint) IS 'Gives a job up. The relation stays readable, as a mixture of pages.';
+COMMENT ON FUNCTION pagevault.rekey_wait(bigint, interval) IS 'Waits until a job is done: true. False when the time is up, or it is paused or cancelled; an error if it has failed. For the relation''s owner and pagevault_admin.';
+COMMENT ON FUNCTION pagevault.rekey_wait(integer, interval) IS 'The same, so that a number needs no cast.';
+COMMENT ON FUNCTION pagevault.rekey_wait(regclass, interval) IS 'The same for the job of a relation.';
+
+COMMENT ON FUNCTION pagevault.is_encrypted(regclass) IS 'True only if every page on disk of a relation and of what follows it is sealed, and new ones will be. False for what has no storage, such as partitioned tables. Reads the files. For who may SELECT it, pagevault_admin and pg_monitor.';
+COMMENT ON FUNCTION pagevault.verify(regclass) IS 'Counts pages on disk by fork and state: sealed (with the epoch of the key), destroyed (sealed under a key that was shredded), plaintext, empty (all zero). Reads the files.';
+COMMENT ON FUNCTION pagevault.drift(boolean) IS 'The view drift; with check_files all files are read as well.';
+
+COMMENT ON FUNCTION pagevault.shred(regclass, text) IS 'Destroys the data keys of a relation, its partitions, and all that follows them. confirm is its name with the schema.';
+COMMENT ON FUNCTION pagevault.shred_schema(regnamespace, text) IS 'Destroys the data keys of every relation in a schema.';
+COMMENT ON FUNCTION pagevault.shred_database(text, text) IS 'Destroys every data key of another database, to which nobody is connected.';
+
+COMMENT ON FUNCTION pagevault.status_row() IS 'Serves the view status.';
+COMMENT ON FUNCTION pagevault.provider_rows() IS 'Serves the view providers.';
+COMMENT ON FUNCTION pagevault.master_key_rows() IS 'Serves the view master_keys.';
+COMMENT ON FUNCTION pagevault.data_key_rows() IS 'Serves the views data_keys and relations.';
+COMMENT ON TABLE pagevault.rekey_jobs IS 'Jobs of the rekey engine, which alone writes here; look at rekey_progress instead.';
 
 -- Nothing is anybody's, whatever default privileges said (ALTER DEFAULT PRIVILEGES), but for what follows.
 DO $$

@@ -29,6 +29,8 @@ pub enum Server {
     Ministack,
     /// moto, an emulator of AWS that knows ReEncrypt: `moto_server` in `PAGEVAULT_MOTO`.
     Moto,
+    /// The command-line client of AWS, which talks to an emulator: `PAGEVAULT_AWS_CLI`, else `aws` on the path.
+    AwsCli,
     /// SoftHSM2 and `pkcs11-tool` (OpenSC): on the path.
     SoftHsm,
 }
@@ -43,6 +45,7 @@ impl Server {
             }
             Server::Ministack => named("PAGEVAULT_MINISTACK"),
             Server::Moto => named("PAGEVAULT_MOTO").or_else(|| on_path("moto_server")),
+            Server::AwsCli => named("PAGEVAULT_AWS_CLI").or_else(|| on_path("aws")),
             Server::SoftHsm => on_path("pkcs11-tool").and_then(|_| on_path("softhsm2-util")),
         }
     }

@@ -1,6 +1,6 @@
 //! A real Vault or OpenBao: its own storage, its own certificates, unsealed with one key.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -36,6 +36,16 @@ impl Vault {
     /// # Errors
     /// When any of it fails.
     pub fn start() -> Result<Vault> {
+        let vault = Vault::bare()?;
+        vault.furnish()?;
+        Ok(vault)
+    }
+
+    /// A server with nothing in it, unsealed.
+    ///
+    /// # Errors
+    /// When it does not start.
+    pub fn bare() -> Result<Vault> {
         let program = Server::Vault.program().context("there is no Vault on this machine")?;
         let directory = tempfile::Builder::new().prefix("pagevault-vault-").tempdir()?;
         Installation::get()?.give(directory.path())?;
@@ -68,8 +78,26 @@ impl Vault {
         vault.unseal_key = text(&made["unseal_keys_b64"][0])?;
         vault.root_token = text(&made["root_token"])?;
         vault.unseal()?;
-        vault.furnish()?;
         Ok(vault)
+    }
+
+    /// The program that it runs, which is its client as well.
+    #[must_use]
+    pub fn program(&self) -> &Path {
+        &self.program
+    }
+
+    /// What a client finds in its environment to be this server's administrator.
+    #[must_use]
+    pub fn environment(&self) -> Vec<(String, String)> {
+        let variables = |prefix: &str| {
+            [
+                (format!("{prefix}_ADDR"), self.address()),
+                (format!("{prefix}_CACERT"), self.path("ca.pem").display().to_string()),
+                (format!("{prefix}_TOKEN"), self.root_token.clone()),
+            ]
+        };
+        [variables("VAULT"), variables("BAO")].concat()
     }
 
     fn furnish(&self) -> Result<()> {
@@ -189,13 +217,7 @@ impl Vault {
 
     fn command(&self) -> Result<Command> {
         let mut command = Installation::get()?.command(&self.program.display().to_string());
-        command.env("HOME", self.directory.path());
-        for prefix in ["VAULT", "BAO"] {
-            command
-                .env(format!("{prefix}_ADDR"), self.address())
-                .env(format!("{prefix}_CACERT"), self.path("ca.pem"))
-                .env(format!("{prefix}_TOKEN"), &self.root_token);
-        }
+        command.env("HOME", self.directory.path()).envs(self.environment());
         Ok(command)
     }
 
