@@ -27,7 +27,9 @@ const PAGES: &[&str] = &["troubleshooting.md", "aws-kms.md", "vault.md"];
 /// Every message in a table under a heading about errors stands in the code, up to what it leaves out.
 pub(crate) fn are_in_the_code() -> Result<()> {
     let mut code = String::new();
-    for folder in ["extension/src", "keyring/src", "keystore/src", "interpose/src", "cipher/src", "sql"] {
+    for folder in
+        ["extension/src", "keyring/src", "keystore/src", "interpose/src", "cipher/src", "sql"]
+    {
         read(&crate::root().join(folder), &mut code)?;
     }
     let code = normal(&code);
