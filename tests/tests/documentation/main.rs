@@ -6,7 +6,9 @@
 
 mod formats;
 mod links;
+mod messages;
 mod monitoring;
+mod names;
 mod output;
 mod page;
 mod reference;
@@ -25,6 +27,8 @@ fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let mut trials = vec![
         trial("links::lead_somewhere", links::lead_somewhere),
+        trial("messages::are_in_the_code", messages::are_in_the_code),
+        trial("names::exist", names::exist),
         trial("reference::is_what_server_and_code_say", reference::is_up_to_date),
         trial("formats::are_those_of_the_golden_files", formats::are_golden),
         trial("monitoring::examples_fit_together", monitoring::fit_together),

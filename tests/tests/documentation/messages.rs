@@ -1,0 +1,99 @@
+//! Messages that the pages quote, for readers who search for them, are messages that the code has.
+
+use std::fs;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
+
+/// What PostgreSQL and other programs say, and what is no message.
+const NOT_OURS: &[&str] = &[
+    "invalid page in block ... of relation ...",
+    "resource manager with ID 161 not registered",
+    "could not access file \"pagevault\"",
+    "\"...\" is not a table",
+    "permission denied for relation ...",
+];
+
+/// Put together from pieces that the code has, but not side by side.
+const COMPOSED: &[&str] = &[
+    "no key of generation ... for the WAL page at ...",
+    "cannot open the WAL page at ...: the key of the cluster is locked",
+];
+
+/// In pages about trouble the first column of a table holds messages.
+const PAGES: &[&str] = &["troubleshooting.md", "aws-kms.md", "vault.md"];
+
+/// Every message in a table under a heading about errors stands in the code, up to what it leaves out.
+pub(crate) fn are_in_the_code() -> Result<()> {
+    let mut code = String::new();
+    for folder in
+        ["extension/src", "keyring/src", "keystore/src", "interpose/src", "cipher/src", "sql"]
+    {
+        read(&crate::root().join(folder), &mut code)?;
+    }
+    let code = normal(&code);
+    let mut compared = 0;
+    let mut strange = Vec::new();
+    for page in PAGES {
+        let text = fs::read_to_string(crate::root().join("docs").join(page))?;
+        for message in messages(&text) {
+            if [NOT_OURS, COMPOSED].concat().contains(&message.as_str()) {
+                continue;
+            }
+            compared += 1;
+            let pieces = message.split("...").flat_map(|piece| piece.split(['"', '`']));
+            let lacking = pieces
+                .map(normal)
+                .map(|piece| piece.trim_matches(|c: char| " :;,".contains(c)).to_owned())
+                .filter(|piece| piece.chars().filter(|c| c.is_alphabetic()).count() > 2)
+                .find(|piece| !code.contains(piece.as_str()));
+            if let Some(lacking) = lacking {
+                strange.push(format!("{page}: {message}   ({lacking})"));
+            }
+        }
+    }
+    ensure!(compared > 80, "only {compared} messages were compared");
+    ensure!(strange.is_empty(), "nothing in the code says:\n{}", strange.join("\n"));
+    Ok(())
+}
+
+/// Code in the first column of tables whose head begins with "message" or "in the log".
+fn messages(text: &str) -> Vec<String> {
+    let mut found = Vec::new();
+    let (mut wanted, mut in_head, mut column) = (false, false, 0);
+    for event in Parser::new_ext(text, Options::ENABLE_TABLES) {
+        match event {
+            Event::Start(Tag::TableHead) => (in_head, wanted, column) = (true, false, 0),
+            Event::End(TagEnd::TableHead) => in_head = false,
+            Event::Start(Tag::TableRow) => column = 0,
+            Event::End(TagEnd::TableCell) => column += 1,
+            Event::Text(head) if in_head && column == 0 => {
+                wanted = ["message", "in the log"].contains(&&*head);
+            }
+            Event::Code(message) if wanted && !in_head && column == 0 => {
+                found.push(message.into_string());
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+fn read(folder: &Path, code: &mut String) -> Result<()> {
+    for entry in fs::read_dir(folder).with_context(|| folder.display().to_string())? {
+        let path = entry?.path();
+        if path.is_dir() {
+            read(&path, code)?;
+        } else {
+            code.push_str(&fs::read_to_string(&path)?);
+        }
+    }
+    Ok(())
+}
+
+/// One space for each gap; no quotes, no escapes, no continuation of lines.
+fn normal(text: &str) -> String {
+    let text = text.replace("\\\n", "\n").replace("\\\"", "\"");
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
