@@ -51,6 +51,10 @@ CREATE VIEW pagevault.drift AS
     SELECT * FROM pagevault.drift(false);
 COMMENT ON VIEW pagevault.drift IS 'relations that are not what labels and settings want, and what puts them right';
 
+CREATE VIEW pagevault.stats AS
+    SELECT * FROM pagevault.stats();
+COMMENT ON VIEW pagevault.stats IS 'what was sealed and opened since the server started, and how long it took';
+
 -- What everything is for. docs/reference.md is made of this (and of the descriptions of settings).
 
 COMMENT ON COLUMN pagevault.status.loaded IS 'the server has loaded pagevault at its start';
@@ -126,6 +130,15 @@ COMMENT ON COLUMN pagevault.rekey_progress.started_at IS 'when a worker began';
 COMMENT ON COLUMN pagevault.rekey_progress.finished_at IS 'when it was done, cancelled or failed';
 COMMENT ON COLUMN pagevault.rekey_progress.error IS 'why it has failed';
 
+COMMENT ON COLUMN pagevault.stats.kind IS 'relation; wal; temporary: temporary relations and files';
+COMMENT ON COLUMN pagevault.stats.sealed IS 'pages of 8 kB that were encrypted when they were written; pages in plaintext, and empty ones, do not count. A temporary file is written in pieces: each counts as the pages it comes to, at least one';
+COMMENT ON COLUMN pagevault.stats.opened IS 'pages that were decrypted when they were read';
+COMMENT ON COLUMN pagevault.stats.bytes_sealed IS 'the same in bytes';
+COMMENT ON COLUMN pagevault.stats.bytes_opened IS 'the same in bytes';
+COMMENT ON COLUMN pagevault.stats.seal_time IS 'how long that took, in milliseconds: the cipher, the checksum of the encrypted page, and copying where that is needed; not the I/O. It is time on the clock: if the machine has more to do than cores, waiting for one is in it';
+COMMENT ON COLUMN pagevault.stats.open_time IS 'the same for decrypting, in milliseconds';
+COMMENT ON COLUMN pagevault.stats.open_failures IS 'reads that were refused because the key was locked, refused, lost or destroyed';
+
 COMMENT ON FUNCTION pagevault.add_provider(text, text, jsonb) IS 'Makes a key provider known. Its options are checked; it is not asked for anything yet. The kind command also needs superuser or pg_execute_server_program.';
 COMMENT ON FUNCTION pagevault.alter_provider(text, jsonb) IS 'Gives a provider other options, after proving that all that it wrapped still unwraps.';
 COMMENT ON FUNCTION pagevault.drop_provider(text) IS 'Forgets a provider that wraps nothing.';
@@ -161,6 +174,7 @@ COMMENT ON FUNCTION pagevault.shred(regclass, text) IS 'Destroys the data keys o
 COMMENT ON FUNCTION pagevault.shred_schema(regnamespace, text) IS 'Destroys the data keys of every relation in a schema.';
 COMMENT ON FUNCTION pagevault.shred_database(text, text) IS 'Destroys every data key of another database, to which nobody is connected.';
 
+COMMENT ON FUNCTION pagevault.stats() IS 'Serves the view stats.';
 COMMENT ON FUNCTION pagevault.status_row() IS 'Serves the view status.';
 COMMENT ON FUNCTION pagevault.provider_rows() IS 'Serves the view providers.';
 COMMENT ON FUNCTION pagevault.master_key_rows() IS 'Serves the view master_keys.';
@@ -200,9 +214,10 @@ GRANT EXECUTE ON FUNCTION
     pagevault.status_row(), pagevault.data_key_rows(), pagevault.is_encrypted(regclass)
     TO PUBLIC;
 
--- Who monitors: what differs from the policy, and what is on disk.
-GRANT SELECT ON pagevault.drift TO pg_monitor, pagevault_admin;
-GRANT EXECUTE ON FUNCTION pagevault.drift(boolean), pagevault.verify(regclass) TO pg_monitor, pagevault_admin;
+-- Who monitors: what differs from the policy, what is on disk, what it costs.
+GRANT SELECT ON pagevault.drift, pagevault.stats TO pg_monitor, pagevault_admin;
+GRANT EXECUTE ON FUNCTION pagevault.drift(boolean), pagevault.verify(regclass), pagevault.stats()
+    TO pg_monitor, pagevault_admin;
 
 -- Who manages keys. Those that change anything ask for the role once more.
 GRANT SELECT ON pagevault.providers, pagevault.master_keys TO pagevault_admin;

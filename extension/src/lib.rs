@@ -23,6 +23,7 @@ mod rewrite;
 mod rmgr;
 mod roles;
 mod shred;
+mod stats;
 mod verify;
 mod workers;
 
