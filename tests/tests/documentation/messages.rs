@@ -1,10 +1,13 @@
-//! Messages that the pages quote, for readers who search for them, are messages that the code has.
+//! Messages that the pages quote, for readers who search for them, are messages that the code has; and the errors
+//! that the golden files of the cluster tests show are in the pages.
 
 use std::fs;
 use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
+
+use crate::reference::golden_errors;
 
 /// What PostgreSQL and other programs say, and what is no message.
 const NOT_OURS: &[&str] = &[
@@ -13,6 +16,11 @@ const NOT_OURS: &[&str] = &[
     "could not access file \"pagevault\"",
     "\"...\" is not a table",
     "permission denied for relation ...",
+    "permission denied for function ...",
+    "permission denied for view ...",
+    "must be owner of ...",
+    "invalid configuration parameter name \"pagevault....\"",
+    "canceling statement due to ...",
 ];
 
 /// Put together from pieces that the code has, but not side by side.
@@ -53,9 +61,40 @@ pub(crate) fn are_in_the_code() -> Result<()> {
             }
         }
     }
+    let quoted: Vec<String> = PAGES
+        .iter()
+        .map(|page| fs::read_to_string(crate::root().join("docs").join(page)))
+        .collect::<Result<Vec<_>, _>>()?
+        .iter()
+        .flat_map(|text| messages(text))
+        .collect();
+    for (_, message) in golden_errors()? {
+        if !quoted.iter().any(|quoted| matches(quoted, &message)) {
+            strange.push(format!("not in the pages: {message}"));
+        }
+    }
     ensure!(compared > 80, "only {compared} messages were compared");
-    ensure!(strange.is_empty(), "nothing in the code says:\n{}", strange.join("\n"));
+    ensure!(
+        strange.is_empty(),
+        "messages that are not in the code, or not in the pages:\n{}",
+        strange.join("\n")
+    );
     Ok(())
+}
+
+/// Whether all that `quoted` does not leave out stands in `message`, in this order.
+fn matches(quoted: &str, message: &str) -> bool {
+    let plain = |text: &str| text.replace(['"', '`'], "");
+    let message = plain(message);
+    let mut rest = message.as_str();
+    quoted.split("...").all(|piece| {
+        let piece = plain(piece);
+        let piece = piece.trim();
+        rest.find(piece).is_some_and(|at| {
+            rest = &rest[at + piece.len()..];
+            true
+        })
+    })
 }
 
 /// Code in the first column of tables whose head begins with "message" or "in the log".

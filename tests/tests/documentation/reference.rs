@@ -218,14 +218,34 @@ fn sentences(description: &str, more: &str) -> String {
     }
 }
 
-/// The golden errors, those of each file once.
+/// The golden errors as a table.
 fn errors() -> Result<String> {
+    let mut table = String::from("| SQLSTATE | message | hint |\n|---|---|---|\n");
+    let mut hints = BTreeMap::new();
+    for (error, hint) in golden()? {
+        hints.entry(error).or_insert(hint);
+    }
+    for ((sqlstate, message), hint) in hints {
+        let cell = |text: &str| text.replace('|', "\\|").replace('<', "&lt;");
+        table.push_str(&format!("| {sqlstate} | {} | {} |\n", cell(&message), cell(&hint)));
+    }
+    Ok(table)
+}
+
+/// SQLSTATE and message of every golden error.
+pub(crate) fn golden_errors() -> Result<BTreeSet<(String, String)>> {
+    Ok(golden()?.into_iter().map(|(error, _)| error).collect())
+}
+
+type Error = (String, String);
+
+/// The golden errors of the cluster tests, each with its hint.
+fn golden() -> Result<Vec<(Error, String)>> {
     let directory = crate::root().join("tests/tests/cluster/errors");
     let mut files: Vec<_> =
         fs::read_dir(&directory)?.filter_map(Result::ok).map(|entry| entry.path()).collect();
     files.sort();
-    // (SQLSTATE, message) to hint
-    let mut errors: BTreeMap<(String, String), String> = BTreeMap::new();
+    let mut errors = Vec::new();
     for file in files {
         for case in fs::read_to_string(&file)?.split("\n\n") {
             let mut lines = case.lines().skip_while(|line| !is_error(line));
@@ -234,16 +254,11 @@ fn errors() -> Result<String> {
                 continue;
             };
             let hint = lines.find_map(|line| line.trim().strip_prefix("HINT: ")).unwrap_or("");
-            errors.entry((sqlstate.to_owned(), message.to_owned())).or_insert(hint.to_owned());
+            errors.push(((sqlstate.to_owned(), message.to_owned()), hint.to_owned()));
         }
     }
     ensure!(!errors.is_empty(), "there are no golden errors");
-    let mut table = String::from("| SQLSTATE | message | hint |\n|---|---|---|\n");
-    for ((sqlstate, message), hint) in errors {
-        let cell = |text: &str| text.replace('|', "\\|").replace('<', "&lt;");
-        table.push_str(&format!("| {sqlstate} | {} | {} |\n", cell(&message), cell(&hint)));
-    }
-    Ok(table)
+    Ok(errors)
 }
 
 /// `42501: ...`
