@@ -12,7 +12,7 @@ CREATE TABLE pagevault.rekey_jobs (
     pages_done bigint NOT NULL DEFAULT 0,
     pages_total bigint NOT NULL DEFAULT 0,
     bytes_per_second double precision,
-    started_by text NOT NULL DEFAULT session_user,
+    requested_by text NOT NULL DEFAULT session_user,
     requested_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
     started_at timestamptz,
     finished_at timestamptz,
@@ -35,7 +35,7 @@ CREATE VIEW pagevault.rekey_progress AS
                 pg_catalog.make_interval(secs => pg_catalog.round((greatest(j.pages_total - j.pages_done, 0)
                     * pg_catalog.current_setting('block_size')::bigint / j.bytes_per_second)::numeric)::double precision)
            END AS eta,
-           j.started_by, j.requested_at, j.started_at, j.finished_at, j.error
+           j.requested_by, j.requested_at, j.started_at, j.finished_at, j.error
       FROM pagevault.rekey_jobs j
       LEFT JOIN pg_catalog.pg_class c ON c.oid = j.relation;
 COMMENT ON VIEW pagevault.rekey_progress IS 'relations that are being encrypted, decrypted or given new data keys, and how far that is';

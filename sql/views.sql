@@ -124,7 +124,7 @@ COMMENT ON COLUMN pagevault.rekey_progress.pages_total IS 'how many there are';
 COMMENT ON COLUMN pagevault.rekey_progress.percent IS 'the first of the second';
 COMMENT ON COLUMN pagevault.rekey_progress.mb_per_second IS 'how fast it is at present; null if it does not run';
 COMMENT ON COLUMN pagevault.rekey_progress.eta IS 'how long it will take at this speed';
-COMMENT ON COLUMN pagevault.rekey_progress.started_by IS 'the session user who asked for it';
+COMMENT ON COLUMN pagevault.rekey_progress.requested_by IS 'the session user who asked for it';
 COMMENT ON COLUMN pagevault.rekey_progress.requested_at IS 'when';
 COMMENT ON COLUMN pagevault.rekey_progress.started_at IS 'when a worker began';
 COMMENT ON COLUMN pagevault.rekey_progress.finished_at IS 'when it was done, cancelled or failed';

@@ -88,7 +88,7 @@ fn every_page_gets_the_new_key() -> Result<()> {
     );
     assert_epoch(&cluster, 2)?;
     let told = cluster.text(
-        "SELECT concat_ws(' ', relation, kind, state, percent, pages_done > 2000, started_by, error,
+        "SELECT concat_ws(' ', relation, kind, state, percent, pages_done > 2000, requested_by, error,
             finished_at > started_at) FROM pagevault.rekey_progress",
     )?;
     ensure!(told == "t rotate done 100.0 t postgres t", "{told}");
