@@ -3,7 +3,7 @@
 # except by `make install`.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-regress install bench lint
+.PHONY: help setup demo test test-unit test-regress install bench lint fuzz deb sbom image image-test docker-demo
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -32,3 +32,21 @@ bench: ## cipher speed beside memcpy and OpenSSL; what keys cost on a server
 
 lint: ## formatting, clippy, dependency policy
 	@tools/lint $(or $(PG),15)
+
+fuzz: ## every reader of foreign bytes for FUZZ_SECONDS (30) with cargo-fuzz; needs nightly Rust
+	@tools/fuzz $(or $(FUZZ_SECONDS),30)
+
+deb: ## Debian packages postgresql-PG-pagevault in target/deb
+	@set -e; for pg in $(or $(PG),15); do tools/deb $$pg; done
+
+sbom: ## what the packages are made of, as CycloneDX
+	@tools/sbom
+
+image: ## the container image pagevault:PG; IMAGE_ARGS go to docker build
+	@set -e; for pg in $(or $(PG),17); do tools/image $$pg $(IMAGE_ARGS); done
+
+image-test: ## tests of that image
+	@PAGEVAULT_IMAGE=$${PAGEVAULT_IMAGE:-pagevault:$(or $(PG),17)} cargo test --locked -p pagevault-tests --test image
+
+docker-demo: ## PostgreSQL in a container with its master key in a Vault beside it, step by step
+	@tools/docker-demo $(or $(PG),17)

@@ -24,6 +24,8 @@ pub mod leaks;
 pub mod log;
 pub mod process;
 pub mod tools;
+#[cfg(test)]
+mod version;
 pub mod waiting;
 pub mod wal;
 

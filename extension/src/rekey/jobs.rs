@@ -2,8 +2,10 @@
 
 use pgrx::datum::DatumWithOid;
 use pgrx::pg_sys::Oid;
-use pgrx::spi::{SpiClient, SpiError};
-use pgrx::{PgSqlErrorCode, PgXactCallbackEvent, Spi, register_xact_callback};
+use pgrx::spi::{SpiClient, SpiError, SpiTupleTable};
+use pgrx::{
+    FromDatum, IntoDatum, PgSqlErrorCode, PgXactCallbackEvent, Spi, register_xact_callback,
+};
 
 use super::{Job, Kind, wishes};
 use crate::fault;
@@ -39,22 +41,40 @@ fn with_table<R>(
     session::as_owner_of_the_cluster(|| Spi::connect_mut(work)).map_err(Report::from)
 }
 
+/// What `read` makes of the first row that a statement yields, as of now; `None` if there is no row.
+fn row_of<R>(
+    statement: &str,
+    arguments: &[DatumWithOid],
+    read: impl FnOnce(&SpiTupleTable<'_>) -> std::result::Result<R, SpiError>,
+) -> Result<Option<R>> {
+    with_table(|spi| {
+        let rows = spi.update(statement, Some(1), arguments)?;
+        if rows.is_empty() { Ok(None) } else { read(&rows.first()).map(Some) }
+    })
+}
+
+/// The first value of that row.
+fn value_of<T: FromDatum + IntoDatum>(
+    statement: &str,
+    arguments: &[DatumWithOid],
+) -> Result<Option<T>> {
+    row_of(statement, arguments, |row| row.get_one::<T>()).map(Option::flatten)
+}
+
+/// Number of rows that a statement changes.
+fn change(statement: &str, arguments: &[DatumWithOid]) -> Result<usize> {
+    with_table(|spi| spi.update(statement, None, arguments).map(|rows| rows.len()))
+}
+
 /// Number, kind and state of the job of a relation that is not at its end.
 pub(crate) fn unfinished_of(relation: Oid) -> Result<Option<(i64, String, String)>> {
-    with_table(|spi| {
-        let rows = spi.select(
-            "SELECT id, kind, state FROM pagevault.rekey_jobs
-              WHERE relation = $1 AND state IN ('waiting', 'running', 'paused')",
-            Some(1),
-            &[relation.into()],
-        )?;
-        if rows.is_empty() {
-            return Ok(None);
-        }
-        let row = rows.first();
-        let (id, kind, state) = (row.get(1)?, row.get(2)?, row.get(3)?);
-        Ok(id.zip(kind).zip(state).map(|((id, kind), state)| (id, kind, state)))
-    })
+    row_of(
+        "SELECT id, kind, state FROM pagevault.rekey_jobs
+          WHERE relation = $1 AND state IN ('waiting', 'running', 'paused')",
+        &[relation.into()],
+        |row| Ok(row.get(1)?.zip(row.get(2)?).zip(row.get(3)?)),
+    )
+    .map(|found| found.flatten().map(|((id, kind), state)| (id, kind, state)))
 }
 
 /// Adds a job that workers take up when the transaction commits. Of a job of the same kind that waits
@@ -73,18 +93,11 @@ pub(crate) fn submit(relation: Oid, name: &str, kind: Kind, cipher: Option<&str>
             "Wait with pagevault.rekey_wait({id}), or end it with pagevault.rekey_cancel({id})."
         )));
     }
-    let id = with_table(|spi| {
-        let arguments: [DatumWithOid; 4] =
-            [relation.into(), name.into(), kind.name().into(), cipher.into()];
-        spi.update(
-            "INSERT INTO pagevault.rekey_jobs (relation, relation_name, kind, cipher)
-             VALUES ($1, $2, $3, $4) RETURNING id",
-            Some(1),
-            &arguments,
-        )?
-        .first()
-        .get_one::<i64>()
-    })?;
+    let id = value_of::<i64>(
+        "INSERT INTO pagevault.rekey_jobs (relation, relation_name, kind, cipher)
+         VALUES ($1, $2, $3, $4) RETURNING id",
+        &[relation.into(), name.into(), kind.name().into(), cipher.into()],
+    )?;
     wish_at_commit();
     fault::point("rekey.asked");
     id.ok_or_else(|| internal("a rekey job got no number".to_owned()))
@@ -119,22 +132,15 @@ pub(crate) fn claim() -> Result<Option<Job>> {
             continue;
         }
         // Another worker may have ended it just before we had the lock.
-        let row = with_table(|spi| {
-            let rows = spi.update(
-                "UPDATE pagevault.rekey_jobs
-                    SET state = 'running', error = NULL,
-                        started_at = coalesce(started_at, pg_catalog.clock_timestamp())
-                  WHERE id = $1 AND state IN ('waiting', 'running')
-                  RETURNING relation, kind, cipher",
-                Some(1),
-                &[id.into()],
-            )?;
-            if rows.is_empty() {
-                return Ok(None);
-            }
-            let row = rows.first();
-            Ok(Some((row.get::<Oid>(1)?, row.get::<String>(2)?, row.get::<String>(3)?)))
-        })?;
+        let row = row_of(
+            "UPDATE pagevault.rekey_jobs
+                SET state = 'running', error = NULL,
+                    started_at = coalesce(started_at, pg_catalog.clock_timestamp())
+              WHERE id = $1 AND state IN ('waiting', 'running')
+              RETURNING relation, kind, cipher",
+            &[id.into()],
+            |row| Ok((row.get::<Oid>(1)?, row.get::<String>(2)?, row.get::<String>(3)?)),
+        )?;
         if let Some((Some(relation), Some(kind), cipher)) = row
             && let Some(kind) = Kind::parse(&kind)
         {
@@ -158,65 +164,46 @@ pub(crate) fn release(job: &Job) {
 
 /// Notes how far a job is. False if it is not to go on: paused, cancelled, or its row is gone.
 pub(crate) fn note(job: &Job, progress: &Progress) -> Result<bool> {
-    let updated = with_table(|spi| {
-        let arguments: [DatumWithOid; 4] = [
+    let updated = change(
+        "UPDATE pagevault.rekey_jobs
+            SET pages_done = $2, pages_total = $3, bytes_per_second = $4
+          WHERE id = $1 AND state = 'running' RETURNING id",
+        &[
             job.id.into(),
             progress.pages_done.into(),
             progress.pages_total.into(),
             progress.bytes_per_second.into(),
-        ];
-        let rows = spi.update(
-            "UPDATE pagevault.rekey_jobs
-                SET pages_done = $2, pages_total = $3, bytes_per_second = $4
-              WHERE id = $1 AND state = 'running' RETURNING id",
-            None,
-            &arguments,
-        )?;
-        Ok(rows.len())
-    })?;
+        ],
+    )?;
     Ok(updated == 1)
 }
 
 /// True while nobody has paused or cancelled the job.
 pub(crate) fn goes_on(job: &Job) -> Result<bool> {
-    let state = with_table(|spi| {
-        let rows = spi.select(
-            "SELECT state FROM pagevault.rekey_jobs WHERE id = $1",
-            Some(1),
-            &[job.id.into()],
-        )?;
-        if rows.is_empty() { Ok(None) } else { rows.first().get_one::<String>() }
-    })?;
+    let state = value_of::<String>(
+        "SELECT state FROM pagevault.rekey_jobs WHERE id = $1",
+        &[job.id.into()],
+    )?;
     Ok(state.as_deref() == Some("running"))
 }
 
 /// True if the job has switched a file of `relation` to another key already.
 pub(crate) fn has_begun(job: &Job, relation: Oid) -> Result<bool> {
-    let found = with_table(|spi| {
-        let arguments: [DatumWithOid; 2] = [job.id.into(), relation.to_u32().to_string().into()];
-        let rows = spi.select(
-            "SELECT begun ? $2 FROM pagevault.rekey_jobs WHERE id = $1",
-            Some(1),
-            &arguments,
-        )?;
-        if rows.is_empty() { Ok(None) } else { rows.first().get_one::<bool>() }
-    })?;
+    let found = value_of::<bool>(
+        "SELECT begun ? $2 FROM pagevault.rekey_jobs WHERE id = $1",
+        &[job.id.into(), relation.to_u32().to_string().into()],
+    )?;
     Ok(found == Some(true))
 }
 
 /// Remembers what [`has_begun`] tells.
 pub(crate) fn note_begun(job: &Job, relation: Oid, file: u32) -> Result<()> {
-    with_table(|spi| {
-        let arguments: [DatumWithOid; 3] =
-            [job.id.into(), relation.to_u32().to_string().into(), i64::from(file).into()];
-        spi.update(
-            "UPDATE pagevault.rekey_jobs
-                SET begun = begun || pg_catalog.jsonb_build_object($2, $3) WHERE id = $1",
-            None,
-            &arguments,
-        )
-        .map(|_| ())
-    })
+    change(
+        "UPDATE pagevault.rekey_jobs
+            SET begun = begun || pg_catalog.jsonb_build_object($2, $3) WHERE id = $1",
+        &[job.id.into(), relation.to_u32().to_string().into(), i64::from(file).into()],
+    )
+    .map(|_| ())
 }
 
 /// Ends a job, unless somebody has cancelled it.
@@ -225,17 +212,13 @@ pub(crate) fn finish(job: &Job, end: &End) -> Result<()> {
         End::Done => ("done", None),
         End::Failed(error) => ("failed", Some(error.as_str())),
     };
-    with_table(|spi| {
-        let arguments: [DatumWithOid; 3] = [job.id.into(), state.into(), error.into()];
-        spi.update(
-            "UPDATE pagevault.rekey_jobs
-                SET state = $2, error = $3, finished_at = pg_catalog.clock_timestamp()
-              WHERE id = $1 AND state = 'running'",
-            None,
-            &arguments,
-        )
-        .map(|_| ())
-    })
+    change(
+        "UPDATE pagevault.rekey_jobs
+            SET state = $2, error = $3, finished_at = pg_catalog.clock_timestamp()
+          WHERE id = $1 AND state = 'running'",
+        &[job.id.into(), state.into(), error.into()],
+    )
+    .map(|_| ())
 }
 
 /// What a user may have done to a job.
@@ -248,14 +231,8 @@ pub(crate) enum Order {
 
 /// The relation of a job.
 pub(crate) fn relation_of(id: i64) -> Result<Oid> {
-    let found = with_table(|spi| {
-        let rows = spi.select(
-            "SELECT relation FROM pagevault.rekey_jobs WHERE id = $1",
-            Some(1),
-            &[id.into()],
-        )?;
-        if rows.is_empty() { Ok(None) } else { rows.first().get_one::<Oid>() }
-    })?;
+    let found =
+        value_of::<Oid>("SELECT relation FROM pagevault.rekey_jobs WHERE id = $1", &[id.into()])?;
     found.ok_or_else(|| {
         Report::new(
             PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
@@ -272,17 +249,12 @@ pub(crate) fn obey(id: i64, order: Order) -> Result<()> {
         Order::Resume => ("waiting", "paused cancelled failed", "resumed"),
         Order::Cancel => ("cancelled", "waiting running paused failed", "cancelled"),
     };
-    let updated = with_table(|spi| {
-        let arguments: [DatumWithOid; 3] = [id.into(), state.into(), from.into()];
-        let rows = spi.update(
-            "UPDATE pagevault.rekey_jobs
-                SET state = $2, finished_at = CASE WHEN $2 = 'cancelled' THEN pg_catalog.clock_timestamp() END
-              WHERE id = $1 AND state = ANY (pg_catalog.string_to_array($3, ' ')) RETURNING id",
-            None,
-            &arguments,
-        )?;
-        Ok(rows.len())
-    })?;
+    let updated = change(
+        "UPDATE pagevault.rekey_jobs
+            SET state = $2, finished_at = CASE WHEN $2 = 'cancelled' THEN pg_catalog.clock_timestamp() END
+          WHERE id = $1 AND state = ANY (pg_catalog.string_to_array($3, ' ')) RETURNING id",
+        &[id.into(), state.into(), from.into()],
+    )?;
     if updated == 1 {
         if order == Order::Resume {
             wish_at_commit();
@@ -299,29 +271,21 @@ pub(crate) fn obey(id: i64, order: Order) -> Result<()> {
 /// State and error text of a job, as of now.
 pub(crate) fn state_of(id: i64) -> Result<(String, Option<String>)> {
     relation_of(id)?;
-    let row = with_table(|spi| {
-        let rows = spi.update(
-            "SELECT state, error FROM pagevault.rekey_jobs WHERE id = $1",
-            Some(1),
-            &[id.into()],
-        )?;
-        let row = rows.first();
-        Ok((row.get::<String>(1)?, row.get::<String>(2)?))
-    })?;
-    Ok((row.0.unwrap_or_default(), row.1))
+    let row = row_of(
+        "SELECT state, error FROM pagevault.rekey_jobs WHERE id = $1",
+        &[id.into()],
+        |row| Ok((row.get::<String>(1)?, row.get::<String>(2)?)),
+    )?;
+    Ok(row.map(|(state, error)| (state.unwrap_or_default(), error)).unwrap_or_default())
 }
 
 /// The unfinished job of a relation, or else its last one.
 pub(crate) fn last_of(relation: Oid) -> Result<Option<i64>> {
-    with_table(|spi| {
-        let rows = spi.update(
-            "SELECT id FROM pagevault.rekey_jobs WHERE relation = $1
-              ORDER BY state IN ('waiting', 'running', 'paused') DESC, id DESC LIMIT 1",
-            Some(1),
-            &[relation.into()],
-        )?;
-        if rows.is_empty() { Ok(None) } else { rows.first().get_one::<i64>() }
-    })
+    value_of(
+        "SELECT id FROM pagevault.rekey_jobs WHERE relation = $1
+          ORDER BY state IN ('waiting', 'running', 'paused') DESC, id DESC LIMIT 1",
+        &[relation.into()],
+    )
 }
 
 /// The first unfinished job of any of these relations.
@@ -329,15 +293,11 @@ pub(crate) fn any_unfinished(relations: &[Oid]) -> Result<Option<i64>> {
     if !exist()? {
         return Ok(None);
     }
-    with_table(|spi| {
-        let rows = spi.select(
-            "SELECT id FROM pagevault.rekey_jobs
-              WHERE relation = ANY ($1) AND state IN ('waiting', 'running', 'paused') ORDER BY id",
-            Some(1),
-            &[relations.to_vec().into()],
-        )?;
-        if rows.is_empty() { Ok(None) } else { rows.first().get_one::<i64>() }
-    })
+    value_of(
+        "SELECT id FROM pagevault.rekey_jobs
+          WHERE relation = ANY ($1) AND state IN ('waiting', 'running', 'paused') ORDER BY id",
+        &[relations.to_vec().into()],
+    )
 }
 
 /// A job that is not done.
@@ -383,27 +343,20 @@ pub(crate) fn forget_stopped(relation: Oid) -> Result<()> {
     if !exist()? {
         return Ok(());
     }
-    with_table(|spi| {
-        spi.update(
-            "DELETE FROM pagevault.rekey_jobs
-              WHERE relation = $1 AND state IN ('paused', 'cancelled', 'failed')",
-            None,
-            &[relation.into()],
-        )
-        .map(|_| ())
-    })
+    change(
+        "DELETE FROM pagevault.rekey_jobs
+          WHERE relation = $1 AND state IN ('paused', 'cancelled', 'failed')",
+        &[relation.into()],
+    )
+    .map(|_| ())
 }
 
 /// True if the current transaction wrote the job's row, so that no worker can see it yet.
 pub(crate) fn is_uncommitted(id: i64) -> Result<bool> {
-    let writer = with_table(|spi| {
-        let rows = spi.select(
-            "SELECT xmin::text FROM pagevault.rekey_jobs WHERE id = $1",
-            Some(1),
-            &[id.into()],
-        )?;
-        if rows.is_empty() { Ok(None) } else { rows.first().get_one::<String>() }
-    })?;
+    let writer = value_of::<String>(
+        "SELECT xmin::text FROM pagevault.rekey_jobs WHERE id = $1",
+        &[id.into()],
+    )?;
     let writer = writer.and_then(|xid| xid.parse::<u32>().ok());
     Ok(writer.is_some_and(process::is_own_transaction))
 }

@@ -8,7 +8,7 @@ use std::io;
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Parser, Subcommand};
+use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::provider::ProviderError;
 use crate::{harden, program, serve};
@@ -57,6 +57,12 @@ enum FileCommand {
         /// Absolute path of the key file
         path: String,
     },
+}
+
+/// The command line as clap knows it, of which manual pages are made.
+#[must_use]
+pub fn command() -> clap::Command {
+    Arguments::command()
 }
 
 /// Runs the program.

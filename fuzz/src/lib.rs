@@ -1,0 +1,186 @@
+//! One function for each thing that is read from disk, from a provider or from SQL: it gets any bytes, and must come
+//! back without a panic, and with what it promises.
+//!
+//! `tools/fuzz` drives them with cargo-fuzz; `tests/corpus.rs` runs them on stable Rust over the golden files, cut
+//! and damaged, and over random bytes.
+
+#![forbid(unsafe_code)]
+
+use std::sync::LazyLock;
+use std::sync::atomic::AtomicU32;
+
+use pagevault_cipher::wal::Mark;
+use pagevault_cipher::{CipherId, DataKey, Fork, PAGE_SIZE, PageKey, page, stream, wal};
+use pagevault_interpose::elf::Elf;
+use pagevault_keyring::keyfile::format::KeyFile;
+use pagevault_keyring::provider::Environment;
+use pagevault_keyring::providers;
+use pagevault_keystore::directory::Directory;
+use pagevault_keystore::protocol::{Reply, Request};
+use pagevault_keystore::state::State;
+use pagevault_keystore::{Record, batch, log};
+use serde_json::{Map, Value};
+
+/// A target: its name, as of its corpus, and itself.
+pub type Target = (&'static str, fn(&[u8]));
+
+/// All of them.
+pub const TARGETS: &[Target] = &[
+    ("page", page),
+    ("wal_page", wal_page),
+    ("stream", stream),
+    ("key_log", key_log),
+    ("batch", batch),
+    ("request", request),
+    ("reply", reply),
+    ("key_file", key_file),
+    ("options", options),
+    ("elf", elf),
+];
+
+static KEY: LazyLock<PageKey> = LazyLock::new(|| {
+    let bytes: [u8; 64] = std::array::from_fn(|index| index as u8);
+    match DataKey::from_bytes(CipherId::Aes256Xts, &bytes) {
+        Ok(key) => PageKey::new(&key),
+        Err(error) => panic!("{error}"),
+    }
+});
+
+/// A page from disk. What opens is sealed again to the same bytes, but for damage that the checksum shows.
+pub fn page(bytes: &[u8]) {
+    let mut disk = [0; PAGE_SIZE];
+    let length = bytes.len().min(PAGE_SIZE);
+    disk[..length].copy_from_slice(&bytes[..length]);
+    let _ = page::epoch_of(bytes);
+    for checksums in [false, true] {
+        let mut opened = disk;
+        page::open(&mut opened, &KEY, 3, Fork::Main, checksums);
+        let Some(epoch) = page::epoch_of(&disk) else {
+            assert!(opened == disk, "a page that is not sealed was changed");
+            continue;
+        };
+        assert_eq!(page::epoch_of(&opened), None, "an opened page still says that it is sealed");
+        if !checksums && !page::is_zero(&opened) {
+            page::seal(&mut opened, &KEY, epoch, 3, Fork::Main, checksums);
+            // The page size in it was made right, and its checksum is none.
+            let body = 32..PAGE_SIZE;
+            assert!(opened[body.clone()] == disk[body], "sealed again it is another page");
+        }
+    }
+}
+
+/// A WAL page from disk: one with a mark opens, and is sealed again to the same bytes.
+pub fn wal_page(bytes: &[u8]) {
+    let _ = wal::address_of(bytes);
+    let whole = bytes.len() / 16 * 16;
+    let mut opened = bytes[..whole].to_vec();
+    wal::open(&mut opened, &KEY);
+    match wal::mark_of(&bytes[..whole]) {
+        None => assert!(opened == bytes[..whole], "a page that is not sealed was changed"),
+        Some(mark) => {
+            let near = mark.generation_near(u32::from(bytes[0]) << 12);
+            assert_eq!(Mark::of_generation(near.max(1)), mark);
+            if !wal::is_zero(&opened) {
+                wal::seal(&mut opened, &KEY, mark);
+                assert!(opened == bytes[..whole], "sealed again it is another page");
+            }
+        }
+    }
+}
+
+/// Part of a temporary file, at an offset of blocks: what was sealed opens.
+pub fn stream(bytes: &[u8]) {
+    let whole = bytes.len() / 16 * 16;
+    let offset = u64::from(bytes.first().copied().unwrap_or(0)) * 16;
+    let mut there = bytes[..whole].to_vec();
+    stream::seal(&KEY, offset, &mut there);
+    stream::open(&KEY, offset, &mut there);
+    assert!(there == bytes[..whole]);
+    stream::open(&KEY, offset, &mut there);
+}
+
+/// A file of the keystore, of the cluster and of a database. What is read can be written and is the same.
+pub fn key_log(bytes: &[u8]) {
+    for scope in [0, 5] {
+        if let Ok(contents) = log::replay(bytes, scope) {
+            assert_eq!(contents.position.end + contents.torn, bytes.len() as u64);
+            fold(contents.records);
+        }
+    }
+}
+
+/// One change of keys, as in a WAL record.
+pub fn batch(bytes: &[u8]) {
+    if let Ok(records) = batch::decode(bytes) {
+        let _ = batch::describe_all(&records);
+        if let Ok(written) = batch::encode(&records) {
+            assert_eq!(batch::decode(&written).as_ref(), Ok(&records));
+        }
+        fold(records);
+    }
+}
+
+/// Folds records as the server does: into a state, and into the directory in shared memory.
+fn fold(records: Vec<Record>) {
+    const CAPACITY: u32 = 64;
+    let words: Vec<AtomicU32> =
+        (0..Directory::words_needed(CAPACITY)).map(|_| AtomicU32::new(0)).collect();
+    if let Ok(directory) = Directory::init(&words, CAPACITY) {
+        for record in &records {
+            let _ = directory.apply(record);
+        }
+        assert!(directory.counts().is_ok(), "records have damaged the directory");
+    }
+    if let Ok(state) = State::from_records(records) {
+        for home in [0, 5] {
+            let _ = state.records(home);
+        }
+    }
+}
+
+/// What the server asks `pagevault-keyring`.
+pub fn request(bytes: &[u8]) {
+    if let Ok(request) = Request::from_json(bytes) {
+        let text = request.to_json();
+        let again = text.as_ref().is_ok_and(|text| Request::from_json(text).is_ok());
+        assert!(again, "a request that was read cannot be written");
+    }
+}
+
+/// What `pagevault-keyring` answers.
+pub fn reply(bytes: &[u8]) {
+    for operations in 0..8 {
+        if let Ok(reply) = Reply::from_json(bytes, operations) {
+            let text = reply.to_json();
+            let again = text.as_ref().is_ok_and(|text| Reply::from_json(text, operations).is_ok());
+            assert!(again, "a reply that was read cannot be written");
+        }
+    }
+}
+
+/// A key file.
+pub fn key_file(bytes: &[u8]) {
+    if let Ok(keys) = KeyFile::decode(bytes) {
+        let text = keys.encode();
+        let again = text.as_ref().is_ok_and(|text| KeyFile::decode(text).is_ok());
+        assert!(again, "a key file that was read cannot be written");
+    }
+}
+
+/// Options of a provider, as in SQL, for every kind.
+pub fn options(bytes: &[u8]) {
+    let Ok(options) = serde_json::from_slice::<Map<String, Value>>(bytes) else { return };
+    let environment = Environment { data_directory: Some("/nonexistent".into()), deadline: None };
+    for kind in ["file", "vault", "aws_kms", "command"] {
+        let _ = providers::build(kind, &options, &environment);
+    }
+}
+
+/// An executable.
+pub fn elf(bytes: &[u8]) {
+    if let Ok(elf) = Elf::parse_file(bytes) {
+        for name in [&b"mdread"[..], b"open", b""] {
+            let _ = elf.exports(name).count() + elf.imports(name).count();
+        }
+    }
+}

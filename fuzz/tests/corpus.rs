@@ -1,0 +1,80 @@
+//! Every target over what is known to be good, over that cut off and damaged, and over random bytes. What fuzzing
+//! has found to break a target lies in `corpus/<target>/` and stays there.
+
+use std::path::Path;
+
+use pagevault_fuzz::{TARGETS, Target};
+use proptest::prelude::*;
+
+/// Golden files of the formats, which every target gets: most of them are not of its kind.
+fn seeds() -> Vec<Vec<u8>> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
+    let mut seeds = vec![
+        br#"{"path": "/etc/pagevault/keys"}"#.to_vec(),
+        br#"{"address": "https://vault.example.com:8200", "mount": "transit", "ca_file": "/etc/pagevault/ca.pem",
+             "auth": {"approle": {"role_id_file": "/r", "secret_id_file": "/s"}}}"#
+            .to_vec(),
+        br#"{"region": "eu-central-1", "endpoint": "https://127.0.0.1:4566"}"#.to_vec(),
+        br#"{"wrap": ["/bin/true", "a"], "unwrap": ["/bin/true"]}"#.to_vec(),
+    ];
+    for folder in ["cipher/vectors", "keystore/vectors/v1", "keyring/vectors"] {
+        seeds.extend(files(&root.join(folder)).into_iter().filter(|seed| seed.len() <= 64 << 10));
+    }
+    assert!(seeds.len() > 20, "the golden files are not where they were");
+    seeds
+}
+
+fn files(folder: &Path) -> Vec<Vec<u8>> {
+    let Ok(entries) = std::fs::read_dir(folder) else { return Vec::new() };
+    entries.filter_map(|entry| std::fs::read(entry.ok()?.path()).ok()).collect()
+}
+
+/// The seeds of a target: golden files, and what broke it once.
+fn seeds_of(target: &Target) -> Vec<Vec<u8>> {
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target.0);
+    [seeds(), files(&corpus)].concat()
+}
+
+#[test]
+fn golden_files_whole_and_cut() {
+    for target in TARGETS {
+        for seed in seeds_of(target) {
+            let step = seed.len() / 100 + 1;
+            for length in (0..=seed.len()).rev().step_by(step) {
+                target.1(&seed[..length]);
+            }
+        }
+    }
+}
+
+#[test]
+fn an_executable_whole_and_cut() {
+    let Ok(program) = std::fs::read("/proc/self/exe") else { return };
+    pagevault_fuzz::elf(&program);
+    for part in 0..50 {
+        pagevault_fuzz::elf(&program[..program.len() / 50 * part]);
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn golden_files_damaged(
+        which in any::<prop::sample::Index>(),
+        damage in prop::collection::vec((any::<prop::sample::Index>(), any::<u8>()), 1..8),
+    ) {
+        let seeds = seeds();
+        let mut bytes = which.get(&seeds).clone();
+        for (at, byte) in damage.iter().filter(|_| !bytes.is_empty()).collect::<Vec<_>>() {
+            let at = at.index(bytes.len());
+            bytes[at] = *byte;
+        }
+        TARGETS.iter().for_each(|target| target.1(&bytes));
+    }
+
+    #[test]
+    fn random_bytes(bytes in prop::collection::vec(any::<u8>(), 0..9000)) {
+        TARGETS.iter().for_each(|target| target.1(&bytes));
+    }
+}
