@@ -9,7 +9,7 @@ use pagevault_tests::{Cluster, Settings};
 use pulldown_cmark::{Event, Options, Parser};
 
 /// Not of SQL: what `pagevault.` stands before in a file's name.
-const FILES: &[&str] = &["pagevault.so", "pagevault.hcl"];
+const FILES: &[&str] = &["pagevault.so", "pagevault.control", "pagevault.hcl"];
 
 pub(crate) fn exist() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
