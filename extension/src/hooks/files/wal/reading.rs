@@ -1,12 +1,12 @@
 //! Opening what was read.
 
 use libc::{off_t, ssize_t};
-use pagevault_cipher::wal::{self, Mark};
+use pagevault_keystore::wal_pages;
 
 use super::fault::Fault;
 use super::{PAGE, RUN, SCRATCH, Scratch, UNKNOWN_ADDRESS, page_end, page_start};
 use crate::hooks::files::{File, raw};
-use crate::keys::wal as keys;
+use crate::keys::wal::ServerKeys;
 use crate::pg::process;
 
 /// Reads a range by way of the pages that cover it.
@@ -61,26 +61,9 @@ pub(super) unsafe fn read(
 /// Opens pages that were read from `at` on.
 fn open(pages: &mut [u8], file: File, at: u64) -> Result<(), Fault> {
     for (page, at) in pages.chunks_exact_mut(PAGE).zip((at..).step_by(PAGE)) {
-        if let Some(mark) = wal::mark_of(page) {
-            open_sealed(page, mark, file, at)?;
-        }
+        wal_pages::open(&ServerKeys, page, |address| belongs(file, at, address))?;
     }
     Ok(())
-}
-
-fn open_sealed(page: &mut [u8], mark: Mark, file: File, at: u64) -> Result<(), Fault> {
-    let address = wal::address_of(page).unwrap_or(0);
-    if !belongs(file, at, address) {
-        // Left from an earlier use of the segment. PostgreSQL refuses it by its address.
-        wal::clear_mark(page);
-        return Ok(());
-    }
-    let generation = keys::generation_of(mark, address);
-    keys::with_key(generation, |key| wal::open(page, key)).map_err(|cause| Fault {
-        address,
-        generation,
-        cause,
-    })
 }
 
 /// Whether a page of this address belongs at this place.
