@@ -65,6 +65,7 @@ fn prepare(
                 .ok_or_else(|| refuse("pg_rewind needs --target-pgdata"))?;
             let target = fs::canonicalize(&target)
                 .map_err(|error| offline::unreadable(Path::new(&target), &error))?;
+            require_same_keystore(&target, arguments)?;
             let role = Role::Rewind { target: target.as_os_str().as_bytes().to_vec() };
             (keystore.map_or(target, Path::to_owned), role)
         }
@@ -214,6 +215,21 @@ fn data_directory(
                 "Name a data directory, or a copy of one, with --keystore. It must hold pagevault/cluster.keys.",
             )
         })
+}
+
+/// That the source, if it is a directory, has a keystore that can take the place of the target's. What a server
+/// sends is looked at by the library when it is there.
+fn require_same_keystore(target: &Path, arguments: &[OsString]) -> Result<(), ProviderError> {
+    let Some(source) = tools::option(arguments, &["--source-pgdata"]) else { return Ok(()) };
+    let (target, source) = (Keystore::read(target)?, Keystore::read(Path::new(&source))?);
+    if target.id() == source.id() {
+        return Ok(());
+    }
+    Err(refuse("source and target have different keystores").with_detail(format!(
+        "\"{}\" and \"{}\" do not stem from one cluster, or one of them was given a new keystore. Nothing was done.",
+        source.data_directory().display(),
+        target.data_directory().display()
+    )))
 }
 
 /// Unwraps the keys of WAL.
