@@ -16,6 +16,8 @@
 //! | [`findings`] | what was found on looking at a provider |
 //! | [`mod@check`] | trying out a provider and a key, in plain words |
 //! | [`keyfile`] | the key file of the `file` provider |
+//! | [`offline`] | the keystore of a data directory, without its server |
+//! | [`mod@exec`] | PostgreSQL's own programs, with the keys of WAL |
 //! | [`mod@harden`] | no core dumps, no readable files, no secrets in panic messages |
 //! | [`cli`] | the command line |
 
@@ -23,10 +25,12 @@
 
 pub mod check;
 pub mod cli;
+pub mod exec;
 pub mod findings;
 pub mod harden;
 pub mod keyfile;
 mod net;
+pub mod offline;
 pub mod options;
 mod program;
 pub mod provider;

@@ -115,7 +115,7 @@ struct Done {
 }
 
 /// Has all operations done and returns their outcomes in order, in time.
-fn answer(request: Request, start: Instant, limit: Duration) -> Reply {
+pub(crate) fn answer(request: Request, start: Instant, limit: Duration) -> Reply {
     let deadline = start + limit.saturating_sub(REPLY_TIME.min(limit / 10));
     let environment = Environment {
         data_directory: Some(PathBuf::from(request.data_directory)),

@@ -12,12 +12,15 @@
 //! | [`state`] | records folded into what is so now |
 //! | [`directory`] | which key belongs to which relation file, in shared memory |
 //! | [`wal`] | keys of WAL, and from where each is used |
+//! | [`wal_pages`] | opening and completing pages of WAL |
+//! | [`briefing`] | what PostgreSQL's own programs are told by `pagevault-keyring exec` |
 //! | [`protocol`] | request to and reply from `pagevault-keyring` |
 
 #![forbid(unsafe_code)]
 
 pub mod batch;
 mod binding;
+pub mod briefing;
 pub mod directory;
 mod error;
 pub mod log;
@@ -26,6 +29,7 @@ pub mod record;
 pub mod state;
 pub mod storage;
 pub mod wal;
+pub mod wal_pages;
 mod wire;
 
 pub use binding::{data_key_aad, master_context};

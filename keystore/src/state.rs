@@ -302,6 +302,11 @@ impl State {
         versions.next_back().map(|(&(_, version), key)| (version, key))
     }
 
+    /// All changes of how WAL is written.
+    pub fn wal_switches(&self) -> impl Iterator<Item = Switch> {
+        self.wal_switches.iter().map(|(&start, &phase)| Switch { start, phase })
+    }
+
     /// All relation files.
     pub fn files(&self) -> impl Iterator<Item = (RelFile, &File)> {
         self.files.iter().map(|(file, entry)| (*file, entry))

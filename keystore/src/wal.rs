@@ -71,6 +71,21 @@ pub struct Stretch {
     pub phase: WalPhase,
 }
 
+/// How the page at `address` is written, after all switches, and how far around it that is so.
+///
+/// Where two switches have one start, because WAL did not move between them, the later step counts.
+pub fn stretch_at(switches: impl IntoIterator<Item = Switch>, address: u64) -> Stretch {
+    let mut stretch = Stretch { from: 0, to: u64::MAX, phase: WalPhase::default() };
+    for Switch { start, phase } in switches {
+        if start > address {
+            stretch.to = stretch.to.min(start);
+        } else if (start, phase) >= (stretch.from, stretch.phase) {
+            (stretch.from, stretch.phase) = (start, phase);
+        }
+    }
+    stretch
+}
+
 /// No room for another switch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("all {} switches of WAL keys are in use", Switches::CAPACITY)]
@@ -155,18 +170,8 @@ impl<'a> Switches<'a> {
 
     /// How the page at `address` is written, and how far around it that is so. Costs the number of
     /// switches.
-    ///
-    /// Where two switches have one start, because WAL did not move between them, the later step counts.
     pub fn at(&self, address: u64) -> Stretch {
-        let mut stretch = Stretch { from: 0, to: u64::MAX, phase: WalPhase::default() };
-        for Switch { start, phase } in self.iter() {
-            if start > address {
-                stretch.to = stretch.to.min(start);
-            } else if (start, phase) >= (stretch.from, stretch.phase) {
-                (stretch.from, stretch.phase) = (start, phase);
-            }
-        }
-        stretch
+        stretch_at(self.iter(), address)
     }
 
     /// How WAL is written at its end.

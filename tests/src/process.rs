@@ -27,7 +27,9 @@ pub fn processes_in(data_directory: &Path) -> Vec<Pid> {
 #[must_use]
 pub fn postmaster(data_directory: &Path) -> Option<Pid> {
     let text = std::fs::read_to_string(data_directory.join("postmaster.pid")).ok()?;
-    Pid::from_raw(text.lines().next()?.trim().parse().ok()?)
+    // A single-user server writes its own with a minus.
+    let number: i32 = text.lines().next()?.trim().parse().ok()?;
+    Pid::from_raw(number.max(0))
 }
 
 /// SIGKILL to the postmaster and every process of the cluster, as a power cut would; returns when

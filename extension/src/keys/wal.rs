@@ -7,15 +7,17 @@
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
-use pagevault_cipher::wal::Mark;
+use pagevault_cipher::wal::{self, Mark};
 use pagevault_cipher::{Epoch, PageKey};
 use pagevault_keystore::wal::{Stretch, Switches, WalPhase, key_place};
+use pagevault_keystore::wal_pages::WalKeys;
 
 use super::words::{load_text, load_u64, store_text, store_u64};
 use super::{cache, shared};
 use crate::page_io::Cause;
 use crate::pg::compat::{SHARED_BACKEND, SmgrFile};
 use crate::pg::process::ProcessLocal;
+use crate::stats::{self, Kind, Work};
 
 /// What all processes share about WAL keys.
 pub(crate) struct Wal {
@@ -134,16 +136,46 @@ pub(crate) fn written_at(wal: &Wal, address: u64, page_size: u64) -> Stretch {
     stretch
 }
 
-/// The generation that a mark means in the page at `address`.
-pub(crate) fn generation_of(mark: Mark, address: u64) -> u32 {
-    let reference =
-        shared::get().map_or(0, |shared| stretch_at(&shared.wal, address).phase.generation);
-    mark.generation_near(reference)
+/// The switches and keys of this server, as [`wal_pages`](pagevault_keystore::wal_pages) wants them.
+pub(crate) struct ServerKeys;
+
+impl WalKeys for ServerKeys {
+    type Error = Cause;
+
+    #[inline]
+    fn phase_at(&self, address: u64) -> WalPhase {
+        shared::get().map_or(WalPhase::default(), |shared| stretch_at(&shared.wal, address).phase)
+    }
+
+    #[inline]
+    fn with_key<R>(&self, generation: u32, f: impl FnOnce(&PageKey) -> R) -> Result<R, Cause> {
+        with_key(generation, f)
+    }
+
+    fn open(&self, page: &mut [u8], generation: u32) -> Result<(), Cause> {
+        let opened = with_key(generation, |key| {
+            let work = Work::begin();
+            wal::open(page, key);
+            work.opened(Kind::Wal, 1, page.len() as u64);
+        });
+        opened.inspect_err(|_| stats::count_failure(Kind::Wal))
+    }
+
+    fn seal(&self, pages: &mut [u8], page_size: usize, generation: u32) -> Result<u64, Cause> {
+        let mark = Mark::of_generation(generation);
+        with_key(generation, |key| {
+            let work = Work::begin();
+            let pages = pages.chunks_exact_mut(page_size);
+            let sealed = pages.map(|page| u64::from(wal::seal(page, key, mark))).sum();
+            work.sealed(Kind::Wal, sealed, sealed * page_size as u64);
+            sealed
+        })
+    }
 }
 
 /// Runs `f` with the expanded key of a generation.
 #[inline]
-pub(crate) fn with_key<R>(generation: u32, f: impl FnOnce(&PageKey) -> R) -> Result<R, Cause> {
+fn with_key<R>(generation: u32, f: impl FnOnce(&PageKey) -> R) -> Result<R, Cause> {
     let (file, epoch) = key_place(generation);
     let epoch = Epoch::new(epoch).ok_or(Cause::NoKey { epoch })?;
     cache::with_page_key(SmgrFile { file, backend: SHARED_BACKEND }, epoch, f)

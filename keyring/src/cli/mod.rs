@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::provider::ProviderError;
-use crate::{harden, program, serve};
+use crate::{exec, harden, program, serve};
 
 /// Wraps and unwraps pagevault's keys with master keys, outside the server process.
 #[derive(Parser)]
@@ -30,6 +30,18 @@ enum Command {
     /// Make and list key files for providers of kind "file"
     #[command(subcommand)]
     File(FileCommand),
+    /// Run one of PostgreSQL's own programs, such as pg_waldump or pg_rewind, so that it reads and writes sealed WAL
+    Exec {
+        /// Data directory whose keystore holds the keys, or a copy of it; by default the one that the program works on
+        #[arg(long, value_name = "DIR")]
+        keystore: Option<PathBuf>,
+        /// Where pagevault_preload.so is, if not where PostgreSQL keeps its libraries
+        #[arg(long, value_name = "FILE")]
+        library: Option<PathBuf>,
+        /// The program and its arguments
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
+        line: Vec<OsString>,
+    },
     /// What `serve` and `check` start a program of the operator's with
     #[command(hide = true)]
     Run {
@@ -74,6 +86,9 @@ pub fn main() -> ExitCode {
     let done = match Arguments::parse().command {
         Command::Serve => return serve::serve(),
         Command::Run { program, arguments } => return program::supervise(&program, &arguments),
+        Command::Exec { keystore, library, line } => {
+            Err(exec::exec(keystore.as_deref(), library.as_deref(), &line))
+        }
         Command::Check(check) => check.run(&mut io::stdout().lock()),
         Command::File(FileCommand::Create { path, key, data_directory }) => {
             file::create(&mut io::stdout().lock(), &path, &key, data_directory.as_deref())

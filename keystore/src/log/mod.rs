@@ -180,7 +180,8 @@ pub fn scopes(storage: &impl Storage) -> Result<Vec<u32>, LogError> {
     Ok(scopes)
 }
 
-fn scope_of(name: &str) -> Option<u32> {
+/// The scope whose log has this name.
+pub fn scope_of(name: &str) -> Option<u32> {
     let stem = name.strip_suffix(".keys")?;
     let scope = if stem == "cluster" { 0 } else { stem.parse().ok()? };
     // "007.keys" and "0.keys" are not ours.

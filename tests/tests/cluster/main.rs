@@ -13,6 +13,7 @@ mod databases;
 mod ddl;
 mod drift;
 mod errors;
+mod exec;
 mod health;
 mod hygiene;
 mod io_methods;

@@ -19,7 +19,7 @@ use pagevault_tests::{Cluster, Installation, KeyFile, Settings};
 const STATE: &str = "SELECT wal FROM pagevault.status";
 
 /// A cluster that seals its WAL, with a plain table `t`: what leaks must come from WAL.
-fn sealing(settings: &Settings) -> Result<(Cluster, KeyFile)> {
+pub(crate) fn sealing(settings: &Settings) -> Result<(Cluster, KeyFile)> {
     let (cluster, keys) = Cluster::with_keys(settings)?;
     cluster.sql("CREATE TABLE t (id serial PRIMARY KEY, name text)")?;
     switch(&cluster, true)?;
@@ -27,29 +27,29 @@ fn sealing(settings: &Settings) -> Result<(Cluster, KeyFile)> {
 }
 
 /// Turns WAL encryption on or off and waits until it is so.
-fn switch(cluster: &Cluster, on: bool) -> Result<()> {
+pub(crate) fn switch(cluster: &Cluster, on: bool) -> Result<()> {
     cluster.set(&[("pagevault.wal_encryption", if on { "on" } else { "off" })])?;
     cluster.eventually(STATE, if on { "encrypted" } else { "plaintext" })
 }
 
 /// Adds rows that hold `canary`.
-fn insert(cluster: &Cluster, canary: &str, rows: u32) -> Result<()> {
+pub(crate) fn insert(cluster: &Cluster, canary: &str, rows: u32) -> Result<()> {
     cluster.sql(&format!(
         "INSERT INTO t (name) SELECT '{canary}-' || i FROM generate_series(1, {rows}) i"
     ))
 }
 
-fn count(cluster: &Cluster, canary: &str) -> Result<String> {
+pub(crate) fn count(cluster: &Cluster, canary: &str) -> Result<String> {
     cluster.text(&format!("SELECT count(*) FROM t WHERE name LIKE '{canary}-%'"))
 }
 
 /// The segments of `pg_wal`.
-fn segments(cluster: &Cluster) -> Result<Vec<Segment>> {
+pub(crate) fn segments(cluster: &Cluster) -> Result<Vec<Segment>> {
     Segment::all(&cluster.data_directory().join("pg_wal"))
 }
 
 /// Whether any segment holds `canary`.
-fn leaks(segments: &[Segment], canary: &str) -> bool {
+pub(crate) fn leaks(segments: &[Segment], canary: &str) -> bool {
     segments.iter().any(|segment| holds(&segment.bytes, canary.as_bytes()))
 }
 
@@ -91,7 +91,7 @@ fn state_at(segments: &[Segment], address: u64) -> Result<WalPage> {
     anyhow::bail!("no segment holds {address:X}")
 }
 
-fn assert_hidden(cluster: &Cluster, canary: &str) -> Result<()> {
+pub(crate) fn assert_hidden(cluster: &Cluster, canary: &str) -> Result<()> {
     ensure!(!leaks(&segments(cluster)?, canary), "pg_wal holds {canary}");
     Ok(())
 }
@@ -107,7 +107,7 @@ fn lacks(library: &str) -> Result<bool> {
 }
 
 /// `pg_basebackup` with these options.
-fn base_backup(cluster: &Cluster, target: &Path, options: &[&str]) -> Result<()> {
+pub(crate) fn base_backup(cluster: &Cluster, target: &Path, options: &[&str]) -> Result<()> {
     let mut program = cluster.program("pg_basebackup");
     run(program.args(["--checkpoint=fast", "-D"]).arg(target).args(options)).map(drop)
 }

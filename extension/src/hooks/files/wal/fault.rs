@@ -7,20 +7,13 @@ use crate::page_io::Cause;
 use crate::pg::report::Report;
 
 /// Why a page cannot be opened or sealed.
-#[derive(Clone, Copy)]
-pub(super) struct Fault {
-    pub(super) address: u64,
-    pub(super) generation: u32,
-    pub(super) cause: Cause,
-}
+pub(super) type Fault = pagevault_keystore::wal_pages::Fault<Cause>;
 
-impl Fault {
-    /// What the system call would say.
-    pub(super) fn errno() -> ssize_t {
-        // SAFETY: errno belongs to this thread.
-        unsafe { *libc::__errno_location() = libc::ENOKEY };
-        -1
-    }
+/// What the system call would say.
+pub(super) fn errno() -> ssize_t {
+    // SAFETY: errno belongs to this thread.
+    unsafe { *libc::__errno_location() = libc::ENOKEY };
+    -1
 }
 
 /// Ends recovery.

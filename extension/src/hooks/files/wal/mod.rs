@@ -23,7 +23,7 @@ use std::ffi::{CStr, c_void};
 use libc::{c_int, off_t, ssize_t};
 use pgrx::pg_sys;
 
-use self::fault::{Fault, raise};
+use self::fault::{errno, raise};
 use self::reading::read;
 use self::writing::{write_copied, write_pages, write_range};
 use super::{File, Handler, Tag, at_position, raw};
@@ -93,7 +93,7 @@ impl Handler for Segment {
                 Ok(done) => done,
                 // Taken for the end of WAL, a page that cannot be opened would lose transactions.
                 Err(fault) if recovers => raise(fault),
-                Err(_) => Fault::errno(),
+                Err(_) => errno(),
             }
         }
     }
@@ -109,9 +109,9 @@ impl Handler for Segment {
             let done = if whole {
                 write_pages(keys, file, from.cast(), length, at as u64)
             } else {
-                write_range(keys, file, from.cast(), length, at as u64)
+                write_range(file, from.cast(), length, at as u64)
             };
-            done.unwrap_or_else(|_| Fault::errno())
+            done.unwrap_or_else(|_| errno())
         }
     }
 
@@ -161,7 +161,7 @@ impl Handler for NewSegment {
             };
             at_position(file.fd, |at| {
                 write_copied(keys, file.fd, from.cast(), length, at as u64)
-                    .unwrap_or_else(|_| Fault::errno())
+                    .unwrap_or_else(|_| errno())
             })
         }
     }

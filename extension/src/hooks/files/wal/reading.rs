@@ -1,15 +1,13 @@
 //! Opening what was read.
 
 use libc::{off_t, ssize_t};
-use pagevault_cipher::wal::{self, Mark};
+use pagevault_keystore::wal_pages;
 
 use super::fault::Fault;
 use super::{PAGE, RUN, SCRATCH, Scratch, UNKNOWN_ADDRESS, page_end, page_start};
 use crate::hooks::files::{File, raw};
-use crate::keys::wal as keys;
-use crate::page_io::Cause;
+use crate::keys::wal::ServerKeys;
 use crate::pg::process;
-use crate::stats::{self, Kind, Work};
 
 /// Reads a range by way of the pages that cover it.
 ///
@@ -63,32 +61,9 @@ pub(super) unsafe fn read(
 /// Opens pages that were read from `at` on.
 fn open(pages: &mut [u8], file: File, at: u64) -> Result<(), Fault> {
     for (page, at) in pages.chunks_exact_mut(PAGE).zip((at..).step_by(PAGE)) {
-        if let Some(mark) = wal::mark_of(page) {
-            open_sealed(page, mark, file, at)?;
-        }
+        wal_pages::open(&ServerKeys, page, |address| belongs(file, at, address))?;
     }
     Ok(())
-}
-
-fn open_sealed(page: &mut [u8], mark: Mark, file: File, at: u64) -> Result<(), Fault> {
-    let address = wal::address_of(page).unwrap_or(0);
-    if !belongs(file, at, address) {
-        // Left from an earlier use of the segment. PostgreSQL refuses it by its address.
-        wal::clear_mark(page);
-        return Ok(());
-    }
-    let generation = keys::generation_of(mark, address);
-    open_under(page, generation).map_err(|cause| Fault { address, generation, cause })
-}
-
-/// Opens a page under the key of a generation.
-pub(super) fn open_under(page: &mut [u8], generation: u32) -> Result<(), Cause> {
-    let opened = keys::with_key(generation, |key| {
-        let work = Work::begin();
-        wal::open(page, key);
-        work.opened(Kind::Wal, 1, page.len() as u64);
-    });
-    opened.inspect_err(|_| stats::count_failure(Kind::Wal))
 }
 
 /// Whether a page of this address belongs at this place.

@@ -1,15 +1,13 @@
 //! Sealing what is written.
 
 use libc::{c_int, off_t, ssize_t};
-use pagevault_cipher::wal::{self, Mark};
-use pagevault_keystore::wal::WalPhase;
+use pagevault_cipher::wal;
+use pagevault_keystore::wal_pages;
 
 use super::fault::Fault;
-use super::reading::open_under;
 use super::{PAGE, RUN, SCRATCH, Scratch, page_end, page_start};
 use crate::hooks::files::{File, raw};
-use crate::keys::wal as keys;
-use crate::stats::{Kind, Work};
+use crate::keys::wal::{self as keys, ServerKeys};
 
 /// Seals whole pages from WAL buffers, where others may add records meanwhile: each page is read
 /// once, into the scratch copy.
@@ -70,14 +68,7 @@ fn partial(before: usize, last: ssize_t) -> ssize_t {
 }
 
 fn seal(pages: &mut [u8], generation: u32, address: u64) -> Result<(), Fault> {
-    keys::with_key(generation, |key| {
-        let work = Work::begin();
-        let mark = Mark::of_generation(generation);
-        let pages = pages.chunks_exact_mut(PAGE);
-        let sealed = pages.map(|page| u64::from(wal::seal(page, key, mark))).sum();
-        work.sealed(Kind::Wal, sealed, sealed * PAGE as u64);
-    })
-    .map_err(|cause| Fault { address, generation, cause })
+    wal_pages::seal(&ServerKeys, pages, PAGE, generation, address)
 }
 
 /// Writes all of it; at a failure says how much of whole pages was written, or -1 if none. A sealed page
@@ -112,22 +103,13 @@ unsafe fn look_before_first_write(keys: &keys::Wal, file: File, at: u64) {
     let on_disk = SCRATCH.with(|Scratch(scratch)| {
         // SAFETY: by contract; the scratch memory has room for a page.
         let got = unsafe { raw::pread(file.fd, scratch.as_mut_ptr().cast(), PAGE, at as off_t) };
-        (got == PAGE as ssize_t).then(|| phase_of(&scratch[..PAGE], address)).flatten()
+        (got == PAGE as ssize_t)
+            .then(|| wal_pages::phase_of(&ServerKeys, &scratch[..PAGE], address))
+            .flatten()
     });
     let switched = keys::stretch_at(keys, address).phase;
     let kept = on_disk.filter(|phase| phase.sealed() != switched.sealed());
     keys.first_write(kept.map(|phase| (address, phase)));
-}
-
-/// How a page on disk is written; `None` if it is not the page of this address.
-fn phase_of(page: &[u8], address: u64) -> Option<WalPhase> {
-    if wal::address_of(page) != Some(address) {
-        return None;
-    }
-    Some(match wal::mark_of(page) {
-        None => WalPhase { generation: 0, plaintext: true },
-        Some(mark) => WalPhase { generation: keys::generation_of(mark, address), plaintext: false },
-    })
 }
 
 /// Writes a range that may begin and end anywhere: reads the pages, opens and completes them, seals and
@@ -136,7 +118,6 @@ fn phase_of(page: &[u8], address: u64) -> Option<WalPhase> {
 /// # Safety
 /// `from` holds `length` bytes, and nobody else writes WAL.
 pub(super) unsafe fn write_range(
-    keys: &keys::Wal,
     file: File,
     from: *const u8,
     length: usize,
@@ -162,7 +143,13 @@ pub(super) unsafe fn write_range(
                     from.add((begin - at) as usize),
                     (stop.min(start + PAGE as u64) - begin) as usize,
                 );
-                complete(keys, page, file.tag.0[0] + start, (begin - start) as usize, bytes)?;
+                wal_pages::complete(
+                    &ServerKeys,
+                    page,
+                    file.tag.0[0] + start,
+                    (begin - start) as usize,
+                    bytes,
+                )?;
             }
             let wrote = write_whole(file.fd, pages, first);
             if wrote < run as ssize_t {
@@ -177,42 +164,6 @@ pub(super) unsafe fn write_range(
         }
         Ok(length as ssize_t)
     })
-}
-
-/// Puts `bytes` into the page at `address`, which is as it was on disk, and seals it.
-fn complete(
-    keys: &keys::Wal,
-    page: &mut [u8],
-    address: u64,
-    offset: usize,
-    bytes: &[u8],
-) -> Result<(), Fault> {
-    let switched = keys::stretch_at(keys, address).phase;
-    let is_all = bytes.len() == PAGE;
-    let on_disk = phase_of(page, address);
-    let mut phase = on_disk.unwrap_or(switched);
-    match on_disk.map(WalPhase::sealed) {
-        Some(Some(generation)) => {
-            match open_under(page, generation) {
-                Ok(()) => {}
-                // Nothing of it is needed.
-                Err(_) if is_all => phase = switched,
-                Err(cause) => return Err(Fault { address, generation, cause }),
-            }
-        }
-        Some(None) => {}
-        // Of a header that came in parts the first is there, in clear.
-        None if offset < wal::HEADER_SIZE => {
-            wal::clear_mark(page);
-            page[offset..].fill(0);
-        }
-        None => page.fill(0),
-    }
-    page[offset..offset + bytes.len()].copy_from_slice(bytes);
-    match phase.sealed() {
-        Some(generation) => seal(page, generation, address),
-        None => Ok(()),
-    }
 }
 
 /// Writes pages of a segment that is copied, each under the key of its address.

@@ -1,0 +1,270 @@
+//! `pagevault-keyring exec`: PostgreSQL's own programs, with the keys of WAL.
+//!
+//! The program is started with the library of `preload/` in front of the C library's functions, and inherits a piece of
+//! anonymous memory that holds the keys ([`pagevault_keystore::briefing`]). No key stands in an argument, in the
+//! environment, or on disk, and the program gets the keys of WAL only: none of relations, no database key.
+//!
+//! The dynamic linker ignores a library in silence where it cannot load it. So the very program is run once
+//! before, with `--version`, and must show that the library is at work in it.
+
+mod tools;
+
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::FileExt;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use pagevault_keystore::briefing::{AT_WORK, Briefing, Role, VARIABLE};
+use pagevault_keystore::protocol::ErrorClass;
+use pagevault_keystore::wal;
+
+use self::tools::{Tool, Way};
+use crate::offline::{self, Keystore};
+use crate::provider::ProviderError;
+
+/// File name of the library.
+const LIBRARY: &str = "pagevault_preload.so";
+
+/// Becomes the program. Returns only if that fails.
+pub fn exec(keystore: Option<&Path>, library: Option<&Path>, line: &[OsString]) -> ProviderError {
+    prepare(keystore, library, line).map_or_else(
+        |error| error,
+        |mut command| {
+            let error = command.exec();
+            refuse(format!("could not run \"{}\": {error}", command.get_program().display()))
+        },
+    )
+}
+
+fn prepare(
+    keystore: Option<&Path>,
+    library: Option<&Path>,
+    line: &[OsString],
+) -> Result<Command, ProviderError> {
+    let Some((name, arguments)) = line.split_first() else { return Err(refuse("which program?")) };
+    let program = find(name)?;
+    let tool = Tool::of(&program)?;
+    let mut command = Command::new(&program);
+    command.args(arguments);
+    let way = match &tool.way {
+        Way::AsItIs => return Ok(command),
+        way => way,
+    };
+    require_elf(&program)?;
+    let library = find_library(library)?;
+    probe(&program, &library)?;
+    let (data_directory, role) = match way {
+        Way::Rewind => {
+            let target = tools::option(arguments, &["-D", "--target-pgdata"])
+                .ok_or_else(|| refuse("pg_rewind needs --target-pgdata"))?;
+            let target = fs::canonicalize(&target)
+                .map_err(|error| offline::unreadable(Path::new(&target), &error))?;
+            require_same_keystore(&target, arguments)?;
+            let role = Role::Rewind { target: target.as_os_str().as_bytes().to_vec() };
+            (keystore.map_or(target, Path::to_owned), role)
+        }
+        Way::Seal => (data_directory(keystore, &tool, arguments)?, Role::Seal),
+        _ => (data_directory(keystore, &tool, arguments)?, Role::Read),
+    };
+    let briefing = brief(&data_directory, role, &tool)?;
+    let memory = memory(&briefing.encode())?;
+    drop(briefing);
+    load(&mut command, &library, &memory);
+    // It stays open: the program inherits it.
+    std::mem::forget(memory);
+    Ok(command)
+}
+
+/// The program: beside this one if it has no path, else on `PATH`.
+fn find(name: &OsStr) -> Result<PathBuf, ProviderError> {
+    if Path::new(name).components().count() > 1 {
+        let path = Path::new(name);
+        return fs::canonicalize(path).map_err(|error| offline::unreadable(path, &error));
+    }
+    let beside = own_directory().map(|directory| directory.join(name));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    let places = std::env::split_paths(&path).map(|directory| directory.join(name));
+    beside
+        .into_iter()
+        .chain(places)
+        .find_map(|place| fs::canonicalize(place).ok())
+        .ok_or_else(|| refuse(format!("there is no program \"{}\"", name.display())))
+}
+
+fn own_directory() -> Option<PathBuf> {
+    Some(std::env::current_exe().ok()?.parent()?.to_owned())
+}
+
+/// Scripts, as some packages put in front of PostgreSQL's programs, are not looked through.
+fn require_elf(program: &Path) -> Result<(), ProviderError> {
+    let mut magic = [0; 4];
+    let read = File::open(program).and_then(|mut file| file.read_exact(&mut magic));
+    if read.is_ok() && magic == *b"\x7fELF" {
+        return Ok(());
+    }
+    Err(refuse(format!("\"{}\" is not a program but a script", program.display())).with_hint(
+        "Give the path of the program itself, in the directory that pg_config --bindir shows.",
+    ))
+}
+
+fn find_library(given: Option<&Path>) -> Result<PathBuf, ProviderError> {
+    let directory = own_directory().unwrap_or_default();
+    let places = match given {
+        Some(given) => vec![given.to_owned()],
+        None => {
+            ["../lib", "../lib/postgresql", "../lib64", "../lib64/pgsql", "../lib64/postgresql"]
+                .map(|place| directory.join(place).join(LIBRARY))
+                .to_vec()
+        }
+    };
+    let found = places.iter().find_map(|place| fs::canonicalize(place).ok());
+    let asked = || {
+        let output = Command::new(directory.join("pg_config")).arg("--pkglibdir").output().ok()?;
+        let path = Path::new(OsStr::from_bytes(output.stdout.trim_ascii())).join(LIBRARY);
+        fs::canonicalize(path).ok()
+    };
+    let library = found.or_else(|| given.is_none().then(asked).flatten()).ok_or_else(|| {
+        refuse(format!("the library {LIBRARY} is not installed")).with_hint(
+            "It belongs into the directory that pg_config --pkglibdir shows. Or say where it is with --library.",
+        )
+    })?;
+    // It separates libraries in LD_PRELOAD, and nothing quotes it.
+    if library.as_os_str().as_bytes().iter().any(|c| b": \t\n".contains(c)) {
+        return Err(refuse(format!(
+            "the path of the library must not contain a colon or blank: \"{}\"",
+            library.display()
+        )));
+    }
+    Ok(library)
+}
+
+/// That the library is loaded into this program, and works there.
+fn probe(program: &Path, library: &Path) -> Result<(), ProviderError> {
+    let briefing = Briefing {
+        role: Role::Probe,
+        shared: true,
+        program: Vec::new(),
+        switches: Vec::new(),
+        keys: Vec::new(),
+    };
+    let memory = memory(&briefing.encode())?;
+    let mut command = Command::new(program);
+    load(&mut command, library, &memory);
+    let ended = command
+        .arg("--version")
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status()
+        .map_err(|error| refuse(format!("could not run \"{}\": {error}", program.display())))?;
+    let mut shown = [0; AT_WORK.len()];
+    let read = File::from(memory).read_exact_at(&mut shown, 0);
+    if read.is_ok() && shown == AT_WORK {
+        return Ok(());
+    }
+    Err(refuse(format!("the library does not get into \"{}\"", program.display()))
+        .with_detail(format!(
+            "Run with {} and --version, it did not show that it was there ({ended}). Nothing was done.",
+            library.display()
+        ))
+        .with_hint("The program must be linked dynamically, for the same C library and machine, and not be setuid."))
+}
+
+/// Has a program load the library, and inherit the memory.
+fn load(command: &mut Command, library: &Path, memory: &OwnedFd) {
+    let mut list = library.as_os_str().to_owned();
+    if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
+        list.push(":");
+        list.push(others);
+    }
+    command.env("LD_PRELOAD", list).env(VARIABLE, memory.as_raw_fd().to_string());
+}
+
+/// Anonymous memory with this content, which programs that are started from here inherit.
+fn memory(content: &[u8]) -> Result<OwnedFd, ProviderError> {
+    let make = || -> io::Result<OwnedFd> {
+        let memory = rustix::fs::memfd_create("pagevault", rustix::fs::MemfdFlags::empty())?;
+        let file = File::from(memory);
+        file.write_all_at(content, 0)?;
+        Ok(file.into())
+    };
+    make().map_err(|error| refuse(format!("could not make memory for keys: {error}")))
+}
+
+fn data_directory(
+    keystore: Option<&Path>,
+    tool: &Tool,
+    arguments: &[OsString],
+) -> Result<PathBuf, ProviderError> {
+    if let Some(given) = keystore {
+        return Ok(given.to_owned());
+    }
+    let environment = std::env::var_os("PGDATA");
+    tool.places(arguments)
+        .into_iter()
+        .chain(environment)
+        .find_map(|place| offline::data_directory_of(Path::new(&place)))
+        .ok_or_else(|| {
+            refuse("it is not known which keystore holds the keys").with_hint(
+                "Name a data directory, or a copy of one, with --keystore. It must hold pagevault/cluster.keys.",
+            )
+        })
+}
+
+/// That the source, if it is a directory, has a keystore that can take the place of the target's. What a server
+/// sends is looked at by the library when it is there.
+fn require_same_keystore(target: &Path, arguments: &[OsString]) -> Result<(), ProviderError> {
+    let Some(source) = tools::option(arguments, &["--source-pgdata"]) else { return Ok(()) };
+    let (target, source) = (Keystore::read(target)?, Keystore::read(Path::new(&source))?);
+    if target.id() == source.id() {
+        return Ok(());
+    }
+    Err(refuse("source and target have different keystores").with_detail(format!(
+        "\"{}\" and \"{}\" do not stem from one cluster, or one of them was given a new keystore. Nothing was done.",
+        source.data_directory().display(),
+        target.data_directory().display()
+    )))
+}
+
+/// Unwraps the keys of WAL.
+fn brief(data_directory: &Path, role: Role, tool: &Tool) -> Result<Briefing, ProviderError> {
+    let keystore = Keystore::read(data_directory)?;
+    let wanted: BTreeSet<_> =
+        keystore.wal_keys().map(|(_, key)| (key.scope, key.key_version)).collect();
+    if wanted.is_empty() {
+        return Err(refuse(format!(
+            "WAL was never encrypted under the keystore of \"{}\"",
+            keystore.data_directory().display()
+        ))
+        .with_hint("There is nothing to do for exec: run the program itself."));
+    }
+    let unlocked = keystore.unlock(&wanted)?;
+    let mut keys = Vec::new();
+    for (generation, record) in keystore.wal_keys() {
+        let (file, epoch) = wal::key_place(generation);
+        let key = unlocked.data_key(file, epoch, record).ok_or_else(|| {
+            ProviderError::new(
+                ErrorClass::WrongCiphertext,
+                format!("WAL key {generation} in the keystore cannot be unwrapped"),
+            )
+        })?;
+        keys.push((generation, key));
+    }
+    Ok(Briefing {
+        role,
+        shared: tool.way == Way::ReadByOther,
+        program: tool.reader.as_bytes().to_vec(),
+        switches: keystore.state().wal_switches().collect(),
+        keys,
+    })
+}
+
+fn refuse(message: impl Into<String>) -> ProviderError {
+    ProviderError::new(ErrorClass::BadOptions, message)
+}

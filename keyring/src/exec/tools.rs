@@ -1,0 +1,121 @@
+//! Which programs there are, and what each of them does with WAL.
+
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::Path;
+
+use crate::provider::ProviderError;
+
+/// What a program does with WAL.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Way {
+    /// Nothing; or with nothing that is sealed.
+    AsItIs,
+    /// Reads segments.
+    Read,
+    /// Has another program read segments.
+    ReadByOther,
+    /// Writes segments.
+    Seal,
+    /// Reads those of one data directory, copies those of another.
+    Rewind,
+}
+
+/// A program that is known here.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Tool {
+    name: &'static str,
+    pub(super) way: Way,
+    /// The program that reads or writes the segments.
+    pub(super) reader: &'static str,
+}
+
+const fn tool(name: &'static str, way: Way) -> Tool {
+    Tool { name, way, reader: name }
+}
+
+/// Programs that are not listed are refused: it is not known what they would do.
+const TOOLS: [Tool; 9] = [
+    tool("pg_basebackup", Way::Seal),
+    tool("pg_checksums", Way::AsItIs),
+    tool("pg_combinebackup", Way::AsItIs),
+    tool("pg_receivewal", Way::Seal),
+    tool("pg_resetwal", Way::Seal),
+    tool("pg_rewind", Way::Rewind),
+    Tool { name: "pg_verifybackup", way: Way::ReadByOther, reader: "pg_waldump" },
+    tool("pg_waldump", Way::Read),
+    // Summaries tell which blocks changed, and hold nothing of them.
+    tool("pg_walsummary", Way::AsItIs),
+];
+
+impl Tool {
+    /// What is known of a program, by its file name.
+    pub(super) fn of(program: &Path) -> Result<Tool, ProviderError> {
+        let name = program.file_name().unwrap_or_default();
+        let known = TOOLS.iter().find(|tool| OsStr::new(tool.name) == name).copied();
+        known.ok_or_else(|| {
+            let names = TOOLS.map(|tool| tool.name).join(", ");
+            super::refuse(format!("it is not known what \"{}\" does with WAL", program.display()))
+                .with_hint(format!("Known programs: {names}."))
+        })
+    }
+
+    /// Where the program's arguments say that a data directory may be, in order.
+    pub(super) fn places(self, arguments: &[OsString]) -> Vec<OsString> {
+        // What these are to make does not exist yet.
+        if matches!(self.name, "pg_basebackup" | "pg_receivewal") {
+            return Vec::new();
+        }
+        let named = option(arguments, &["-D", "--pgdata", "-p", "--path"]);
+        let rest = arguments.iter().filter(|argument| !argument.as_bytes().starts_with(b"-"));
+        named.into_iter().chain(rest.cloned()).collect()
+    }
+}
+
+/// The value of an option that goes by any of these names, written in any of the ways that PostgreSQL's programs
+/// understand: `-D DIR`, `-DDIR`, `--pgdata DIR`, `--pgdata=DIR`. The last one counts.
+pub(super) fn option(arguments: &[OsString], names: &[&str]) -> Option<OsString> {
+    let mut found = None;
+    for (at, argument) in arguments.iter().enumerate() {
+        let argument = argument.as_bytes();
+        if argument == b"--" {
+            break;
+        }
+        for name in names {
+            let Some(rest) = argument.strip_prefix(name.as_bytes()) else { continue };
+            let is_long = name.starts_with("--");
+            match rest {
+                [] => found = arguments.get(at + 1).cloned().or(found),
+                [b'=', value @ ..] if is_long => found = Some(OsString::from_vec(value.to_vec())),
+                value if !is_long => found = Some(OsString::from_vec(value.to_vec())),
+                _ => {}
+            }
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn options_are_found_however_they_are_written() {
+        let names = ["-D", "--pgdata"];
+        for line in [&["-D", "/x"][..], &["-D/x"], &["--pgdata", "/x"], &["-n", "--pgdata=/x", "y"]]
+        {
+            let line: Vec<OsString> = line.iter().map(OsString::from).collect();
+            assert_eq!(option(&line, &names), Some("/x".into()), "{line:?}");
+        }
+        for line in [&["-n"][..], &["--", "-D", "/x"], &["--pgdatas=/x"], &["-D"]] {
+            let line: Vec<OsString> = line.iter().map(OsString::from).collect();
+            assert_eq!(option(&line, &names), None, "{line:?}");
+        }
+    }
+
+    #[test]
+    fn other_programs_are_refused() {
+        assert!(Tool::of(Path::new("/usr/bin/cp")).is_err());
+        assert!(Tool::of(Path::new("/usr/bin/pg_waldump")).is_ok());
+    }
+}

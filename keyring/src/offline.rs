@@ -1,0 +1,242 @@
+//! The keystore of a data directory, read without its server; and its keys, unwrapped by their provider.
+//!
+//! Only looks: the server may be running, and what it has not finished to write is passed over.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use pagevault_cipher::wrap::{self, WrapKey};
+use pagevault_cipher::{CipherId, Secret32};
+use pagevault_keystore::log;
+use pagevault_keystore::protocol::{
+    Action, Base64, ErrorClass, Operation, Outcome, ProviderSpec, Request,
+};
+use pagevault_keystore::record::MAX_EPOCH;
+use pagevault_keystore::state::{DataKey, State};
+use pagevault_keystore::wal;
+use pagevault_keystore::{RelFile, data_key_aad, master_context};
+use zeroize::Zeroizing;
+
+use crate::provider::ProviderError;
+use crate::serve;
+
+/// The folder of the keystore in a data directory.
+pub const DIRECTORY: &str = "pagevault";
+
+/// How long providers may take for all keys.
+const TIME: Duration = Duration::from_secs(30);
+
+/// What the key files of a data directory say.
+pub struct Keystore {
+    data_directory: PathBuf,
+    id: [u8; 16],
+    state: State,
+}
+
+/// The data directory that `path` is, or lies in, by at most two steps: segments do.
+#[must_use]
+pub fn data_directory_of(path: &Path) -> Option<PathBuf> {
+    let path = fs::canonicalize(path).ok()?;
+    let mut places = path.ancestors().take(3);
+    places.find(|place| place.join(DIRECTORY).join(log::file_name(0)).is_file()).map(Path::to_owned)
+}
+
+impl Keystore {
+    /// Reads the key files of a data directory, or a copy of it that has only those.
+    ///
+    /// # Errors
+    /// When they are missing, damaged, or do not belong together.
+    pub fn read(data_directory: &Path) -> Result<Self, ProviderError> {
+        let data_directory =
+            fs::canonicalize(data_directory).map_err(|error| unreadable(data_directory, &error))?;
+        let directory = data_directory.join(DIRECTORY);
+        let mut scopes = scopes(&directory)?;
+        // The cluster's log comes first: others rely on what it says.
+        scopes.sort_unstable();
+        if scopes.first() != Some(&0) {
+            return Err(ProviderError::new(
+                ErrorClass::KeyMissing,
+                format!("there is no keystore in \"{}\"", data_directory.display()),
+            )
+            .with_detail(format!("It has no file {DIRECTORY}/{}.", log::file_name(0)))
+            .with_hint(
+                "Name a data directory whose server runs with pagevault, or a copy of it.",
+            ));
+        }
+        let (mut id, mut state) = (None, State::default());
+        for scope in scopes {
+            let path = directory.join(log::file_name(scope));
+            let damaged = |what: &dyn std::fmt::Display| {
+                ProviderError::new(
+                    ErrorClass::Internal,
+                    format!("key file \"{}\" is not readable: {what}", path.display()),
+                )
+            };
+            let bytes = fs::read(&path).map_err(|error| unreadable(&path, &error))?;
+            let contents = log::replay(&bytes, scope).map_err(|error| damaged(&error))?;
+            if *id.get_or_insert(contents.position.keystore_id) != contents.position.keystore_id {
+                return Err(damaged(&"it is of another keystore than the others"));
+            }
+            for record in contents.records {
+                state.apply(record).map_err(|error| damaged(&error))?;
+            }
+        }
+        Ok(Self { data_directory, id: id.unwrap_or_default(), state })
+    }
+
+    /// The data directory, without symbolic links.
+    #[must_use]
+    pub fn data_directory(&self) -> &Path {
+        &self.data_directory
+    }
+
+    /// Which keystore it is; copies and standbys have the same.
+    #[must_use]
+    pub fn id(&self) -> [u8; 16] {
+        self.id
+    }
+
+    /// What the files say.
+    #[must_use]
+    pub fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// The keys of WAL as they are recorded, by generation.
+    pub fn wal_keys(&self) -> impl Iterator<Item = (u32, &DataKey)> {
+        let places = self.state.files().filter(|(file, _)| wal::is_key_place(*file));
+        places.flat_map(|(file, entry)| {
+            entry.keys.iter().map(move |(epoch, key)| (generation_at(file, *epoch), key))
+        })
+    }
+
+    /// Has the providers unwrap these database keys, given as scope and version.
+    ///
+    /// # Errors
+    /// The first failure, if there is any.
+    pub fn unlock(&self, wanted: &BTreeSet<(u32, u32)>) -> Result<DatabaseKeys, ProviderError> {
+        let mut operations = Vec::new();
+        for &(scope, version) in wanted {
+            operations.push(self.unwrapping(scope, version)?);
+        }
+        let directory = self.data_directory.to_string_lossy().into_owned();
+        let milliseconds = u64::try_from(TIME.as_millis()).unwrap_or(u64::MAX);
+        let request = Request::new(milliseconds, directory, operations);
+        let reply = serve::answer(request, Instant::now(), TIME);
+        let mut keys = BTreeMap::new();
+        for (&place, outcome) in wanted.iter().zip(reply.results) {
+            keys.insert(place, unwrapped(outcome)?);
+        }
+        Ok(DatabaseKeys { keys })
+    }
+
+    fn unwrapping(&self, scope: u32, version: u32) -> Result<Operation, ProviderError> {
+        let damaged = |what: String| ProviderError::new(ErrorClass::Internal, what);
+        let key = self.state.database_key(scope, version).ok_or_else(|| {
+            damaged(format!("the keystore has no database key {scope}/{version}"))
+        })?;
+        let name = &key.provider;
+        let provider = self
+            .state
+            .provider(name)
+            .ok_or_else(|| damaged(format!("the keystore has no provider \"{name}\"")))?;
+        let options = serde_json::from_str(&provider.options)
+            .map_err(|_| damaged(format!("the options of provider \"{name}\" are not JSON")))?;
+        Ok(Operation {
+            provider: ProviderSpec { name: name.clone(), kind: provider.kind.clone(), options },
+            key: key.master_key.clone(),
+            context: master_context(&self.id, scope),
+            action: Action::Unwrap { wrapped: Base64(key.wrapped.clone()) },
+        })
+    }
+}
+
+/// The generation of WAL key that is recorded at a place (see [`wal::key_place`]).
+fn generation_at(file: RelFile, epoch: u16) -> u32 {
+    file.relation.saturating_sub(1).saturating_mul(u32::from(MAX_EPOCH)) + u32::from(epoch)
+}
+
+fn unwrapped(outcome: Outcome) -> Result<Secret32, ProviderError> {
+    match outcome {
+        Outcome::Unwrapped { plaintext, .. } => {
+            let bytes = plaintext.expose().try_into().map_err(|_| {
+                ProviderError::new(ErrorClass::WrongCiphertext, "a database key has not 32 bytes")
+            })?;
+            Ok(Secret32::from_bytes(bytes))
+        }
+        Outcome::Failed(failure) => Err(ProviderError {
+            class: failure.class,
+            message: failure.message,
+            detail: failure.detail.unwrap_or_default(),
+            hint: failure.hint.unwrap_or_default(),
+            retry: failure.retry,
+        }),
+        _ => Err(ProviderError::new(ErrorClass::Internal, "a provider answered something else")),
+    }
+}
+
+fn scopes(directory: &Path) -> Result<Vec<u32>, ProviderError> {
+    let entries = match fs::read_dir(directory) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.map_err(|error| unreadable(directory, &error))?,
+    };
+    let mut scopes = Vec::new();
+    for entry in entries {
+        let name = entry.map_err(|error| unreadable(directory, &error))?.file_name();
+        scopes.extend(name.to_str().and_then(log::scope_of));
+    }
+    Ok(scopes)
+}
+
+/// A file or directory that the system does not let us read.
+pub(crate) fn unreadable(path: &Path, error: &io::Error) -> ProviderError {
+    ProviderError::new(
+        ErrorClass::Unreachable,
+        format!("could not read \"{}\": {error}", path.display()),
+    )
+}
+
+/// Unwrapped database keys.
+pub struct DatabaseKeys {
+    keys: BTreeMap<(u32, u32), Secret32>,
+}
+
+impl DatabaseKeys {
+    /// A data key from its record; `None` when it does not authenticate, or its database key is not here.
+    #[must_use]
+    pub fn data_key(
+        &self,
+        file: RelFile,
+        epoch: u16,
+        record: &DataKey,
+    ) -> Option<pagevault_cipher::DataKey> {
+        let key = self.keys.get(&(record.scope, record.key_version))?;
+        let cipher = CipherId::try_from(record.cipher).ok()?;
+        let mut plain = Zeroizing::new([0; 64]);
+        let aad = data_key_aad(file, epoch, record.cipher);
+        let wrap_key = WrapKey::new(key.expose());
+        let length = wrap::unwrap(&wrap_key, &aad, &record.wrapped, plain.as_mut_slice()).ok()?;
+        pagevault_cipher::DataKey::from_bytes(cipher, plain.get(..length)?).ok()
+    }
+
+    /// Scope, version and key of each.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, u32, &Secret32)> {
+        self.keys.iter().map(|(&(scope, version), key)| (scope, version, key))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn generations_are_found_where_they_are_put() {
+        for generation in [1, 2, 8190, 8191, 8192, 16382, 16383, 100_000] {
+            let (file, epoch) = wal::key_place(generation);
+            assert_eq!(generation_at(file, epoch), generation);
+        }
+    }
+}

@@ -1,0 +1,124 @@
+//! Before `main`: the library learns what it is for, and takes care that nobody else does.
+//!
+//! The briefing lies in anonymous memory whose descriptor the program has inherited, its number in the environment. When
+//! it is read the memory is wiped, the descriptor closed, and both the number and the library are taken out of the
+//! environment: programs that this one runs, such as a `restore_command` or a single-user server, know nothing of it.
+
+use std::collections::BTreeMap;
+use std::ffi::{CString, OsStr, c_int};
+use std::os::unix::ffi::OsStrExt;
+use std::sync::OnceLock;
+
+use pagevault_cipher::PageKey;
+use pagevault_keystore::briefing::{AT_WORK, Briefing, Role, VARIABLE};
+use pagevault_keystore::wal::{Switch, WalPhase, stretch_at};
+use pagevault_keystore::wal_pages::WalKeys;
+use zeroize::Zeroizing;
+
+use crate::{raw, say};
+
+/// What this program does, once it is known that it is ours.
+pub(crate) struct Work {
+    pub(crate) role: Role,
+    switches: Vec<Switch>,
+    keys: BTreeMap<u32, PageKey>,
+}
+
+static WORK: OnceLock<Work> = OnceLock::new();
+
+/// What this program does; `None` in programs that are not ours.
+pub(crate) fn work() -> Option<&'static Work> {
+    WORK.get()
+}
+
+/// There is no key of that generation.
+pub(crate) struct NoKey;
+
+impl WalKeys for Work {
+    type Error = NoKey;
+
+    fn phase_at(&self, address: u64) -> WalPhase {
+        stretch_at(self.switches.iter().copied(), address).phase
+    }
+
+    fn with_key<R>(&self, generation: u32, f: impl FnOnce(&PageKey) -> R) -> Result<R, NoKey> {
+        self.keys.get(&generation).map(f).ok_or(NoKey)
+    }
+}
+
+/// Called by the dynamic linker before the program's `main`.
+#[used]
+#[unsafe(link_section = ".init_array")]
+static BEGIN: extern "C" fn() = begin;
+
+extern "C" fn begin() {
+    let Some(number) = std::env::var_os(VARIABLE) else { return };
+    let done = number.to_str().and_then(|number| number.parse().ok()).ok_or("it has no number");
+    if let Err(problem) = done.and_then(take) {
+        say(&format!("could not take over the keys for this program: {problem}"));
+        // SAFETY: nothing was begun.
+        unsafe { libc::_exit(1) };
+    }
+}
+
+/// Takes the briefing from its descriptor, if it is meant for this program.
+fn take(fd: c_int) -> Result<(), &'static str> {
+    let bytes = read_all(fd).ok_or("it cannot be read")?;
+    // A program between the one that was started and the one that is meant has been at work here before.
+    let briefing = Briefing::decode(&bytes).map_err(|_| "it is not of this release")?;
+    if matches!(briefing.role, Role::Probe) {
+        // SAFETY: the bytes are there.
+        unsafe { raw::pwrite(fd, AT_WORK.as_ptr(), AT_WORK.len(), 0) };
+        return Ok(());
+    }
+    let program = std::env::current_exe().map_err(|_| "this program's name is not known")?;
+    if program.file_name() != Some(OsStr::from_bytes(&briefing.program)) {
+        return Ok(());
+    }
+    hide()?;
+    if !briefing.shared {
+        wipe(fd, bytes.len());
+    }
+    raw::close(fd);
+    let keys = briefing.keys.iter().map(|(generation, key)| (*generation, PageKey::new(key)));
+    let work = Work { keys: keys.collect(), role: briefing.role, switches: briefing.switches };
+    WORK.set(work).map_err(|_| "it was taken before")
+}
+
+fn read_all(fd: c_int) -> Option<Zeroizing<Vec<u8>>> {
+    let length = usize::try_from(raw::length(fd)).ok()?;
+    let mut bytes = Zeroizing::new(vec![0; length]);
+    // SAFETY: the vector has room for as many bytes.
+    let got = unsafe { raw::pread(fd, bytes.as_mut_ptr(), length, 0) };
+    (length > 0 && got == length as isize).then_some(bytes)
+}
+
+fn wipe(fd: c_int, length: usize) {
+    let zeros = vec![0; length];
+    // SAFETY: the bytes are there.
+    unsafe { raw::pwrite(fd, zeros.as_ptr(), length, 0) };
+}
+
+/// No core dump of keys, no debugger of the same user; and an environment as it would be without us.
+fn hide() -> Result<(), &'static str> {
+    // SAFETY: no memory is passed.
+    if unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) } != 0 {
+        return Err("this process cannot be protected");
+    }
+    let others = std::env::var_os("LD_PRELOAD").and_then(|list| {
+        // `exec` puts us first.
+        let rest = list.as_bytes().split(|c| *c == b':').skip(1).collect::<Vec<_>>().join(&b':');
+        CString::new(rest).ok().filter(|rest| !rest.is_empty())
+    });
+    // SAFETY: before `main` there is one thread; the strings are C strings.
+    unsafe {
+        libc::unsetenv(c"PAGEVAULT_BRIEFING".as_ptr());
+        match others {
+            Some(others) => libc::setenv(c"LD_PRELOAD".as_ptr(), others.as_ptr(), 1),
+            None => libc::unsetenv(c"LD_PRELOAD".as_ptr()),
+        };
+    }
+    Ok(())
+}
+
+const _: () = assert!(VARIABLE.len() == c"PAGEVAULT_BRIEFING".count_bytes());

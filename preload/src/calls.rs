@@ -1,0 +1,304 @@
+//! The functions that stand in for the C library's. In programs that are not ours, and for files that are
+//! nothing to us, they are the system calls.
+
+use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+
+use libc::{iovec, mode_t, off_t, size_t, ssize_t};
+use pagevault_keystore::briefing::Role;
+
+use crate::begin::{Work, work};
+use crate::files::{self, Opening, Segment};
+use crate::{keystore, raw, say, segment};
+
+/// What all functions that open a file do.
+///
+/// # Safety
+/// `path` is a C string.
+unsafe fn open_at(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+    // SAFETY: by contract.
+    let path = unsafe { CStr::from_ptr(path) };
+    let Some(work) = work().filter(|_| directory == libc::AT_FDCWD) else {
+        return raw::openat(directory, path, flags, mode);
+    };
+    match files::opening(work, path, flags) {
+        Opening::Other => raw::openat(directory, path, flags, mode),
+        Opening::Segment => open_segment(path, flags, mode),
+        Opening::Refused(reason) => refuse(reason),
+        Opening::Keystore => match keystore::replace(path.to_bytes()) {
+            Some(path) => raw::openat(directory, &path, flags, mode),
+            None => refuse("a file of the keystore has no name"),
+        },
+        Opening::Control => match finish(work) {
+            Ok(()) => raw::openat(directory, path, flags, mode),
+            Err(reason) => refuse(&reason),
+        },
+    }
+}
+
+/// Opens a segment. One that is written must be read as well.
+fn open_segment(path: &CStr, flags: c_int, mode: mode_t) -> c_int {
+    let access = if flags & libc::O_ACCMODE == libc::O_WRONLY {
+        libc::O_RDWR
+    } else {
+        flags & libc::O_ACCMODE
+    };
+    let fd = raw::openat(libc::AT_FDCWD, path, flags & !libc::O_ACCMODE | access, mode);
+    if fd < 0 || files::opened(fd, path) {
+        return fd;
+    }
+    // Never a segment that should be sealed and is not.
+    raw::close(fd);
+    raw::set_errno(libc::EMFILE);
+    -1
+}
+
+fn finish(work: &Work) -> Result<(), String> {
+    match &work.role {
+        Role::Rewind { target } => keystore::commit(Path::new(OsStr::from_bytes(target))),
+        _ => Ok(()),
+    }
+}
+
+#[cold]
+fn refuse(reason: &str) -> c_int {
+    say(reason);
+    raw::set_errno(libc::EPERM);
+    -1
+}
+
+/// The mode is a variadic argument in C; on the platforms that pagevault runs on it is passed as a named one
+/// would be, and looked at only where the flags say that it is there.
+fn mode_of(flags: c_int, mode: mode_t) -> mode_t {
+    let has_mode = flags & libc::O_CREAT != 0 || flags & libc::O_TMPFILE == libc::O_TMPFILE;
+    if has_mode { mode } else { 0 }
+}
+
+macro_rules! opens {
+    ($($name:ident)*) => { $(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+            // SAFETY: the caller's own arguments.
+            unsafe { open_at(libc::AT_FDCWD, path, flags, mode_of(flags, mode)) }
+        }
+    )* };
+}
+opens!(open open64);
+
+macro_rules! opens_at {
+    ($($name:ident)*) => { $(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(at: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
+            // SAFETY: the caller's own arguments.
+            unsafe { open_at(at, path, flags, mode_of(flags, mode)) }
+        }
+    )* };
+}
+opens_at!(openat openat64);
+
+/// `open` where the compiler knows that there is no mode.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __open_2(path: *const c_char, flags: c_int) -> c_int {
+    // SAFETY: the caller's own arguments.
+    unsafe { open_at(libc::AT_FDCWD, path, flags, 0) }
+}
+
+/// As [`__open_2`].
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __open64_2(path: *const c_char, flags: c_int) -> c_int {
+    // SAFETY: the caller's own arguments.
+    unsafe { open_at(libc::AT_FDCWD, path, flags, 0) }
+}
+
+#[unsafe(no_mangle)]
+extern "C" fn close(fd: c_int) -> c_int {
+    files::forget(fd);
+    raw::close(fd)
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn unlink(path: *const c_char) -> c_int {
+    // SAFETY: the caller's own argument.
+    let path = unsafe { CStr::from_ptr(path) };
+    if let Some(Work { role: Role::Rewind { target }, .. }) = work() {
+        let path = Path::new(OsStr::from_bytes(path.to_bytes()));
+        let keystore = Path::new(OsStr::from_bytes(target)).join("pagevault");
+        if files::is_in(path, &keystore) {
+            keystore::remove(path);
+            return 0;
+        }
+    }
+    raw::unlinkat(libc::AT_FDCWD, path, 0)
+}
+
+/// Who we are and what the descriptor is open on, if it is a segment.
+#[inline]
+fn ours(fd: c_int) -> Option<(&'static Work, Segment)> {
+    files::segment(fd).and_then(|segment| Some((work()?, segment)))
+}
+
+/// Transfers at the position of the descriptor, and moves it behind what was transferred.
+fn at_position(fd: c_int, transfer: impl FnOnce(off_t) -> ssize_t) -> ssize_t {
+    let position = raw::position(fd);
+    if position < 0 {
+        return -1;
+    }
+    let done = transfer(position);
+    if done > 0 && raw::seek(fd, position + done as off_t) < 0 {
+        return -1;
+    }
+    done
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn read(fd: c_int, to: *mut c_void, length: size_t) -> ssize_t {
+    // SAFETY: the caller's own arguments.
+    unsafe {
+        match ours(fd) {
+            None => raw::read(fd, to.cast(), length),
+            Some((work, file)) => {
+                at_position(fd, |at| segment::pread(work, file, to.cast(), length, at))
+            }
+        }
+    }
+}
+
+#[unsafe(no_mangle)]
+unsafe extern "C" fn write(fd: c_int, from: *const c_void, length: size_t) -> ssize_t {
+    // SAFETY: the caller's own arguments.
+    unsafe {
+        match ours(fd) {
+            None => raw::write(fd, from.cast(), length),
+            Some((work, file)) => {
+                at_position(fd, |at| segment::pwrite(work, file, from.cast(), length, at))
+            }
+        }
+    }
+}
+
+/// `read` where the compiler knows how large the memory is.
+#[unsafe(no_mangle)]
+unsafe extern "C" fn __read_chk(
+    fd: c_int,
+    to: *mut c_void,
+    length: size_t,
+    room: size_t,
+) -> ssize_t {
+    if length > room {
+        std::process::abort();
+    }
+    // SAFETY: the caller's own arguments.
+    unsafe { read(fd, to, length) }
+}
+
+macro_rules! preads {
+    ($($name:ident)*) => { $(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(fd: c_int, to: *mut c_void, length: size_t, at: off_t) -> ssize_t {
+            // SAFETY: the caller's own arguments.
+            unsafe {
+                match ours(fd) {
+                    None => raw::pread(fd, to.cast(), length, at),
+                    Some((work, file)) => segment::pread(work, file, to.cast(), length, at),
+                }
+            }
+        }
+    )* };
+}
+preads!(pread pread64);
+
+macro_rules! checked_preads {
+    ($($name:ident)*) => { $(
+        /// `pread` where the compiler knows how large the memory is.
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(
+            fd: c_int, to: *mut c_void, length: size_t, at: off_t, room: size_t,
+        ) -> ssize_t {
+            if length > room {
+                std::process::abort();
+            }
+            // SAFETY: the caller's own arguments.
+            unsafe { pread(fd, to, length, at) }
+        }
+    )* };
+}
+checked_preads!(__pread_chk __pread64_chk);
+
+macro_rules! pwrites {
+    ($($name:ident)*) => { $(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(fd: c_int, from: *const c_void, length: size_t, at: off_t) -> ssize_t {
+            // SAFETY: the caller's own arguments.
+            unsafe {
+                match ours(fd) {
+                    None => raw::pwrite(fd, from.cast(), length, at),
+                    Some((work, file)) => segment::pwrite(work, file, from.cast(), length, at),
+                }
+            }
+        }
+    )* };
+}
+pwrites!(pwrite pwrite64);
+
+macro_rules! preadvs {
+    ($($name:ident)*) => { $(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(fd: c_int, vector: *const iovec, count: c_int, at: off_t) -> ssize_t {
+            // SAFETY: the caller's own arguments.
+            unsafe {
+                match ours(fd) {
+                    None => raw::preadv(fd, vector, count, at),
+                    Some((work, file)) => each_part(vector, count, |part, done| {
+                        segment::pread(work, file, part.iov_base.cast(), part.iov_len, at + done as off_t)
+                    }),
+                }
+            }
+        }
+    )* };
+}
+preadvs!(preadv preadv64);
+
+macro_rules! pwritevs {
+    ($($name:ident)*) => { $(
+        #[unsafe(no_mangle)]
+        unsafe extern "C" fn $name(fd: c_int, vector: *const iovec, count: c_int, at: off_t) -> ssize_t {
+            // SAFETY: the caller's own arguments.
+            unsafe {
+                match ours(fd) {
+                    None => raw::pwritev(fd, vector, count, at),
+                    Some((work, file)) => each_part(vector, count, |part, done| {
+                        segment::pwrite(work, file, part.iov_base.cast(), part.iov_len, at + done as off_t)
+                    }),
+                }
+            }
+        }
+    )* };
+}
+pwritevs!(pwritev pwritev64);
+
+/// Transfers the parts of a vector one by one, until one is not done whole. A failure counts only if nothing
+/// was transferred before.
+///
+/// # Safety
+/// `vector` holds `count` parts.
+unsafe fn each_part(
+    vector: *const iovec,
+    count: c_int,
+    mut transfer: impl FnMut(&iovec, ssize_t) -> ssize_t,
+) -> ssize_t {
+    let mut total = 0;
+    for at in 0..usize::try_from(count).unwrap_or(0) {
+        // SAFETY: by contract.
+        let part = unsafe { &*vector.add(at) };
+        let done = transfer(part, total);
+        if done < 0 {
+            return if total > 0 { total } else { done };
+        }
+        total += done;
+        if (done as usize) < part.iov_len {
+            break;
+        }
+    }
+    total
+}

@@ -1,0 +1,136 @@
+//! What a path is to us, and which descriptor is open on what.
+
+use std::ffi::{CStr, OsStr, c_int};
+use std::fs;
+use std::os::unix::ffi::OsStrExt;
+use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+
+use pagevault_keystore::briefing::Role;
+
+use crate::begin::Work;
+use crate::raw;
+
+/// What is done on opening a file.
+pub(crate) enum Opening {
+    /// Nothing to us.
+    Other,
+    /// A segment of WAL: reading opens its pages, writing seals them.
+    Segment,
+    /// Must not be written, for we cannot seal it; with the reason.
+    Refused(&'static str),
+    /// A file of the keystore of a target of `pg_rewind` is replaced.
+    Keystore,
+    /// `pg_rewind` is about to finish: the new keystore has to be in place.
+    Control,
+}
+
+/// What the file at a path is to us.
+pub(crate) fn opening(work: &Work, path: &CStr, flags: c_int) -> Opening {
+    let path = Path::new(OsStr::from_bytes(path.to_bytes()));
+    let name = path.file_name().unwrap_or_default().as_bytes();
+    let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
+    match &work.role {
+        Role::Probe => Opening::Other,
+        Role::Read if !writes && segment_number(name).is_some() => Opening::Segment,
+        Role::Read => Opening::Other,
+        Role::Seal if segment_number(name).is_some() => Opening::Segment,
+        Role::Seal if writes && is_compressed_segment(name) => Opening::Refused(
+            "compressed WAL cannot be sealed: leave out the option for compression",
+        ),
+        Role::Seal if writes && name.starts_with(b"pg_wal.tar") => Opening::Refused(
+            "WAL in a tar file cannot be sealed: use --format=plain, --wal-method=fetch or --wal-method=none",
+        ),
+        Role::Seal => Opening::Other,
+        Role::Rewind { target } => {
+            let target = Path::new(OsStr::from_bytes(target));
+            let is_in = |folder: &str| is_in(path, &target.join(folder));
+            match (writes, name) {
+                (false, name) if segment_number(name).is_some() && is_in("pg_wal") => {
+                    Opening::Segment
+                }
+                (true, b"pg_control") if is_in("global") => Opening::Control,
+                // To be synced, files are opened without this flag.
+                (true, _) if flags & libc::O_CREAT != 0 && is_in("pagevault") => Opening::Keystore,
+                _ => Opening::Other,
+            }
+        }
+    }
+}
+
+/// Whether a file is in a directory, however the two are spelt.
+pub(crate) fn is_in(path: &Path, directory: &Path) -> bool {
+    let parent = path.parent().and_then(|parent| fs::canonicalize(parent).ok());
+    parent.is_some() && parent == fs::canonicalize(directory).ok()
+}
+
+/// The number of a segment, in two parts, from its name; of one that is not finished too.
+fn segment_number(name: &[u8]) -> Option<(u32, u32)> {
+    let name = name.strip_suffix(b".partial").unwrap_or(name);
+    let [_, high, low] = name.as_chunks::<8>().0 else { return None };
+    let number = |digits: &[u8; 8]| {
+        std::str::from_utf8(digits).ok().and_then(|digits| u32::from_str_radix(digits, 16).ok())
+    };
+    (name.len() == 24 && name.iter().all(u8::is_ascii_hexdigit))
+        .then(|| Some((number(high)?, number(low)?)))
+        .flatten()
+}
+
+fn is_compressed_segment(name: &[u8]) -> bool {
+    name.get(..24).is_some_and(|segment| segment_number(segment).is_some())
+        && [&b".gz"[..], b".lz4", b".zst"]
+            .iter()
+            .any(|ending| name.strip_suffix(b".partial").unwrap_or(name).ends_with(ending))
+}
+
+/// Most descriptors that can be open on segments. A segment that gets a higher one is not opened.
+const DESCRIPTORS: usize = 4096;
+
+/// The number of the segment that each descriptor is open on, plus 1; 0 if it is not.
+static SEGMENTS: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
+
+/// An open segment.
+#[derive(Clone, Copy)]
+pub(crate) struct Segment {
+    pub(crate) fd: c_int,
+    number: (u32, u32),
+}
+
+impl Segment {
+    /// Its first address, if its length is one that segments have: it is only known from that. Files grow to it
+    /// before they are written.
+    pub(crate) fn base(self) -> Option<u64> {
+        let size = raw::length(self.fd);
+        let (high, low) = (u64::from(self.number.0), u64::from(self.number.1));
+        let is_size = size.is_power_of_two() && (1 << 20..=1 << 30).contains(&size);
+        (is_size && low < (1 << 32) / size).then(|| (high << 32) + low * size)
+    }
+}
+
+/// What a descriptor is open on.
+#[inline]
+pub(crate) fn segment(fd: c_int) -> Option<Segment> {
+    let entry = SEGMENTS.get(usize::try_from(fd).ok()?)?.load(Relaxed);
+    let number = entry.checked_sub(1)?;
+    Some(Segment { fd, number: ((number >> 32) as u32, number as u32) })
+}
+
+/// A descriptor was opened on a segment. False if it is too high to be remembered.
+pub(crate) fn opened(fd: c_int, path: &CStr) -> bool {
+    let name = path.to_bytes().rsplit(|c| *c == b'/').next().unwrap_or_default();
+    let entry = usize::try_from(fd).ok().and_then(|fd| SEGMENTS.get(fd));
+    let (Some((high, low)), Some(entry)) = (segment_number(name), entry) else { return false };
+    let number = u64::from(high) << 32 | u64::from(low);
+    let Some(number) = number.checked_add(1) else { return false };
+    entry.store(number, Relaxed);
+    true
+}
+
+/// A descriptor is about to be closed, or was opened on something else.
+#[inline]
+pub(crate) fn forget(fd: c_int) {
+    let entry = usize::try_from(fd).ok().and_then(|fd| SEGMENTS.get(fd));
+    if let Some(entry) = entry.filter(|entry| entry.load(Relaxed) != 0) {
+        entry.store(0, Relaxed);
+    }
+}

@@ -1,0 +1,122 @@
+//! `pg_rewind` replaces the files of the target's keystore by the source's, and that is right: keys that the target made after
+//! the timelines parted must go, for the source may have made others for the same epochs and generations. But
+//! `pg_rewind` does it while it still needs the target's WAL, and file by file. Killed in between, it would leave a target
+//! whose WAL cannot be read any more, and that could not be rewound again.
+//!
+//! So its files go beside the target's, under other names; and when it is about to write the control file, which is the
+//! last thing it does, they are looked at, and take the place of the target's.
+
+use std::collections::BTreeSet;
+use std::ffi::{CString, OsStr, OsString};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::ffi::{OsStrExt, OsStringExt};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use pagevault_keystore::log;
+
+use crate::raw;
+
+/// What names end in while their files wait.
+const WAITING: &str = ".rewind";
+
+struct Changes {
+    replaced: BTreeSet<OsString>,
+    removed: BTreeSet<OsString>,
+    /// They have been made.
+    done: bool,
+}
+
+static CHANGES: Mutex<Changes> =
+    Mutex::new(Changes { replaced: BTreeSet::new(), removed: BTreeSet::new(), done: false });
+
+fn changes() -> MutexGuard<'static, Changes> {
+    CHANGES.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Where the new content of a file of the keystore goes. `None` if the path has no name.
+pub(crate) fn replace(path: &[u8]) -> Option<CString> {
+    let name = Path::new(OsStr::from_bytes(path)).file_name()?.to_owned();
+    let mut changes = changes();
+    changes.removed.remove(&name);
+    changes.replaced.insert(name);
+    CString::new([path, WAITING.as_bytes()].concat()).ok()
+}
+
+/// Remembers that a file of the keystore is to be removed.
+pub(crate) fn remove(path: &Path) {
+    let Some(name) = path.file_name() else { return };
+    changes().removed.insert(name.to_owned());
+}
+
+/// Puts the new keystore in the place of the old one.
+///
+/// # Errors
+/// In words, when the new one is not whole, or the system refuses.
+pub(crate) fn commit(target: &Path) -> Result<(), String> {
+    let mut changes = changes();
+    if changes.done {
+        return Ok(());
+    }
+    let directory = target.join("pagevault");
+    check(&directory, &changes)?;
+    let done = || -> io::Result<()> {
+        for name in &changes.replaced {
+            File::open(waiting(&directory, name))?.sync_all()?;
+        }
+        for name in &changes.replaced {
+            fs::rename(waiting(&directory, name), directory.join(name))?;
+        }
+        for name in changes.removed.difference(&changes.replaced) {
+            remove_now(&directory.join(name))?;
+        }
+        File::open(&directory)?.sync_all()
+    };
+    done().map_err(|error| format!("could not replace the keystore of the target: {error}"))?;
+    changes.done = true;
+    Ok(())
+}
+
+/// Removes a file for good, past our own `unlink`.
+fn remove_now(path: &Path) -> io::Result<()> {
+    let path = CString::new(path.as_os_str().as_bytes())?;
+    if raw::unlinkat(libc::AT_FDCWD, &path, 0) == 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
+}
+
+/// That the new files are a keystore, and of the cluster that the old ones are of.
+fn check(directory: &Path, changes: &Changes) -> Result<(), String> {
+    let cluster = log::file_name(0);
+    if !changes.replaced.contains(OsStr::new(&cluster)) {
+        return Err("the source has no keystore, or it was not copied".to_owned());
+    }
+    let id = identity(&directory.join(&cluster), 0)?;
+    for name in &changes.replaced {
+        let Some(scope) = name.to_str().and_then(log::scope_of) else { continue };
+        if identity(&waiting(directory, name), scope)? != id {
+            return Err(format!(
+                "key file \"{}\" of the source is of another keystore than the target's",
+                name.display()
+            ));
+        }
+    }
+    Ok(())
+}
+
+/// The keystore that a log belongs to.
+fn identity(path: &Path, scope: u32) -> Result<[u8; 16], String> {
+    let unreadable = |error: &dyn std::fmt::Display| {
+        format!("key file \"{}\" is not readable: {error}", path.display())
+    };
+    let bytes = fs::read(path).map_err(|error| unreadable(&error))?;
+    let contents = log::replay(&bytes, scope).map_err(|error| unreadable(&error))?;
+    Ok(contents.position.keystore_id)
+}
+
+fn waiting(directory: &Path, name: &OsStr) -> PathBuf {
+    directory.join(OsString::from_vec([name.as_bytes(), WAITING.as_bytes()].concat()))
+}

@@ -1,0 +1,92 @@
+//! `pg_basebackup`, `pg_verifybackup`, `pg_resetwal`.
+
+use anyhow::{Result, ensure};
+use pagevault_tests::installation::run;
+use pagevault_tests::wal::{Segment, WalPage};
+use pagevault_tests::{Cluster, Settings, StopMode};
+
+use super::{count, exec, exec_with_keystore, failure, insert, sealing};
+use crate::wal::{assert_hidden, leaks, segments};
+
+/// A backup that streams its WAL has it sealed, passes `pg_verifybackup` with its WAL parsed, and can be
+/// restored.
+#[test]
+fn streamed_wal_of_a_base_backup_is_sealed() -> Result<()> {
+    let (mut cluster, _keys) = sealing(&Settings::default())?;
+    cluster.allow_log("connection to client lost");
+    cluster.pgbench(&["-i", "-q", "-s", "1"])?;
+    let mut load = cluster.pgbench_in_background(&["-n", "-c", "2", "-T", "600"])?;
+    insert(&cluster, "drossel", 1000)?;
+    let restored = Cluster::from_files(|target| {
+        let mut backup = exec_with_keystore(&cluster, "pg_basebackup");
+        run(backup.args(["--checkpoint=fast", "-X", "stream", "-D"]).arg(target))?;
+        let wal = Segment::all(&target.join("pg_wal"))?;
+        let pages = wal.iter().map(|s| s.pages()).collect::<Result<Vec<_>>>()?.concat();
+        ensure!(pages.contains(&WalPage::Sealed(1)), "nothing is sealed");
+        ensure!(!pages.contains(&WalPage::Plain), "plaintext in the WAL of the backup");
+        // The keystore is the backup's own.
+        run(exec(&cluster, &[], "pg_verifybackup").arg(target))?;
+        // pg_waldump, which it runs, does not get the library from anywhere else.
+        let error = failure(cluster.program("pg_verifybackup").arg(target))?;
+        ensure!(error.contains("WAL parsing failed"), "{error}");
+        Ok(())
+    })?;
+    let _ = load.kill();
+    load.wait()?;
+    restored.start_server()?;
+    ensure!(count(&restored, "drossel")? == "1000", "rows are missing");
+    let balanced = "SELECT (SELECT sum(abalance) FROM pgbench_accounts)
+        = (SELECT coalesce(sum(delta), 0) FROM pgbench_history)";
+    ensure!(restored.text(balanced)? == "t", "balances differ");
+    insert(&restored, "meise", 1000)?;
+    restored.crash()?;
+    ensure!(count(&restored, "meise")? == "1000", "rows are missing");
+    assert_hidden(&restored, "meise")?;
+    restored.finish()?;
+    cluster.finish()
+}
+
+/// In a tar file WAL cannot be sealed.
+#[test]
+fn a_tar_file_with_streamed_wal_is_refused() -> Result<()> {
+    let (mut cluster, _keys) = sealing(&Settings::default())?;
+    cluster.allow_log("connection to client lost");
+    cluster.allow_log("unexpected EOF on standby connection");
+    cluster.allow_log("terminating connection due to");
+    cluster.allow_log("could not send");
+    cluster.allow_log("Broken pipe");
+    cluster.allow_log("aborting backup");
+    insert(&cluster, "drossel", 1000)?;
+    let target = cluster.directory().join("backup");
+    let mut backup = exec_with_keystore(&cluster, "pg_basebackup");
+    backup.args(["--checkpoint=fast", "--format=tar", "-X", "stream", "-D"]);
+    let error = failure(backup.arg(&target))?;
+    ensure!(error.contains("WAL in a tar file cannot be sealed"), "{error}");
+    ensure!(!target.join("pg_wal.tar").exists(), "pg_wal.tar was written");
+    let mut backup = exec_with_keystore(&cluster, "pg_basebackup");
+    backup.args(["--checkpoint=fast", "--format=tar", "-X", "fetch", "-D"]);
+    run(backup.arg(cluster.directory().join("fetched")))?;
+    cluster.finish()
+}
+
+#[test]
+fn pg_resetwal_seals_what_it_writes() -> Result<()> {
+    let (cluster, _keys) = sealing(&Settings::default())?;
+    insert(&cluster, "drossel", 100)?;
+    cluster.stop(StopMode::Fast)?;
+    let before = segments(&cluster)?;
+    let mut look = exec(&cluster, &[], "pg_resetwal");
+    run(look.arg("-n").arg("-D").arg(cluster.data_directory()))?;
+    ensure!(segments(&cluster)?.len() == before.len(), "a dry run has changed something");
+    let mut reset = exec(&cluster, &[], "pg_resetwal");
+    run(reset.arg("-D").arg(cluster.data_directory()))?;
+    let pages = segments(&cluster)?[0].pages()?;
+    ensure!(pages[0] == WalPage::Sealed(1), "the new WAL begins with {:?}", pages[0]);
+    cluster.start_server()?;
+    ensure!(count(&cluster, "drossel")? == "100", "rows are missing");
+    insert(&cluster, "fink", 100)?;
+    cluster.crash()?;
+    ensure!(count(&cluster, "fink")? == "100", "rows are missing");
+    ensure!(!leaks(&segments(&cluster)?, "fink"), "WAL is plaintext");
+    cluster.finish()
+}

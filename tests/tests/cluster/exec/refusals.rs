@@ -1,0 +1,68 @@
+//! What exec does not do: it says so, and nothing happens.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+
+use anyhow::{Result, ensure};
+use pagevault_tests::{Cluster, Settings, StopMode};
+
+use super::{directory, exec, exec_with_keystore, failure, insert, sealing};
+
+#[test]
+fn programs_that_the_library_does_not_get_into_are_not_run() -> Result<()> {
+    let (cluster, _keys) = sealing(&Settings::default())?;
+    let tools = directory(&cluster, "tools")?;
+    let place = |name: &str| tools.join(name).to_string_lossy().into_owned();
+    // Linked statically in every Debian.
+    let linked = ["/usr/sbin/ldconfig", "/sbin/ldconfig"]
+        .into_iter()
+        .find(|p| fs::exists(p).unwrap_or(false));
+    if let Some(linked) = linked {
+        fs::copy(linked, place("pg_waldump"))?;
+        let error = failure(&mut exec_with_keystore(&cluster, &place("pg_waldump")))?;
+        ensure!(error.contains("the library does not get into"), "{error}");
+    }
+    fs::write(place("pg_resetwal"), "#!/bin/sh\necho has run\n")?;
+    fs::set_permissions(place("pg_resetwal"), fs::Permissions::from_mode(0o755))?;
+    let error = failure(&mut exec_with_keystore(&cluster, &place("pg_resetwal")))?;
+    ensure!(error.contains("is not a program but a script"), "{error}");
+    let error = failure(&mut exec_with_keystore(&cluster, "/bin/cat"))?;
+    ensure!(error.contains("it is not known what"), "{error}");
+    let mut wrong = exec(&cluster, &["--library", "/nonexistent.so"], "pg_waldump");
+    let error = failure(wrong.arg(cluster.data_directory().join("pg_wal")))?;
+    ensure!(error.contains("is not installed"), "{error}");
+    // A library that is none is not loaded, and the dynamic linker goes on without.
+    let mut wrong = exec(&cluster, &["--library", "/etc/passwd"], "pg_waldump");
+    let error = failure(wrong.arg("-p").arg(cluster.data_directory().join("pg_wal")))?;
+    ensure!(error.contains("the library does not get into"), "{error}");
+    cluster.finish()
+}
+
+#[test]
+fn there_must_be_a_keystore_with_keys_of_wal_and_its_provider() -> Result<()> {
+    let (cluster, keys) = Cluster::with_keys(&Settings::default())?;
+    let wal = cluster.data_directory().join("pg_wal");
+    let dump = || {
+        let mut command = exec(&cluster, &[], "pg_waldump");
+        command.arg("-p").arg(&wal);
+        command
+    };
+    let error = failure(&mut dump())?;
+    ensure!(error.contains("WAL was never encrypted"), "{error}");
+    super::switch(&cluster, true)?;
+    insert_something(&cluster)?;
+    keys.take_away()?;
+    let error = failure(&mut dump())?;
+    ensure!(error.contains("master key \"main\" of provider \"local\""), "{error}");
+    keys.bring_back()?;
+    let elsewhere = directory(&cluster, "elsewhere")?;
+    let error = failure(exec(&cluster, &[], "pg_waldump").arg("-p").arg(&elsewhere))?;
+    ensure!(error.contains("it is not known which keystore"), "{error}");
+    cluster.stop(StopMode::Fast)?;
+    cluster.finish()
+}
+
+fn insert_something(cluster: &Cluster) -> Result<()> {
+    cluster.sql("CREATE TABLE t (id serial PRIMARY KEY, name text)")?;
+    insert(cluster, "drossel", 10)
+}

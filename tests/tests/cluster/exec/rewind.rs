@@ -1,0 +1,321 @@
+//! `pg_rewind`: a server that went on by itself follows the other one again.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use pagevault_tests::installation::run;
+use pagevault_tests::{Cluster, KeyFile, Settings, StopMode};
+
+use super::{count, exec, failure, insert};
+use crate::wal::{assert_hidden, sealing, standby_of, wait_for};
+
+/// A primary with encrypted tables in two tablespaces, sealed WAL in small segments, and its standby.
+fn pair() -> Result<(Cluster, Cluster, KeyFile)> {
+    let settings = Settings::default()
+        .wal_segment_size(1)
+        .conf("wal_keep_size = 1GB")
+        .conf("allow_in_place_tablespaces = on");
+    let (mut primary, keys) = sealing(&settings)?;
+    allow(&mut primary);
+    primary.sql("CREATE TABLESPACE place LOCATION ''")?;
+    primary.sql(
+        "CREATE TABLE elsewhere (id int, name text) TABLESPACE place;
+         CREATE TABLE sealed (id serial PRIMARY KEY, name text);
+         CREATE UNLOGGED TABLE fleeting (id int)",
+    )?;
+    for table in ["elsewhere", "sealed", "fleeting"] {
+        primary.sql(&format!("SELECT pagevault.encrypt('{table}')"))?;
+    }
+    change(&primary, "amsel", 20_000)?;
+    // Free space and visibility maps.
+    primary.sql("DELETE FROM sealed WHERE id % 7 = 0")?;
+    primary.sql("VACUUM sealed")?;
+    let mut standby = standby_of(&primary, &[])?;
+    allow(&mut standby);
+    wait_for(&standby, &primary)?;
+    Ok((primary, standby, keys))
+}
+
+fn allow(cluster: &mut Cluster) {
+    for text in [
+        "terminating walreceiver process",
+        "could not receive data from WAL stream",
+        "could not connect to the primary server",
+        "could not send data to client",
+        "connection to client lost",
+        "could not send end-of-streaming message",
+        "not properly shut down",
+        // Tablespaces without symbolic links are for tests.
+        "found in pg_tblspc/",
+    ] {
+        cluster.allow_log(text);
+    }
+}
+
+/// Adds rows that hold `canary` to all tables, and changes others.
+fn change(cluster: &Cluster, canary: &str, rows: u32) -> Result<()> {
+    insert(cluster, canary, rows / 10)?;
+    cluster.sql(&format!(
+        "INSERT INTO sealed (name) SELECT '{canary}-' || i || repeat('.', 100) FROM generate_series(1, {rows}) i;
+         INSERT INTO elsewhere SELECT i, '{canary}-' || i FROM generate_series(1, {rows}) i;
+         UPDATE elsewhere SET name = '{canary}!' || id WHERE id % 50 = 0;
+         INSERT INTO fleeting SELECT i FROM generate_series(1, 100) i"
+    ))
+}
+
+/// What is in the tables, in short.
+fn content(cluster: &Cluster) -> Result<String> {
+    cluster.text(
+        "SELECT concat_ws(' ', (SELECT md5(string_agg(name, ',' ORDER BY id)) FROM sealed),
+            (SELECT md5(string_agg(name, ',' ORDER BY id, name)) FROM elsewhere),
+            (SELECT count(*) FROM t))",
+    )
+}
+
+/// New keys of every kind: on both sides of a fork they have the same numbers.
+fn rotate(cluster: &Cluster) -> Result<()> {
+    cluster.sql("SELECT pagevault.rotate_wal_key()")?;
+    cluster.sql("SELECT pagevault.rotate_data_key('sealed')")?;
+    cluster.sql("SELECT pagevault.rekey_wait('sealed'::regclass, '1min')")
+}
+
+/// `pg_rewind` of `target`, by exec.
+fn rewind(target: &Cluster, source: &[String]) -> Command {
+    let mut command = exec(target, &[], "pg_rewind");
+    command.arg("--target-pgdata").arg(target.data_directory()).args(source);
+    command
+}
+
+fn server(source: &Cluster) -> Vec<String> {
+    let host = source.directory().display();
+    vec![format!("--source-server=host={host} user=postgres dbname=postgres")]
+}
+
+fn files(source: &Cluster) -> Vec<String> {
+    vec![format!("--source-pgdata={}", source.data_directory().display())]
+}
+
+/// Starts a rewound server as the standby of `primary`.
+fn follow(rewound: &Cluster, primary: &Cluster) -> Result<()> {
+    let signal = rewound.data_directory().join("standby.signal");
+    std::fs::write(&signal, "")?;
+    rewound.installation().give(&signal)?;
+    rewound.append_conf(&format!(
+        "unix_socket_directories = '{}'\nprimary_conninfo = 'host={} user=postgres'\nwal_retrieve_retry_interval = 200ms",
+        rewound.directory().display(),
+        primary.directory().display()
+    ))?;
+    rewound.start_server()?;
+    wait_for(rewound, primary)
+}
+
+/// What all files of a data directory hold.
+fn image(directory: &Path) -> Result<BTreeMap<PathBuf, Vec<u8>>> {
+    let mut all = BTreeMap::new();
+    let mut open = vec![directory.to_owned()];
+    while let Some(next) = open.pop() {
+        for entry in std::fs::read_dir(&next)? {
+            let path = entry?.path();
+            if path.is_dir() {
+                open.push(path);
+            } else if path.is_file() {
+                let bytes = std::fs::read(&path)?;
+                all.insert(path, bytes);
+            }
+        }
+    }
+    Ok(all)
+}
+
+/// The old primary from the new one's server, and back again from files.
+#[test]
+fn both_ways_after_timelines_have_parted() -> Result<()> {
+    let (a, b, _keys) = pair()?;
+    b.sql("SELECT pg_promote()")?;
+    b.eventually("SELECT pg_is_in_recovery()", "f")?;
+    b.sql("CHECKPOINT")?;
+    rotate(&a)?;
+    change(&a, "drossel", 5000)?;
+    a.sql("CREATE TABLE lost AS SELECT * FROM sealed; SELECT pagevault.encrypt('lost')")?;
+    rotate(&b)?;
+    change(&b, "fink", 7000)?;
+    b.sql("CREATE TABLE kept AS SELECT * FROM sealed; SELECT pagevault.encrypt('kept')")?;
+    // Pages that were changed in memory only are written under the newest key.
+    a.sql("SELECT count(*) FROM sealed")?;
+    a.stop(StopMode::Fast)?;
+
+    let before = image(&a.data_directory())?;
+    let told = run(rewind(&a, &server(&b)).arg("--dry-run"))?;
+    ensure!(image(&a.data_directory())? == before, "a dry run has changed something: {told}");
+    drop(before);
+    run(&mut rewind(&a, &server(&b)))?;
+    follow(&a, &b)?;
+    ensure!(content(&a)? == content(&b)?, "the tables differ");
+    ensure!(count(&a, "drossel")? == "0" && count(&a, "fink")? == "700", "not what the source has");
+    a.sql("SELECT pagevault.verify('sealed')")?;
+
+    // The other way, from files.
+    a.sql("SELECT pg_promote()")?;
+    a.eventually("SELECT pg_is_in_recovery()", "f")?;
+    a.sql("CHECKPOINT")?;
+    rotate(&b)?;
+    change(&b, "lost", 3000)?;
+    rotate(&a)?;
+    change(&a, "meise", 3000)?;
+    b.stop(StopMode::Fast)?;
+    a.stop(StopMode::Fast)?;
+    run(&mut rewind(&b, &files(&a)))?;
+    a.start_server()?;
+    follow(&b, &a)?;
+    ensure!(content(&a)? == content(&b)?, "the tables differ");
+    change(&a, "zeisig", 1000)?;
+    rotate(&a)?;
+    wait_for(&b, &a)?;
+    b.crash()?;
+    wait_for(&b, &a)?;
+    ensure!(content(&a)? == content(&b)?, "the tables differ after a crash");
+    for cluster in [&a, &b] {
+        for canary in ["drossel", "fink", "meise", "zeisig"] {
+            assert_hidden(cluster, canary)?;
+        }
+    }
+    b.stop(StopMode::Fast)?;
+    a.stop(StopMode::Fast)?;
+    a.pg_checksums()?;
+    b.pg_checksums()?;
+    b.finish()?;
+    a.finish()
+}
+
+/// A primary that crashed: `pg_rewind` runs a single-user server in it first, and that one must find its
+/// own way to the keys. Then WAL that is in the archive only.
+#[test]
+fn after_a_crash_and_from_the_archive() -> Result<()> {
+    let (a, b, _keys) = pair()?;
+    b.sql("SELECT pg_promote()")?;
+    b.eventually("SELECT pg_is_in_recovery()", "f")?;
+    b.sql("CHECKPOINT")?;
+    change(&b, "fink", 2000)?;
+    change(&a, "drossel", 2000)?;
+    rotate(&a)?;
+    change(&a, "meise", 2000)?;
+    a.kill()?;
+    run(&mut rewind(&a, &server(&b)))?;
+    follow(&a, &b)?;
+    ensure!(content(&a)? == content(&b)?, "the tables differ");
+
+    a.sql("SELECT pg_promote()")?;
+    a.eventually("SELECT pg_is_in_recovery()", "f")?;
+    a.sql("CHECKPOINT")?;
+    rotate(&b)?;
+    change(&b, "zeisig", 5000)?;
+    b.stop(StopMode::Fast)?;
+    let archive = super::directory(&b, "archive")?;
+    let segments = pagevault_tests::wal::Segment::all(&b.data_directory().join("pg_wal"))?;
+    for segment in segments {
+        let name = segment.path.file_name().unwrap_or_default();
+        std::fs::rename(&segment.path, archive.join(name))?;
+    }
+    // What brings segments back is not to know of the keys, and copies them as they are.
+    let script = b.script(
+        "restore",
+        &format!(
+            "env > {0}/environment; ls -l /proc/$$/fd > {0}/descriptors; exec cp {0}/$1 $2",
+            archive.display()
+        ),
+    )?;
+    b.append_conf(&format!("restore_command = '{script} %f %p'"))?;
+    run(rewind(&b, &server(&a)).arg("--restore-target-wal"))?;
+    let environment = std::fs::read_to_string(archive.join("environment"))?;
+    ensure!(
+        !environment.contains("PAGEVAULT_BRIEFING") && !environment.contains("LD_PRELOAD"),
+        "{environment}"
+    );
+    let descriptors = std::fs::read_to_string(archive.join("descriptors"))?;
+    ensure!(!descriptors.contains("memfd"), "{descriptors}");
+    follow(&b, &a)?;
+    ensure!(content(&a)? == content(&b)?, "the tables differ");
+    b.finish()?;
+    a.finish()
+}
+
+/// Killed in the middle, with keys that only the target knows: it can be done again.
+#[test]
+fn killed_in_the_middle_it_can_be_done_again() -> Result<()> {
+    let (a, b, _keys) = pair()?;
+    b.sql("SELECT pg_promote()")?;
+    b.eventually("SELECT pg_is_in_recovery()", "f")?;
+    b.sql("CHECKPOINT")?;
+    rotate(&a)?;
+    change(&a, "drossel", 20_000)?;
+    rotate(&b)?;
+    b.sql("SELECT pagevault.rotate_database_key()")?;
+    change(&b, "fink", 20_000)?;
+    a.stop(StopMode::Fast)?;
+    b.stop(StopMode::Fast)?;
+    // Something to be busy with, between the keystore and WAL, which come in the order of their names.
+    let ballast = b.data_directory().join("pagf");
+    std::fs::File::create(&ballast)?.set_len(2 << 30)?;
+    b.installation().give(&ballast)?;
+    let copied = a.data_directory().join("pagf");
+    let keystore = a.data_directory().join("pagevault");
+    let (own, waiting) = (keystore.join("cluster.keys"), keystore.join("cluster.keys.rewind"));
+    let before = std::fs::read(&own)?;
+    for _ in 0..2 {
+        let mut program = rewind(&a, &files(&b)).stderr(Stdio::null()).spawn()?;
+        let start = Instant::now();
+        while std::fs::metadata(&copied).map_or(0, |file| file.len()) == 0 {
+            ensure!(program.try_wait()?.is_none(), "pg_rewind ends before");
+            ensure!(start.elapsed() < Duration::from_secs(60), "pg_rewind does not get that far");
+        }
+        program.kill()?;
+        program.wait()?;
+        ensure!(waiting.exists(), "the source's keystore was not copied");
+        ensure!(std::fs::read(&own)? == before, "the target's keystore was touched");
+        std::fs::remove_file(&copied)?;
+    }
+    std::fs::remove_file(&ballast)?;
+    run(&mut rewind(&a, &files(&b)))?;
+    ensure!(!waiting.exists(), "the new keystore is not in its place");
+    b.start_server()?;
+    follow(&a, &b)?;
+    ensure!(content(&a)? == content(&b)?, "the tables differ");
+    b.finish()?;
+    a.finish()
+}
+
+/// A source whose keystore was damaged does not get into the target: files are looked at before anything is
+/// done, what a server sends before it takes the place of the old.
+#[test]
+fn a_damaged_keystore_is_not_taken() -> Result<()> {
+    let (a, b, _keys) = pair()?;
+    b.sql("SELECT pg_promote()")?;
+    b.eventually("SELECT pg_is_in_recovery()", "f")?;
+    b.sql("CHECKPOINT")?;
+    change(&a, "drossel", 1000)?;
+    change(&b, "fink", 1000)?;
+    a.stop(StopMode::Fast)?;
+    b.stop(StopMode::Fast)?;
+    let theirs = b.data_directory().join("pagevault/cluster.keys");
+    let right = std::fs::read(&theirs)?;
+    let mut wrong = right.clone();
+    *wrong.get_mut(100).context("a keystore has more bytes")? ^= 1;
+    std::fs::write(&theirs, &wrong)?;
+    let before = image(&a.data_directory())?;
+    let error = failure(&mut rewind(&a, &files(&b)))?;
+    ensure!(error.contains("cluster.keys\" is not readable"), "{error}");
+    ensure!(image(&a.data_directory())? == before, "the target was touched");
+    std::fs::write(&theirs, &right)?;
+    b.start_server()?;
+    std::fs::write(&theirs, &wrong)?;
+    let error = failure(&mut rewind(&a, &server(&b)))?;
+    ensure!(error.contains("cluster.keys.rewind\" is not readable"), "{error}");
+    let now = std::fs::read(a.data_directory().join("pagevault/cluster.keys"))?;
+    ensure!(before.get(&a.data_directory().join("pagevault/cluster.keys")) == Some(&now));
+    std::fs::write(&theirs, &right)?;
+    b.finish()?;
+    a.finish()
+}

@@ -1,0 +1,124 @@
+//! `pg_waldump` and `pg_receivewal`: what one writes the other reads.
+
+use anyhow::{Result, ensure};
+use pagevault_tests::installation::run;
+use pagevault_tests::wal::{Segment, WalPage};
+use pagevault_tests::{Settings, StopMode};
+
+use super::{assert_nowhere, count, directory, exec, exec_with_keystore, failure, insert, sealing};
+
+/// Sealed WAL, through exec, is the same records as the same WAL received in plaintext.
+#[test]
+fn pg_waldump_shows_the_records_of_plaintext_wal() -> Result<()> {
+    let (mut cluster, _keys) = sealing(&Settings::default().wal_segment_size(1))?;
+    cluster.allow_log("connection to client lost");
+    cluster.allow_log("could not send data to client");
+    cluster.sql("SELECT pg_create_physical_replication_slot('slot', true)")?;
+    let start = cluster.text("SELECT pg_switch_wal()")?;
+    insert(&cluster, "drossel", 3000)?;
+    cluster.sql("SELECT pagevault.rotate_wal_key()")?;
+    insert(&cluster, "fink", 20_000)?;
+    // Plaintext in the midst of it.
+    super::switch(&cluster, false)?;
+    insert(&cluster, "meise", 3000)?;
+    super::switch(&cluster, true)?;
+    insert(&cluster, "amsel", 3000)?;
+    let end = cluster.text("SELECT pg_current_wal_insert_lsn()")?;
+    cluster.sql("SELECT pg_switch_wal()")?;
+
+    let plain = directory(&cluster, "plain")?;
+    let mut receive = cluster.program("pg_receivewal");
+    run(receive.args(["--slot=slot", "--no-loop", "--endpos", &end, "-D"]).arg(&plain))?;
+    let range = ["--start", &start, "--end", &end];
+    let mut dump = cluster.program("pg_waldump");
+    let expected = run(dump.arg("-p").arg(&plain).args(range))?;
+    ensure!(expected.lines().count() > 20_000, "only {} records", expected.lines().count());
+
+    let sealed = cluster.data_directory().join("pg_wal");
+    let mut dump = exec(&cluster, &[], "pg_waldump");
+    let shown = run(dump.arg("-p").arg(&sealed).args(range))?;
+    ensure!(shown == expected, "the records differ");
+    // While the server is down too, and a segment by its name.
+    cluster.stop(StopMode::Fast)?;
+    let first = Segment::all(&sealed)?.remove(0).path;
+    let mut dump = exec(&cluster, &[], "pg_waldump");
+    ensure!(run(dump.arg("--limit=5").arg(first))?.lines().count() == 5);
+    cluster.finish()
+}
+
+/// What `pg_receivewal` writes is sealed, can be read, and can be restored from.
+#[test]
+fn pg_receivewal_seals() -> Result<()> {
+    let (mut cluster, _keys) = sealing(&Settings::default())?;
+    cluster.allow_log("connection to client lost");
+    cluster.sql("SELECT pg_create_physical_replication_slot('slot', true)")?;
+    let backup = cluster.directory().join("backup");
+    super::super::wal::base_backup(&cluster, &backup, &["-X", "fetch"])?;
+    insert(&cluster, "drossel", 1000)?;
+    cluster.sql("SELECT pagevault.rotate_wal_key()")?;
+    insert(&cluster, "fink", 1000)?;
+    let target = directory(&cluster, "received")?;
+    // In several goes: a segment that is not finished is begun again.
+    for round in 0..3 {
+        insert(&cluster, "meise", 100)?;
+        if round == 2 {
+            // So that the segment with all of this is finished.
+            cluster.sql("SELECT pg_switch_wal()")?;
+            insert(&cluster, "zeisig", 1)?;
+        }
+        let end = cluster.text("SELECT pg_current_wal_flush_lsn()")?;
+        let mut receive = exec_with_keystore(&cluster, "pg_receivewal");
+        run(receive.args(["--slot=slot", "--no-loop", "--endpos", &end, "-D"]).arg(&target))?;
+    }
+    for canary in ["drossel", "fink", "meise"] {
+        assert_nowhere(&target, canary)?;
+    }
+    // The server's own segments are the same, bit by bit, but for what it has not written out.
+    let own = Segment::all(&cluster.data_directory().join("pg_wal"))?;
+    let received = Segment::all(&target)?;
+    ensure!(!received.is_empty(), "no segment was finished");
+    for segment in &received {
+        let same = own.iter().find(|own| own.path.file_name() == segment.path.file_name());
+        ensure!(same.is_some_and(|own| own.bytes == segment.bytes), "the segments differ");
+    }
+    let last = received.last().map(Segment::pages).transpose()?.unwrap_or_default();
+    let states: std::collections::HashSet<_> =
+        last.iter().map(|page| format!("{page:?}")).collect();
+    ensure!(
+        last.contains(&WalPage::Sealed(2)),
+        "not sealed: {states:?}, {} segments",
+        received.len()
+    );
+    let restored =
+        pagevault_tests::Cluster::from_files(|data| Ok(std::fs::rename(&backup, data)?))?;
+    std::fs::write(restored.data_directory().join("recovery.signal"), "")?;
+    restored.append_conf(&format!(
+        "restore_command = 'cp {}/%f %p'\nrecovery_target_timeline = current",
+        target.display()
+    ))?;
+    restored.start_server()?;
+    restored.eventually("SELECT pg_is_in_recovery()", "f")?;
+    for (canary, rows) in [("drossel", "1000"), ("fink", "1000"), ("meise", "300")] {
+        ensure!(count(&restored, canary)? == rows, "{canary}: {}", count(&restored, canary)?);
+    }
+    restored.finish()?;
+    cluster.finish()
+}
+
+/// What cannot be sealed is not written.
+#[test]
+fn compressed_wal_is_refused() -> Result<()> {
+    let (mut cluster, _keys) = sealing(&Settings::default())?;
+    cluster.allow_log("connection to client lost");
+    cluster.allow_log("unexpected EOF on standby connection");
+    cluster.sql("SELECT pg_create_physical_replication_slot('slot', true)")?;
+    insert(&cluster, "drossel", 1000)?;
+    let end = cluster.text("SELECT pg_switch_wal()")?;
+    let target = directory(&cluster, "received")?;
+    let mut receive = exec_with_keystore(&cluster, "pg_receivewal");
+    receive.args(["--slot=slot", "--no-loop", "--compress=gzip", "--endpos", &end, "-D"]);
+    let error = failure(receive.arg(&target))?;
+    ensure!(error.contains("compressed WAL cannot be sealed"), "{error}");
+    ensure!(std::fs::read_dir(&target)?.next().is_none(), "something was written");
+    cluster.finish()
+}
