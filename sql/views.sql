@@ -51,6 +51,10 @@ CREATE VIEW pagevault.drift AS
     SELECT * FROM pagevault.drift(false);
 COMMENT ON VIEW pagevault.drift IS 'relations that are not what labels and settings want, and what puts them right';
 
+CREATE VIEW pagevault.stats AS
+    SELECT * FROM pagevault.stats();
+COMMENT ON VIEW pagevault.stats IS 'what was sealed and opened since the server started, and how long it took';
+
 -- Nothing is anybody's, whatever default privileges said (ALTER DEFAULT PRIVILEGES), but for what follows.
 DO $$
 DECLARE
@@ -84,9 +88,10 @@ GRANT EXECUTE ON FUNCTION
     pagevault.status_row(), pagevault.data_key_rows(), pagevault.is_encrypted(regclass)
     TO PUBLIC;
 
--- Who monitors: what differs from the policy, and what is on disk.
-GRANT SELECT ON pagevault.drift TO pg_monitor, pagevault_admin;
-GRANT EXECUTE ON FUNCTION pagevault.drift(boolean), pagevault.verify(regclass) TO pg_monitor, pagevault_admin;
+-- Who monitors: what differs from the policy, what is on disk, what it costs.
+GRANT SELECT ON pagevault.drift, pagevault.stats TO pg_monitor, pagevault_admin;
+GRANT EXECUTE ON FUNCTION pagevault.drift(boolean), pagevault.verify(regclass), pagevault.stats()
+    TO pg_monitor, pagevault_admin;
 
 -- Who manages keys. Those that change anything ask for the role once more.
 GRANT SELECT ON pagevault.providers, pagevault.master_keys TO pagevault_admin;

@@ -102,14 +102,21 @@ pub fn is_zero(page: &Page) -> bool {
     page.as_chunks::<64>().0.iter().all(|row| row.iter().fold(0, |all, byte| all | byte) == 0)
 }
 
-/// Seals a plaintext page in place. An all-zero page is left as it is.
+/// Seals a plaintext page in place; false for an all-zero page, which is left as it is.
 ///
 /// `block` is the block number in the fork. With `checksums`, the page must carry its plaintext
 /// checksum already, as PostgreSQL sets it before every write (`PageSetChecksumCopy`); it travels
 /// inside, and the sealed page gets one of its own. Without, both are zero.
-pub fn seal(page: &mut Page, key: &PageKey, epoch: Epoch, block: u32, fork: Fork, checksums: bool) {
+pub fn seal(
+    page: &mut Page,
+    key: &PageKey,
+    epoch: Epoch,
+    block: u32,
+    fork: Fork,
+    checksums: bool,
+) -> bool {
     if is_zero(page) {
-        return;
+        return false;
     }
     let carried = if checksums { get(page, CHECKSUM) } else { 0 };
     put(page, PAGESIZE_VERSION, carried);
@@ -118,6 +125,7 @@ pub fn seal(page: &mut Page, key: &PageKey, epoch: Epoch, block: u32, fork: Fork
     key.schedule.run(Direction::Encrypt, tweak(page, block, fork), unit(page));
     let checksum = if checksums { page_checksum(page, block) } else { 0 };
     put(page, CHECKSUM, checksum);
+    true
 }
 
 /// Opens a sealed page in place; `key` is that of its epoch ([`epoch_of`]). A page that is not

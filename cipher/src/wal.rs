@@ -114,16 +114,17 @@ pub fn clear_mark(page: &mut [u8]) {
     }
 }
 
-/// Seals a plaintext page in place. An all-zero page is left as it is.
+/// Seals a plaintext page in place; false for an all-zero page, which is left as it is.
 ///
 /// `page` is a whole page; its length is a multiple of 16 bytes.
-pub fn seal(page: &mut [u8], key: &PageKey, mark: Mark) {
+pub fn seal(page: &mut [u8], key: &PageKey, mark: Mark) -> bool {
     if is_zero(page) {
-        return;
+        return false;
     }
-    let Some((header, body)) = page.split_first_chunk_mut::<HEADER_SIZE>() else { return };
+    let Some((header, body)) = page.split_first_chunk_mut::<HEADER_SIZE>() else { return false };
     put_mark(header, mark.0);
     key.schedule.run(Direction::Encrypt, tweak(header), blocks(body));
+    true
 }
 
 /// Opens a sealed page in place; `key` is that of its mark. A page without a mark is left as it is.

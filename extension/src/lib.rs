@@ -22,6 +22,7 @@ mod rewrite;
 mod rmgr;
 mod roles;
 mod shred;
+mod stats;
 mod verify;
 mod workers;
 

@@ -13,6 +13,7 @@ use crate::pg::compat::SmgrFile;
 use crate::pg::process::{ProcessLocal, data_checksums, in_recovery, serves_users};
 use crate::pg::report::Report;
 use crate::policy;
+use crate::stats::{self, Kind, Work};
 
 const _: () =
     assert!(pgrx::pg_sys::BLCKSZ as usize == PAGE_SIZE, "page format 1 is for 8 kB pages");
@@ -111,18 +112,23 @@ pub(crate) unsafe fn seal(
     let fork = fork_of(fork);
     let checksums = data_checksums();
     let run = |key: &PageKey| {
-        SCRATCH.with(|scratch| {
+        let work = Work::begin();
+        let mut sealed = 0;
+        let pointers = SCRATCH.with(|scratch| {
             for i in 0..count.min(RUN_MAX) as usize {
                 let copy = &mut scratch.pages[i];
                 // SAFETY: by contract the source is a page; the copy is ours alone.
                 unsafe {
                     std::ptr::copy_nonoverlapping(*pages.add(i), copy.as_mut_ptr(), PAGE_SIZE)
                 };
-                page::seal(copy, key, target.epoch, first_block + i as u32, fork, checksums);
+                let block = first_block + i as u32;
+                sealed += u64::from(page::seal(copy, key, target.epoch, block, fork, checksums));
                 scratch.pointers[i] = copy.as_ptr();
             }
             scratch.pointers.as_ptr()
-        })
+        });
+        work.sealed(kind_of(target.file), sealed, sealed * PAGE_SIZE as u64);
+        pointers
     };
     let sealed = match cache::with_page_key(target.file, target.epoch, run) {
         Err(Cause::Destroyed) => cache::with_lost_key(run).ok_or(Cause::Destroyed),
@@ -158,7 +164,9 @@ fn open_sealed(
     epoch: Epoch,
 ) -> Result<(), PageFault> {
     let opened = cache::with_page_key(file, epoch, |key| {
+        let work = Work::begin();
         page::open(page, key, block, fork_of(fork), data_checksums());
+        work.opened(kind_of(file), 1, PAGE_SIZE as u64);
     });
     match opened {
         Ok(()) => Ok(()),
@@ -166,8 +174,21 @@ fn open_sealed(
             blank_for_redo(file.file, epoch, block, page);
             Ok(())
         }
-        Err(cause) => Err(PageFault { file, cause }),
+        Err(cause) => {
+            count_refusal(file);
+            Err(PageFault { file, cause })
+        }
     }
+}
+
+/// A page of this file was not opened for want of its key.
+pub(crate) fn count_refusal(file: SmgrFile) {
+    stats::count_failure(kind_of(file));
+}
+
+#[inline]
+fn kind_of(file: SmgrFile) -> Kind {
+    if file.is_temporary() { Kind::Temporary } else { Kind::Relation }
 }
 
 /// Recovery begins where the last checkpoint began, which may be before keys were destroyed, and repeats

@@ -6,6 +6,7 @@ mod keys;
 mod providers;
 mod rekey;
 mod shred;
+mod stats;
 mod status;
 
 use crate::pg::report::{Report, Result};

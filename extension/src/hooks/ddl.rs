@@ -36,8 +36,8 @@ pub(super) fn register_label_provider() {
 }
 
 /// Contract: called by the server after a catalog row was made, in a transaction, catalogs readable,
-/// not in a critical section; may raise.
-#[pg_guard]
+/// not in a critical section; may raise. Also called for each function that a query uses and for each look
+/// along the search path, which concern us not: these cost two tests.
 unsafe extern "C-unwind" fn object_access(
     access: pg_sys::ObjectAccessType::Type,
     class: pg_sys::Oid,
@@ -49,9 +49,25 @@ unsafe extern "C-unwind" fn object_access(
         // SAFETY: the earlier hook, with the server's own arguments.
         unsafe { previous(access, class, object, sub_id, argument) };
     }
-    if sub_id != 0 || policy::is_idle() || !process::runs_transactions() {
-        return;
+    use pg_sys::ObjectAccessType::{OAT_POST_ALTER, OAT_POST_CREATE};
+    if matches!(access, OAT_POST_CREATE | OAT_POST_ALTER)
+        && sub_id == 0
+        && !policy::is_idle()
+        && process::runs_transactions()
+    {
+        // SAFETY: the guarded function has the hook's own contract, and nothing here has a destructor.
+        unsafe { object_changed(access, class, object, argument) };
     }
+}
+
+/// [`object_access`] for what was made or changed.
+#[pg_guard]
+unsafe extern "C-unwind" fn object_changed(
+    access: pg_sys::ObjectAccessType::Type,
+    class: pg_sys::Oid,
+    object: pg_sys::Oid,
+    argument: *mut c_void,
+) {
     match (access, class) {
         (pg_sys::ObjectAccessType::OAT_POST_CREATE, pg_sys::DatabaseRelationId) => {
             policy::databases::created(object).or_raise();

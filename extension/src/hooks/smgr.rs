@@ -86,6 +86,18 @@ unsafe fn raise(fault: PageFault, block: BlockNumber) -> ! {
     unsafe { pg_sys::panic::pgrx_extern_c_guard(|| page_io::report(fault, block).raise()) }
 }
 
+/// [`raise`] for a read that was not begun.
+///
+/// # Safety
+/// As [`raise`].
+#[cold]
+#[inline(never)]
+unsafe fn refuse_read(fault: PageFault, block: BlockNumber) -> ! {
+    page_io::count_refusal(fault.file);
+    // SAFETY: by contract.
+    unsafe { raise(fault, block) }
+}
+
 /// Contract: called by bufmgr.c and by raw copies (RelationCopyStorage) with I/O in progress on the
 /// target, which nobody else touches; not in a critical section; may raise.
 pub(super) unsafe extern "C-unwind" fn mdread(
@@ -99,7 +111,7 @@ pub(super) unsafe extern "C-unwind" fn mdread(
         READ_SEEN.store(true, Ordering::Relaxed);
         let file = compat::smgr_file(reln);
         if let Err(fault) = page_io::check_access(file) {
-            raise(fault, block);
+            refuse_read(fault, block);
         }
         MDREAD.get()(reln, fork, block, buffer);
         if let Err(fault) = page_io::open(file, fork, block, buffer.cast()) {
@@ -121,7 +133,7 @@ pub(super) unsafe extern "C-unwind" fn mdreadv(
         READ_SEEN.store(true, Ordering::Relaxed);
         let file = compat::smgr_file(reln);
         if let Err(fault) = page_io::check_access(file) {
-            raise(fault, block);
+            refuse_read(fault, block);
         }
         MDREADV.get()(reln, fork, block, buffers, count);
         for i in 0..count {
@@ -148,7 +160,7 @@ pub(super) unsafe extern "C-unwind" fn mdstartreadv(
     unsafe {
         let file = compat::smgr_file(reln);
         if let Err(fault) = page_io::check_access(file).and_then(|()| page_io::check_usable(file)) {
-            raise(fault, block);
+            refuse_read(fault, block);
         }
         MDSTARTREADV.get()(handle, reln, fork, block, buffers, count);
     }

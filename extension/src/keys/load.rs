@@ -23,6 +23,7 @@ use crate::pg::locks::KeystoreLock;
 use crate::pg::mapping::{self, Kind};
 use crate::pg::report::{Report, Result};
 use crate::pg::{guc, process};
+use crate::stats::{self, Stats};
 
 /// Stage 3 of start-up, in the postmaster.
 pub(crate) fn start() -> Result<()> {
@@ -148,8 +149,12 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
         .map_err(|e| no_memory(health::WORDS, &e))?;
     let wal =
         mapping::shared_words(wal::WORDS, Kind::Sparse).map_err(|e| no_memory(wal::WORDS, &e))?;
+    let counters = stats::words_needed(compat::most_processes());
+    let counters =
+        mapping::shared_words(counters, Kind::Sparse).map_err(|e| no_memory(counters * 2, &e))?;
     let (control, health, wal) = (Control::new(control), Health::new(health), Wal::new(wal));
-    Ok(shared::publish(Shared { directory, words, secrets, control, health, wal }))
+    let stats = Stats::new(counters);
+    Ok(shared::publish(Shared { directory, words, secrets, control, health, wal, stats }))
 }
 
 /// Crash restart: a process may have died while writing, so the directory is made anew.

@@ -1,5 +1,5 @@
 //! What all processes of the server share about keys: the directory of data keys, the database keys,
-//! the health of providers, and a page of control words. Mapped once in the postmaster; see [`super::load`].
+//! the health of providers, a page of control words, and counters. Mapped once in the postmaster; see [`super::load`].
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -14,6 +14,7 @@ use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 use super::health::Health;
 use super::secrets::Secrets;
 use crate::rekey::wishes;
+use crate::stats::Stats;
 
 use super::wal::Wal;
 use super::words::{load_text, load_u64, store_text, store_u64};
@@ -27,6 +28,7 @@ pub(crate) struct Shared {
     pub(crate) control: Control,
     pub(crate) health: Health,
     pub(crate) wal: Wal,
+    pub(crate) stats: Stats,
 }
 
 static SHARED: OnceLock<Shared> = OnceLock::new();

@@ -352,3 +352,24 @@ pub(crate) fn local_transaction() -> u32 {
         return (*pg_sys::MyProc).vxid.lxid;
     }
 }
+
+/// The number of this process among those of the server, auxiliary ones included (`MyProcNumber`;
+/// `MyProc->pgprocno` before 17). `None` in the postmaster, and in a process that has none yet or no more.
+#[inline]
+pub(crate) fn process_number() -> Option<usize> {
+    // SAFETY: plain globals of this process; before 17, an entry of its own.
+    unsafe {
+        #[cfg(any(feature = "pg15", feature = "pg16"))]
+        let number = pg_sys::MyProc.as_ref().map_or(-1, |process| process.pgprocno);
+        #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+        let number = pg_sys::MyProcNumber;
+        usize::try_from(number).ok()
+    }
+}
+
+/// More than the highest [`process_number`]; once shared memory is being set up.
+pub(crate) fn most_processes() -> usize {
+    // SAFETY: a plain global, computed before libraries ask for shared memory.
+    let backends = unsafe { pg_sys::MaxBackends };
+    usize::try_from(backends).unwrap_or(0) + pg_sys::NUM_AUXILIARY_PROCS as usize
+}

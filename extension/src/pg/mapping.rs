@@ -4,7 +4,7 @@
 //! not be asked for again, and it can be kept out of swap and core dumps.
 
 use std::io;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, AtomicU64};
 
 /// How a mapping is treated by the kernel.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -15,15 +15,25 @@ pub(crate) enum Kind {
     Secret,
 }
 
-/// Maps `words` zeroed 32-bit words, shared with all processes forked later, for ever.
-pub(crate) fn shared_words(words: usize, kind: Kind) -> io::Result<&'static [AtomicU32]> {
-    let bytes = words * size_of::<AtomicU32>();
+/// What a mapping may be an array of.
+///
+/// # Safety
+/// Zero bytes are a value, and a shared one may be changed by several processes.
+pub(crate) unsafe trait Word: 'static {}
+
+// SAFETY: integers of which every bit pattern is a value, changed by atomic operations only.
+unsafe impl Word for AtomicU32 {}
+// SAFETY: as above.
+unsafe impl Word for AtomicU64 {}
+
+/// Maps `words` zeroed words, shared with all processes forked later, for ever.
+pub(crate) fn shared_words<W: Word>(words: usize, kind: Kind) -> io::Result<&'static [W]> {
+    let bytes = words * size_of::<W>();
     let mut flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
     if kind == Kind::Sparse {
         flags |= libc::MAP_NORESERVE;
     }
-    // SAFETY: a fresh anonymous mapping, owned by nobody else, never unmapped; zero bytes are valid
-    // AtomicU32 values and the mapping is page aligned.
+    // SAFETY: a fresh anonymous mapping, owned by nobody else, never unmapped; page aligned.
     let address = unsafe {
         libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
     };
@@ -37,7 +47,7 @@ pub(crate) fn shared_words(words: usize, kind: Kind) -> io::Result<&'static [Ato
         }
         lock_in_memory(address, bytes);
     }
-    // SAFETY: see above.
+    // SAFETY: see above; zero is a word by the trait's contract.
     Ok(unsafe { std::slice::from_raw_parts(address.cast(), words) })
 }
 

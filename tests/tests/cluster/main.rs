@@ -32,6 +32,7 @@ mod routes;
 mod segments;
 mod shred;
 mod statistics;
+mod stats;
 mod stock_tools;
 mod temp;
 mod unlock;

@@ -28,6 +28,7 @@ use super::{File, Handler, Tag, raw};
 use crate::keys::temporary::{self, FREE_BIT};
 use crate::pg::process::ProcessLocal;
 use crate::policy;
+use crate::stats::{self, Kind as Counted, Work};
 
 /// The sticky bit: the file is sealed.
 const SEALED: mode_t = libc::S_ISVTX;
@@ -218,10 +219,16 @@ fn with_stream<R>(
     let [low, high] = file.tag.0;
     let done = temporary::with_key([low & !APPENDS, high], |key| {
         ROOM.with(|Room { sealed: scratch, plain }| {
-            f(&mut Stream { key, file: Descriptor(file.fd), scratch }, plain)
+            let mut stream = Stream { key, file: Descriptor::new(file.fd), scratch };
+            let done = f(&mut stream, plain);
+            stream.file.count();
+            done
         })
     });
-    done.unwrap_or(Err(libc::EIO))
+    done.unwrap_or_else(|| {
+        stats::count_failure(Counted::Temporary);
+        Err(libc::EIO)
+    })
 }
 
 /// The answer of a system call: -1 and `errno`, or how much.
@@ -236,33 +243,63 @@ fn answer(done: Result<usize, c_int>) -> ssize_t {
     }
 }
 
-/// The file as it is on disk; its errors are `errno`.
-struct Descriptor(c_int);
+/// The file as it is on disk; its errors are `errno`. Counts what passes.
+struct Descriptor {
+    fd: c_int,
+    work: Work,
+    read: usize,
+    written: usize,
+}
+
+impl Descriptor {
+    fn new(fd: c_int) -> Descriptor {
+        Descriptor { fd, work: Work::begin(), read: 0, written: 0 }
+    }
+
+    /// Pages and time go to what was asked for; a write may have read the blocks that it completes.
+    fn count(&self) {
+        const PAGE: usize = pgrx::pg_sys::BLCKSZ as usize;
+        // To the nearest, but one at least: a page that begins within a block of 16 touches one block more.
+        let pages = |bytes: usize| ((bytes + PAGE / 2) / PAGE).max(usize::from(bytes > 0)) as u64;
+        let [read, written] = [self.read, self.written].map(|bytes| (pages(bytes), bytes as u64));
+        if written.0 == 0 {
+            return self.work.opened(Counted::Temporary, read.0, read.1);
+        }
+        self.work.sealed(Counted::Temporary, written.0, written.1);
+        Work::none().opened(Counted::Temporary, 0, read.1);
+    }
+}
 
 impl stream::File for Descriptor {
     type Error = c_int;
 
     fn read_at(&mut self, offset: u64, into: &mut [u8]) -> Result<usize, c_int> {
-        let (to, length) = (into.as_mut_ptr().cast(), into.len());
+        let (fd, to, length) = (self.fd, into.as_mut_ptr().cast(), into.len());
         // SAFETY: an open descriptor, and a slice of ours.
-        let done = unsafe { raw::pread(self.0, to, length, offset as off_t) };
-        usize::try_from(done).map_err(|_| errno())
+        let done = self.work.pause(|| unsafe { raw::pread(fd, to, length, offset as off_t) });
+        let done = usize::try_from(done).map_err(|_| errno())?;
+        self.read += done;
+        Ok(done)
     }
 
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<usize, c_int> {
+        let (fd, from, length) = (self.fd, bytes.as_ptr().cast(), bytes.len());
         // SAFETY: as above.
-        let done =
-            unsafe { raw::pwrite(self.0, bytes.as_ptr().cast(), bytes.len(), offset as off_t) };
-        usize::try_from(done).map_err(|_| errno())
+        let done = self.work.pause(|| unsafe { raw::pwrite(fd, from, length, offset as off_t) });
+        let done = usize::try_from(done).map_err(|_| errno())?;
+        self.written += done;
+        Ok(done)
     }
 
     fn length(&mut self) -> Result<u64, c_int> {
-        Ok(status(self.0)?.st_size as u64)
+        let fd = self.fd;
+        self.work.pause(|| Ok(status(fd)?.st_size as u64))
     }
 
     fn set_length(&mut self, length: u64) -> Result<(), c_int> {
+        let fd = self.fd;
         // SAFETY: an open descriptor.
-        check(unsafe { raw::ftruncate(self.0, length as off_t) })
+        self.work.pause(|| check(unsafe { raw::ftruncate(fd, length as off_t) }))
     }
 }
 

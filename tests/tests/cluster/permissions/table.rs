@@ -94,6 +94,8 @@ const CALLS: &[Row] = &[
     ("SELECT * FROM pagevault.verify('app.t')",                             "x x x . . . ."),
     ("SELECT * FROM pagevault.drift(true)",                                 "x x x . . . ."),
     ("SELECT * FROM pagevault.drift",                                       "x x x . . . ."),
+    ("SELECT * FROM pagevault.stats",                                       "x x x . . . ."),
+    ("SELECT * FROM pagevault.stats()",                                     "x x x . . . ."),
     ("SELECT * FROM pagevault.status",                                      ". . . . . . ."),
     ("SELECT * FROM pagevault.status_row()",                                ". . . . . . ."),
     ("SELECT * FROM pagevault.relations",                                   ". . . . . . ."),

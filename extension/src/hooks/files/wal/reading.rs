@@ -7,7 +7,9 @@ use super::fault::Fault;
 use super::{PAGE, RUN, SCRATCH, Scratch, UNKNOWN_ADDRESS, page_end, page_start};
 use crate::hooks::files::{File, raw};
 use crate::keys::wal as keys;
+use crate::page_io::Cause;
 use crate::pg::process;
+use crate::stats::{self, Kind, Work};
 
 /// Reads a range by way of the pages that cover it.
 ///
@@ -76,11 +78,17 @@ fn open_sealed(page: &mut [u8], mark: Mark, file: File, at: u64) -> Result<(), F
         return Ok(());
     }
     let generation = keys::generation_of(mark, address);
-    keys::with_key(generation, |key| wal::open(page, key)).map_err(|cause| Fault {
-        address,
-        generation,
-        cause,
-    })
+    open_under(page, generation).map_err(|cause| Fault { address, generation, cause })
+}
+
+/// Opens a page under the key of a generation.
+pub(super) fn open_under(page: &mut [u8], generation: u32) -> Result<(), Cause> {
+    let opened = keys::with_key(generation, |key| {
+        let work = Work::begin();
+        wal::open(page, key);
+        work.opened(Kind::Wal, 1, page.len() as u64);
+    });
+    opened.inspect_err(|_| stats::count_failure(Kind::Wal))
 }
 
 /// Whether a page of this address belongs at this place.

@@ -5,9 +5,11 @@ use pagevault_cipher::wal::{self, Mark};
 use pagevault_keystore::wal::WalPhase;
 
 use super::fault::Fault;
+use super::reading::open_under;
 use super::{PAGE, RUN, SCRATCH, Scratch, page_end, page_start};
 use crate::hooks::files::{File, raw};
 use crate::keys::wal as keys;
+use crate::stats::{Kind, Work};
 
 /// Seals whole pages from WAL buffers, where others may add records meanwhile: each page is read
 /// once, into the scratch copy.
@@ -69,9 +71,11 @@ fn partial(before: usize, last: ssize_t) -> ssize_t {
 
 fn seal(pages: &mut [u8], generation: u32, address: u64) -> Result<(), Fault> {
     keys::with_key(generation, |key| {
-        for page in pages.chunks_exact_mut(PAGE) {
-            wal::seal(page, key, Mark::of_generation(generation));
-        }
+        let work = Work::begin();
+        let mark = Mark::of_generation(generation);
+        let pages = pages.chunks_exact_mut(PAGE);
+        let sealed = pages.map(|page| u64::from(wal::seal(page, key, mark))).sum();
+        work.sealed(Kind::Wal, sealed, sealed * PAGE as u64);
     })
     .map_err(|cause| Fault { address, generation, cause })
 }
@@ -189,8 +193,7 @@ fn complete(
     let mut phase = on_disk.unwrap_or(switched);
     match on_disk.map(WalPhase::sealed) {
         Some(Some(generation)) => {
-            let opened = keys::with_key(generation, |key| wal::open(page, key));
-            match opened {
+            match open_under(page, generation) {
                 Ok(()) => {}
                 // Nothing of it is needed.
                 Err(_) if is_all => phase = switched,

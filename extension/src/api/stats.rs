@@ -1,0 +1,41 @@
+//! Behind the view `pagevault.stats`.
+
+use pgrx::prelude::*;
+
+use crate::keys::persist;
+use crate::pg::report::OrRaise;
+use crate::preload;
+use crate::stats::Kind;
+
+/// What was sealed and opened since the server started; times are in milliseconds.
+#[pg_extern]
+#[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
+fn stats() -> TableIterator<
+    'static,
+    (
+        name!(kind, &'static str),
+        name!(sealed, i64),
+        name!(opened, i64),
+        name!(bytes_sealed, i64),
+        name!(bytes_opened, i64),
+        name!(seal_time, f64),
+        name!(open_time, f64),
+        name!(open_failures, i64),
+    ),
+> {
+    preload::require_active().or_raise();
+    let counters = persist::shared_memory().or_raise().stats;
+    TableIterator::new(Kind::ALL.map(|(kind, name)| {
+        let totals = counters.totals(kind);
+        (
+            name,
+            totals.sealed as i64,
+            totals.opened as i64,
+            totals.bytes_sealed as i64,
+            totals.bytes_opened as i64,
+            totals.seal_time,
+            totals.open_time,
+            totals.failures as i64,
+        )
+    }))
+}

@@ -1,0 +1,76 @@
+//! A clock that is cheap enough to be read twice for every page.
+//!
+//! Where the processor's counter runs at one rate on all cores, it is read by one instruction; elsewhere the
+//! monotonic clock of the system is. How long a tick is, is measured once when the server starts: measured each time
+//! that somebody asks, times would not only grow.
+
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+
+/// Whether the counter may be used; set in the postmaster, inherited by all others.
+static HAS_COUNTER: AtomicBool = AtomicBool::new(false);
+
+/// A moment. Only differences between two of one process mean anything, or of any two processes if they
+/// are long.
+///
+/// Not serialized with the instructions around it: off by a few dozen nanoseconds either way.
+#[inline]
+pub(super) fn ticks() -> u64 {
+    if HAS_COUNTER.load(Relaxed) { counter::read() } else { monotonic() }
+}
+
+/// `CLOCK_MONOTONIC`, nanoseconds.
+fn monotonic() -> u64 {
+    let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: room for one structure; this clock cannot fail.
+    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// Chooses the clock; returns milliseconds per tick. In the postmaster, before [`ticks`] is used. Takes ten
+/// milliseconds, which makes the figure right to some millionths.
+pub(super) fn choose() -> f64 {
+    if !counter::is_steady() {
+        return 1e-6;
+    }
+    HAS_COUNTER.store(true, Relaxed);
+    let (ticks, nanoseconds) = (counter::read(), monotonic());
+    std::thread::sleep(std::time::Duration::from_millis(10));
+    let (ticks, nanoseconds) = (counter::read() - ticks, monotonic() - nanoseconds);
+    nanoseconds as f64 / 1e6 / ticks.max(1) as f64
+}
+
+#[cfg(target_arch = "x86_64")]
+mod counter {
+    use std::arch::x86_64::{__cpuid, _rdtsc};
+
+    #[inline]
+    pub(super) fn read() -> u64 {
+        // SAFETY: part of the architecture; PostgreSQL runs where the kernel allows it.
+        unsafe { _rdtsc() }
+    }
+
+    /// "TSC invariant": Intel SDM volume 2, CPUID leaf 80000007H, EDX bit 8; AMD the same.
+    pub(super) fn is_steady() -> bool {
+        const LAST: u32 = 0x8000_0000;
+        const POWER: u32 = 0x8000_0007;
+        __cpuid(LAST).eax >= POWER && __cpuid(POWER).edx & 1 << 8 != 0
+    }
+}
+
+#[cfg(target_arch = "aarch64")]
+mod counter {
+    #[inline]
+    pub(super) fn read() -> u64 {
+        let ticks: u64;
+        // SAFETY: reads the virtual counter (Arm ARM, CNTVCT_EL0), which Linux opens to programs.
+        unsafe {
+            std::arch::asm!("mrs {}, cntvct_el0", out(reg) ticks, options(nomem, nostack, preserves_flags));
+        }
+        ticks
+    }
+
+    /// The architecture says so.
+    pub(super) fn is_steady() -> bool {
+        true
+    }
+}

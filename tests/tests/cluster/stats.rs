@@ -1,0 +1,239 @@
+//! The counters of `pagevault.stats` against what is known from elsewhere: pages on disk, and PostgreSQL's own
+//! counters.
+
+use anyhow::{Context, Result, ensure};
+use pagevault_tests::cluster::{run_sql, text};
+use pagevault_tests::{Cluster, Settings, StopMode};
+use postgres::Client;
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::assert_sealed;
+
+/// Nothing works in the background that would touch a page, and only what a test makes is encrypted.
+fn quiet() -> Settings {
+    Settings::default()
+        .conf("autovacuum = off")
+        .conf("bgwriter_lru_maxpages = 0")
+        .conf("checkpoint_timeout = 1h")
+        .conf("max_wal_size = 10GB")
+        .conf("pagevault.protect_statistics = off")
+}
+
+/// A row of the view.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Row {
+    sealed: i64,
+    opened: i64,
+    bytes_sealed: i64,
+    bytes_opened: i64,
+    seal_time: f64,
+    open_time: f64,
+    failures: i64,
+}
+
+fn row(client: &mut Client, kind: &str) -> Result<Row> {
+    let row = client.query_one("SELECT * FROM pagevault.stats WHERE kind = $1", &[&kind])?;
+    Ok(Row {
+        sealed: row.try_get("sealed")?,
+        opened: row.try_get("opened")?,
+        bytes_sealed: row.try_get("bytes_sealed")?,
+        bytes_opened: row.try_get("bytes_opened")?,
+        seal_time: row.try_get("seal_time")?,
+        open_time: row.try_get("open_time")?,
+        failures: row.try_get("open_failures")?,
+    })
+}
+
+/// What happened to pages of `kind` during `f`.
+fn during(cluster: &Cluster, kind: &str, f: impl FnOnce() -> Result<()>) -> Result<Row> {
+    let mut client = cluster.client()?;
+    let before = row(&mut client, kind)?;
+    f()?;
+    let after = row(&mut client, kind)?;
+    Ok(Row {
+        sealed: after.sealed - before.sealed,
+        opened: after.opened - before.opened,
+        bytes_sealed: after.bytes_sealed - before.bytes_sealed,
+        bytes_opened: after.bytes_opened - before.bytes_opened,
+        seal_time: after.seal_time - before.seal_time,
+        open_time: after.open_time - before.open_time,
+        failures: after.failures - before.failures,
+    })
+}
+
+/// Pages of a table that are sealed on disk, in forks that match.
+fn on_disk(cluster: &Cluster, table: &str, fork: &str) -> Result<i64> {
+    let pages = cluster.text(&format!(
+        "SELECT coalesce(sum(pages), 0) FROM pagevault.verify('{table}')
+          WHERE relation = '{table}'::regclass AND state = 'sealed' AND fork LIKE '{fork}'"
+    ))?;
+    pages.parse().context("a number of pages")
+}
+
+/// An encrypted table of many pages, all of them in buffers only, and without a TOAST table.
+fn make(cluster: &Cluster, table: &str, rows: u32) -> Result<()> {
+    cluster.sql(&format!(
+        "SET pagevault.default_encryption = on;
+         CREATE TABLE {table} (id int, a name, b name, c name);
+         INSERT INTO {table} SELECT i, 'a', 'b', 'c' FROM generate_series(1, {rows}) i"
+    ))
+}
+
+#[test]
+fn every_page_that_is_written_or_read_counts_once() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&quiet().conf("shared_buffers = 64MB"))?;
+    // Its catalogs are in buffers and its first key made, so that the rest is about pages only.
+    make(&cluster, "first", 10)?;
+    cluster.sql("CHECKPOINT")?;
+
+    make(&cluster, "t", 20_000)?;
+    cluster.sql("CHECKPOINT")?;
+    // Every page of the table changes, and no page of its maps.
+    let written =
+        during(&cluster, "relation", || cluster.sql("DELETE FROM t WHERE id % 5 = 0; CHECKPOINT"))?;
+    let pages = on_disk(&cluster, "t", "main")?;
+    ensure!(pages > 500 && written.sealed == pages, "{written:?}, on disk {pages}");
+    ensure!(written.opened == 0 && written.failures == 0, "{written:?}");
+    ensure!(written.bytes_sealed == pages * 8192, "{written:?}");
+    // Nothing seals a page in 50 ns, and no machine needs a millisecond.
+    let per_page = written.seal_time / pages as f64;
+    ensure!((50e-6..1.0).contains(&per_page), "{per_page} ms for a page");
+    assert_sealed(&cluster.files("t")?)?;
+
+    let nothing =
+        during(&cluster, "relation", || cluster.sql("SELECT count(*) FROM t; CHECKPOINT"))?;
+    ensure!(nothing.sealed + nothing.opened == 0 && nothing.seal_time == 0.0, "{nothing:?}");
+
+    // Two sessions that end before anyone asks.
+    make(&cluster, "u", 3_000)?;
+    cluster.restart()?;
+    let read = during(&cluster, "relation", || {
+        cluster.sql("SELECT count(*) FROM t")?;
+        cluster.sql("SELECT count(*) FROM u")
+    })?;
+    let pages = on_disk(&cluster, "t", "main")? + on_disk(&cluster, "u", "main")?;
+    ensure!(read.opened == pages && read.sealed == 0, "{read:?}, on disk {pages}");
+    ensure!(read.bytes_opened == pages * 8192 && read.open_time > 0.0, "{read:?}");
+    cluster.finish()
+}
+
+#[test]
+fn plaintext_does_not_count() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&quiet().conf("pagevault.temp_encryption = off"))?;
+    cluster.sql("CHECKPOINT")?;
+    for kind in ["relation", "wal", "temporary"] {
+        let counted = during(&cluster, kind, || {
+            cluster.sql(
+                "CREATE TABLE p AS SELECT i FROM generate_series(1, 100000) i; CHECKPOINT;
+                 SET work_mem = '64kB'; SELECT max(i) FROM (SELECT i FROM p ORDER BY -i) s; DROP TABLE p",
+            )
+        })?;
+        ensure!(counted.bytes_sealed + counted.bytes_opened == 0, "{kind}: {counted:?}");
+    }
+    cluster.finish()
+}
+
+/// A slot is not cleared, neither when its process ends nor when the server restarts after a crash.
+#[test]
+fn a_crash_of_a_backend_disturbs_nothing() -> Result<()> {
+    let (mut cluster, _keys) = Cluster::with_keys(&quiet())?;
+    cluster.allow_log("terminated by signal 9");
+    cluster.allow_log("terminating any other active server processes");
+    cluster.allow_log("terminating connection because of crash");
+    make(&cluster, "t", 5_000)?;
+    cluster.sql("CHECKPOINT")?;
+    let before = row(&mut cluster.client()?, "relation")?;
+    ensure!(before.sealed > 100, "{before:?}");
+
+    let backend = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'background writer'";
+    let pid = Pid::from_raw(cluster.text(backend)?.parse()?).context("a process")?;
+    kill_process(pid, Signal::KILL)?;
+    cluster.eventually_logs("reinitializing")?;
+    cluster.eventually("SELECT pg_is_in_recovery()", "f")?;
+
+    let after = row(&mut cluster.client()?, "relation")?;
+    ensure!(after.sealed >= before.sealed && after.seal_time >= before.seal_time, "{after:?}");
+    // It counts on, exactly: recovery had nothing to read, and all buffers were lost.
+    let read = during(&cluster, "relation", || cluster.sql("SELECT count(*) FROM t"))?;
+    let pages = on_disk(&cluster, "t", "main")?;
+    ensure!(after.opened == before.opened && read.opened == pages, "{read:?}, on disk {pages}");
+    cluster.finish()
+}
+
+#[test]
+fn temporary_data_count_as_postgresql_counts_them() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&quiet())?;
+    let mut client = cluster.client()?;
+    run_sql(
+        &mut client,
+        "SET temp_buffers = '800kB'; SET work_mem = '64kB'; SET max_parallel_workers_per_gather = 0;
+         CREATE TEMPORARY TABLE t (id int, t text);
+         INSERT INTO t SELECT i, repeat('x', 200) FROM generate_series(1, 10000) i",
+    )?;
+    for (statement, written, read) in [
+        ("DELETE FROM t", "Local Written Blocks", "Local Read Blocks"),
+        (
+            "WITH s AS MATERIALIZED (SELECT i, repeat('y', 90) FROM generate_series(1, 20000) i)
+             SELECT count(*) FROM s WHERE i > (SELECT min(i) FROM s)",
+            "Temp Written Blocks",
+            "Temp Read Blocks",
+        ),
+    ] {
+        let before = row(&mut client, "temporary")?;
+        let plan =
+            text(&mut client, &format!("EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}"))?;
+        let after = row(&mut client, "temporary")?;
+        let plan: serde_json::Value = serde_json::from_str(&plan)?;
+        let blocks = |name: &str| plan[0]["Plan"][name].as_i64().context("blocks in the plan");
+        let (sealed, opened) = (after.sealed - before.sealed, after.opened - before.opened);
+        ensure!(blocks(written)? > 100 && blocks(read)? > 100, "{statement}: {plan}");
+        ensure!(
+            sealed == blocks(written)? && opened == blocks(read)?,
+            "{statement}: sealed {sealed}, opened {opened}: {plan}"
+        );
+        ensure!(after.bytes_sealed - before.bytes_sealed <= sealed * 8192, "{after:?}");
+        ensure!(after.seal_time > before.seal_time && after.open_time > before.open_time);
+    }
+    drop(client);
+    cluster.finish()
+}
+
+#[test]
+fn wal_counts_when_it_is_written_and_when_it_is_replayed() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&quiet())?;
+    cluster.sql("CREATE TABLE t (id int, t text)")?;
+    cluster.set(&[("pagevault.wal_encryption", "on")])?;
+    cluster.eventually("SELECT wal FROM pagevault.status", "encrypted")?;
+    cluster.sql("SELECT pg_switch_wal(); CHECKPOINT")?;
+    let start = cluster.text("SELECT pg_current_wal_lsn()")?;
+    let written = during(&cluster, "wal", || {
+        cluster.sql("INSERT INTO t SELECT i, repeat('x', 500) FROM generate_series(1, 20000) i")
+    })?;
+    let pages: i64 = cluster
+        .text(&format!("SELECT ((pg_current_wal_lsn() - '{start}') / 8192)::bigint"))?
+        .parse()?;
+    ensure!(pages > 1000 && written.sealed >= pages, "{written:?}, {pages} pages of WAL");
+    // A page is written a second time if it was not full the first time: never all of them.
+    ensure!(written.sealed < pages * 3 / 2, "{written:?}, {pages} pages of WAL");
+
+    cluster.crash()?;
+    let replayed = row(&mut cluster.client()?, "wal")?;
+    ensure!(replayed.opened >= pages && replayed.failures == 0, "{replayed:?}, {pages} pages");
+    ensure!(cluster.text("SELECT count(*) FROM t")? == "20000", "rows are missing");
+    cluster.finish()
+}
+
+#[test]
+fn a_page_that_cannot_be_opened_counts_as_a_failure() -> Result<()> {
+    let (mut cluster, keys) = Cluster::with_keys(&quiet().conf("pagevault.unlock_timeout = 0"))?;
+    cluster.allow_log("pagevault");
+    make(&cluster, "t", 100)?;
+    cluster.sql("CHECKPOINT")?;
+    cluster.stop(StopMode::Fast)?;
+    keys.take_away()?;
+    cluster.start_server()?;
+    let refused =
+        during(&cluster, "relation", || cluster.error("SELECT count(*) FROM t").map(drop))?;
+    ensure!(refused.opened == 0 && refused.failures >= 1, "{refused:?}");
+    cluster.finish()
+}
