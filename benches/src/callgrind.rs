@@ -32,7 +32,8 @@ impl PagePath {
         for block in 0..self.pages {
             match self.operation.as_str() {
                 "seal" => {
-                    page::seal(black_box(&mut content), &key, Epoch::FIRST, block, Fork::Main, true)
+                    let page = black_box(&mut content);
+                    page::seal(page, &key, Epoch::FIRST, block, Fork::Main, true);
                 }
                 "open" => {
                     // The mark is set anew each time: opening takes it away.

@@ -75,7 +75,7 @@ pub(crate) fn run(mut request: Request) -> Result<Results> {
             })?
         }
         Target::Existing { connection, installation } => {
-            Sides::existing(connection, *installation, &request.directory)?
+            Sides::existing(connection, *installation)?
         }
     };
     let side = &sides.all[0];

@@ -56,6 +56,10 @@ impl Side {
             cluster.sql(&keys.add_provider("local"))?;
             cluster.sql("SELECT pagevault.set_cluster_master_key('local', 'main')")?;
         }
+        if variant == Variant::Everything {
+            cluster.set(&[("pagevault.wal_encryption", "on")])?;
+            cluster.eventually("SELECT wal FROM pagevault.status", "encrypted")?;
+        }
         let mut config = postgres::Config::new();
         config.host_path(cluster.directory()).user("postgres").dbname("postgres");
         Ok(Side {
@@ -245,7 +249,6 @@ impl Sides {
     pub(crate) fn existing(
         connection: &str,
         installation: Option<&'static Installation>,
-        directory: &Path,
     ) -> Result<Sides> {
         let base = postgres::Config::from_str(connection).context("the connection string")?;
         let mut client = base.connect(NoTls).context("connect to the existing cluster")?;
@@ -264,11 +267,7 @@ impl Sides {
         let pid = text(&mut client, "SELECT pg_backend_pid()")?.parse()?;
         let local = matches!(base.get_hosts().first(), Some(Host::Unix(_)));
         let foreign_postmaster = if local { postmaster_of(pid) } else { None };
-        let mut sides = Sides {
-            all: Vec::new(),
-            directory: directory.to_owned(),
-            existing: Some(base.clone()),
-        };
+        let mut sides = Sides { all: Vec::new(), existing: Some(base.clone()) };
         for (variant, database) in DATABASES {
             run_sql(&mut client, &format!("CREATE DATABASE {database}"))?;
             let setting = if variant.seals() { "on" } else { "off" };

@@ -61,7 +61,6 @@ impl Variant {
                 .conf("pagevault.temp_encryption = off"),
             Variant::Everything => common
                 .conf("pagevault.default_encryption = on")
-                .conf("pagevault.wal_encryption = on")
                 .conf("pagevault.temp_encryption = on"),
         }
     }

@@ -22,7 +22,13 @@ pub struct Settings {
 
 impl Default for Settings {
     fn default() -> Self {
-        Settings { checksums: true, preload: true, wal_segment_size: None, within: None, conf: Vec::new() }
+        Settings {
+            checksums: true,
+            preload: true,
+            wal_segment_size: None,
+            within: None,
+            conf: Vec::new(),
+        }
     }
 }
 

@@ -58,8 +58,11 @@ pub(crate) fn row(contender: &Contender) -> [String; HEADINGS.len()] {
     ]
 }
 
-/// `0.987 [0.981, 0.994]`
-pub(crate) fn interval(estimate: Estimate) -> String {
+/// `0.987 [0.981, 0.994]`; the yardstick's own is just 1.
+fn interval(estimate: Estimate) -> String {
+    if [estimate.ratio, estimate.low, estimate.high] == [1.0; 3] {
+        return "1".into();
+    }
     format!("{:.3} [{:.3}, {:.3}]", estimate.ratio, estimate.low, estimate.high)
 }
 
