@@ -93,6 +93,9 @@ pub(crate) struct RunArguments {
     /// Rows of the table of `statements`
     #[arg(long)]
     rows: Option<u64>,
+    /// All statements, cold as well, in the profile `quick` too
+    #[arg(long)]
+    all_statements: bool,
     /// Numbers of keys (startup, ddl), e.g. 10,100000
     #[arg(long, value_delimiter = ',')]
     keys: Option<Vec<u32>>,
@@ -205,6 +208,8 @@ impl RunArguments {
         replace(&mut plan.scales, self.scale.as_ref());
         replace(&mut plan.clients, self.clients.as_ref());
         replace(&mut plan.strata, self.strata.as_ref());
+        replace(&mut plan.write_strata, self.strata.as_ref());
+        plan.all_statements |= self.all_statements;
         replace(&mut plan.shared_buffers, self.shared_buffers.as_ref());
         replace(&mut plan.rows, self.rows.as_ref());
         replace(&mut plan.keys, self.keys.as_ref());

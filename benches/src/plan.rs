@@ -60,11 +60,15 @@ pub(crate) struct Plan {
     pub(crate) scales: Vec<u32>,
     pub(crate) clients: Vec<u32>,
     pub(crate) strata: Vec<Stratum>,
+    /// The same for `readwrite`.
+    pub(crate) write_strata: Vec<Stratum>,
     /// Sweep of `shared_buffers` at the first scale and number of clients, MB.
     pub(crate) shared_buffers: Vec<u64>,
     /// Rows of the table of `statements`, and single INSERTs.
     pub(crate) rows: u64,
     pub(crate) inserts: u32,
+    /// All statements, cold as well, instead of some.
+    pub(crate) all_statements: bool,
     /// Numbers of encrypted relations in `startup` and `ddl`.
     pub(crate) keys: Vec<u32>,
     /// Size of the table of `rekey`.
@@ -90,10 +94,12 @@ impl Plan {
             length: Length::Seconds(2),
             scales: vec![10],
             clients: vec![4],
-            strata: all,
+            strata: all.clone(),
+            write_strata: all,
             shared_buffers: Vec::new(),
             rows: 100_000,
             inserts: 1000,
+            all_statements: true,
             keys: vec![10, 2000],
             rekey_mb: 128,
             recovery: 5000,
@@ -107,7 +113,9 @@ impl Plan {
         let mut clients = vec![1, cores, 4 * cores, 16 * cores];
         clients.dedup();
         match profile {
-            Profile::Quick => common,
+            Profile::Quick => {
+                Plan { write_strata: vec![Stratum::Cache], all_statements: false, ..common }
+            }
             Profile::Standard => Plan {
                 rounds: 8,
                 length: Length::Seconds(10),

@@ -200,34 +200,43 @@ fn plots(all: &[Results]) -> Vec<Plot> {
             }),
         });
     }
-    for group in groups(all) {
-        let curve = || cells(all).filter(|cell| group_of(cell).as_deref() == Some(&group));
-        let clients = |cell: &Cell| cell.parameter("clients")?.parse::<f64>().ok();
-        plots.push(Plot {
-            title: format!("{group}: rate by clients"),
-            x: "clients",
-            y: "per second",
-            log_x: true,
-            around_zero: false,
-            series: series(curve(), &names, true, |cell, contender| {
-                Some((clients(cell)?, contender.figure("rate")?))
-            }),
-        });
-        plots.push(Plot {
-            title: format!("{group}: processor time added, by clients"),
-            x: "clients",
-            y: "CPU per unit, %",
-            log_x: true,
-            around_zero: true,
-            series: series(curve(), others, true, |cell, contender| {
-                Some((clients(cell)?, percent(contender, "cpu_us")?))
-            }),
-        });
+    for results in all {
+        by_clients(&mut plots, results, &names, all.len() > 1);
     }
     if all.iter().any(|results| results.major != all[0].major) {
         plots.push(by_version(all, others));
     }
     plots
+}
+
+/// Rate, and what it costs, of cells that differ in the number of clients only.
+fn by_clients(plots: &mut Vec<Plot>, results: &Results, names: &[String], several: bool) {
+    let one = std::slice::from_ref(results);
+    let of = if several { format!("PostgreSQL {}: ", results.major) } else { String::new() };
+    for group in groups(one) {
+        let curve = || cells(one).filter(|cell| group_of(cell).as_deref() == Some(&group));
+        let clients = |cell: &Cell| cell.parameter("clients")?.parse::<f64>().ok();
+        plots.push(Plot {
+            title: format!("{of}{group}: rate by clients"),
+            x: "clients",
+            y: "per second",
+            log_x: true,
+            around_zero: false,
+            series: series(curve(), names, true, |cell, contender| {
+                Some((clients(cell)?, contender.figure("rate")?))
+            }),
+        });
+        plots.push(Plot {
+            title: format!("{of}{group}: processor time added, by clients"),
+            x: "clients",
+            y: "CPU per unit, %",
+            log_x: true,
+            around_zero: true,
+            series: series(curve(), &names[1..], true, |cell, contender| {
+                Some((clients(cell)?, percent(contender, "cpu_us")?))
+            }),
+        });
+    }
 }
 
 /// The median of what the cells of a version add.

@@ -93,8 +93,10 @@ impl Plot {
             .map_err(text)?;
         let label = |value: &f64| {
             let value = if self.log_x { value.exp2() } else { *value };
-            let near = self.log_x && (value - value.round()).abs() > 0.02;
-            if near { String::new() } else { axis_number(value, right - left) }
+            // Versions and numbers of clients are whole.
+            let whole = self.log_x || self.x == "PostgreSQL";
+            let between = whole && (value - value.round()).abs() > 0.02;
+            if between { String::new() } else { axis_number(value, right - left) }
         };
         chart
             .configure_mesh()

@@ -195,7 +195,7 @@ pub(super) fn parse(report: &str) -> Result<Outcome> {
 
 /// Strata by scale and clients, then the sweep of shared_buffers.
 pub(super) fn readonly(plan: &mut Plan) -> Vec<CellPlan> {
-    let mut cells = swept(plan, "readonly", Script::SelectOnly, &[true]);
+    let mut cells = swept(plan, "readonly", Script::SelectOnly, &plan.strata.clone(), &[true]);
     for buffers in plan.shared_buffers.clone() {
         let mut bench = Pgbench::new(plan, "readonly", Script::SelectOnly);
         bench.scale = plan.capped_scale(plan.scales[0], Stratum::Cache);
@@ -209,13 +209,19 @@ pub(super) fn readonly(plan: &mut Plan) -> Vec<CellPlan> {
 
 /// Strata by scale, clients and synchronous_commit.
 pub(super) fn readwrite(plan: &mut Plan) -> Vec<CellPlan> {
-    swept(plan, "readwrite", Script::TpcB, &[true, false])
+    swept(plan, "readwrite", Script::TpcB, &plan.write_strata.clone(), &[true, false])
 }
 
-fn swept(plan: &mut Plan, suite: &str, script: Script, commits: &[bool]) -> Vec<CellPlan> {
+fn swept(
+    plan: &mut Plan,
+    suite: &str,
+    script: Script,
+    strata: &[Stratum],
+    commits: &[bool],
+) -> Vec<CellPlan> {
     let mut cells = Vec::new();
     for wanted in plan.scales.clone() {
-        for stratum in plan.strata.clone() {
+        for &stratum in strata {
             let scale = plan.capped_scale(wanted, stratum);
             for &synchronous_commit in commits {
                 for clients in plan.clients.clone() {

@@ -21,6 +21,8 @@ struct Kind {
     work: Work,
     /// Measured after a restart and with an empty page cache as well.
     cold: bool,
+    /// Part of the profile `quick`.
+    quick: bool,
 }
 
 enum Work {
@@ -36,30 +38,35 @@ const KINDS: [Kind; 10] = [
         before: "DROP TABLE IF EXISTS inserted; CREATE TABLE inserted (id int PRIMARY KEY, body text)",
         work: Work::Inserts,
         cold: false,
+        quick: false,
     },
     Kind {
         name: "copy-in",
         before: "DROP TABLE IF EXISTS copied; CREATE TABLE copied (LIKE t)",
         work: Work::CopyIn,
         cold: false,
+        quick: true,
     },
     Kind {
         name: "select-all",
         before: "",
         work: Work::Sql("SELECT count(body) FROM t"),
         cold: true,
+        quick: true,
     },
     Kind {
         name: "create-index",
         before: "DROP INDEX IF EXISTS t_body",
         work: Work::Sql("CREATE INDEX t_body ON t (body)"),
         cold: true,
+        quick: true,
     },
     Kind {
         name: "create-table-as",
         before: "DROP TABLE IF EXISTS made",
         work: Work::Sql("CREATE TABLE made AS SELECT * FROM t"),
         cold: false,
+        quick: false,
     },
     Kind {
         name: "spilling-sort",
@@ -68,6 +75,7 @@ const KINDS: [Kind; 10] = [
             "SET work_mem = '1MB'; SELECT count(*) FROM (SELECT * FROM t ORDER BY body OFFSET 0) s",
         ),
         cold: false,
+        quick: false,
     },
     Kind {
         name: "spilling-hash",
@@ -77,20 +85,23 @@ const KINDS: [Kind; 10] = [
              SET enable_nestloop = off; SELECT count(*) FROM t a JOIN t b USING (body)",
         ),
         cold: false,
+        quick: false,
     },
     Kind {
         name: "update-all",
         before: "DROP INDEX IF EXISTS t_body; VACUUM FULL t",
         work: Work::Sql("UPDATE t SET number = number + 1"),
         cold: false,
+        quick: true,
     },
     Kind {
         name: "vacuum-full",
         before: "DROP INDEX IF EXISTS t_body",
         work: Work::Sql("VACUUM FULL t"),
         cold: false,
+        quick: false,
     },
-    Kind { name: "analyze", before: "", work: Work::Sql("ANALYZE t"), cold: false },
+    Kind { name: "analyze", before: "", work: Work::Sql("ANALYZE t"), cold: false, quick: false },
 ];
 
 struct Statement {
@@ -106,9 +117,12 @@ pub(super) fn cells(plan: &mut Plan) -> Vec<CellPlan> {
     let buffers = (plan.rows * 150 / 8 / 1_000_000).max(16);
     let settings = named([("shared_buffers", format!("{buffers}MB"))]);
     let mut cells = Vec::new();
-    for kind in &ALL {
+    if !plan.all_statements {
+        plan.notes.push("profile quick: only some of the statements, and those warm".into());
+    }
+    for kind in ALL.iter().filter(|kind| plan.all_statements || kind.quick) {
         for cold in [false, true] {
-            if cold && !kind.cold {
+            if cold && !(kind.cold && plan.all_statements) {
                 continue;
             }
             let temperature = if cold { "cold" } else { "warm" };
@@ -130,8 +144,11 @@ pub(super) fn cells(plan: &mut Plan) -> Vec<CellPlan> {
             });
         }
     }
+    if !plan.all_statements {
+        return cells;
+    }
     cells.extend(backup::cells(plan).into_iter().map(|mut cell| {
-        cell.id = cell.id.replace("backup/", "statements/");
+        cell.id = cell.id.replacen("backup/", "statements/", 1);
         cell.suite = "statements".into();
         cell
     }));
@@ -146,8 +163,9 @@ impl Workload for Statement {
                 side.sql(&format!(
                     "CREATE TABLE t (id int, number int, body text);
                      INSERT INTO t SELECT i, i, md5(i::text) || md5((i + 1)::text) || md5((i + 2)::text)
-                     FROM generate_series(1, {rows}) i; VACUUM ANALYZE t"
-                ))
+                     FROM generate_series(1, {rows}) i"
+                ))?;
+                side.sql("VACUUM ANALYZE t")
             })?;
             if let Some(cluster) = side.cluster() {
                 page_cache::fill(&cluster.data_directory())?;
