@@ -25,13 +25,14 @@ pub(crate) fn write(results: &[Results], directory: &Path) -> Result<()> {
 }
 
 /// Headings of the table of cells, the same in all reports.
-pub(crate) const HEADINGS: [&str; 11] = [
+pub(crate) const HEADINGS: [&str; 12] = [
     "variant",
     "rate",
     "rate, ratio",
     "CPU µs",
     "CPU, ratio",
     "latency ms",
+    "p95 ms",
     "hit ratio",
     "pages sealed",
     "pages opened",
@@ -50,6 +51,7 @@ pub(crate) fn row(contender: &Contender) -> [String; HEADINGS.len()] {
         figure("cpu_us"),
         contender.ratio("cpu_us").map_or_else(|| "-".into(), interval),
         figure("latency_ms"),
+        figure("p95_ms"),
         hit,
         figure("pages_sealed"),
         figure("pages_opened"),
