@@ -210,6 +210,12 @@ impl RunArguments {
         replace(&mut plan.strata, self.strata.as_ref());
         replace(&mut plan.write_strata, self.strata.as_ref());
         plan.all_statements |= self.all_statements;
+        if self.connect.is_some() {
+            plan.existing = true;
+            plan.strata = vec![Stratum::AsIs];
+            plan.write_strata = vec![Stratum::AsIs];
+            plan.shared_buffers.clear();
+        }
         replace(&mut plan.shared_buffers, self.shared_buffers.as_ref());
         replace(&mut plan.rows, self.rows.as_ref());
         replace(&mut plan.keys, self.keys.as_ref());
@@ -287,7 +293,7 @@ impl GateArguments {
         let directory = self.server.directory();
         let machine = Machine::here(&directory);
         let mut plan = Plan::new(Profile::Quick, Variant::OWN.len(), &machine);
-        plan.rounds = 4;
+        plan.rounds = 3;
         let instructions =
             if self.without_callgrind { Default::default() } else { callgrind::instructions()? };
         let mut results = runner::run(Request {

@@ -14,6 +14,9 @@ pub(crate) enum Stratum {
     Cache,
     /// Few in shared buffers; the page cache is emptied of them before each round.
     Disk,
+    /// Wherever an existing cluster has them.
+    #[value(skip)]
+    AsIs,
 }
 
 impl Stratum {
@@ -22,6 +25,7 @@ impl Stratum {
             Stratum::Shared => "shared",
             Stratum::Cache => "cache",
             Stratum::Disk => "disk",
+            Stratum::AsIs => "as-is",
         }
     }
 
@@ -29,7 +33,7 @@ impl Stratum {
     pub(crate) fn shared_buffers(self, data_mb: u64) -> u64 {
         match self {
             Stratum::Shared => data_mb * 13 / 10 + 64,
-            Stratum::Cache | Stratum::Disk => (data_mb / 8).max(16),
+            Stratum::Cache | Stratum::Disk | Stratum::AsIs => (data_mb / 8).max(16),
         }
     }
 }
@@ -81,6 +85,8 @@ pub(crate) struct Plan {
     pub(crate) protocol: String,
     /// Servers that hold the same data at once.
     pub(crate) sides: u64,
+    /// The cluster is not ours: nothing of it can be set, so sweeps of settings are left out.
+    pub(crate) existing: bool,
     pub(crate) machine: Machine,
     /// What was made smaller, for the report.
     pub(crate) notes: Vec<String>,
@@ -106,6 +112,7 @@ impl Plan {
             sysbench_rows: 50_000,
             protocol: "simple".into(),
             sides: sides as u64,
+            existing: false,
             machine: machine.clone(),
             notes: Vec::new(),
         };
@@ -189,7 +196,7 @@ fn most_scale(machine: &Machine, sides: u64, stratum: Stratum) -> u64 {
     let tenths = match stratum {
         Stratum::Shared => 23,
         Stratum::Cache => 12,
-        Stratum::Disk => 2,
+        Stratum::Disk | Stratum::AsIs => 2,
     };
     let in_memory = machine.available_mb * 7 / (sides * MB_PER_SCALE * tenths);
     on_disk.min(in_memory).max(1)

@@ -45,46 +45,56 @@ impl Pgbench {
         }
     }
 
-    pub(crate) fn cell(self, plan: &Plan) -> CellPlan {
+    pub(crate) fn cell(mut self, plan: &Plan) -> CellPlan {
+        if plan.existing {
+            (self.stratum, self.shared_buffers) = (Stratum::AsIs, None);
+        }
         let buffers = self
             .shared_buffers
             .unwrap_or_else(|| self.stratum.shared_buffers(scale_mb(self.scale)));
-        let mut id =
-            format!("{}/s{}/c{}/{}", self.suite, self.scale, self.clients, self.stratum.name());
         let script = match self.script {
             Script::SelectOnly => "select-only",
             Script::TpcB => "tpcb-like",
         };
+        let mut parameters = named([
+            ("script", script.to_owned()),
+            ("scale", self.scale.to_string()),
+            ("clients", self.clients.to_string()),
+            ("stratum", self.stratum.name().to_owned()),
+        ]);
+        let on_off = if self.synchronous_commit { "on" } else { "off" };
+        let mut settings = named([]);
+        if !plan.existing {
+            parameters.insert("shared_buffers_mb".into(), buffers.to_string());
+            parameters.insert("synchronous_commit".into(), on_off.into());
+            settings.insert("shared_buffers".into(), format!("{buffers}MB"));
+            settings.insert("synchronous_commit".into(), on_off.into());
+        }
+        CellPlan {
+            id: self.id(script),
+            suite: self.suite.clone(),
+            unit: "transaction",
+            parameters,
+            settings,
+            rounds: plan.rounds,
+            seconds: plan.round_seconds() + 0.7,
+            workload: Box::new(self),
+        }
+    }
+
+    fn id(&self, script: &str) -> String {
+        let mut id =
+            format!("{}/s{}/c{}/{}", self.suite, self.scale, self.clients, self.stratum.name());
         if self.suite.starts_with("preset") {
             id = format!("{id}/{script}");
         }
-        if self.shared_buffers.is_some() {
+        if let Some(buffers) = self.shared_buffers {
             id = format!("{id}/sb{buffers}");
         }
         if !self.synchronous_commit {
             id.push_str("/async");
         }
-        let on_off = if self.synchronous_commit { "on" } else { "off" };
-        CellPlan {
-            id,
-            suite: self.suite.clone(),
-            unit: "transaction",
-            parameters: named([
-                ("script", script.to_owned()),
-                ("scale", self.scale.to_string()),
-                ("clients", self.clients.to_string()),
-                ("stratum", self.stratum.name().to_owned()),
-                ("shared_buffers_mb", buffers.to_string()),
-                ("synchronous_commit", on_off.to_owned()),
-            ]),
-            settings: named([
-                ("shared_buffers", format!("{buffers}MB")),
-                ("synchronous_commit", on_off.to_owned()),
-            ]),
-            rounds: plan.rounds,
-            seconds: plan.round_seconds() + 0.7,
-            workload: Box::new(self),
-        }
+        id
     }
 
     fn run(&self, side: &Side, length: Length, seed: usize) -> Result<Outcome> {
@@ -209,7 +219,8 @@ pub(super) fn readonly(plan: &mut Plan) -> Vec<CellPlan> {
 
 /// Strata by scale, clients and synchronous_commit.
 pub(super) fn readwrite(plan: &mut Plan) -> Vec<CellPlan> {
-    swept(plan, "readwrite", Script::TpcB, &plan.write_strata.clone(), &[true, false])
+    let commits: &[bool] = if plan.existing { &[true] } else { &[true, false] };
+    swept(plan, "readwrite", Script::TpcB, &plan.write_strata.clone(), commits)
 }
 
 fn swept(

@@ -144,7 +144,7 @@ pub(super) fn cells(plan: &mut Plan) -> Vec<CellPlan> {
             });
         }
     }
-    if !plan.all_statements {
+    if !plan.all_statements || plan.existing {
         return cells;
     }
     cells.extend(backup::cells(plan).into_iter().map(|mut cell| {
