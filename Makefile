@@ -27,7 +27,7 @@ test-regress: ## PostgreSQL's own regression suite with everything encrypted; PG
 install: ## build and install into PostgreSQL PG, or into the server of PG_CONFIG=/path/to/pg_config
 	@tools/install $(or $(PG),15) $(PG_CONFIG)
 
-bench: ## cipher speed beside memcpy and OpenSSL; what keys cost on a server
+bench: ## what encryption costs beside stock PostgreSQL: the quick form, some minutes
 	@tools/bench $(or $(PG),15)
 
 lint: ## formatting, clippy, dependency policy

@@ -18,6 +18,8 @@
 //! | [`keyfile`] | the key file of the `file` provider |
 //! | [`offline`] | the keystore of a data directory, without its server |
 //! | [`mod@exec`] | PostgreSQL's own programs, with the keys of WAL |
+//! | [`mod@inspect`] | what files say of themselves, without keys |
+//! | [`mod@verify`] | opening everything that a data directory holds |
 //! | [`mod@harden`] | no core dumps, no readable files, no secrets in panic messages |
 //! | [`cli`] | the command line |
 
@@ -28,6 +30,7 @@ pub mod cli;
 pub mod exec;
 pub mod findings;
 pub mod harden;
+pub mod inspect;
 pub mod keyfile;
 mod net;
 pub mod offline;
@@ -38,4 +41,5 @@ pub mod providers;
 pub mod retry;
 mod secret_file;
 pub mod serve;
+pub mod verify;
 mod wire;

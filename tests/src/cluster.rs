@@ -16,12 +16,19 @@ pub struct Settings {
     checksums: bool,
     preload: bool,
     wal_segment_size: Option<u32>,
+    within: Option<PathBuf>,
     conf: Vec<String>,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Settings { checksums: true, preload: true, wal_segment_size: None, conf: Vec::new() }
+        Settings {
+            checksums: true,
+            preload: true,
+            wal_segment_size: None,
+            within: None,
+            conf: Vec::new(),
+        }
     }
 }
 
@@ -44,6 +51,14 @@ impl Settings {
     #[must_use]
     pub fn wal_segment_size(mut self, megabytes: u32) -> Self {
         self.wal_segment_size = Some(megabytes);
+        self
+    }
+
+    /// A cluster below this directory instead of the system's for temporary files; the server user must
+    /// be able to enter it.
+    #[must_use]
+    pub fn within(mut self, directory: &Path) -> Self {
+        self.within = Some(directory.to_owned());
         self
     }
 
@@ -105,7 +120,12 @@ impl Cluster {
     /// When `initdb` fails.
     pub fn create(settings: &Settings) -> Result<Cluster> {
         let installation = Installation::get()?;
-        let directory = tempfile::Builder::new().prefix("pagevault-").tempdir()?;
+        let mut builder = tempfile::Builder::new();
+        builder.prefix("pagevault-");
+        let directory = match &settings.within {
+            Some(within) => builder.tempdir_in(within)?,
+            None => builder.tempdir()?,
+        };
         installation.give(directory.path())?;
         let cluster = Cluster { installation, directory, allowed: Vec::new(), finished: false };
         let mut initdb = installation.command("initdb");

@@ -1,5 +1,6 @@
 //! The PostgreSQL under test and the user that its servers run as.
 
+use std::ffi::OsStr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -7,11 +8,15 @@ use std::sync::OnceLock;
 
 use anyhow::{Context, Result, bail, ensure};
 
+static CHOSEN: OnceLock<Result<Installation, String>> = OnceLock::new();
+
 /// A PostgreSQL installation with pagevault installed in it.
 #[derive(Debug)]
 pub struct Installation {
     /// Major version: 15 to 18.
     pub major: u32,
+    /// What `pg_config --version` says.
+    pub version: String,
     bindir: PathBuf,
     pkglibdir: PathBuf,
     sharedir: PathBuf,
@@ -19,24 +24,43 @@ pub struct Installation {
 }
 
 impl Installation {
-    /// The installation that `PAGEVAULT_PG_CONFIG` names.
+    /// The installation that was given to [`Installation::select`], else the one that
+    /// `PAGEVAULT_PG_CONFIG` names.
     ///
     /// # Errors
     /// When the variable is missing, the program does not answer, or we are root and the server user
     /// does not exist.
     pub fn get() -> Result<&'static Installation> {
-        static FOUND: OnceLock<Result<Installation, String>> = OnceLock::new();
-        FOUND
+        CHOSEN
             .get_or_init(|| Installation::find().map_err(|error| format!("{error:#}")))
             .as_ref()
             .map_err(|error| anyhow::anyhow!("{error}"))
     }
 
+    /// Makes the installation of a `pg_config` the one that [`Installation::get`] returns; servers run
+    /// as `server_user` when we are root.
+    ///
+    /// # Errors
+    /// When one was chosen before, and as [`Installation::get`].
+    pub fn select(pg_config: &Path, server_user: &str) -> Result<&'static Installation> {
+        let installation = Installation::open(pg_config.as_os_str(), server_user)?;
+        ensure!(CHOSEN.set(Ok(installation)).is_ok(), "an installation is in use already");
+        Installation::get()
+    }
+
     fn find() -> Result<Installation> {
         let pg_config = std::env::var_os("PAGEVAULT_PG_CONFIG")
             .context("PAGEVAULT_PG_CONFIG is not set; run the cluster tests with `make test`")?;
+        let user = std::env::var("PAGEVAULT_SERVER_USER").unwrap_or_else(|_| "pagevault".into());
+        Installation::open(&pg_config, &user)
+    }
+
+    fn open(pg_config: &OsStr, user: &str) -> Result<Installation> {
         let ask = |option: &str| -> Result<String> {
-            let output = Command::new(&pg_config).arg(option).output().context("run pg_config")?;
+            let output = Command::new(pg_config)
+                .arg(option)
+                .output()
+                .with_context(|| format!("run {}", pg_config.display()))?;
             Ok(String::from_utf8(output.stdout)?.trim().to_owned())
         };
         let version = ask("--version")?;
@@ -46,9 +70,10 @@ impl Installation {
             .and_then(|digits| digits.parse().ok())
             .with_context(|| format!("understand version {version:?}"))?;
         let server_user =
-            if rustix::process::geteuid().is_root() { Some(server_user()?) } else { None };
+            if rustix::process::geteuid().is_root() { Some(server_user(user)?) } else { None };
         Ok(Installation {
             major,
+            version,
             bindir: PathBuf::from(ask("--bindir")?),
             pkglibdir: PathBuf::from(ask("--pkglibdir")?),
             sharedir: PathBuf::from(ask("--sharedir")?),
@@ -111,10 +136,9 @@ impl Installation {
     }
 }
 
-fn server_user() -> Result<(u32, u32)> {
-    let name = std::env::var("PAGEVAULT_SERVER_USER").unwrap_or_else(|_| "pagevault".into());
+fn server_user(name: &str) -> Result<(u32, u32)> {
     let id = |flag: &str| -> Result<u32> {
-        let output = Command::new("id").args([flag, &name]).output().context("run id")?;
+        let output = Command::new("id").args([flag, name]).output().context("run id")?;
         ensure!(output.status.success(), "there is no user {name:?}; run tools/setup");
         Ok(String::from_utf8(output.stdout)?.trim().parse()?)
     };

@@ -19,14 +19,10 @@ use crate::pg::process::ProcessLocal;
 const SETS: usize = 32;
 const WAYS: usize = 4;
 
-struct Entry {
-    file: SmgrFile,
-    epoch: u16,
-    key: Option<PageKey>,
-}
-
+/// Keys are large: what is searched stands apart from them, close together.
 struct Set {
-    entries: [Entry; WAYS],
+    names: [(SmgrFile, u16); WAYS],
+    keys: [Option<PageKey>; WAYS],
     /// The next entry to replace.
     hand: usize,
 }
@@ -41,17 +37,13 @@ struct Cache {
     lost: Option<PageKey>,
 }
 
-const EMPTY: Entry = Entry {
-    file: SmgrFile {
-        file: RelFile { tablespace: 0, database: 0, relation: 0 },
-        backend: SHARED_BACKEND,
-    },
-    epoch: 0,
-    key: None,
-};
+const NOBODY: SmgrFile =
+    SmgrFile { file: RelFile { tablespace: 0, database: 0, relation: 0 }, backend: SHARED_BACKEND };
+
+const EMPTY: Set = Set { names: [(NOBODY, 0); WAYS], keys: [const { None }; WAYS], hand: 0 };
 
 static CACHE: ProcessLocal<Cache> = ProcessLocal::new(Cache {
-    sets: [const { Set { entries: [EMPTY; WAYS], hand: 0 } }; SETS],
+    sets: [EMPTY; SETS],
     wrap_keys: [const { None }; WAYS],
     wrap_hand: 0,
     destructions: 0,
@@ -77,7 +69,7 @@ pub(crate) fn with_page_key<R>(
             Some(way) => way,
             None => cache.fill(set, file, epoch)?,
         };
-        match &cache.sets[set].entries[way].key {
+        match &cache.sets[set].keys[way] {
             Some(key) => Ok(f(key)),
             None => Err(Cause::NoKey { epoch: epoch.get() }),
         }
@@ -110,9 +102,8 @@ fn set_of(file: RelFile) -> usize {
 impl Set {
     #[inline]
     fn find(&self, file: SmgrFile, epoch: Epoch) -> Option<usize> {
-        self.entries
-            .iter()
-            .position(|e| e.epoch == epoch.get() && e.file == file && e.key.is_some())
+        let wanted = (file, epoch.get());
+        (0..WAYS).find(|way| self.names[*way] == wanted && self.keys[*way].is_some())
     }
 }
 
@@ -128,8 +119,8 @@ impl Cache {
 
     #[cold]
     fn forget_all(&mut self) {
-        for entry in self.sets.iter_mut().flat_map(|set| &mut set.entries) {
-            entry.key = None; // wipes it
+        for key in self.sets.iter_mut().flat_map(|set| &mut set.keys) {
+            *key = None; // wipes it
         }
     }
 
@@ -143,11 +134,9 @@ impl Cache {
         let set = &mut self.sets[set];
         let way = set.hand;
         set.hand = (way + 1) % WAYS;
-        let entry = &mut set.entries[way];
-        entry.key = None; // wipes the old one
-        entry.file = file;
-        entry.epoch = epoch.get();
-        entry.key = Some(PageKey::new(&data_key));
+        set.keys[way] = None; // wipes the old one
+        set.names[way] = (file, epoch.get());
+        set.keys[way] = Some(PageKey::new(&data_key));
         Ok(way)
     }
 

@@ -11,7 +11,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::provider::ProviderError;
-use crate::{exec, harden, program, serve};
+use crate::{exec, harden, inspect, program, serve, verify};
 
 /// Wraps and unwraps pagevault's keys with master keys, outside the server process.
 #[derive(Parser)]
@@ -30,6 +30,19 @@ enum Command {
     /// Make and list key files for providers of kind "file"
     #[command(subcommand)]
     File(FileCommand),
+    /// Tell what key files, files of relations and WAL segments say of themselves; no key is needed
+    Inspect {
+        /// Files, or a data directory for its key files
+        #[arg(required = true)]
+        paths: Vec<PathBuf>,
+    },
+    /// Open every page and every WAL record of a data directory whose server is down, or of a backup
+    ///
+    /// Ends with 0 if everything opens, with 2 if something is damaged, with 1 if it could not be looked at.
+    Verify {
+        /// The data directory
+        data_directory: PathBuf,
+    },
     /// Run one of PostgreSQL's own programs, such as pg_waldump or pg_rewind, so that it reads and writes sealed WAL
     Exec {
         /// Data directory whose keystore holds the keys, or a copy of it; by default the one that the program works on
@@ -86,6 +99,13 @@ pub fn main() -> ExitCode {
     let done = match Arguments::parse().command {
         Command::Serve => return serve::serve(),
         Command::Run { program, arguments } => return program::supervise(&program, &arguments),
+        Command::Inspect { paths } => {
+            inspect::inspect(&paths, &mut io::stdout().lock()).map(|()| ExitCode::SUCCESS)
+        }
+        Command::Verify { data_directory } => {
+            verify::verify(&data_directory, &mut io::stdout().lock())
+                .map(|well| if well { ExitCode::SUCCESS } else { ExitCode::from(2) })
+        }
         Command::Exec { keystore, library, line } => {
             Err(exec::exec(keystore.as_deref(), library.as_deref(), &line))
         }

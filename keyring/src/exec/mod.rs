@@ -82,7 +82,7 @@ fn prepare(
 }
 
 /// The program: beside this one if it has no path, else on `PATH`.
-fn find(name: &OsStr) -> Result<PathBuf, ProviderError> {
+pub(crate) fn find(name: &OsStr) -> Result<PathBuf, ProviderError> {
     if Path::new(name).components().count() > 1 {
         let path = Path::new(name);
         return fs::canonicalize(path).map_err(|error| offline::unreadable(path, &error));
@@ -265,6 +265,6 @@ fn brief(data_directory: &Path, role: Role, tool: &Tool) -> Result<Briefing, Pro
     })
 }
 
-fn refuse(message: impl Into<String>) -> ProviderError {
+pub(crate) fn refuse(message: impl Into<String>) -> ProviderError {
     ProviderError::new(ErrorClass::BadOptions, message)
 }

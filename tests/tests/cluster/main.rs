@@ -21,6 +21,7 @@ mod keys;
 mod labels;
 mod leaks;
 mod limits;
+mod offline;
 mod permissions;
 mod preload;
 mod random_ddl;

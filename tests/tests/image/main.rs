@@ -5,6 +5,7 @@
 
 mod container;
 
+use std::os::unix::fs::PermissionsExt;
 use std::process::ExitCode;
 
 use anyhow::{Result, ensure};
@@ -22,6 +23,7 @@ const TESTS: &[Test] = &[
         scripts_and_passwords_are_as_in_the_official_image,
     ),
     ("a_password_is_required", a_password_is_required),
+    ("a_first_start_that_fails_is_begun_again", a_first_start_that_fails_is_begun_again),
     ("nothing_is_encrypted_if_so_wanted", nothing_is_encrypted_if_so_wanted),
     ("the_image_holds_only_what_runs", the_image_holds_only_what_runs),
 ];
@@ -109,7 +111,6 @@ fn scripts_and_passwords_are_as_in_the_official_image() -> Result<()> {
     write("password", "tr0ub4dor\n")?;
     let path = files.path().display();
     for name in ["1.sql", "2.sh", "password", ""] {
-        use std::os::unix::fs::PermissionsExt;
         let mode = if name.is_empty() { 0o755 } else { 0o644 };
         std::fs::set_permissions(files.path().join(name), std::fs::Permissions::from_mode(mode))?;
     }
@@ -155,6 +156,29 @@ fn a_password_is_required() -> Result<()> {
     server.eventually("it ends", || Ok(server.inspect("{{.State.Running}}")? == "false"))?;
     ensure!(server.inspect("{{.State.ExitCode}}")? != "0");
     ensure!(server.log()?.contains("POSTGRES_PASSWORD"), "{}", server.log()?);
+    Ok(())
+}
+
+fn a_first_start_that_fails_is_begun_again() -> Result<()> {
+    let file = tempfile::NamedTempFile::new()?;
+    let options = |path: &str| -> Result<()> {
+        std::fs::write(file.path(), format!("{{\"path\": \"{path}\"}}"))?;
+        std::fs::set_permissions(file.path(), std::fs::Permissions::from_mode(0o644))?;
+        Ok(())
+    };
+    options("/etc/pagevault/elsewhere")?;
+    let mount = format!("{}:/options:ro", file.path().display());
+    let server = Container::run(
+        &[&PASSWORD[..], &["-v", &mount, "-e", "PAGEVAULT_OPTIONS_FILE=/options"]].concat(),
+        &[],
+    )?;
+    server.eventually("it ends", || Ok(server.inspect("{{.State.Running}}")? == "false"))?;
+    ensure!(server.log()?.contains("/etc/pagevault/elsewhere"), "{}", server.log()?);
+    options("/etc/pagevault/keys")?;
+    docker(&["start", server.name()])?;
+    server.ready()?;
+    ensure!(server.log()?.contains("beginning again"), "{}", server.log()?);
+    ensure!(server.sql("SELECT state, wal FROM pagevault.status")? == "unlocked|encrypted");
     Ok(())
 }
 

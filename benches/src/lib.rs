@@ -1,1 +1,0 @@
-//! Benchmarks of pagevault. There is nothing in the library; `make bench` runs what is in `benches/`.

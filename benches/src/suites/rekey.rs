@@ -1,0 +1,166 @@
+//! Rekeying: its speed and WAL beside VACUUM FULL of the same table, and what pgbench loses beside a job at the
+//! default throttle. All on the server `relations`; the operations are what is compared.
+
+use std::time::Instant;
+
+use anyhow::{Result, bail, ensure};
+
+use super::{CellPlan, Workload, named};
+use crate::meter::{Meter, Outcome};
+use crate::plan::{Plan, Stratum};
+use crate::results::Sample;
+use crate::servers::{Side, Sides, output};
+
+pub(super) fn cells(plan: &mut Plan) -> Vec<CellPlan> {
+    let megabytes = plan.rekey_mb;
+    let scale = plan.capped_scale(plan.scales[0], Stratum::Cache);
+    let settings = named([("shared_buffers", "128MB".into())]);
+    let seconds = (plan.round_seconds() as u32).clamp(2, 60);
+    vec![
+        CellPlan {
+            id: format!("rekey/speed/{megabytes}MB"),
+            suite: "rekey".into(),
+            unit: "MB",
+            parameters: named([("table_mb", megabytes.to_string())]),
+            settings: settings.clone(),
+            rounds: plan.rounds.min(6),
+            seconds: megabytes as f64 / 60.0 + 0.5,
+            workload: Box::new(Speed { megabytes }),
+        },
+        CellPlan {
+            id: format!("rekey/beside-pgbench/{megabytes}MB"),
+            suite: "rekey".into(),
+            unit: "transaction",
+            parameters: named([
+                ("table_mb", megabytes.to_string()),
+                ("scale", scale.to_string()),
+                ("clients", "2".into()),
+            ]),
+            settings,
+            rounds: plan.rounds.min(6),
+            seconds: f64::from(seconds) + 2.0,
+            workload: Box::new(Beside { megabytes, scale, seconds, unfinished: 0, jobs: 0 }),
+        },
+    ]
+}
+
+fn make_table(side: &Side, megabytes: u64) -> Result<()> {
+    side.sql(&format!(
+        "CREATE TABLE rekeyed (id int, filler text);
+         SECURITY LABEL FOR pagevault ON TABLE rekeyed IS 'plain';
+         INSERT INTO rekeyed SELECT i, repeat(md5(i::text), 31) FROM generate_series(1, {megabytes} * 1000) i"
+    ))
+}
+
+fn wait_for(side: &Side, statement: &str) -> Result<()> {
+    side.sql(statement)?;
+    let done = side.text("SELECT pagevault.rekey_wait('rekeyed'::regclass)")?;
+    ensure!(done == "t", "{statement}: the job did not end");
+    Ok(())
+}
+
+struct Speed {
+    megabytes: u64,
+}
+
+/// In this order the table goes from plaintext to plaintext.
+const OPERATIONS: [&str; 4] = ["vacuum-full", "encrypt", "new-data-key", "decrypt"];
+
+impl Workload for Speed {
+    fn contenders(&self, _sides: &Sides) -> Vec<String> {
+        OPERATIONS.map(str::to_owned).into()
+    }
+
+    fn load(&mut self, sides: &mut Sides) -> Result<()> {
+        let megabytes = self.megabytes;
+        let side = sides.sealing()?;
+        side.forget_dataset();
+        side.dataset("rekey speed", "", |side| make_table(side, megabytes))?;
+        side.own_cluster()?.set(&[("pagevault.rekey_rate", "0")])
+    }
+
+    fn round(&mut self, sides: &mut Sides, contender: usize, _round: usize) -> Result<Sample> {
+        let side = &*sides.sealing()?;
+        // Contenders come in any order: what an operation begins with is made first.
+        let sealed = side.text("SELECT pagevault.is_encrypted('rekeyed')")? == "t";
+        let wanted = matches!(OPERATIONS[contender], "new-data-key" | "decrypt");
+        let label = |sealed: bool| {
+            let to = if sealed { "encrypted" } else { "plain" };
+            format!("SECURITY LABEL FOR pagevault ON TABLE rekeyed IS '{to}'")
+        };
+        if sealed != wanted {
+            wait_for(side, &label(wanted))?;
+        }
+        side.sql("CHECKPOINT")?;
+        let size: f64 = side.text("SELECT pg_table_size('rekeyed')")?.parse()?;
+        let meter = Meter::start(side)?;
+        let started = Instant::now();
+        match OPERATIONS[contender] {
+            "vacuum-full" => side.sql("VACUUM FULL rekeyed")?,
+            "encrypt" => wait_for(side, &label(true))?,
+            "new-data-key" => wait_for(side, "SELECT pagevault.rotate_data_key('rekeyed')")?,
+            "decrypt" => wait_for(side, &label(false))?,
+            other => bail!("{other} is no operation"),
+        }
+        let seconds = started.elapsed().as_secs_f64();
+        meter.finish(side, Outcome { work: size / 1e6, seconds, ..Outcome::default() })
+    }
+}
+
+struct Beside {
+    megabytes: u64,
+    scale: u32,
+    seconds: u32,
+    /// Rounds in which the job went on longer than pgbench, and all rounds with a job.
+    unfinished: u32,
+    jobs: u32,
+}
+
+impl Workload for Beside {
+    fn contenders(&self, _sides: &Sides) -> Vec<String> {
+        ["alone", "beside-a-job"].map(str::to_owned).into()
+    }
+
+    fn load(&mut self, sides: &mut Sides) -> Result<()> {
+        let (megabytes, scale) = (self.megabytes, self.scale.to_string());
+        let side = sides.sealing()?;
+        side.forget_dataset();
+        side.dataset("rekey beside", "pgbench_accounts", |side| {
+            make_table(side, megabytes)?;
+            output(side, "pgbench", &["-i", "-q", "-I", "dtGvp", "-s", &scale])?;
+            side.sql("ALTER SYSTEM RESET pagevault.rekey_rate")?;
+            side.sql("SELECT pg_reload_conf()")
+        })?;
+        let result = wait_for(side, "SECURITY LABEL FOR pagevault ON TABLE rekeyed IS 'encrypted'");
+        side.forget_dataset();
+        result
+    }
+
+    fn round(&mut self, sides: &mut Sides, contender: usize, round: usize) -> Result<Sample> {
+        let side = &*sides.sealing()?;
+        side.sql("CHECKPOINT")?;
+        let job = match contender {
+            0 => None,
+            _ => Some(side.text("SELECT pagevault.rotate_data_key('rekeyed')")?),
+        };
+        let meter = Meter::start(side)?;
+        let (seconds, seed) = (self.seconds.to_string(), (round + 1).to_string());
+        let report =
+            output(side, "pgbench", &["-n", "-c", "2", "-T", &seconds, "--random-seed", &seed])?;
+        let sample = meter.finish(side, super::pgbench::parse(&report)?)?;
+        if let Some(job) = job {
+            let state = format!("SELECT state FROM pagevault.rekey_progress WHERE job = {job}");
+            self.jobs += 1;
+            self.unfinished += u32::from(side.text(&state)? == "running");
+            side.sql(&format!("SELECT pagevault.rekey_wait({job})"))?;
+        }
+        Ok(sample)
+    }
+
+    fn notes(&self, _samples: &[Vec<Sample>]) -> Vec<String> {
+        vec![format!(
+            "the job went on for the whole run in {} of {} rounds",
+            self.unfinished, self.jobs
+        )]
+    }
+}

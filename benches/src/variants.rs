@@ -1,0 +1,67 @@
+//! What is compared.
+
+use clap::ValueEnum;
+use pagevault_tests::Settings;
+use serde::{Deserialize, Serialize};
+
+/// A way to run the server, or in an existing cluster to make a database.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub(crate) enum Variant {
+    /// PostgreSQL without the library.
+    Stock,
+    /// The library is loaded, nothing is encrypted.
+    Loaded,
+    /// Relations are encrypted.
+    Relations,
+    /// Relations, WAL and temporary data are encrypted.
+    Everything,
+    /// An existing cluster: a database without encryption.
+    #[value(skip)]
+    Plain,
+    /// An existing cluster: a database whose relations are encrypted.
+    #[value(skip)]
+    Encrypted,
+}
+
+impl Variant {
+    /// Those that have a server of their own; the first is the yardstick.
+    pub(crate) const OWN: [Variant; 4] =
+        [Variant::Stock, Variant::Loaded, Variant::Relations, Variant::Everything];
+
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Variant::Stock => "stock",
+            Variant::Loaded => "loaded",
+            Variant::Relations => "relations",
+            Variant::Everything => "everything",
+            Variant::Plain => "plain",
+            Variant::Encrypted => "encrypted",
+        }
+    }
+
+    /// Whether tables made by the suites are sealed.
+    pub(crate) fn seals(self) -> bool {
+        matches!(self, Variant::Relations | Variant::Everything | Variant::Encrypted)
+    }
+
+    /// Whether the extension can be asked.
+    pub(crate) fn has_library(self) -> bool {
+        !matches!(self, Variant::Stock)
+    }
+
+    /// Settings for a server of this kind, apart from what all have.
+    pub(crate) fn settings(self, common: Settings) -> Settings {
+        match self {
+            Variant::Stock => common.without_preload(),
+            Variant::Loaded | Variant::Plain | Variant::Encrypted => common,
+            Variant::Relations => common
+                .conf("pagevault.default_encryption = on")
+                .conf("pagevault.wal_encryption = off")
+                .conf("pagevault.temp_encryption = off"),
+            Variant::Everything => common
+                .conf("pagevault.default_encryption = on")
+                .conf("pagevault.temp_encryption = on"),
+        }
+    }
+}

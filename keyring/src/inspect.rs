@@ -1,0 +1,199 @@
+//! `pagevault-keyring inspect`: what files say of themselves, without any key. Whatever is in them is shown as text of one line.
+
+use std::fmt::Display;
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use pagevault_cipher::page::{self, PAGE_SIZE};
+use pagevault_cipher::wal;
+use pagevault_keystore::{batch, log};
+
+use crate::offline::{DIRECTORY, unreadable};
+use crate::options::printable;
+use crate::provider::ProviderError;
+use crate::verify::{fill, relation_file, wal_segment};
+
+/// Tells of each file; of a data directory, of its key files.
+///
+/// # Errors
+/// When a file cannot be read.
+pub fn inspect(paths: &[PathBuf], out: &mut impl Write) -> Result<(), ProviderError> {
+    for path in paths {
+        if path.is_dir() {
+            for file in key_files(path)? {
+                one(&file, out)?;
+            }
+        } else {
+            one(path, out)?;
+        }
+    }
+    Ok(())
+}
+
+/// The key files of a data directory, or of a keystore.
+fn key_files(path: &Path) -> Result<Vec<PathBuf>, ProviderError> {
+    let inside = path.join(DIRECTORY);
+    let directory = if inside.is_dir() { inside } else { path.to_owned() };
+    let entries = fs::read_dir(&directory).map_err(|error| unreadable(&directory, &error))?;
+    let mut files = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(|error| unreadable(&directory, &error))?;
+        if entry.file_name().to_str().is_some_and(|name| log::scope_of(name).is_some()) {
+            files.push(entry.path());
+        }
+    }
+    files.sort();
+    Ok(files)
+}
+
+fn one(path: &Path, out: &mut impl Write) -> Result<(), ProviderError> {
+    let failed = |error: io::Error| unreadable(path, &error);
+    let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+    let length = fs::metadata(path).map_err(failed)?.len();
+    writeln!(out, "{}: {length} bytes", printable(&path.display().to_string())).map_err(failed)?;
+    if let Some(scope) = log::scope_of(&name) {
+        let bytes = read_log(path, length).map_err(failed)?;
+        key_log(&bytes, scope, out).map_err(failed)
+    } else if wal_segment(name.strip_suffix(".partial").unwrap_or(&name)) {
+        pages(path, wal_state, out).map_err(failed)
+    } else if relation_file(&name) {
+        pages(path, relation_state, out).map_err(failed)
+    } else {
+        writeln!(out, "  neither a key file, nor a WAL segment, nor a file of a relation")
+            .map_err(failed)
+    }
+}
+
+fn read_log(path: &Path, length: u64) -> io::Result<Vec<u8>> {
+    if length > log::MAX_LOG {
+        return Err(io::Error::other("larger than any key file"));
+    }
+    fs::read(path)
+}
+
+/// Header and records of a key file.
+fn key_log(bytes: &[u8], scope: u32, out: &mut impl Write) -> io::Result<()> {
+    let contents = match log::replay(bytes, scope) {
+        Ok(contents) => contents,
+        Err(error) => return writeln!(out, "  damaged: {error}"),
+    };
+    let position = contents.position;
+    let id = u128::from_be_bytes(position.keystore_id);
+    let whose = match scope {
+        0 => "of the cluster".to_owned(),
+        database => format!("of database {database}"),
+    };
+    writeln!(out, "  key file {whose}, format {}, keystore {id:032x}", log::VERSION)?;
+    writeln!(
+        out,
+        "  rewritten {} times, {} of {} bytes known to be durable, {} bytes not finished",
+        position.generation, position.settled, position.end, contents.torn
+    )?;
+    for record in &contents.records {
+        writeln!(out, "  {}", printable(&batch::describe(record)))?;
+    }
+    Ok(())
+}
+
+fn relation_state(page: &[u8; PAGE_SIZE], _at: u64) -> String {
+    match page::epoch_of(page) {
+        _ if page::is_zero(page) => "empty".to_owned(),
+        Some(epoch) => format!("sealed, epoch {epoch}"),
+        None => "plaintext".to_owned(),
+    }
+}
+
+fn wal_state(page: &[u8; PAGE_SIZE], at: u64) -> String {
+    let address = wal::address_of(page).unwrap_or(0);
+    if wal::is_zero(page) {
+        return "empty".to_owned();
+    }
+    // No segment is smaller than 1 MB.
+    if address % (1 << 20) != at % (1 << 20) {
+        return "left from an earlier use".to_owned();
+    }
+    match wal::mark_of(page) {
+        Some(mark) => format!("sealed, key {}", mark.get()),
+        None => "plaintext".to_owned(),
+    }
+}
+
+/// Runs of pages that say the same.
+fn pages(
+    path: &Path,
+    state: impl Fn(&[u8; PAGE_SIZE], u64) -> String,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    let mut input = File::open(path)?;
+    let mut page = [0; PAGE_SIZE];
+    let mut run: Option<(u64, String)> = None;
+    let mut block = 0;
+    loop {
+        let length = fill(&mut input, &mut page)?;
+        let now = match length {
+            PAGE_SIZE => Some(state(&page, block * PAGE_SIZE as u64)),
+            _ => None,
+        };
+        if let Some((from, before)) =
+            run.as_ref().filter(|(_, before)| Some(before) != now.as_ref())
+        {
+            show(out, *from, block - 1, before)?;
+            run = None;
+        }
+        match now {
+            Some(now) => run = run.or(Some((block, now))),
+            None if length > 0 => return writeln!(out, "  and {length} bytes that are no page"),
+            None => return Ok(()),
+        }
+        block += 1;
+    }
+}
+
+fn show(out: &mut impl Write, from: u64, to: u64, what: &dyn Display) -> io::Result<()> {
+    if from == to {
+        writeln!(out, "  page {from}: {what}")
+    } else {
+        writeln!(out, "  pages {from} to {to}: {what}")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn shown(name: &str, bytes: &[u8]) -> String {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join(name);
+        fs::write(&path, bytes).unwrap();
+        let mut out = Vec::new();
+        inspect(&[path], &mut out).unwrap();
+        let text = String::from_utf8(out).unwrap();
+        text.lines().skip(1).collect::<Vec<_>>().join("\n")
+    }
+
+    #[test]
+    fn pages_are_told_in_runs() {
+        let mut bytes = vec![0; 4 * PAGE_SIZE + 7];
+        bytes[PAGE_SIZE + 10..PAGE_SIZE + 12].copy_from_slice(&(3_u16 << 3).to_le_bytes());
+        bytes[2 * PAGE_SIZE] = 1;
+        bytes[3 * PAGE_SIZE] = 1;
+        assert_eq!(
+            shown("16384", &bytes),
+            "  page 0: empty\n  page 1: sealed, epoch 3\n  pages 2 to 3: plaintext\n  and 7 bytes that are no page"
+        );
+    }
+
+    #[test]
+    fn anything_may_be_in_a_file() {
+        let noise: Vec<u8> =
+            (0..60_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
+        for name in ["cluster.keys", "5.keys", "1_fsm", "000000010000000000000001", "other"] {
+            for length in [0, 1, 39, 40, 41, 8191, 8192, 60_000] {
+                shown(name, &noise[..length]);
+            }
+        }
+        assert!(shown("cluster.keys", &noise).contains("damaged"));
+        assert!(shown("other", &noise).contains("neither"));
+    }
+}

@@ -1,0 +1,66 @@
+//! What the control file says, by way of `pg_controldata`: its layout is another in every version.
+
+use std::path::Path;
+use std::process::Command;
+
+use crate::exec::{find, refuse};
+use crate::provider::ProviderError;
+
+/// What has to be known of a cluster to read its files.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Control {
+    /// Pages carry checksums.
+    pub(super) checksums: bool,
+    /// Bytes of a WAL segment.
+    pub(super) segment: u64,
+}
+
+impl Control {
+    pub(super) fn ask(data_directory: &Path) -> Result<Control, ProviderError> {
+        let program = find("pg_controldata".as_ref())?;
+        let failed = |cause: &dyn std::fmt::Display| {
+            refuse(format!("could not read the control file: {}: {cause}", program.display()))
+        };
+        let output = Command::new(&program)
+            .env("LC_ALL", "C")
+            .arg(data_directory)
+            .output()
+            .map_err(|error| failed(&error))?;
+        if !output.status.success() {
+            return Err(failed(&String::from_utf8_lossy(&output.stderr).trim()));
+        }
+        Control::of(&String::from_utf8_lossy(&output.stdout))
+            .ok_or_else(|| failed(&"it shows a cluster whose blocks are not of the usual size"))
+    }
+
+    fn of(text: &str) -> Option<Control> {
+        let value = |label: &str| -> Option<u64> {
+            let line = text.lines().find_map(|line| line.strip_prefix(label))?;
+            line.trim_start_matches(':').trim().parse().ok()
+        };
+        let usual = value("Database block size")? == 8192
+            && value("Blocks per segment of large relation")? == u64::from(super::pages::SEGMENT)
+            && value("WAL block size")? == 8192;
+        let checksums = value("Data page checksum version")? != 0;
+        let segment = value("Bytes per WAL segment")?;
+        usual.then_some(Control { checksums, segment })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Control;
+
+    #[test]
+    fn what_pg_controldata_shows_is_understood() {
+        let text = "pg_control version number:            1300\n\
+             Database block size:                  8192\n\
+             Blocks per segment of large relation: 131072\n\
+             WAL block size:                       8192\n\
+             Bytes per WAL segment:                16777216\n\
+             Data page checksum version:           1\n";
+        assert_eq!(Control::of(text), Some(Control { checksums: true, segment: 16 << 20 }));
+        assert_eq!(Control::of(&text.replace("size:                  8192", "size: 4096")), None);
+        assert_eq!(Control::of(""), None);
+    }
+}

@@ -1,0 +1,145 @@
+//! `pagevault-keyring verify`: opens every page and every record of WAL of a data directory whose server is down, or of
+//! a backup, with the keys; changes nothing.
+
+mod control;
+mod pages;
+mod records;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{self, Write};
+use std::path::Path;
+
+use indicatif::{ProgressBar, ProgressStyle};
+
+pub(crate) use self::pages::fill;
+
+use self::control::Control;
+use crate::offline::{DatabaseKeys, Keystore, unreadable};
+use crate::provider::ProviderError;
+
+/// Whether a file of this name is one of a relation.
+pub(crate) fn relation_file(name: &str) -> bool {
+    pages::parse(name).is_some()
+}
+
+/// Whether a file of this name is a WAL segment.
+pub(crate) fn wal_segment(name: &str) -> bool {
+    records::parse(name).is_some()
+}
+
+/// Damage that is listed; more is counted.
+const LISTED: usize = 100;
+
+/// What was found.
+#[derive(Default)]
+struct Findings {
+    files: u64,
+    sealed: u64,
+    plaintext: u64,
+    empty: u64,
+    shredded: u64,
+    wal_sealed: u64,
+    wal_plaintext: u64,
+    records: u64,
+    damaged: u64,
+    listed: Vec<String>,
+}
+
+impl Findings {
+    fn damage(&mut self, what: String) {
+        self.damaged += 1;
+        if self.listed.len() < LISTED {
+            self.listed.push(what);
+        }
+    }
+}
+
+/// Looks at all of it and tells of it. True if everything is well.
+///
+/// # Errors
+/// When it cannot be looked at: the server is running, a key is not to be had, a file cannot be read.
+pub fn verify(data_directory: &Path, out: &mut impl Write) -> Result<bool, ProviderError> {
+    if data_directory.join("postmaster.pid").exists() {
+        return Err(super::exec::refuse("a server is running in the data directory")
+            .with_detail(format!(
+                "There is a file {}.",
+                data_directory.join("postmaster.pid").display()
+            ))
+            .with_hint(
+                "Stop it, or verify a base backup. In a running server use pagevault.verify().",
+            ));
+    }
+    let keystore = Keystore::read(data_directory)?;
+    let unlocked = keystore.unlock(&needed(&keystore))?;
+    let control = Control::ask(keystore.data_directory())?;
+    let files = pages::files(keystore.data_directory())?;
+    let segments = records::segments(keystore.data_directory())?;
+    let length = |path: &Path| fs::metadata(path).map_or(0, |file| file.len());
+    let total = files.iter().map(|file| length(&file.path)).sum::<u64>()
+        + segments.iter().map(|segment| length(&segment.path)).sum::<u64>();
+    let progress = progress(total);
+    let mut findings = Findings::default();
+    let work = Work { keystore: &keystore, unlocked: &unlocked, control };
+    for file in &files {
+        pages::look(&work, file, &progress, &mut findings)?;
+    }
+    records::look(&work, &segments, &progress, &mut findings)?;
+    progress.finish_and_clear();
+    tell(&keystore, &findings, out).map_err(|error| unreadable(Path::new("-"), &error))?;
+    Ok(findings.damaged == 0)
+}
+
+/// What looking needs.
+struct Work<'a> {
+    keystore: &'a Keystore,
+    unlocked: &'a DatabaseKeys,
+    control: Control,
+}
+
+impl Work<'_> {
+    fn show(&self, path: &Path) -> String {
+        path.strip_prefix(self.keystore.data_directory()).unwrap_or(path).display().to_string()
+    }
+}
+
+/// The database keys that any data key is wrapped by.
+fn needed(keystore: &Keystore) -> BTreeSet<(u32, u32)> {
+    let keys = keystore.state().files().flat_map(|(_, entry)| entry.keys.values());
+    keys.map(|key| (key.scope, key.key_version)).collect()
+}
+
+/// Shown on a terminal only.
+fn progress(bytes: u64) -> ProgressBar {
+    let bar = ProgressBar::new(bytes);
+    let style = ProgressStyle::with_template(
+        "{wide_bar} {bytes} of {total_bytes}, {bytes_per_sec}, {eta} left",
+    );
+    bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
+}
+
+fn tell(keystore: &Keystore, findings: &Findings, out: &mut impl Write) -> io::Result<()> {
+    let keys: usize = keystore.state().files().map(|(_, entry)| entry.keys.len()).sum();
+    writeln!(out, "keys         {keys}, all of whose database keys are unlocked")?;
+    writeln!(
+        out,
+        "relations    {} files: {} pages sealed, {} in plaintext, {} empty, {} whose keys were destroyed",
+        findings.files, findings.sealed, findings.plaintext, findings.empty, findings.shredded
+    )?;
+    writeln!(
+        out,
+        "WAL          {} pages sealed, {} in plaintext; {} records",
+        findings.wal_sealed, findings.wal_plaintext, findings.records
+    )?;
+    for damage in &findings.listed {
+        writeln!(out, "damaged      {damage}")?;
+    }
+    let listed = findings.listed.len() as u64;
+    if findings.damaged > listed {
+        writeln!(out, "             and {} more", findings.damaged - listed)?;
+    }
+    match findings.damaged {
+        0 => writeln!(out, "\nEverything opens."),
+        count => writeln!(out, "\n{count} things are damaged."),
+    }
+}

@@ -1,0 +1,236 @@
+//! Every page of every relation.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::fs::{self, File};
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use indicatif::ProgressBar;
+use pagevault_cipher::checksum::page_checksum;
+use pagevault_cipher::page::{self, PAGE_SIZE, Page};
+use pagevault_cipher::{Fork, PageKey};
+use pagevault_keystore::RelFile;
+
+use super::{Findings, Work};
+use crate::offline::unreadable;
+use crate::provider::ProviderError;
+
+/// `RELSEG_SIZE`: blocks of a file of a relation.
+pub(crate) const SEGMENT: u32 = 131_072;
+
+/// Of tables in `base` and `global` (src/include/catalog/pg_tablespace.dat).
+const DEFAULT_TABLESPACE: u32 = 1663;
+const GLOBAL_TABLESPACE: u32 = 1664;
+
+/// A file of a relation.
+pub(crate) struct RelationFile {
+    pub(crate) path: PathBuf,
+    pub(crate) file: RelFile,
+    pub(crate) fork: Fork,
+    /// Which of the files of a fork.
+    pub(crate) segment: u32,
+}
+
+/// All files of relations, ordered by path.
+pub(super) fn files(data_directory: &Path) -> Result<Vec<RelationFile>, ProviderError> {
+    let mut files = Vec::new();
+    in_database(&data_directory.join("global"), GLOBAL_TABLESPACE, 0, &mut files)?;
+    in_tablespace(&data_directory.join("base"), DEFAULT_TABLESPACE, &mut files)?;
+    for (name, path) in entries(&data_directory.join("pg_tblspc"))? {
+        let Some(tablespace) = number(&name) else { continue };
+        for (name, path) in entries(&path)? {
+            if name.starts_with("PG_") {
+                in_tablespace(&path, tablespace, &mut files)?;
+            }
+        }
+    }
+    files.sort_by(|a, b| a.path.cmp(&b.path));
+    Ok(files)
+}
+
+fn in_tablespace(
+    directory: &Path,
+    tablespace: u32,
+    files: &mut Vec<RelationFile>,
+) -> Result<(), ProviderError> {
+    for (name, path) in entries(directory)? {
+        if let Some(database) = number(&name) {
+            in_database(&path, tablespace, database, files)?;
+        }
+    }
+    Ok(())
+}
+
+fn in_database(
+    directory: &Path,
+    tablespace: u32,
+    database: u32,
+    files: &mut Vec<RelationFile>,
+) -> Result<(), ProviderError> {
+    for (name, path) in entries(directory)? {
+        // Temporary tables, the map of files and the like have other names.
+        let Some((relation, fork, segment)) = parse(&name) else { continue };
+        let file = RelFile { tablespace, database, relation };
+        files.push(RelationFile { path, file, fork, segment });
+    }
+    Ok(())
+}
+
+/// Number, fork and segment: `16384`, `16384_fsm`, `16384.1`, `16384_vm.2`.
+pub(crate) fn parse(name: &str) -> Option<(u32, Fork, u32)> {
+    let (name, segment) = match name.split_once('.') {
+        Some((name, segment)) => (name, number(segment)?),
+        None => (name, 0),
+    };
+    let (relation, fork) = match name.split_once('_') {
+        None => (name, Fork::Main),
+        Some((relation, "fsm")) => (relation, Fork::FreeSpaceMap),
+        Some((relation, "vm")) => (relation, Fork::VisibilityMap),
+        Some((relation, "init")) => (relation, Fork::Init),
+        Some(_) => return None,
+    };
+    Some((number(relation)?, fork, segment))
+}
+
+/// A number as PostgreSQL writes it.
+fn number(text: &str) -> Option<u32> {
+    let number: u32 = text.parse().ok()?;
+    (number.to_string() == text).then_some(number)
+}
+
+fn entries(directory: &Path) -> Result<Vec<(String, PathBuf)>, ProviderError> {
+    let list = || -> io::Result<Vec<(String, PathBuf)>> {
+        let mut found = Vec::new();
+        for entry in fs::read_dir(directory)? {
+            let entry = entry?;
+            found.extend(entry.file_name().into_string().map(|name| (name, entry.path())));
+        }
+        Ok(found)
+    };
+    match list() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        done => done.map_err(|error| unreadable(directory, &error)),
+    }
+}
+
+/// Opens all pages of a file.
+pub(super) fn look(
+    work: &Work<'_>,
+    file: &RelationFile,
+    progress: &ProgressBar,
+    findings: &mut Findings,
+) -> Result<(), ProviderError> {
+    let failed = |error: io::Error| unreadable(&file.path, &error);
+    let mut input = File::open(&file.path).map_err(failed)?;
+    let mut keys = HashMap::new();
+    let mut bytes = vec![0; 64 * PAGE_SIZE];
+    let mut block = file.segment.saturating_mul(SEGMENT);
+    findings.files += 1;
+    loop {
+        let length = fill(&mut input, &mut bytes).map_err(failed)?;
+        let (pages, rest) = bytes[..length].as_chunks_mut::<PAGE_SIZE>();
+        let (count, is_cut) = (pages.len(), !rest.is_empty());
+        for page in pages {
+            if let Err(problem) = look_at(work, file, page, block, &mut keys, findings) {
+                let path = work.show(&file.path);
+                findings.damage(format!("{path} block {block}: {problem}"));
+            }
+            block = block.saturating_add(1);
+        }
+        if is_cut {
+            findings.damage(format!("{} ends within block {block}", work.show(&file.path)));
+        }
+        progress.inc(length as u64);
+        if count < 64 {
+            return Ok(());
+        }
+    }
+}
+
+fn look_at(
+    work: &Work<'_>,
+    file: &RelationFile,
+    page: &mut Page,
+    block: u32,
+    keys: &mut HashMap<u16, PageKey>,
+    findings: &mut Findings,
+) -> Result<(), String> {
+    let checksums = work.control.checksums;
+    if page::is_zero(page) {
+        findings.empty += 1;
+        return Ok(());
+    }
+    let Some(epoch) = page::epoch_of(page) else {
+        findings.plaintext += 1;
+        return check(page, block, checksums);
+    };
+    let epoch = epoch.get();
+    let entry = work.keystore.state().file(file.file);
+    if entry.is_some_and(|entry| entry.is_destroyed(epoch)) {
+        findings.shredded += 1;
+        return Ok(());
+    }
+    if let Entry::Vacant(place) = keys.entry(epoch) {
+        let record = entry.and_then(|entry| entry.keys.get(&epoch));
+        let record = record.ok_or_else(|| format!("the keystore has no key for epoch {epoch}"))?;
+        let key = work.unlocked.data_key(file.file, epoch, record);
+        let key = key.ok_or_else(|| format!("the key for epoch {epoch} cannot be unwrapped"))?;
+        place.insert(PageKey::new(&key));
+    }
+    if checksums && stored_checksum(page) != page_checksum(page, block) {
+        return Err("the checksum of the sealed page is wrong".to_owned());
+    }
+    if let Some(key) = keys.get(&epoch) {
+        page::open(page, key, block, file.fork, checksums);
+    }
+    findings.sealed += 1;
+    check(page, block, checksums)
+}
+
+/// As `PageIsVerified` (bufpage.c).
+fn check(page: &Page, block: u32, checksums: bool) -> Result<(), String> {
+    if checksums && stored_checksum(page) != page_checksum(page, block) {
+        return Err("the checksum is wrong".to_owned());
+    }
+    let field = |at: usize| u16::from_le_bytes([page[at], page[at + 1]]);
+    let (lower, upper, special) = (field(12), field(14), field(16));
+    let is_sane = lower <= upper
+        && upper <= special
+        && usize::from(special) <= PAGE_SIZE
+        && special.is_multiple_of(8);
+    if is_sane { Ok(()) } else { Err("the page's header is wrong".to_owned()) }
+}
+
+fn stored_checksum(page: &Page) -> u16 {
+    u16::from_le_bytes([page[8], page[9]])
+}
+
+/// Reads until the memory is full or the file ends.
+pub(crate) fn fill(input: &mut File, bytes: &mut [u8]) -> io::Result<usize> {
+    let mut done = 0;
+    while done < bytes.len() {
+        match input.read(&mut bytes[done..])? {
+            0 => break,
+            more => done += more,
+        }
+    }
+    Ok(done)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn files_of_relations_are_told_by_their_names() {
+        assert_eq!(parse("16384"), Some((16384, Fork::Main, 0)));
+        assert_eq!(parse("16384.3"), Some((16384, Fork::Main, 3)));
+        assert_eq!(parse("1_fsm.1"), Some((1, Fork::FreeSpaceMap, 1)));
+        assert_eq!(parse("1_vm"), Some((1, Fork::VisibilityMap, 0)));
+        assert_eq!(parse("1_init"), Some((1, Fork::Init, 0)));
+        for name in ["t3_16384", "pg_filenode.map", "PG_VERSION", "016", "1_x", "1.", "-1", ""] {
+            assert_eq!(parse(name), None, "{name}");
+        }
+    }
+}

@@ -1,0 +1,228 @@
+//! Every page and record of WAL.
+//!
+//! Records are followed from the first page of which the beginning is there, over pages and segments, as `XLogReadRecord`
+//! (xlogreader.c) does. WAL ends where no page follows that belongs there: what is not whole by then was being written.
+
+use std::collections::BTreeMap;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+
+use indicatif::ProgressBar;
+use pagevault_cipher::PageKey;
+use pagevault_cipher::wal::{address_of, is_zero, mark_of};
+use pagevault_keystore::wal::{WalPhase, key_place, stretch_at};
+use pagevault_keystore::wal_pages::{self, WalKeys};
+
+use super::pages::fill;
+use super::{Findings, Work};
+use crate::offline::unreadable;
+use crate::provider::ProviderError;
+
+const PAGE: usize = 8192;
+/// `SizeOfXLogShortPHD`, `SizeOfXLogLongPHD`, `XLP_LONG_HEADER`.
+const SHORT_HEADER: usize = 24;
+const LONG_HEADER: usize = 40;
+const HAS_LONG_HEADER: u8 = 0x02;
+/// `SizeOfXLogRecord`, and where its CRC is.
+const RECORD: usize = 24;
+const RECORD_CRC: usize = 20;
+/// A record has no more bytes (`XLogRecordMaxSize`, 1020 MB).
+const LONGEST: usize = 1020 << 20;
+
+/// A file in `pg_wal`.
+pub(super) struct Segment {
+    pub(super) path: PathBuf,
+    timeline: u32,
+    number: (u32, u32),
+}
+
+/// All segments, by timeline and address.
+pub(super) fn segments(data_directory: &Path) -> Result<Vec<Segment>, ProviderError> {
+    let directory = data_directory.join("pg_wal");
+    let entries = std::fs::read_dir(&directory).map_err(|error| unreadable(&directory, &error))?;
+    let mut found = Vec::new();
+    for entry in entries {
+        let entry = entry.map_err(|error| unreadable(&directory, &error))?;
+        let name = entry.file_name().into_string().unwrap_or_default();
+        if let Some((timeline, number)) = parse(&name) {
+            found.push(Segment { path: entry.path(), timeline, number });
+        }
+    }
+    found.sort_by_key(|segment| (segment.timeline, segment.number));
+    Ok(found)
+}
+
+/// Timeline and number of a segment, from its name.
+pub(crate) fn parse(name: &str) -> Option<(u32, (u32, u32))> {
+    let part = |from: usize| u32::from_str_radix(name.get(from..from + 8)?, 16).ok();
+    let is_name = name.len() == 24 && name.bytes().all(|c| c.is_ascii_hexdigit());
+    if is_name { Some((part(0)?, (part(8)?, part(16)?))) } else { None }
+}
+
+struct Keys<'a> {
+    work: &'a Work<'a>,
+    keys: BTreeMap<u32, PageKey>,
+}
+
+struct NoKey;
+
+impl WalKeys for Keys<'_> {
+    type Error = NoKey;
+
+    fn phase_at(&self, address: u64) -> WalPhase {
+        stretch_at(self.work.keystore.state().wal_switches(), address).phase
+    }
+
+    fn with_key<R>(&self, generation: u32, f: impl FnOnce(&PageKey) -> R) -> Result<R, NoKey> {
+        self.keys.get(&generation).map(f).ok_or(NoKey)
+    }
+}
+
+/// Opens all pages of all segments, and checks all records.
+pub(super) fn look(
+    work: &Work<'_>,
+    segments: &[Segment],
+    progress: &ProgressBar,
+    findings: &mut Findings,
+) -> Result<(), ProviderError> {
+    let mut keys = Keys { work, keys: BTreeMap::new() };
+    for (generation, record) in work.keystore.wal_keys() {
+        let (file, epoch) = key_place(generation);
+        match work.unlocked.data_key(file, epoch, record) {
+            Some(key) => drop(keys.keys.insert(generation, PageKey::new(&key))),
+            None => findings.damage(format!("WAL key {generation} cannot be unwrapped")),
+        }
+    }
+    let mut reader = Reader::default();
+    let mut timeline = 0;
+    let size = work.control.segment;
+    let mut page = [0; PAGE];
+    for segment in segments {
+        if timeline != segment.timeline {
+            (reader, timeline) = (Reader::default(), segment.timeline);
+        }
+        let (high, low) = (u64::from(segment.number.0), u64::from(segment.number.1));
+        let base = (high << 32).saturating_add(low.saturating_mul(size));
+        let failed = |error| unreadable(&segment.path, &error);
+        let mut input = File::open(&segment.path).map_err(failed)?;
+        for address in (base..base.saturating_add(size)).step_by(PAGE) {
+            let length = fill(&mut input, &mut page).map_err(failed)?;
+            progress.inc(length as u64);
+            if length < PAGE || is_zero(&page) || address_of(&page) != Some(address) {
+                // Never written, or left from an earlier use of the file.
+                reader.end();
+                if length < PAGE {
+                    break;
+                }
+                continue;
+            }
+            match mark_of(&page) {
+                Some(_) => findings.wal_sealed += 1,
+                None => findings.wal_plaintext += 1,
+            }
+            if let Err(fault) = wal_pages::open(&keys, &mut page, |found| found == address) {
+                let generation = fault.generation;
+                let path = work.show(&segment.path);
+                findings
+                    .damage(format!("{path}, {}: no key of generation {generation}", lsn(address)));
+                reader = Reader::default();
+                continue;
+            }
+            reader.page(&page, address, findings);
+        }
+    }
+    reader.end();
+    Ok(())
+}
+
+fn lsn(address: u64) -> String {
+    format!("{:X}/{:X}", address >> 32, address & 0xFFFF_FFFF)
+}
+
+/// Puts records together from pages.
+#[derive(Default)]
+struct Reader {
+    /// Where the next page must be, if it goes on there.
+    next: Option<u64>,
+    /// The record that is not complete yet, and where it began.
+    record: Vec<u8>,
+    began: u64,
+    /// What was wrong with a record: it counts when WAL goes on behind it.
+    suspect: Option<String>,
+}
+
+impl Reader {
+    /// The next page of WAL that is there.
+    fn page(&mut self, page: &[u8; PAGE], address: u64, findings: &mut Findings) {
+        if self.next != Some(address) {
+            self.end();
+        }
+        // WAL goes on: what was wrong was not its end.
+        if let Some(suspect) = self.suspect.take() {
+            findings.damage(suspect);
+        }
+        self.next = Some(address + PAGE as u64);
+        let header = if page[2] & HAS_LONG_HEADER == 0 { SHORT_HEADER } else { LONG_HEADER };
+        let rest = u32::from_le_bytes([page[16], page[17], page[18], page[19]]) as usize;
+        let mut at = header;
+        if self.record.is_empty() {
+            // The beginning of what goes on here is not there; or nothing goes on.
+            at = (header + rest).next_multiple_of(8);
+        } else if rest == 0 {
+            // It was given up, and another begun here (`XLP_FIRST_IS_OVERWRITE_CONTRECORD`).
+            self.record.clear();
+        }
+        while at + 8 <= PAGE {
+            if self.record.is_empty() {
+                self.began = address + at as u64;
+                if page[at..at + 4] == [0; 4] {
+                    // Behind the last record, or behind one that ends the segment.
+                    return;
+                }
+            }
+            let total = self.total(page, at);
+            if !(RECORD..=LONGEST).contains(&total) {
+                self.suspect = Some(format!("{}: not a record", lsn(self.began)));
+                self.record.clear();
+                return;
+            }
+            let part = (total - self.record.len()).min(PAGE - at);
+            self.record.extend_from_slice(&page[at..at + part]);
+            at = (at + part).next_multiple_of(8);
+            if self.record.len() < total {
+                return;
+            }
+            match is_right(&self.record) {
+                true => findings.records += 1,
+                false => {
+                    self.suspect =
+                        Some(format!("{}: the record's checksum is wrong", lsn(self.began)));
+                    self.record.clear();
+                    return;
+                }
+            }
+            self.record.clear();
+        }
+    }
+
+    /// `xl_tot_len`, which is never divided between pages.
+    fn total(&self, page: &[u8; PAGE], at: usize) -> usize {
+        let bytes = if self.record.is_empty() { &page[at..] } else { &self.record[..] };
+        bytes.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes) as usize)
+    }
+
+    /// WAL does not go on: what was not whole was being written.
+    fn end(&mut self) {
+        *self = Reader::default();
+    }
+}
+
+/// The CRC of a record: its data first, then its header up to the CRC (`XLogRecordAssemble`).
+fn is_right(record: &[u8]) -> bool {
+    let (Some(header), Some(data)) = (record.get(..RECORD_CRC), record.get(RECORD..)) else {
+        return false;
+    };
+    let stored = record.get(RECORD_CRC..RECORD).and_then(|crc| crc.first_chunk());
+    let crc = crc32c::crc32c_append(crc32c::crc32c(data), header);
+    stored.map(|stored| u32::from_le_bytes(*stored)) == Some(crc)
+}

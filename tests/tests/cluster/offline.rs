@@ -1,0 +1,129 @@
+//! `pagevault-keyring inspect` and `verify`: data directories looked at without a server.
+
+use std::fs::OpenOptions;
+use std::os::unix::fs::FileExt;
+use std::path::Path;
+
+use anyhow::{Context, Result, ensure};
+use pagevault_tests::installation::run;
+use pagevault_tests::wal::{PAGE, Segment, WalPage};
+use pagevault_tests::{Cluster, KeyFile, Settings, StopMode};
+
+use crate::wal::{insert, sealing, switch};
+
+/// A cluster with sealed and plaintext pages, of several epochs, and WAL that mixes as well.
+fn mixed() -> Result<(Cluster, KeyFile)> {
+    let (cluster, keys) =
+        sealing(&Settings::default().wal_segment_size(1).conf("wal_keep_size = 1GB"))?;
+    cluster.sql(
+        "CREATE TABLE sealed AS SELECT i AS id, repeat('x', 100) AS name FROM generate_series(1, 20000) i;
+         CREATE INDEX ON sealed (id);
+         CREATE TABLE gone AS SELECT * FROM sealed LIMIT 100",
+    )?;
+    cluster.sql("SELECT pagevault.encrypt('sealed'); SELECT pagevault.encrypt('gone')")?;
+    cluster.sql("SELECT pagevault.rotate_data_key('sealed')")?;
+    cluster.sql("SELECT pagevault.rekey_wait('sealed'::regclass, '1min')")?;
+    cluster.sql("DELETE FROM sealed WHERE id % 9 = 0; SELECT pagevault.rotate_database_key()")?;
+    cluster.sql("VACUUM sealed")?;
+    cluster.sql("SELECT pagevault.rotate_wal_key()")?;
+    switch(&cluster, false)?;
+    insert(&cluster, "drossel", 1000)?;
+    switch(&cluster, true)?;
+    // Records that are longer than a page, and longer than a segment.
+    cluster.sql("SELECT pg_logical_emit_message(true, 'x', repeat('y', n)) FROM (VALUES (20000), (3000000)) v(n)")?;
+    insert(&cluster, "fink", 1000)?;
+    Ok((cluster, keys))
+}
+
+/// What `verify` says, and its exit code.
+fn verify(cluster: &Cluster, directory: &Path) -> Result<(String, Option<i32>)> {
+    let output = cluster.program("pagevault-keyring").arg("verify").arg(directory).output()?;
+    let said = [output.stdout, output.stderr].concat();
+    Ok((String::from_utf8_lossy(&said).into_owned(), output.status.code()))
+}
+
+/// Changes a byte of a file.
+fn flip(path: &Path, at: u64) -> Result<()> {
+    let file = OpenOptions::new().read(true).write(true).open(path)?;
+    let mut byte = [0];
+    file.read_exact_at(&mut byte, at)?;
+    Ok(file.write_all_at(&[byte[0] ^ 1], at)?)
+}
+
+#[test]
+fn verify_opens_everything_and_finds_each_damage() -> Result<()> {
+    let (cluster, keys) = mixed()?;
+    let data = cluster.data_directory();
+    let (said, code) = verify(&cluster, &data)?;
+    ensure!(code == Some(1) && said.contains("a server is running"), "{said}");
+    // With WAL that ends anywhere.
+    insert(&cluster, "meise", 100)?;
+    cluster.kill()?;
+    let (said, code) = verify(&cluster, &data)?;
+    ensure!(code == Some(0) && said.contains("Everything opens."), "{said}");
+    cluster.start_server()?;
+    let table = cluster.files("sealed")?.remove(0).path;
+    cluster.stop(StopMode::Fast)?;
+    let (said, code) = verify(&cluster, &data)?;
+    ensure!(code == Some(0) && said.contains("Everything opens."), "{said}");
+    let number = |line: &str, after: &str| -> Option<u64> {
+        let line = said.lines().find(|found| found.starts_with(line))?;
+        let words: Vec<_> = line.split_whitespace().collect();
+        let at = words.iter().position(|word| word.trim_end_matches(',') == after)?;
+        words.get(at.checked_sub(1)?)?.parse().ok()
+    };
+    ensure!(number("WAL", "records").is_some_and(|records| records > 5000), "{said}");
+    ensure!(number("relations", "pages").is_some_and(|pages| pages > 300), "{said}");
+
+    keys.take_away()?;
+    let (said, code) = verify(&cluster, &data)?;
+    ensure!(code == Some(1) && said.contains("provider \"local\""), "{said}");
+    keys.bring_back()?;
+
+    flip(&table, 3 * 8192 + 5000)?;
+    let segments = Segment::all(&data.join("pg_wal"))?;
+    let sealed = segments.iter().find_map(|segment| {
+        let pages = segment.pages().ok()?;
+        let all = pages.iter().all(|page| matches!(page, WalPage::Sealed(_)));
+        all.then(|| segment.path.clone())
+    });
+    flip(&sealed.context("no segment is sealed throughout")?, 20 * PAGE as u64 + 4000)?;
+    let (said, code) = verify(&cluster, &data)?;
+    ensure!(code == Some(2) && said.contains("2 things are damaged"), "{said}");
+    let name = table.strip_prefix(&data)?.display().to_string();
+    ensure!(said.contains(&format!("{name} block 3: the checksum")), "{said}");
+    ensure!(
+        said.contains("the record's checksum is wrong") || said.contains("not a record"),
+        "{said}"
+    );
+    flip(&table, 3 * 8192 + 5000)?;
+    cluster.finish()
+}
+
+#[test]
+fn inspect_needs_no_keys() -> Result<()> {
+    let (cluster, keys) = mixed()?;
+    cluster.sql("CHECKPOINT")?;
+    keys.take_away()?;
+    let table = cluster.files("sealed")?.remove(0).path;
+    let plain = cluster.files("t")?.remove(0).path;
+    let inspect = |path: &Path| run(cluster.program("pagevault-keyring").arg("inspect").arg(path));
+    let said = inspect(&cluster.data_directory())?;
+    ensure!(said.contains("key file of the cluster, format 1, keystore"), "{said}");
+    ensure!(
+        said.contains("provider local kind file") && said.contains("epoch 2 aes-256-xts"),
+        "{said}"
+    );
+    let said = inspect(&table)?;
+    ensure!(said.contains("sealed, epoch 2") && !said.contains("plaintext"), "{said}");
+    ensure!(inspect(&plain)?.contains("plaintext"));
+    let mut all = String::new();
+    for segment in Segment::all(&cluster.data_directory().join("pg_wal"))? {
+        all += &inspect(&segment.path)?;
+    }
+    for state in ["plaintext", "sealed, key 1", "sealed, key 2", "sealed, key 3"] {
+        ensure!(all.contains(state), "no page is {state}: {all}");
+    }
+    keys.bring_back()?;
+    cluster.finish()
+}
