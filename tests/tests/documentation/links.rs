@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use pulldown_cmark::{Event, Options, Parser, Tag, TagEnd};
 
 /// Pages of the guide that are being written: links to them may wait.
-const COMING: [&str; 2] = ["performance.md", "benchmarks.md"];
+const COMING: [&str; 1] = ["performance.md"];
 
 /// Every relative link of every page leads to a file that is there and, if it names one, to a heading in it.
 pub(crate) fn lead_somewhere() -> Result<()> {
