@@ -106,7 +106,8 @@ GRANT EXECUTE ON FUNCTION
     pagevault.encrypt_database(), pagevault.decrypt_database(),
     pagevault.reconcile(regclass), pagevault.rotate_data_key(regclass), pagevault.rotate_all_data_keys(),
     pagevault.rekey_pause(bigint), pagevault.rekey_resume(bigint), pagevault.rekey_cancel(bigint),
-    pagevault.shred(regclass, text), pagevault.shred_schema(regnamespace, text), pagevault.shred_database(text, text)
+    pagevault.shred(regclass, text), pagevault.shred_schema(regnamespace, text), pagevault.shred_database(text, text),
+    pagevault.shred_former_files(text)
     TO pagevault_admin;
 
 -- Jobs are watched by who monitors, and waited for by owners (each asks whose relation it is).
