@@ -173,6 +173,7 @@ COMMENT ON FUNCTION pagevault.drift(boolean) IS 'The view drift; with check_file
 COMMENT ON FUNCTION pagevault.shred(regclass, text) IS 'Destroys the data keys of a relation, its partitions, and all that follows them. confirm is its name with the schema.';
 COMMENT ON FUNCTION pagevault.shred_schema(regnamespace, text) IS 'Destroys the data keys of every relation in a schema.';
 COMMENT ON FUNCTION pagevault.shred_database(text, text) IS 'Destroys every data key of another database, to which nobody is connected.';
+COMMENT ON FUNCTION pagevault.shred_former_files(text) IS 'Destroys the data keys of files of this database that are gone: of dropped relations, and of others from before TRUNCATE, VACUUM FULL, REINDEX and the like. Makes a checkpoint first. confirm is the name of the database.';
 
 COMMENT ON FUNCTION pagevault.stats() IS 'Serves the view stats.';
 COMMENT ON FUNCTION pagevault.status_row() IS 'Serves the view status.';
@@ -237,7 +238,8 @@ GRANT EXECUTE ON FUNCTION
     pagevault.encrypt_database(), pagevault.decrypt_database(),
     pagevault.reconcile(regclass), pagevault.rotate_data_key(regclass), pagevault.rotate_all_data_keys(),
     pagevault.rekey_pause(bigint), pagevault.rekey_resume(bigint), pagevault.rekey_cancel(bigint),
-    pagevault.shred(regclass, text), pagevault.shred_schema(regnamespace, text), pagevault.shred_database(text, text)
+    pagevault.shred(regclass, text), pagevault.shred_schema(regnamespace, text), pagevault.shred_database(text, text),
+    pagevault.shred_former_files(text)
     TO pagevault_admin;
 
 -- Jobs are watched by who monitors, and waited for by owners (each asks whose relation it is).

@@ -9,17 +9,18 @@
 //! Nothing of it can be rolled back.
 
 use std::collections::HashSet;
+use std::path::Path;
 
 use pagevault_keystore::RelFile;
 use pgrx::pg_sys::{self, Oid};
 use pgrx::{PgSqlErrorCode as Code, Spi};
 
 use crate::keys::audit;
-use crate::keys::destruction::{self, Outcome};
+use crate::keys::destruction::{self, Former, Outcome};
 use crate::keys::shared;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
-use crate::pg::{buffers, catalog, locks, process, session};
+use crate::pg::{buffers, catalog, compat, locks, process, session};
 use crate::rekey::jobs;
 use crate::verify::{self, PageState};
 
@@ -34,6 +35,8 @@ pub(crate) struct Shredded {
     pub(crate) statistics: i64,
     /// Files of a database that are in plaintext: it keeps them.
     pub(crate) plaintext_files: usize,
+    /// Nothing is left of the files.
+    pub(crate) are_gone: bool,
 }
 
 /// Shreds a relation and what follows it.
@@ -113,6 +116,7 @@ fn relations(by: &str, object: &str, roots: &[Oid]) -> Result<Shredded> {
         outcome,
         statistics,
         plaintext_files: 0,
+        are_gone: false,
     })
 }
 
@@ -245,7 +249,56 @@ pub(crate) fn database(by: &str, name: &str, confirm: &str) -> Result<Shredded> 
         outcome,
         statistics: 0,
         plaintext_files,
+        are_gone: false,
     })
+}
+
+/// Shreds what is gone of this database: files of relations that were dropped, and of those that were rewritten,
+/// from before. Nobody knows any more whose they were, but nobody can read them either, except from backups.
+pub(crate) fn former_files(by: &str, confirm: &str) -> Result<Shredded> {
+    let database = process::my_database();
+    let name = catalog::database_name(database).unwrap_or_default();
+    require_confirmation(&name, confirm)?;
+    // What was dropped since the last checkpoint is not quite gone.
+    session::as_owner_of_the_cluster(|| Spi::run("CHECKPOINT"))?;
+    let mut found = destruction::former_files(database)?;
+    require_tablespaces(database, &found)?;
+    // Whoever had made a key, and not yet its file, has made the file then.
+    process::wait_until_all_have_passed_by();
+    found.retain(Former::is_gone);
+    if found.is_empty() {
+        return Err(Report::new(
+            Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!("database \"{name}\" has no keys of files that are gone"),
+        ));
+    }
+    // Nothing of them is in shared buffers, since their removal dropped it.
+    let outcome = destruction::destroy_former(database, &found);
+    finish(by, &format!("former files of database {name}"), outcome, |outcome| Shredded {
+        names: Vec::new(),
+        outcome,
+        statistics: 0,
+        plaintext_files: 0,
+        are_gone: true,
+    })
+}
+
+/// Where a file system is not mounted all files seem to be gone.
+fn require_tablespaces(database: u32, found: &[Former]) -> Result<()> {
+    let known: HashSet<u32> = catalog::tablespaces().into_iter().map(Oid::to_u32).collect();
+    for tablespace in found.iter().map(|former| former.file.tablespace).collect::<HashSet<_>>() {
+        let directory = compat::database_path(database, tablespace);
+        let of_all = Path::new(&directory).parent();
+        if known.contains(&tablespace) && !of_all.is_some_and(Path::is_dir) {
+            return Err(Report::new(
+                Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+                format!("the directory of tablespace {tablespace} is not there"),
+            )
+            .detail("So it is not known which of its files are gone. Nothing was destroyed.")
+            .hint("Mount it, or drop the tablespace."));
+        }
+    }
+    Ok(())
 }
 
 fn in_use(name: &str, detail: String) -> Report {

@@ -14,7 +14,7 @@ use crate::pg::report::{OrRaise, Report, Result};
 use crate::rekey;
 use crate::rekey::jobs::{self, Order};
 use crate::rekey::requests;
-use crate::{preload, roles, verify};
+use crate::{preload, roles};
 
 /// Gives a relation and what follows it new data keys, online. Returns the number of the job.
 #[pg_extern(sql = "
@@ -35,9 +35,7 @@ fn rotate_data_key(rel: Oid) -> i64 {
             )
             .hint("Use pagevault.encrypt()."));
         }
-        if facts.is_stored() {
-            verify::refuse_destroyed(facts.file)?;
-        }
+        requests::refuse_destroyed(&facts)?;
         jobs::submit(rel, &name, rekey::Kind::Rotate, None)
     };
     rotate().or_raise()

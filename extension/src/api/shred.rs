@@ -86,6 +86,30 @@ fn shred_database(
         .or_raise()
 }
 
+/// Destroys the data keys of files of this database that are gone.
+#[pg_extern(sql = "
+    CREATE FUNCTION pagevault.shred_former_files(confirm text)
+    RETURNS TABLE (item text, object text, file text, keys integer, detail text)
+    STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+")]
+#[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
+fn shred_former_files(
+    confirm: &str,
+    fcinfo: pg_sys::FunctionCallInfo,
+) -> TableIterator<
+    'static,
+    (
+        name!(item, String),
+        name!(object, String),
+        name!(file, Option<String>),
+        name!(keys, Option<i32>),
+        name!(detail, String),
+    ),
+> {
+    rows("shred_former_files", fcinfo, || shred::former_files("shred_former_files", confirm))
+        .or_raise()
+}
+
 fn rows(
     function: &str,
     call: pg_sys::FunctionCallInfo,
@@ -136,13 +160,13 @@ fn proof(shredded: &Shredded) -> Result<Vec<Row>> {
         let detail = "This file has the same key, as a raw copy made by CREATE DATABASE with the strategy file_copy or by ALTER DATABASE SET TABLESPACE: who can unwrap it can read what is left of the shredded file. Shred it too.";
         rows.push(("same key".to_owned(), whose, Some(path), None, detail.to_owned()));
     }
-    let gone = destruction::gone_files_with_keys(process::my_database())?;
+    let gone = destruction::former_files(process::my_database())?.len();
     if gone > 0 {
         rows.push(note(
             "former files",
             "",
             format!(
-                "The keystore keeps the keys of {gone} files of this database that are gone: of dropped relations, and of relations before they were rewritten, perhaps of this one. Backups of those files stay readable."
+                "The keystore keeps the keys of {gone} files of this database that are gone: of dropped relations, and of relations before they were rewritten, perhaps of this one. Backups of those files stay readable. shred_former_files() destroys these keys."
             ),
         ));
     }
@@ -158,11 +182,13 @@ fn proof(shredded: &Shredded) -> Result<Vec<Row>> {
         "",
         "Server processes that have used the keys wipe them when they next use any key. Idle ones may keep them in memory until then, or until they end.".to_owned(),
     ));
-    rows.push(note(
-        "next step",
-        "",
-        "DROP what was shredded, or TRUNCATE it to use it again. It cannot be vacuumed: left as it is, it holds back the age of the database until transactions are refused.".to_owned(),
-    ));
+    if !shredded.are_gone {
+        rows.push(note(
+            "next step",
+            "",
+            "DROP what was shredded, or TRUNCATE it to use it again. It cannot be vacuumed: left as it is, it holds back the age of the database until transactions are refused.".to_owned(),
+        ));
+    }
     Ok(rows)
 }
 

@@ -49,7 +49,33 @@ pub(crate) struct Outcome {
 ///
 /// `whole`: these are all files of the database that have keys.
 pub(crate) fn destroy(database: u32, files: &[RelFile], whole: bool) -> Result<Outcome> {
+    destroy_locked(&KeystoreLock::acquire(), database, files, whole)
+}
+
+/// As [`destroy`], for files that are gone, of which none has got a new key since they were found so: one that
+/// has is in use again under the same number.
+pub(crate) fn destroy_former(database: u32, found: &[Former]) -> Result<Outcome> {
     let lock = KeystoreLock::acquire();
+    let directory = &shared_memory()?.directory;
+    let mut files = Vec::new();
+    for former in found {
+        if let Some(slot) = directory.find(former.file)?
+            && directory.last_epoch(slot)? == former.last_epoch
+        {
+            files.push(former.file);
+        }
+    }
+    let outcome = destroy_locked(&lock, database, &files, false)?;
+    // What has moved to another tablespace has the same keys, and is in use.
+    Ok(Outcome { same_keys: Vec::new(), ..outcome })
+}
+
+fn destroy_locked(
+    lock: &KeystoreLock,
+    database: u32,
+    files: &[RelFile],
+    whole: bool,
+) -> Result<Outcome> {
     let directory = &shared_memory()?.directory;
     let lsn = wal::end();
     let (mut records, mut destroyed) = (Vec::new(), Vec::new());
@@ -70,10 +96,10 @@ pub(crate) fn destroy(database: u32, files: &[RelFile], whole: bool) -> Result<O
     }
     let same_keys = files_with_same_keys(files)?;
     fault::point("shred.decided");
-    let lsn = persist::append_durably(&lock, database, &records)?;
+    let lsn = persist::append_durably(lock, database, &records)?;
     wal::flush(lsn);
     fault::point("shred.destroyed");
-    let not_compacted = persist::compact(&lock, database).err();
+    let not_compacted = persist::compact(lock, database).err();
     fault::point("shred.compacted");
     Ok(Outcome { files: destroyed, wrapped_by, lsn, same_keys, not_compacted })
 }
@@ -122,20 +148,34 @@ pub(crate) fn files_of_database(database: u32) -> Result<Vec<RelFile>> {
     Ok(files)
 }
 
-/// How many files of a database are gone and have keys, for old backups.
-pub(crate) fn gone_files_with_keys(database: u32) -> Result<usize> {
+/// A file that is gone and has keys.
+pub(crate) struct Former {
+    pub(crate) file: RelFile,
+    last_epoch: u16,
+}
+
+/// The files of a database that are gone and have keys. A key is made just before its file is.
+pub(crate) fn former_files(database: u32) -> Result<Vec<Former>> {
     let directory = &shared_memory()?.directory;
-    let mut count = 0;
+    let mut former = Vec::new();
     for info in directory.files()? {
         let info = info?;
         if info.file.database == database
             && directory.keys(info.slot)?.next().is_some()
             && !copies::exists(info.file)
         {
-            count += 1;
+            let last_epoch = directory.last_epoch(info.slot)?;
+            former.push(Former { file: info.file, last_epoch });
         }
     }
-    Ok(count)
+    Ok(former)
+}
+
+impl Former {
+    /// False if it has come to be meanwhile.
+    pub(crate) fn is_gone(&self) -> bool {
+        !copies::exists(self.file)
+    }
 }
 
 /// Redo is about to destroy keys. From here on the server is not consistent before it gets here again; and no

@@ -1,5 +1,7 @@
 //! Rewriting the pages of a relation through shared buffers.
 
+use std::ops::Range;
+
 use pagevault_keystore::RelFile;
 use pgrx::pg_sys::{self, ForkNumber, Oid};
 
@@ -9,12 +11,31 @@ use super::compat;
 /// who wants just that (AccessShareLock, until the end of the transaction).
 pub(crate) struct Held {
     relation: pg_sys::Relation,
-    ring: pg_sys::BufferAccessStrategy,
 }
 
-/// Buffers that are rewritten go through a small ring, so that the rest stays cached.
-const RING: pg_sys::BufferAccessStrategyType::Type =
-    pg_sys::BufferAccessStrategyType::BAS_BULKWRITE;
+/// A small ring of buffers for pages that are rewritten (BAS_BULKWRITE: 16 MB), so that the rest stays cached. It has
+/// to be kept from one batch to the next: a new ring begins by taking buffers from everybody.
+pub(crate) struct Ring(pg_sys::BufferAccessStrategy);
+
+impl Ring {
+    pub(crate) fn new() -> Ring {
+        let kind = pg_sys::BufferAccessStrategyType::BAS_BULKWRITE;
+        // SAFETY: allocated where it outlives transactions; the context is put back at once.
+        unsafe {
+            let before = pg_sys::MemoryContextSwitchTo(pg_sys::TopMemoryContext);
+            let ring = pg_sys::GetAccessStrategy(kind);
+            pg_sys::MemoryContextSwitchTo(before);
+            Ring(ring)
+        }
+    }
+}
+
+impl Drop for Ring {
+    fn drop(&mut self) {
+        // SAFETY: made by GetAccessStrategy, freed once; it pins no buffer.
+        unsafe { pg_sys::FreeAccessStrategy(self.0) }
+    }
+}
 
 impl Held {
     /// `None` if there is no such relation, or it has no storage that lasts.
@@ -27,7 +48,7 @@ impl Held {
             if relation.is_null() {
                 return None;
             }
-            Some(Held { relation, ring: pg_sys::GetAccessStrategy(RING) })
+            Some(Held { relation })
         }
     }
 
@@ -50,13 +71,24 @@ impl Held {
 
     /// Marks a page dirty, with a full-page image in WAL where the relation is logged, so that it is written
     /// again under the key that is current now. A page that is all zero stays as it is.
-    pub(crate) fn rewrite(&self, fork: ForkNumber::Type, block: u32) {
+    pub(crate) fn rewrite(&self, fork: ForkNumber::Type, block: u32, ring: &Ring) {
         // SAFETY: open and locked; the block exists, as the caller has seen since the lock was taken. The init
         // fork of an unlogged relation is logged although the relation is not.
         unsafe {
             let logged =
                 compat::relation_needs_wal(self.relation) || fork == ForkNumber::INIT_FORKNUM;
-            rewrite_page(self.relation, fork, block, logged, self.ring);
+            // Of heap it is known that there is nothing between pd_lower and pd_upper.
+            let is_heap = (*(*self.relation).rd_rel).relam == pg_sys::HEAP_TABLE_AM_OID;
+            let standard = is_heap && fork == ForkNumber::MAIN_FORKNUM;
+            rewrite_page(self.relation, fork, block, logged, standard, ring.0);
+        }
+    }
+
+    /// Has the kernel read these blocks, if they are not in shared buffers.
+    pub(crate) fn prefetch(&self, fork: ForkNumber::Type, blocks: Range<u32>) {
+        for block in blocks {
+            // SAFETY: open and locked.
+            unsafe { pg_sys::PrefetchBuffer(self.relation, fork, block) };
         }
     }
 
@@ -80,7 +112,6 @@ impl Drop for Held {
         }
         // SAFETY: opened once, closed once; the lock stays.
         unsafe {
-            pg_sys::FreeAccessStrategy(self.ring);
             pg_sys::relation_close(self.relation, pg_sys::NoLock as pg_sys::LOCKMODE);
         }
     }
@@ -118,13 +149,14 @@ pub(crate) fn read_from_disk(shared_catalog: Oid) {
 /// As log_newpage_range (xloginsert.c) does, for one page.
 ///
 /// # Safety
-/// `relation` is open and locked so that it is neither replaced nor cut; `block` exists in `fork`; `ring` is
-/// a strategy or null.
+/// `relation` is open and locked so that it is neither replaced nor cut; `block` exists in `fork`;
+/// `standard` only if the page has a hole as its header says; `ring` is a strategy or null.
 unsafe fn rewrite_page(
     relation: pg_sys::Relation,
     fork: ForkNumber::Type,
     block: u32,
     logged: bool,
+    standard: bool,
     ring: pg_sys::BufferAccessStrategy,
 ) {
     // SAFETY: by contract. Inside the critical section nothing of ours can fail: marking a locked
@@ -147,7 +179,7 @@ unsafe fn rewrite_page(
             }
             pg_sys::MarkBufferDirty(buffer);
             if logged {
-                pg_sys::log_newpage_buffer(buffer, false);
+                pg_sys::log_newpage_buffer(buffer, standard);
             }
             pg_sys::CritSectionCount -= 1;
         }

@@ -217,6 +217,21 @@ pub(crate) fn connect_to_database(database: Oid) {
     unsafe { pg_sys::BackgroundWorkerInitializeConnectionByOid(database, Oid::INVALID, 0) };
 }
 
+/// Has the kernel begin early to bring to disk what this background worker writes, as it does for the checkpointer: so
+/// that it is not all left for the sync at the end, which others would feel.
+pub(crate) fn write_back_soon() {
+    const HALF_A_MEGABYTE: &std::ffi::CStr = c"64";
+    // SAFETY: a setting of the server, with a value that it takes; both texts are constants.
+    unsafe {
+        pg_sys::SetConfigOption(
+            c"backend_flush_after".as_ptr(),
+            HALF_A_MEGABYTE.as_ptr(),
+            pg_sys::GucContext::PGC_USERSET,
+            pg_sys::GucSource::PGC_S_OVERRIDE,
+        );
+    }
+}
+
 /// Makes this background worker a backend that sees shared catalogs only.
 pub(crate) fn connect_without_database() {
     // SAFETY: in a background worker that asked for a database connection, once.

@@ -18,7 +18,7 @@ use super::jobs::{self, Progress};
 use super::{Job, Kind};
 use crate::fault;
 use crate::keys::shared;
-use crate::pg::pages::Held;
+use crate::pg::pages::{Held, Ring};
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{OrRaise, Report, Result};
 use crate::pg::{guc, process};
@@ -27,6 +27,10 @@ use crate::verify;
 
 /// How often progress is written down.
 const NOTE_EVERY: Duration = Duration::from_secs(1);
+
+/// How often it is asked whether the job goes on: not for each batch, since at full speed there are hundreds in a
+/// second.
+const ASK_EVERY: Duration = Duration::from_millis(100);
 
 /// How often a file is gone through. A page that turns up in the proof and is not as it should be is
 /// possible once; not again and again.
@@ -92,9 +96,12 @@ struct Run<'a> {
     job: &'a Job,
     progress: Progress,
     noted: Instant,
+    /// When it was last asked whether to go on.
+    asked: Instant,
     bytes_since_noted: f64,
     /// When the next batch may begin.
     due: Instant,
+    ring: Ring,
 }
 
 /// What became of a batch.
@@ -111,7 +118,15 @@ impl<'a> Run<'a> {
     fn new(job: &'a Job, pages_total: i64) -> Run<'a> {
         let now = Instant::now();
         let progress = Progress { pages_total, ..Progress::default() };
-        Run { job, progress, noted: now, bytes_since_noted: 0.0, due: now }
+        Run {
+            job,
+            progress,
+            noted: now,
+            asked: now,
+            bytes_since_noted: 0.0,
+            due: now,
+            ring: Ring::new(),
+        }
     }
 
     /// Rekeys the file of one relation; again from the start if it gets another one meanwhile.
@@ -178,10 +193,10 @@ impl<'a> Run<'a> {
     /// Rewrites what is not as it should be.
     fn rewrite(&mut self, oid: Oid, target: Target) -> Rewritten {
         for fork in ForkNumber::MAIN_FORKNUM..=ForkNumber::INIT_FORKNUM {
-            let mut next = 0;
+            let mut next = 0u32;
             loop {
-                match in_transaction(|| batch(oid, target, fork, next..next.saturating_add(BATCH)))
-                {
+                let blocks = next..next.saturating_add(BATCH);
+                match in_transaction(|| batch(oid, target, fork, blocks, &self.ring)) {
                     Batch::Replaced => return Rewritten::Replaced,
                     Batch::End => break,
                     Batch::Done(looked_at, rewritten) => {
@@ -209,12 +224,13 @@ impl<'a> Run<'a> {
             self.due = now;
         }
         process::wait_in_worker(self.due.saturating_duration_since(now));
+        if self.asked.elapsed() < ASK_EVERY {
+            return Flow::GoOn;
+        }
+        self.asked = Instant::now();
         if self.noted.elapsed() < NOTE_EVERY {
-            return if in_transaction(|| jobs::goes_on(self.job)) {
-                Flow::GoOn
-            } else {
-                Flow::Stop
-            };
+            let goes_on = in_transaction(|| jobs::goes_on(self.job));
+            return if goes_on { Flow::GoOn } else { Flow::Stop };
         }
         self.progress.bytes_per_second =
             self.bytes_since_noted / self.noted.elapsed().as_secs_f64();
@@ -270,7 +286,13 @@ fn held_for(oid: Oid, target: Target) -> Option<Held> {
     Held::open(oid).filter(|held| held.file() == target.file)
 }
 
-fn batch(oid: Oid, target: Target, fork: ForkNumber::Type, blocks: Range<u32>) -> Result<Batch> {
+fn batch(
+    oid: Oid,
+    target: Target,
+    fork: ForkNumber::Type,
+    blocks: Range<u32>,
+    ring: &Ring,
+) -> Result<Batch> {
     let Some(held) = held_for(oid, target) else { return Ok(Batch::Replaced) };
     let forks = held.forks();
     let length = forks.iter().find(|(known, _)| *known == fork).map_or(0, |(_, blocks)| *blocks);
@@ -278,7 +300,9 @@ fn batch(oid: Oid, target: Target, fork: ForkNumber::Type, blocks: Range<u32>) -
     if blocks.is_empty() {
         return Ok(Batch::End);
     }
-    let rewritten = file::rewrite(&held, target, fork, blocks.clone())?;
+    // While these are rewritten the next ones come.
+    held.prefetch(fork, blocks.end..blocks.end.saturating_add(BATCH).min(length));
+    let rewritten = file::rewrite(&held, target, fork, blocks.clone(), ring)?;
     Ok(Batch::Done(blocks.end - blocks.start, rewritten))
 }
 

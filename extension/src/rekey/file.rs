@@ -10,7 +10,7 @@ use pgrx::pg_sys::ForkNumber;
 
 use crate::fault;
 use crate::keys::{data_keys, shared};
-use crate::pg::pages::Held;
+use crate::pg::pages::{Held, Ring};
 use crate::pg::process;
 use crate::pg::report::Result;
 use crate::verify;
@@ -62,11 +62,12 @@ pub(crate) fn rewrite(
     target: Target,
     fork: ForkNumber::Type,
     blocks: Range<u32>,
+    ring: &Ring,
 ) -> Result<u32> {
     let stale = verify::stale_blocks(target.file, fork, blocks, target.epoch)?;
     for &block in &stale {
         process::check_for_interrupts();
-        held.rewrite(fork, block);
+        held.rewrite(fork, block, ring);
         fault::point("rekey.page_done");
     }
     Ok(stale.len() as u32)
@@ -95,11 +96,12 @@ pub(crate) fn prove(held: &Held, target: Target) -> Result<bool> {
 
 /// All of it at once: the caller holds a lock that keeps the file from being replaced or cut.
 pub(crate) fn rewrite_wholly(held: &Held, target: Target) -> Result<()> {
+    let ring = Ring::new();
     loop {
         let mut rewritten = 0;
         for (fork, blocks) in held.forks() {
             for batch in batches(blocks) {
-                rewritten += rewrite(held, target, fork, batch)?;
+                rewritten += rewrite(held, target, fork, batch, &ring)?;
             }
         }
         // If all was well on disk already, it is so after whatever is written next.

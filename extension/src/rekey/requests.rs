@@ -8,6 +8,7 @@ use pgrx::prelude::PgLogLevel;
 use super::{Kind, jobs};
 use crate::hooks::utility;
 use crate::keys::shared;
+use crate::page_io;
 use crate::pg::guc;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
@@ -16,6 +17,7 @@ use crate::rewrite;
 
 /// Has a relation sealed that is labelled so. Returns the number of the job, if it takes one.
 pub(crate) fn encrypt(facts: &Facts, cipher: Option<CipherId>) -> Result<Option<i64>> {
+    refuse_destroyed(facts)?;
     if takes_a_job(facts) {
         policy::catalogs::note_encryption();
         let name = cipher.map(|cipher| cipher.to_string());
@@ -31,6 +33,7 @@ pub(crate) fn encrypt(facts: &Facts, cipher: Option<CipherId>) -> Result<Option<
 /// Has a relation written in plaintext; as [`encrypt`]. Pages cannot be rolled back, jobs can: so within a
 /// transaction block it is always a job.
 pub(crate) fn decrypt(facts: &Facts) -> Result<Option<i64>> {
+    refuse_destroyed(facts)?;
     let any_sealed = || {
         let mut files = members(facts).into_iter().map(|member| member.file);
         files.any(shared::is_known)
@@ -43,6 +46,14 @@ pub(crate) fn decrypt(facts: &Facts) -> Result<Option<i64>> {
         jobs::forget_stopped(facts.oid)?;
     }
     Ok(None)
+}
+
+/// What was shredded cannot be rewritten, in a job neither.
+pub(crate) fn refuse_destroyed(facts: &Facts) -> Result<()> {
+    match members(facts).iter().find(|member| shared::is_destroyed(member.file)) {
+        Some(member) => Err(page_io::destroyed(&relation::quoted_name(member))),
+        None => Ok(()),
+    }
 }
 
 fn submit(facts: &Facts, kind: Kind, cipher: Option<&str>) -> Result<i64> {
@@ -92,7 +103,11 @@ pub(crate) fn encrypt_all_wanted() -> Result<i64> {
     let mut roots: Vec<Oid> = Vec::new();
     for drift in policy::drift::find(false)? {
         let root = policy::drift::root_of(&relation::require(drift.relation)?)?;
-        if drift.wants_encryption && root.user_made && !roots.contains(&root.oid) {
+        if drift.wants_encryption
+            && root.user_made
+            && !roots.contains(&root.oid)
+            && refuse_destroyed(&root).is_ok()
+        {
             roots.push(root.oid);
         }
     }

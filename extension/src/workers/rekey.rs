@@ -106,6 +106,7 @@ pub extern "C-unwind" fn pagevault_rekey_main(database: pg_sys::Datum) {
     process::handle_worker_signals();
     let database = pg_sys::Oid::from(database.value() as u32);
     process::connect_to_database(database);
+    process::write_back_soon();
     while let Some(job) = rekey::claim() {
         let outcome = PgTryBuilder::new(AssertUnwindSafe(|| rekey::run(&job).then_some(End::Done)))
             .catch_others(|error| Some(End::Failed(message_of(&error))))

@@ -566,28 +566,39 @@ fn a_database_goes_as_a_whole() -> Result<()> {
     primary.finish()
 }
 
-/// A job looks when it begins.
+/// Neither a command nor a job rewrites it.
 #[test]
-fn jobs_fail_on_it() -> Result<()> {
-    let (mut cluster, _keys) = cluster("pagevault.rekey_threshold = 0")?;
+fn labels_are_refused() -> Result<()> {
+    let (mut cluster, _keys) = cluster("")?;
     cluster.allow_log("were destroyed");
-    cluster.allow_log("has failed");
     cluster.sql("ALTER TABLE t ALTER id DROP DEFAULT; DROP SEQUENCE t_id_seq")?;
     cluster.sql(SHRED)?;
     cluster.sql("CHECKPOINT")?;
     let before = cluster.files("t")?.remove(0).states()?;
-    for label in ["'plain'", "'encrypted aes-128-xts'"] {
-        cluster.sql(&format!("SECURITY LABEL FOR pagevault ON TABLE t IS {label}"))?;
-        let error = cluster.error("SELECT pagevault.rekey_wait('t'::regclass)")?;
-        ensure!(error.text().contains("were destroyed"), "{label}: {error}");
+    for threshold in ["0", "8GB"] {
+        for statement in [
+            "SECURITY LABEL FOR pagevault ON TABLE t IS 'plain'",
+            "SECURITY LABEL FOR pagevault ON TABLE t IS 'encrypted aes-128-xts'",
+            "SELECT pagevault.reconcile('t')",
+            "SELECT pagevault.rotate_data_key('t')",
+        ] {
+            let set = format!("SET pagevault.rekey_threshold = '{threshold}'; ");
+            let error = cluster.error(&(set + statement))?;
+            ensure!(error.sqlstate == "55000", "{statement}: {error}");
+            ensure!(error.message == "the data keys of public.t were destroyed", "{error}");
+            ensure!(error.hint.contains("TRUNCATE"), "{error}");
+        }
     }
+    // What is asked of the whole database passes over it.
+    cluster.sql("SET pagevault.rekey_threshold = 0; SELECT pagevault.encrypt_database()")?;
     cluster.sql("CHECKPOINT")?;
     ensure!(cluster.files("t")?.remove(0).states()? == before, "pages were written");
     // Its keys are not rotated with all others.
     ensure!(cluster.text("SELECT pagevault.rotate_all_data_keys()")? != "0", "no other job");
     cluster.eventually(
-        "SELECT string_agg(DISTINCT relation, ',') FROM pagevault.rekey_progress WHERE state <> 'done'",
-        "t",
+        "SELECT count(*) FILTER (WHERE state <> 'done') || ' ' || count(*) FILTER (WHERE relation = 't')
+         FROM pagevault.rekey_progress",
+        "0 0",
     )?;
     cluster.sql("TRUNCATE t")?;
     ensure!(cluster.text("SELECT count(*) FROM t")? == "0", "after TRUNCATE");
@@ -693,5 +704,124 @@ fn a_reused_file_number_is_not_destroyed() -> Result<()> {
     for name in &again {
         ensure!(cluster.text(&format!("SELECT id FROM {name}"))? == "1", "the new table");
     }
+    cluster.finish()
+}
+
+const FORMER: &str = "SELECT * FROM pagevault.shred_former_files(confirm => 'postgres')";
+
+/// TRUNCATE, VACUUM FULL and DROP leave keys of files that nobody can read any more but from backups.
+#[test]
+fn former_files_lose_their_keys() -> Result<()> {
+    let (cluster, _keys) = cluster("")?;
+    cluster.sql("CHECKPOINT")?;
+    let mut old = wrapped_keys(&cluster, "postgres", "t")?;
+    old.extend(wrapped_keys(&cluster, "postgres", "u")?);
+    let error = cluster.error("SELECT * FROM pagevault.shred_former_files('other')")?;
+    ensure!(error.sqlstate == "22023", "{error}");
+    cluster.sql("CREATE TABLE gone AS SELECT * FROM u")?;
+    for statement in ["VACUUM FULL u", "TRUNCATE t", "DROP TABLE gone"] {
+        cluster.sql(statement)?;
+    }
+    let before = cluster.text(U)?;
+    ensure!(
+        old.len() == 2 && old.iter().all(|key| holds(&keystore(&cluster).unwrap_or_default(), key))
+    );
+    let items = column(&mut cluster.client()?, &FORMER.replace('*', "item"))?;
+    // The table with TOAST, three indexes, the other with its index.
+    ensure!(items.iter().filter(|item| *item == "destroyed").count() >= 6, "{items:?}");
+    ensure!(!items.iter().any(|item| item == "next step" || item == "same key"), "{items:?}");
+    let kept = keystore(&cluster)?;
+    ensure!(!old.iter().any(|key| holds(&kept, key)), "the keystore holds a key of a former file");
+    let error = cluster.error(FORMER)?;
+    ensure!(
+        error.sqlstate == "55000" && error.message.contains("no keys of files that are gone"),
+        "{error}"
+    );
+    for _ in 0..2 {
+        ensure!(cluster.text(U)? == before, "another table");
+        cluster.sql("INSERT INTO t (name) VALUES ('amsel')")?;
+        cluster.crash()?;
+    }
+    ensure!(cluster.text("SELECT count(*) FROM t")? == "2", "rows are lost");
+    cluster.finish()
+}
+
+/// A key is made just before its file.
+#[test]
+fn a_file_that_is_about_to_be_is_not_gone() -> Result<()> {
+    let (cluster, _keys) = cluster("")?;
+    cluster.sql("TRUNCATE u")?;
+    cluster.stop_at("storage.decided 0")?;
+    let mut maker = cluster.client()?;
+    let maker = std::thread::spawn(move || {
+        run_sql(
+            &mut maker,
+            "SET pagevault.default_encryption = on; CREATE TABLE n AS SELECT 17 AS id",
+        )
+    });
+    cluster.stopped_at("storage.decided 0")?;
+    let mut shredder = cluster.client()?;
+    let shredder = std::thread::spawn(move || run_sql(&mut shredder, FORMER));
+    cluster.eventually(
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'ProcSignalBarrier'",
+        "1",
+    )?;
+    cluster.go_on();
+    maker.join().map_err(|_| anyhow::anyhow!("panic"))??;
+    shredder.join().map_err(|_| anyhow::anyhow!("panic"))??;
+    ensure!(cluster.text("SELECT id FROM n")? == "17");
+    cluster.crash()?;
+    ensure!(cluster.text("SELECT id FROM n")? == "17", "after a crash");
+    cluster.finish()
+}
+
+/// Standbys and the server itself, killed between any two steps of shredding: the keys are there or they are
+/// destroyed, and calling once more destroys them everywhere.
+#[test]
+fn killed_at_any_step() -> Result<()> {
+    let (mut cluster, _keys) = cluster("")?;
+    cluster.allow_log("were destroyed");
+    cluster.allow_log("terminating connection because of crash of another server process");
+    let u = cluster.text(U)?;
+    let sum = "SELECT count(*) || ' ' || sum(hashtext(name)) FROM t";
+    let t = cluster.text(sum)?;
+    for step in [
+        "shred.decided",
+        "keys.in_file",
+        "keys.in_wal",
+        "shred.destroyed",
+        "keys.compaction",
+        "shred.compacted",
+    ] {
+        cluster.stop_at(step)?;
+        let mut client = cluster.client()?;
+        let session = std::thread::spawn(move || run_sql(&mut client, SHRED));
+        let stands = cluster.stopped_at(step)?;
+        if step == "keys.in_wal" {
+            // The others come back by themselves.
+            rustix::process::kill_process(stands, rustix::process::Signal::KILL)?;
+            cluster.eventually_logs("all server processes terminated")?;
+            cluster.go_on();
+        } else {
+            cluster.kill()?;
+            cluster.go_on();
+            cluster.start_server()?;
+        }
+        ensure!(session.join().is_ok_and(|ended| ended.is_err()), "{step}: it ended");
+        cluster.eventually_that(step, || cluster.text("SELECT 1").map(drop))?;
+        ensure!(cluster.text(U)? == u, "{step}: another table");
+        match cluster.text(sum) {
+            Ok(found) => ensure!(found == t && step == "shred.decided", "{step}: {found}"),
+            Err(error) => ensure!(
+                format!("{error:#}").contains("were destroyed") && step != "shred.decided",
+                "{step}: {error:#}"
+            ),
+        }
+    }
+    cluster.sql(SHRED)?;
+    cluster.crash()?;
+    ensure!(cluster.text(U)? == u, "another table");
+    ensure!(cluster.error(sum)?.text().contains("were destroyed"));
+    cluster.sql("DROP TABLE t CASCADE")?;
     cluster.finish()
 }

@@ -81,6 +81,7 @@ const CALLS: &[Row] = &[
     ("SELECT * FROM pagevault.shred('app.plain', 'app.plai')",              "x x x 22023 22023 x 22023"),
     ("SELECT * FROM pagevault.shred_schema('app', 'ap')",                   "x x x 22023 22023 x 22023"),
     ("SELECT * FROM pagevault.shred_database('theirs', 'their')",           "x x x 22023 22023 x 22023"),
+    ("SELECT * FROM pagevault.shred_former_files('postgre')",               "x x x 22023 22023 x 22023"),
     ("SELECT pagevault.rekey_pause(999)",                                   "x x x 42704 42704 x 42704"),
     ("SELECT pagevault.rekey_resume(999)",                                  "x x x 42704 42704 x 42704"),
     ("SELECT pagevault.rekey_cancel(999)",                                  "x x x 42704 42704 x 42704"),
