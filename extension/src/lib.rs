@@ -44,6 +44,8 @@ pub extern "C-unwind" fn _PG_init() {
 }
 
 #[cfg(any(test, feature = "pg_test"))]
+mod pgbench_tests;
+#[cfg(any(test, feature = "pg_test"))]
 mod sql_tests;
 
 /// Set-up of `cargo pgrx test`.
@@ -55,6 +57,16 @@ pub mod pg_test {
     /// Lines added to the test server's postgresql.conf.
     #[must_use]
     pub fn postgresql_conf_options() -> Vec<&'static str> {
-        vec!["shared_preload_libraries = 'pagevault'"]
+        let mut lines = vec!["shared_preload_libraries = 'pagevault'"];
+        // Beside what this was built to: see tools/test-server. Without it, tests that need keys are skipped.
+        let keyring = std::env::current_exe()
+            .ok()
+            .and_then(|test| Some(test.parent()?.parent()?.join("pagevault-keyring")))
+            .filter(|keyring| keyring.exists());
+        if let Some(keyring) = keyring {
+            let line = format!("pagevault.keyring_command = '{}'", keyring.display());
+            lines.push(Box::leak(line.into_boxed_str()));
+        }
+        lines
     }
 }

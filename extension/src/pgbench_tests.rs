@@ -1,0 +1,269 @@
+//! pgbench inside `cargo pgrx test`: encrypted tables beside plain ones in one server, judged by what was counted and
+//! by CPU time, never by the clock. And what a page costs on the server's own path.
+//!
+//! Also to be had from psql, in a server that has a build with `--features pg_test`: `SELECT tests.pgbench_...()`.
+
+#[pgrx::pg_schema]
+mod tests {
+    use std::hint::black_box;
+    use std::path::PathBuf;
+    use std::process::{Command, Stdio};
+    use std::time::Duration;
+
+    use pagevault_cipher::{CipherId, DataKey, Epoch, Fork, PAGE_SIZE, Page, PageKey, page};
+    use pagevault_keystore::RelFile;
+    use pgrx::prelude::*;
+
+    use crate::keys::{helper, shared};
+    use crate::page_io;
+    use crate::pg::compat::{SHARED_BACKEND, SmgrFile};
+    use crate::pg::process;
+    use crate::stats::Kind;
+
+    const DATABASE: &str = "pagevault_pgbench";
+
+    /// Tests run at once, and these would count each other's pages.
+    const LOCK: &str = "SELECT pg_advisory_xact_lock(20240607)";
+
+    /// A database with pgbench's tables in two schemas, `plain` and `sealed`, and a master key of its own: the other
+    /// tests count on there being none for theirs. Dropped in the end.
+    struct Bench {
+        keys: PathBuf,
+    }
+
+    impl Bench {
+        /// `None`, and a notice, where there is no program to talk to key providers.
+        fn prepare() -> Option<Bench> {
+            assert!(Spi::run(LOCK).is_ok());
+            let keyring = helper::program();
+            if !keyring.exists() {
+                notice!("skipped: there is no {}", keyring.display());
+                return None;
+            }
+            let keys =
+                process::data_directory().with_extension(format!("keys-{}", std::process::id()));
+            run(Command::new(keyring).args(["file", "create"]).arg(&keys).args(["--key", "main"]));
+            let name = format!("pgbench-{}", std::process::id());
+            let bench = Bench { keys };
+            bench.psql("template1", &format!("DROP DATABASE IF EXISTS {DATABASE} WITH (FORCE)"));
+            bench.psql("template1", &format!("CREATE DATABASE {DATABASE}"));
+            bench.psql(
+                "template1",
+                &format!("ALTER DATABASE {DATABASE} SET pagevault.protect_statistics = off"),
+            );
+            let path = bench.keys.display();
+            for statement in [
+                "CREATE EXTENSION pagevault",
+                &format!(
+                    "SELECT pagevault.add_provider('{name}', 'file', '{{\"path\": \"{path}\"}}')"
+                ),
+                &format!("SELECT pagevault.set_master_key('{name}', 'main')"),
+                "CREATE SCHEMA plain",
+                "CREATE SCHEMA sealed",
+                "SECURITY LABEL FOR pagevault ON SCHEMA sealed IS 'encrypted'",
+            ] {
+                bench.sql(statement);
+            }
+            for schema in ["plain", "sealed"] {
+                bench.pgbench(schema, &["-i", "-q", "-s", "1"]);
+                // All of table and index, into shared buffers.
+                bench.sql(&format!(
+                    "SET search_path = {schema}; SELECT count(*), sum(abalance) FROM pgbench_accounts;
+                     SET enable_seqscan = off; SELECT count(*) FROM pgbench_accounts WHERE aid > 0"
+                ));
+            }
+            bench.sql("CHECKPOINT");
+            Some(bench)
+        }
+
+        fn connect(&self, program: &str) -> Command {
+            let mut command = Command::new(process::server_binary_directory().join(program));
+            let ask = |what| Spi::get_one::<String>(what).ok().flatten().unwrap_or_default();
+            let directory =
+                ask("SELECT split_part(current_setting('unix_socket_directories'), ',', 1)");
+            command
+                .env("PGHOST", directory)
+                .env("PGPORT", ask("SHOW port"))
+                .env("PGUSER", ask("SELECT session_user::text"));
+            command
+        }
+
+        fn psql(&self, database: &str, statements: &str) -> String {
+            let mut command = self.connect("psql");
+            run(command.args(["-XqAt", "-v", "ON_ERROR_STOP=1", "-d", database, "-c", statements]))
+        }
+
+        fn sql(&self, statements: &str) -> String {
+            self.psql(DATABASE, statements)
+        }
+
+        fn pgbench(&self, schema: &str, arguments: &[&str]) {
+            let mut command = self.connect("pgbench");
+            command.env("PGOPTIONS", format!("-c search_path={schema}"));
+            run(command.args(arguments).arg(DATABASE));
+        }
+
+        /// Runs pgbench on a schema: what it had sealed and opened, pages, and CPU seconds of all processes.
+        fn measure(&self, schema: &str, arguments: &[&str]) -> (u64, u64, f64) {
+            let (before, cpu) = (counted(), cpu_seconds());
+            self.pgbench(schema, &[&["-n", "-c", "2"], arguments].concat());
+            self.sql("CHECKPOINT");
+            let (after, cpu) = (counted(), cpu_seconds() - cpu);
+            (after.0 - before.0, after.1 - before.1, cpu)
+        }
+    }
+
+    impl Drop for Bench {
+        fn drop(&mut self) {
+            let _ = std::fs::remove_file(&self.keys);
+            if !std::thread::panicking() {
+                self.psql("template1", &format!("DROP DATABASE {DATABASE} WITH (FORCE)"));
+            }
+        }
+    }
+
+    /// The output of a program that must succeed. This process answers the others meanwhile: CREATE DATABASE and
+    /// DROP DATABASE wait until all have done so.
+    fn run(command: &mut Command) -> String {
+        let started = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
+        let finished = started.and_then(|mut child| {
+            while child.try_wait()?.is_none() {
+                process::check_for_interrupts();
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            child.wait_with_output()
+        });
+        let output = match finished {
+            Ok(output) => output,
+            Err(error) => panic!("{command:?}: {error}"),
+        };
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{command:?}: {said}");
+        String::from_utf8_lossy(&output.stdout).trim().to_owned()
+    }
+
+    /// Relation pages that were sealed and opened so far.
+    fn counted() -> (u64, u64) {
+        let totals = shared::get().map(|shared| shared.stats.totals(Kind::Relation));
+        totals.map_or((0, 0), |totals| (totals.sealed, totals.opened))
+    }
+
+    /// CPU time of the server: the postmaster, its children, and those that have ended.
+    fn cpu_seconds() -> f64 {
+        // SAFETY: a plain global, and a question about the system.
+        let (postmaster, hertz) =
+            unsafe { (pg_sys::PostmasterPid, libc::sysconf(libc::_SC_CLK_TCK) as f64) };
+        let children = format!("/proc/{postmaster}/task/{postmaster}/children");
+        let children = std::fs::read_to_string(children).unwrap_or_default();
+        // utime, stime and, of children that were waited for, cutime and cstime: proc(5).
+        let ticks = |pid: &str, fields: usize| -> f64 {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            let after_name = stat.rsplit(')').next().unwrap_or_default();
+            let numbers = after_name.split_whitespace().skip(11).take(fields);
+            numbers.filter_map(|number| number.parse::<f64>().ok()).sum()
+        };
+        let living: f64 = children.split_whitespace().map(|pid| ticks(pid, 2)).sum();
+        (ticks(&postmaster.to_string(), 4) + living) / hertz
+    }
+
+    /// Encryption may cost, but not so much that one would see it here; other tests run beside this one.
+    fn assert_similar(what: &str, plain: f64, sealed: f64) {
+        notice!("{what}: CPU seconds plain {plain:.2}, encrypted {sealed:.2}");
+        assert!(sealed < plain * 2.0 + 1.0, "{what}: CPU plain {plain} s, encrypted {sealed} s");
+    }
+
+    #[pg_test]
+    fn pgbench_costs_what_is_counted() {
+        let Some(bench) = Bench::prepare() else { return };
+        let few: &[&str] = &["-t", "2000", "-S"];
+        let plain = bench.measure("plain", few);
+        let sealed = bench.measure("sealed", few);
+        assert_eq!((plain.0, plain.1), (0, 0), "plain tables are sealed or opened");
+        assert_eq!(sealed.1, 0, "a page in shared buffers was opened again");
+        assert_similar("read-only", plain.2, sealed.2);
+
+        let few: &[&str] = &["-t", "500"];
+        let plain = bench.measure("plain", few);
+        let sealed = bench.measure("sealed", few);
+        assert_eq!((plain.0, plain.1), (0, 0), "plain tables are sealed or opened");
+        let at_least: u64 = bench
+            .sql("SELECT pg_relation_size('sealed.pgbench_history') / 8192 + 2")
+            .parse()
+            .unwrap_or_default();
+        // Each of the transactions changes four rows, on as many pages at most, and an index page or map now and then.
+        let most = 2 * 500 * 6 + 100;
+        assert!((at_least..most).contains(&sealed.0), "{} pages were sealed", sealed.0);
+        assert_similar("read-write", plain.2, sealed.2);
+    }
+
+    /// Nanoseconds of this process's CPU for each of `count` turns: the best of many rounds.
+    fn nanoseconds(count: u32, mut turn: impl FnMut(u32)) -> f64 {
+        let cpu = || {
+            let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+            // SAFETY: room for one structure.
+            unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut now) };
+            now.tv_sec as f64 * 1e9 + now.tv_nsec as f64
+        };
+        let rounds = (0..200).map(|_| {
+            let start = cpu();
+            (0..count).for_each(&mut turn);
+            (cpu() - start) / f64::from(count)
+        });
+        rounds.fold(f64::INFINITY, f64::min)
+    }
+
+    /// Sealing and opening as the storage manager has it done: decision, key, counters and all.
+    #[pg_test]
+    fn pgbench_page_costs_little_more_than_the_cipher() {
+        const PAGES: u32 = 64;
+        let Some(bench) = Bench::prepare() else { return };
+        let ask = |sql: &str| bench.sql(sql).parse::<u32>().unwrap_or_default();
+        let file = RelFile {
+            tablespace: pg_sys::DEFAULTTABLESPACE_OID.to_u32(),
+            database: ask(&format!("SELECT oid FROM pg_database WHERE datname = '{DATABASE}'")),
+            relation: ask("SELECT pg_relation_filenode('sealed.pgbench_accounts')"),
+        };
+        let file = SmgrFile { file, backend: SHARED_BACKEND };
+        assert!(page_io::seal_target(file).is_some(), "the table is not encrypted");
+        let checksums = process::data_checksums();
+
+        let mut plain: Vec<Page> = vec![[7; PAGE_SIZE]; PAGES as usize];
+        plain.iter_mut().for_each(|page| page[10..12].fill(0)); // pd_flags: no epoch
+        let mut sealed = plain.clone();
+        let seal = nanoseconds(PAGES, |block| {
+            let source = black_box(&plain[block as usize]).as_ptr();
+            // SAFETY: one pointer to one page.
+            let done = page_io::seal_target(file)
+                .map(|target| unsafe { page_io::seal(target, 0, block, &source, 1) });
+            let Some(Ok(pages)) = done else { panic!("not sealed") };
+            // SAFETY: the page that was sealed just now.
+            sealed[block as usize]
+                .copy_from_slice(unsafe { std::slice::from_raw_parts(*pages, PAGE_SIZE) });
+        });
+        let mut work = Box::new([0; PAGE_SIZE]);
+        let copy =
+            nanoseconds(PAGES, |block| work.copy_from_slice(black_box(&sealed[block as usize])));
+        let open = nanoseconds(PAGES, |block| {
+            work.copy_from_slice(black_box(&sealed[block as usize]));
+            // SAFETY: a page of ours.
+            let opened = unsafe { page_io::open(file, 0, block, work.as_mut_ptr()) };
+            assert!(opened.is_ok());
+        });
+        assert!(work[12..] == plain[0][12..], "it is not what it was");
+
+        let key = DataKey::random(CipherId::Aes256Xts).map(|key| PageKey::new(&key));
+        let Ok(key) = key else { panic!("no random key") };
+        let bare = nanoseconds(PAGES, |block| {
+            work.copy_from_slice(black_box(&plain[block as usize]));
+            page::seal(&mut work, &key, Epoch::FIRST, block, Fork::Main, checksums);
+        });
+        let (seal, open, bare) = (seal - copy, open - copy, bare - copy);
+        notice!(
+            "ns of CPU per page, {}: sealing {seal:.0}, opening {open:.0}; the cipher alone {bare:.0}",
+            key.backend()
+        );
+        // Sealing copies the page, and a debug build is slow around the cipher.
+        let most = if cfg!(debug_assertions) { 20.0 } else { 1.5 };
+        assert!(seal < bare * most && open < bare * most, "{seal} and {open}, against {bare}");
+    }
+}
