@@ -137,7 +137,7 @@ pub(crate) fn define() {
     GucRegistry::define_int_guc(
         c"pagevault.unlock_timeout",
         c"Time for which server start keeps asking key providers before it goes on locked.",
-        c"When crash recovery needs keys the server does not start without them.",
+        c"The last request may take pagevault.keyring_timeout longer. When crash recovery needs keys the server does not start without them.",
         &UNLOCK_TIMEOUT,
         0,
         86_400,
