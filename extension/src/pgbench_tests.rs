@@ -71,6 +71,8 @@ mod tests {
                     "SET search_path = {schema}; SELECT count(*), sum(abalance) FROM pgbench_accounts;
                      SET enable_seqscan = off; SELECT count(*) FROM pgbench_accounts WHERE aid > 0"
                 ));
+                // What pgbench itself asks for when it begins.
+                bench.pgbench(schema, &["-n", "-t", "1", "-S"]);
             }
             bench.sql("CHECKPOINT");
             Some(bench)
@@ -228,7 +230,10 @@ mod tests {
         let checksums = process::data_checksums();
 
         let mut plain: Vec<Page> = vec![[7; PAGE_SIZE]; PAGES as usize];
-        plain.iter_mut().for_each(|page| page[10..12].fill(0)); // pd_flags: no epoch
+        for page in &mut plain {
+            page[10..12].fill(0); // pd_flags: no epoch
+            page[18..20].copy_from_slice(&(PAGE_SIZE as u16 | 4).to_le_bytes()); // pd_pagesize_version
+        }
         let mut sealed = plain.clone();
         let seal = nanoseconds(PAGES, |block| {
             let source = black_box(&plain[block as usize]).as_ptr();
