@@ -11,7 +11,7 @@ COMMENT ON VIEW pagevault.providers IS 'key providers, their options, and how th
 CREATE VIEW pagevault.master_keys AS
     SELECT CASE WHEN k.scope IS NULL THEN 'cluster' ELSE 'database' END AS scope,
            d.datname AS database,
-           k.provider, k.master_key, k.master_version, k.database_key_version, k.state, k.wrapped_at
+           k.provider, k.master_key, k.master_key_version, k.database_key_version, k.state, k.wrapped_at
       FROM pagevault.master_key_rows() k
       LEFT JOIN pg_catalog.pg_database d ON d.oid = k.scope;
 COMMENT ON VIEW pagevault.master_keys IS 'database keys and the master keys that wrap them';
@@ -88,7 +88,7 @@ COMMENT ON COLUMN pagevault.master_keys.scope IS 'whose database key it wraps: c
 COMMENT ON COLUMN pagevault.master_keys.database IS 'name of the database; null for the cluster';
 COMMENT ON COLUMN pagevault.master_keys.provider IS 'where the master key is';
 COMMENT ON COLUMN pagevault.master_keys.master_key IS 'its name there';
-COMMENT ON COLUMN pagevault.master_keys.master_version IS 'version of the master key that wraps';
+COMMENT ON COLUMN pagevault.master_keys.master_key_version IS 'version of the master key that wraps';
 COMMENT ON COLUMN pagevault.master_keys.database_key_version IS 'version of the database key that is wrapped';
 COMMENT ON COLUMN pagevault.master_keys.state IS 'unlocked; revoked: the provider would not unwrap it any more, it is still usable; locked';
 COMMENT ON COLUMN pagevault.master_keys.wrapped_at IS 'when it was wrapped';

@@ -143,7 +143,7 @@ fn master_key_rows() -> TableIterator<
         name!(scope, pg_sys::Oid),
         name!(provider, String),
         name!(master_key, String),
-        name!(master_version, i64),
+        name!(master_key_version, i64),
         name!(database_key_version, i64),
         name!(state, &'static str),
         name!(wrapped_at, TimestampWithTimeZone),

@@ -216,7 +216,7 @@ fn a_backup_from_before_ten_rotations_opens() -> Result<()> {
     for _ in 0..10 {
         cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
     }
-    let version = "SELECT max(master_version) FROM pagevault.master_keys";
+    let version = "SELECT max(master_key_version) FROM pagevault.master_keys";
     ensure!(cluster.text(version)? == "11", "no ten rotations");
     cluster.sql("DROP TABLE t")?;
     // Both have the same key file: its path is in the provider's options.

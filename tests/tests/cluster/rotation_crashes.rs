@@ -56,7 +56,7 @@ fn runs(cluster: &Cluster) -> Result<u32> {
 fn wrapped_by(cluster: &Cluster) -> Result<Vec<String>> {
     column(
         &mut cluster.client()?,
-        "SELECT DISTINCT concat_ws(' ', provider, master_key, master_version) FROM pagevault.master_keys",
+        "SELECT DISTINCT concat_ws(' ', provider, master_key, master_key_version) FROM pagevault.master_keys",
     )
 }
 

@@ -184,7 +184,7 @@ fn killed_rotation() -> Result<()> {
         let _ = rotation.join();
         readable(&cluster)?;
         let now: u64 =
-            cluster.text("SELECT max(master_version) FROM pagevault.master_keys")?.parse()?;
+            cluster.text("SELECT max(master_key_version) FROM pagevault.master_keys")?.parse()?;
         ensure!(now >= before, "version {now} after {before}");
         before = now;
     }
