@@ -146,7 +146,8 @@ mod tests {
 
     fn briefing() -> Briefing {
         let key = |cipher: CipherId| {
-            DataKey::from_bytes(cipher, &vec![7; cipher.key_len()]).expect("right length")
+            let bytes: Vec<u8> = (0..cipher.key_len() as u8).collect();
+            DataKey::from_bytes(cipher, &bytes).expect("right length")
         };
         Briefing {
             role: Role::Rewind { target: b"/data".to_vec() },
