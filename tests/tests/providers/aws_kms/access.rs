@@ -76,11 +76,11 @@ fn user_with(kms: &Emulator, name: &str, policy: &str) -> Result<Credentials> {
 /// `kms:EncryptionContext`.
 fn documented_policy(key: &str) -> Result<String> {
     let guide = include_str!("../../../../docs/aws-kms.md");
-    let (_, policy) = guide.split_once("\n    {\n").context("no policy in the guide")?;
-    let (policy, _) = policy.split_once("\n    }\n").context("no end of the policy")?;
+    let (_, policy) = guide.split_once("\n```json\n").context("no policy in the guide")?;
+    let (policy, _) = policy.split_once("\n```\n").context("no end of the policy")?;
     let example = "arn:aws:kms:eu-central-1:111122223333:key/1234abcd-12ab-34cd-56ef-1234567890ab";
     ensure!(policy.contains(example));
-    let mut policy: Value = serde_json::from_str(&format!("{{{policy}}}").replace(example, key))?;
+    let mut policy: Value = serde_json::from_str(&policy.replace(example, key))?;
     let statements = policy["Statement"].as_array_mut().context("no statements")?;
     for statement in statements.iter_mut().filter_map(Value::as_object_mut) {
         statement.remove("Condition");
