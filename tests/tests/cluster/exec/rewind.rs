@@ -58,7 +58,7 @@ fn allow(cluster: &mut Cluster) {
         "could not send end-of-streaming message",
         "not properly shut down",
         // Tablespaces without symbolic links are for tests.
-        "found in pg_tblspc/",
+        "found in pg_tblspc",
     ] {
         cluster.allow_log(text);
     }
