@@ -64,8 +64,8 @@ fn band_around(name: &str, value: f64) -> Band {
         let noise = value.max(1.0) / value;
         (0.50, 1.70 * noise, 0.0)
     } else {
-        // What is written depends a little on how often the background writer comes round.
-        (0.70, 1.30, 0.02)
+        // What is written depends a little on how often the background writer and autovacuum come round.
+        (0.70, 1.30, 0.1)
     };
     let round =
         |value: f64| if value.abs() < 100.0 { (value * 1e4).round() / 1e4 } else { value.round() };
