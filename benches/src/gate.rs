@@ -62,7 +62,7 @@ fn band_around(name: &str, value: f64) -> Band {
         (0.97, 1.03, 0.0)
     } else if name.ends_with("cpu_us-ratio") {
         let noise = value.max(1.0) / value;
-        (0.50, 1.70 * noise, 0.0)
+        (0.40, 2.50 * noise, 0.0)
     } else {
         // What is written depends a little on how often the background writer and autovacuum come round.
         (0.70, 1.30, 0.1)
@@ -163,7 +163,7 @@ mod tests {
         let baseline = Baseline::around(&example());
         let mut slow = example();
         let ratios = &mut slow.cells[0].contenders[1].ratios;
-        ratios.entry("cpu_us".into()).and_modify(|estimate| estimate.ratio *= 2.0);
+        ratios.entry("cpu_us".into()).and_modify(|estimate| estimate.ratio *= 3.0);
         let verdict = baseline.judge(&slow);
         assert!(!verdict.passed);
         assert!(

@@ -141,7 +141,7 @@ pub enum Record {
         lsn: u64,
     },
     /// How WAL is written from an address on. The key has a record of its own, see
-    /// [`wal::key_place`](crate::wal::key_place).
+    /// [`wal::key_place`].
     WalSwitch(Switch),
     /// The keys of these epochs were destroyed on purpose, and never come back: who still hears of one, from
     /// older WAL say, ignores it. Says so for ever, in place of the keys.

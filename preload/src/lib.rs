@@ -3,12 +3,12 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | [`begin`] | before `main`: takes the briefing, hides every trace of it |
-//! | [`calls`] | the functions that stand in for the C library's |
-//! | [`files`] | what a path is to us, and which descriptor is open on what |
-//! | [`segment`] | reading and writing sealed WAL segments |
-//! | [`keystore`] | `pg_rewind` replaces the keystore of its target: all of it at once |
-//! | [`raw`] | the system calls themselves |
+//! | `begin` | before `main`: takes the briefing, hides every trace of it |
+//! | `calls` | the functions that stand in for the C library's |
+//! | `files` | what a path is to us, and which descriptor is open on what |
+//! | `segment` | reading and writing sealed WAL segments |
+//! | `keystore` | `pg_rewind` replaces the keystore of its target: all of it at once |
+//! | `raw` | the system calls themselves |
 //!
 //! Programs whose name is not that of the briefing are left alone: the shell that runs a `restore_command` copies
 //! segments as they are.
