@@ -3,7 +3,7 @@
 # except by `make install`.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-regress install bench lint fuzz deb sbom image image-test docker-demo
+.PHONY: help setup demo test test-unit test-regress test-recovery test-upgrade install bench lint fuzz deb sbom image image-test docker-demo
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -23,6 +23,12 @@ test-unit: ## only the tests that need no server
 
 test-regress: ## PostgreSQL's own regression suite with everything encrypted; PG defaults to "17 18"
 	@tools/test-regress $(or $(PG),17 18)
+
+test-recovery: ## PostgreSQL's own TAP suites with everything encrypted; PG defaults to "17 18"
+	@tools/test-recovery $(or $(PG),17 18)
+
+test-upgrade: ## pg_upgrade of encrypted clusters, each pair of majors; PAIRS="15-18 17-18" selects
+	@tools/test-upgrade $(PAIRS)
 
 install: ## build and install into PostgreSQL PG, or into the server of PG_CONFIG=/path/to/pg_config
 	@tools/install $(or $(PG),15) $(PG_CONFIG)

@@ -44,10 +44,14 @@ installed() {
     [ "$(dpkg-query -W -f '${db:Status-Status}' "$1" 2>/dev/null)" = installed ]
 }
 
-# apt_install REASON PACKAGE...: installs what is missing and says why.
+# apt_install REASON PACKAGE...: installs what is missing and says why. Without apt it only says it.
 apt_install() {
     local reason=$1 missing=() package
     shift
+    if ! command -v apt-get >/dev/null; then
+        say "there is no apt here: see yourself to $* by the names of this system ($reason)"
+        return
+    fi
     for package; do
         installed "$package" || missing+=("$package")
     done

@@ -56,6 +56,9 @@ pub const FORMAT_VERSION: u8 = 1;
 /// disk has to read.
 pub const HEADER_SIZE: usize = 16;
 
+/// Bytes of `pd_lsn`, with which a page begins.
+pub const LSN_SIZE: usize = 8;
+
 /// `pd_lsn` of `PageHeaderData` (src/include/storage/bufpage.h), as the other offsets below.
 const LSN: usize = 0;
 const CHECKSUM: usize = 8;

@@ -10,7 +10,10 @@ use pgrx::PgSqlErrorCode;
 
 use crate::keys::{cache, persist, revoked, shared};
 use crate::pg::compat::SmgrFile;
-use crate::pg::process::{ProcessLocal, data_checksums, in_recovery, serves_users};
+use crate::pg::process::{
+    ProcessLocal, data_checksums, hint_bits_are_logged, in_recovery, is_not_consistent_yet,
+    is_startup_process, serves_users,
+};
 use crate::pg::report::Report;
 use crate::policy;
 use crate::stats::{self, Kind, Work};
@@ -77,6 +80,51 @@ pub(crate) fn seal_target(file: SmgrFile) -> Option<SealTarget> {
         return None;
     }
     shared::current_epoch(file.file).map(|epoch| SealTarget { file, epoch })
+}
+
+/// True if a page of this file must be looked at on disk before it is written over; see [`target_over`].
+#[inline]
+pub(crate) fn must_look(file: SmgrFile) -> bool {
+    shared::anything_rewritten()
+        && !hint_bits_are_logged()
+        && !file.is_temporary()
+        && shared::is_mixed(file.file)
+}
+
+/// As [`seal_target`], for a page that is written over one which may be written otherwise, because its file is being
+/// rewritten.
+///
+/// Without checksums and `wal_log_hints` a page that has got nothing but hint bits since it was written last (or whatever
+/// else is not logged: free space) goes to disk without WAL, and with the LSN that it has there. Torn under another
+/// key, it would be neither, and nothing would repair it. So it keeps the key that it has on disk, or stays plaintext,
+/// until it changes in WAL: the rekey engine sees to that.
+///
+/// # Safety
+/// `page` points to a page of PostgreSQL.
+pub(crate) unsafe fn target_over(
+    file: SmgrFile,
+    page: *const u8,
+    on_disk: &Page,
+) -> Option<SealTarget> {
+    let wanted = seal_target(file);
+    // SAFETY: by contract; the LSN does not change while the page is being written.
+    let lsn = unsafe { page.cast::<[u8; page::LSN_SIZE]>().read() };
+    if !on_disk.starts_with(&lsn) || page::is_zero(on_disk) {
+        return wanted;
+    }
+    match page::epoch_of(on_disk) {
+        None => None,
+        Some(epoch) if shared::has_key(file.file, epoch.get()) => Some(SealTarget { file, epoch }),
+        Some(_) => wanted,
+    }
+}
+
+/// Where a page is read to that [`target_over`] looks at: aligned for direct I/O.
+pub(crate) fn place_for_disk() -> *mut Page {
+    #[repr(C, align(4096))]
+    struct OnDisk(Page);
+    static ON_DISK: ProcessLocal<OnDisk> = ProcessLocal::new(OnDisk([0; PAGE_SIZE]));
+    ON_DISK.with(|place| &raw mut place.0)
 }
 
 /// Private copies of the pages being written. Aligned for direct I/O (`PG_IO_ALIGN_SIZE`).
@@ -174,6 +222,12 @@ fn open_sealed(
             blank_for_redo(file.file, epoch, block, page);
             Ok(())
         }
+        Err(Cause::NoKey { .. }) if is_map(fork) && is_not_consistent_yet() => {
+            // Copied by a base backup after the keystore was, and after its key was made. Redo reads pages of maps that
+            // it has no image of, and takes an empty one as well: it says of nothing that it is visible, or free.
+            page.fill(0);
+            Ok(())
+        }
         Err(cause) => {
             count_refusal(file);
             Err(PageFault { file, cause })
@@ -247,6 +301,11 @@ fn check_not_refused(file: SmgrFile) -> Result<(), PageFault> {
     }
 }
 
+/// Free space map and visibility map: what they say may be forgotten.
+fn is_map(fork: i32) -> bool {
+    matches!(fork_of(fork), Fork::FreeSpaceMap | Fork::VisibilityMap)
+}
+
 /// The fork in the tweak of a page.
 fn fork_of(fork: i32) -> Fork {
     match fork {
@@ -273,6 +332,9 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
             )
             .detail(format!("The key of {whose} has not been unwrapped: its key provider did not answer or refused."))
             .hint(match database {
+                _ if is_startup_process() => {
+                    "Make the key provider reachable and start the server again: replay goes on from here, and nothing is lost."
+                }
                 SHARED_CATALOGS => "Nobody can log in until then; the server keeps trying. Its log tells the cause.",
                 _ => "See pagevault.status for the cause. The server keeps trying; pagevault.unlock() tries again now.",
             })

@@ -5,7 +5,6 @@
 //! writers go on. A file may mix pages of any epochs and plaintext, so it stays readable wherever this stops.
 
 use pagevault_cipher::CipherId;
-use pagevault_keystore::RelFile;
 use pgrx::pg_sys::{self, Oid};
 
 use crate::keys::shared;
@@ -35,27 +34,28 @@ pub(crate) fn encrypt_catalog(oid: Oid, cipher: Option<CipherId>) -> Result<()> 
 }
 
 fn encrypt_members(members: &[Facts], cipher: Option<CipherId>) -> Result<()> {
-    rewrite(members, |file| begin_epoch(file, cipher))
+    rewrite(members, |held| begin_epoch(held, cipher))
 }
 
 /// Has pages of a relation sealed from now on, with this cipher, or if none is named with any. `None` if
 /// it was so before.
-fn begin_epoch(file: RelFile, cipher: Option<CipherId>) -> Result<Option<Target>> {
+fn begin_epoch(held: &Held, cipher: Option<CipherId>) -> Result<Option<Target>> {
+    let file = held.file();
     verify::refuse_destroyed(file)?;
     let current = shared::current_cipher(file);
     if current.is_some() && cipher.is_none_or(|cipher| current == Some(cipher)) {
         return Ok(None);
     }
     let cipher = cipher.map_or_else(policy::default_cipher, Ok)?;
-    file::seal(file, cipher).map(Some)
+    file::seal(held, cipher).map(Some)
 }
 
 /// Has what is written to a catalog from now on sealed, and leaves its old pages and its indexes alone.
 pub(crate) fn seal_new_pages(oid: Oid, cipher: Option<CipherId>) -> Result<()> {
     const LOCK: pg_sys::LOCKMODE = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
     let members = relation::family(oid, LOCK);
-    if let Some(table) = members.first() {
-        begin_epoch(table.file, cipher)?;
+    if let Some(table) = members.first().and_then(|table| Held::open(table.oid)) {
+        begin_epoch(&table, cipher)?;
     }
     relation::unlock(&members, LOCK);
     Ok(())
@@ -77,18 +77,18 @@ pub(crate) fn decrypt_catalog(oid: Oid) -> Result<()> {
 fn decrypt_members(members: &[Facts]) -> Result<()> {
     let known: Vec<Facts> =
         members.iter().filter(|member| shared::is_known(member.file)).cloned().collect();
-    rewrite(&known, |file| {
-        verify::refuse_destroyed(file)?;
-        if shared::is_sealed(file) { file::unseal(file).map(Some) } else { Ok(None) }
+    rewrite(&known, |held| {
+        verify::refuse_destroyed(held.file())?;
+        if shared::is_sealed(held.file()) { file::unseal(held).map(Some) } else { Ok(None) }
     })
 }
 
 /// Has one file after the other written as `switch` says from now on (`None`: as it is), and what is not so
 /// on disk. The next one is begun when that is done: so what is begun last tells of all before it.
-fn rewrite(members: &[Facts], switch: impl Fn(RelFile) -> Result<Option<Target>>) -> Result<()> {
+fn rewrite(members: &[Facts], switch: impl Fn(&Held) -> Result<Option<Target>>) -> Result<()> {
     for member in members.iter().filter(|member| member.kind.has_storage()) {
         let Some(held) = Held::open(member.oid) else { continue };
-        let switched = switch(member.file)?;
+        let switched = switch(&held)?;
         // A file without any page has nothing that could be written as it was. Of any other it is not known whether
         // whoever switched it has waited to the end.
         if held.forks().iter().any(|(_, blocks)| *blocks > 0) {

@@ -44,7 +44,7 @@ pub(crate) fn relation(by: &str, oid: Oid, confirm: &str) -> Result<Shredded> {
     let facts = relation::require(oid)?;
     let name = relation::qualified_name(oid);
     require_confirmation(&name, confirm)?;
-    if facts.schema == protected_schema() || !facts.user_made {
+    if !facts.user_made {
         return Err(not_supported(&name, "is part of the system"));
     }
     if !relation::leads(&facts) {

@@ -67,6 +67,14 @@ pub(crate) fn count_pages(file: RelFile) -> Result<Vec<PageCount>> {
     Ok(counts)
 }
 
+/// True if pages of a file are sealed when they are written, or were and are not yet rewritten.
+pub(crate) fn may_be_sealed(file: RelFile) -> Result<bool> {
+    if !shared::is_known(file) || shared::is_sealed(file) {
+        return Ok(shared::is_sealed(file));
+    }
+    Ok(count_pages(file)?.iter().any(|count| matches!(count.state, PageState::Sealed(_))))
+}
+
 /// What was shredded can neither be rewritten nor begun anew in place.
 pub(crate) fn refuse_destroyed(file: RelFile) -> Result<()> {
     if !shared::is_destroyed(file) {

@@ -9,16 +9,20 @@
 use std::sync::LazyLock;
 use std::sync::atomic::AtomicU32;
 
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
 use pagevault_cipher::wal::Mark;
 use pagevault_cipher::{CipherId, DataKey, Fork, PAGE_SIZE, PageKey, page, stream, wal};
 use pagevault_interpose::elf::Elf;
 use pagevault_keyring::keyfile::format::KeyFile;
 use pagevault_keyring::provider::Environment;
 use pagevault_keyring::providers;
+use pagevault_keyring::providers::command::reply::{self, Reply};
 use pagevault_keystore::directory::Directory;
-use pagevault_keystore::protocol::{Reply, Request};
+use pagevault_keystore::label::Label;
+use pagevault_keystore::protocol::{self, Request};
 use pagevault_keystore::state::State;
-use pagevault_keystore::{Record, batch, log};
+use pagevault_keystore::{Record, batch, escrow, log};
 use serde_json::{Map, Value};
 
 /// A target: its name, as of its corpus, and itself.
@@ -31,10 +35,13 @@ pub const TARGETS: &[Target] = &[
     ("stream", stream),
     ("key_log", key_log),
     ("batch", batch),
+    ("escrow_files", escrow_files),
     ("request", request),
     ("reply", reply),
     ("key_file", key_file),
     ("options", options),
+    ("command_reply", command_reply),
+    ("label", label),
     ("elf", elf),
 ];
 
@@ -109,6 +116,18 @@ pub fn key_log(bytes: &[u8]) {
     }
 }
 
+/// What an escrow leaves in the folder of the keystore: what is in the bundle, and what was restored.
+pub fn escrow_files(bytes: &[u8]) {
+    if let Some(mark) = escrow::Mark::decode(bytes) {
+        assert_eq!(escrow::Mark::decode(mark.encode().as_bytes()), Some(mark));
+    }
+    if let Ok(restored) = escrow::Restored::decode(bytes)
+        && let Ok(written) = restored.encode()
+    {
+        assert_eq!(escrow::Restored::decode(&written), Ok(restored));
+    }
+}
+
 /// One change of keys, as in a WAL record.
 pub fn batch(bytes: &[u8]) {
     if let Ok(records) = batch::decode(bytes) {
@@ -150,9 +169,11 @@ pub fn request(bytes: &[u8]) {
 /// What `pagevault-keyring` answers.
 pub fn reply(bytes: &[u8]) {
     for operations in 0..8 {
-        if let Ok(reply) = Reply::from_json(bytes, operations) {
+        if let Ok(reply) = protocol::Reply::from_json(bytes, operations) {
             let text = reply.to_json();
-            let again = text.as_ref().is_ok_and(|text| Reply::from_json(text, operations).is_ok());
+            let again = text
+                .as_ref()
+                .is_ok_and(|text| protocol::Reply::from_json(text, operations).is_ok());
             assert!(again, "a reply that was read cannot be written");
         }
     }
@@ -173,6 +194,51 @@ pub fn options(bytes: &[u8]) {
     let environment = Environment { data_directory: Some("/nonexistent".into()), deadline: None };
     for kind in ["file", "vault", "aws_kms", "command"] {
         let _ = providers::build(kind, &options, &environment);
+    }
+}
+
+/// What a program of the `command` provider prints. What is read has the forms that are promised, and an answer of
+/// the same values is read the same; what is wrong is said without a word of it, for it may hold a key.
+pub fn command_reply(bytes: &[u8]) {
+    for known in [&["wrapped", "key_version"][..], &["plaintext"], &["key_version"]] {
+        match Reply::read(bytes, known) {
+            Ok(read) => {
+                assert!(read.wrapped.as_deref().is_none_or(reply::is_opaque));
+                assert!(
+                    read.key_version.is_none_or(|version| (1..=i64::MAX as u64).contains(&version))
+                );
+                let mut text = String::new();
+                text.extend(read.wrapped.iter().map(|wrapped| format!("wrapped {wrapped}\n")));
+                text.extend(
+                    read.plaintext
+                        .iter()
+                        .map(|key| format!("plaintext {}\n", STANDARD.encode(**key))),
+                );
+                text.extend(
+                    read.key_version.iter().map(|version| format!("key_version {version}\n")),
+                );
+                let again = Reply::read(text.as_bytes(), known);
+                let same = again.is_ok_and(|again| {
+                    again.wrapped == read.wrapped
+                        && again.plaintext == read.plaintext
+                        && again.key_version == read.key_version
+                });
+                assert!(same, "an answer of its values is another");
+            }
+            // 32 bytes in base64 end with it, and no message of our own has one.
+            Err(wrong) => assert!(!wrong.contains('='), "the message repeats the answer"),
+        }
+    }
+}
+
+/// The text of a security label. What is read is read again from its own words, in any white space.
+pub fn label(bytes: &[u8]) {
+    let Ok(text) = std::str::from_utf8(bytes) else { return };
+    if let Ok(label) = text.parse::<Label>() {
+        let words = label.to_string();
+        assert_eq!(words.parse(), Ok(label));
+        assert_eq!(words.replace(' ', "\t\n ").parse(), Ok(label));
+        assert!(text.split_ascii_whitespace().eq(words.split(' ')), "a word was ignored");
     }
 }
 

@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use pagevault_fuzz::{TARGETS, Target};
+use pagevault_keystore::{Record, escrow};
 use proptest::prelude::*;
 
 /// Golden files of the formats, which every target gets: most of them are not of its kind.
@@ -16,7 +17,24 @@ fn seeds() -> Vec<Vec<u8>> {
             .to_vec(),
         br#"{"region": "eu-central-1", "endpoint": "https://127.0.0.1:4566"}"#.to_vec(),
         br#"{"wrap": ["/bin/true", "a"], "unwrap": ["/bin/true"]}"#.to_vec(),
+        b"wrapped vault:v1:ab+/=\nkey_version 7\n".to_vec(),
+        b"plaintext AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=\n".to_vec(),
+        b"encrypted aes-128-xts".to_vec(),
+        b"plain".to_vec(),
     ];
+    let mark =
+        escrow::Mark { keystore: [7; 16], made: 1_800_000_000, keys: [(0, 1), (5, 2)].into() };
+    seeds.push(mark.encode().into_bytes());
+    let records = vec![Record::DropProvider { name: "local".to_owned() }];
+    let provider = Record::Provider {
+        name: "restored".to_owned(),
+        kind: "file".to_owned(),
+        options: "{}".to_owned(),
+    };
+    for records in [records, vec![provider]] {
+        let restored = escrow::Restored { keystore: [7; 16], records };
+        seeds.extend(restored.encode());
+    }
     for folder in ["cipher/vectors", "keystore/vectors/v1", "keyring/vectors"] {
         seeds.extend(files(&root.join(folder)).into_iter().filter(|seed| seed.len() <= 64 << 10));
     }
@@ -56,6 +74,16 @@ fn an_executable_whole_and_cut() {
     }
 }
 
+/// Text from words that a reader knows, and some that it does not.
+fn nearly_right(words: &'static [&'static str]) -> impl Strategy<Value = String> {
+    let separator = prop::sample::select(&[" ", "", "\n", "\r\n", "\t", "  ", "\u{a0}"][..]);
+    let word =
+        prop_oneof![9 => prop::sample::select(words).prop_map(str::to_owned), 1 => any::<String>()];
+    prop::collection::vec((word, separator), 0..8).prop_map(|parts| {
+        parts.into_iter().flat_map(|(word, between)| [word, between.into()]).collect()
+    })
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
 
@@ -76,5 +104,17 @@ proptest! {
     #[test]
     fn random_bytes(bytes in prop::collection::vec(any::<u8>(), 0..9000)) {
         TARGETS.iter().for_each(|target| target.1(&bytes));
+    }
+    #[test]
+    fn labels_of_known_words(text in nearly_right(&["encrypted", "plain", "aes-256-xts", "aes-128-xts", "rot13"])) {
+        pagevault_fuzz::label(text.as_bytes());
+    }
+
+    #[test]
+    fn command_replies_of_known_words(text in nearly_right(&[
+        "wrapped", "plaintext", "key_version", "vault:v1:ab+/=", "7", "0", "9223372036854775808",
+        "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=", "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh==",
+    ])) {
+        pagevault_fuzz::command_reply(text.as_bytes());
     }
 }

@@ -17,6 +17,7 @@
 //! | [`mod@check`] | trying out a provider and a key, in plain words |
 //! | [`keyfile`] | the key file of the `file` provider |
 //! | [`offline`] | the keystore of a data directory, without its server |
+//! | [`escrow`] | database keys under an operator's public key, for the day the provider is lost |
 //! | [`mod@exec`] | PostgreSQL's own programs, with the keys of WAL |
 //! | [`mod@inspect`] | what files say of themselves, without keys |
 //! | [`mod@verify`] | opening everything that a data directory holds |
@@ -27,6 +28,7 @@
 
 pub mod check;
 pub mod cli;
+pub mod escrow;
 pub mod exec;
 pub mod findings;
 pub mod harden;

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use pagevault_cipher::wrap::{self, WrapKey};
 use pagevault_cipher::{CipherId, Secret32};
+use pagevault_keystore::escrow::{self, Restored};
 use pagevault_keystore::log;
 use pagevault_keystore::protocol::{
     Action, Base64, ErrorClass, Operation, Outcome, ProviderSpec, Request,
@@ -17,7 +18,7 @@ use pagevault_keystore::protocol::{
 use pagevault_keystore::record::MAX_EPOCH;
 use pagevault_keystore::state::{DataKey, State};
 use pagevault_keystore::wal;
-use pagevault_keystore::{RelFile, data_key_aad, master_context};
+use pagevault_keystore::{Record, RelFile, data_key_aad, master_context};
 use zeroize::Zeroizing;
 
 use crate::provider::ProviderError;
@@ -33,6 +34,7 @@ const TIME: Duration = Duration::from_secs(30);
 pub struct Keystore {
     data_directory: PathBuf,
     id: [u8; 16],
+    scopes: Vec<u32>,
     state: State,
 }
 
@@ -67,7 +69,7 @@ impl Keystore {
             ));
         }
         let (mut id, mut state) = (None, State::default());
-        for scope in scopes {
+        for &scope in &scopes {
             let path = directory.join(log::file_name(scope));
             let damaged = |what: &dyn std::fmt::Display| {
                 ProviderError::new(
@@ -84,7 +86,13 @@ impl Keystore {
                 state.apply(record).map_err(|error| damaged(&error))?;
             }
         }
-        Ok(Self { data_directory, id: id.unwrap_or_default(), state })
+        let id = id.unwrap_or_default();
+        for record in restored(&directory, id)? {
+            state.apply(record).map_err(|error| {
+                ProviderError::new(ErrorClass::Internal, format!("keystore: {error}"))
+            })?;
+        }
+        Ok(Self { data_directory, id, scopes, state })
     }
 
     /// The data directory, without symbolic links.
@@ -97,6 +105,25 @@ impl Keystore {
     #[must_use]
     pub fn id(&self) -> [u8; 16] {
         self.id
+    }
+
+    /// The databases that have a key file, 0 for the cluster's; ascending.
+    #[must_use]
+    pub fn scopes(&self) -> &[u32] {
+        &self.scopes
+    }
+
+    /// Whether no tablespace has a directory of the database whose scope this is: it was dropped.
+    #[must_use]
+    pub fn is_gone(&self, scope: u32) -> bool {
+        let has_it = |directory: &Path| directory.join(scope.to_string()).exists();
+        let below = |directory: PathBuf| fs::read_dir(directory).into_iter().flatten().flatten();
+        // pg_tblspc/<tablespace>/PG_<version>/<database>
+        let mut versions =
+            below(self.data_directory.join("pg_tblspc")).flat_map(|e| below(e.path()));
+        scope != 0
+            && !has_it(&self.data_directory.join("base"))
+            && !versions.any(|version| has_it(&version.path()))
     }
 
     /// What the files say.
@@ -122,15 +149,19 @@ impl Keystore {
         for &(scope, version) in wanted {
             operations.push(self.unwrapping(scope, version)?);
         }
-        let directory = self.data_directory.to_string_lossy().into_owned();
-        let milliseconds = u64::try_from(TIME.as_millis()).unwrap_or(u64::MAX);
-        let request = Request::new(milliseconds, directory, operations);
-        let reply = serve::answer(request, Instant::now(), TIME);
         let mut keys = BTreeMap::new();
-        for (&place, outcome) in wanted.iter().zip(reply.results) {
+        for (&place, outcome) in wanted.iter().zip(self.ask(operations)) {
             keys.insert(place, unwrapped(outcome)?);
         }
         Ok(DatabaseKeys { keys })
+    }
+
+    /// Has providers do what is asked: one outcome for each operation.
+    pub(crate) fn ask(&self, operations: Vec<Operation>) -> Vec<Outcome> {
+        let directory = self.data_directory.to_string_lossy().into_owned();
+        let milliseconds = u64::try_from(TIME.as_millis()).unwrap_or(u64::MAX);
+        let request = Request::new(milliseconds, directory, operations);
+        serve::answer(request, Instant::now(), TIME).results
     }
 
     fn unwrapping(&self, scope: u32, version: u32) -> Result<Operation, ProviderError> {
@@ -159,7 +190,8 @@ fn generation_at(file: RelFile, epoch: u16) -> u32 {
     file.relation.saturating_sub(1).saturating_mul(u32::from(MAX_EPOCH)) + u32::from(epoch)
 }
 
-fn unwrapped(outcome: Outcome) -> Result<Secret32, ProviderError> {
+/// The key that was unwrapped.
+pub(crate) fn unwrapped(outcome: Outcome) -> Result<Secret32, ProviderError> {
     match outcome {
         Outcome::Unwrapped { plaintext, .. } => {
             let bytes = plaintext.expose().try_into().map_err(|_| {
@@ -167,15 +199,39 @@ fn unwrapped(outcome: Outcome) -> Result<Secret32, ProviderError> {
             })?;
             Ok(Secret32::from_bytes(bytes))
         }
-        Outcome::Failed(failure) => Err(ProviderError {
+        other => Err(not_done(other)),
+    }
+}
+
+/// Why something else was not done.
+pub(crate) fn not_done(outcome: Outcome) -> ProviderError {
+    match outcome {
+        Outcome::Failed(failure) => ProviderError {
             class: failure.class,
             message: failure.message,
             detail: failure.detail.unwrap_or_default(),
             hint: failure.hint.unwrap_or_default(),
             retry: failure.retry,
-        }),
-        _ => Err(ProviderError::new(ErrorClass::Internal, "a provider answered something else")),
+        },
+        _ => ProviderError::new(ErrorClass::Internal, "a provider answered something else"),
     }
+}
+
+/// What an escrow was restored to, if the server has not taken that over yet.
+fn restored(directory: &Path, id: [u8; 16]) -> Result<Vec<Record>, ProviderError> {
+    let path = directory.join(escrow::RESTORED);
+    let bytes = match fs::read(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
+        bytes => bytes.map_err(|error| unreadable(&path, &error))?,
+    };
+    let restored = Restored::decode(&bytes).map_err(|error| {
+        ProviderError::new(
+            ErrorClass::Internal,
+            format!("key file \"{}\" is not readable: {error}", path.display()),
+        )
+        .with_hint("Remove it, and restore the escrow again.")
+    })?;
+    Ok(if restored.keystore == id { restored.records } else { Vec::new() })
 }
 
 fn scopes(directory: &Path) -> Result<Vec<u32>, ProviderError> {
@@ -205,6 +261,16 @@ pub struct DatabaseKeys {
 }
 
 impl DatabaseKeys {
+    /// Keys that are known from elsewhere.
+    pub(crate) fn from_known(keys: BTreeMap<(u32, u32), Secret32>) -> Self {
+        Self { keys }
+    }
+
+    /// Adds what others have.
+    pub(crate) fn extend(&mut self, others: DatabaseKeys) {
+        self.keys.extend(others.keys);
+    }
+
     /// A data key from its record; `None` when it does not authenticate, or its database key is not here.
     #[must_use]
     pub fn data_key(

@@ -122,7 +122,7 @@ pub(crate) fn mark(settled: u64) -> [u8; HEADER] {
 pub(crate) fn is_intact(bytes: &[u8]) -> bool {
     match Header::parse(bytes) {
         Ok(header) => header.matches(bytes),
-        Err(problem) => is_of_later_version(&problem),
+        Err(problem) => had_right_checksum(&problem),
     }
 }
 
@@ -131,12 +131,12 @@ pub(crate) fn is_intact(bytes: &[u8]) -> bool {
 pub(crate) fn testifies_beyond(bytes: &[u8], offset: u64) -> bool {
     match Header::parse(bytes) {
         Ok(header) => header.settled > offset,
-        Err(problem) => is_of_later_version(&problem),
+        Err(problem) => had_right_checksum(&problem),
     }
 }
 
-/// Whether a header that was refused for this reason had a right checksum.
-fn is_of_later_version(problem: &Problem) -> bool {
+/// Of a header that was refused for this reason.
+fn had_right_checksum(problem: &Problem) -> bool {
     !matches!(problem, Problem::Short | Problem::Magic | Problem::HeaderChecksum)
 }
 
@@ -239,6 +239,11 @@ pub fn describe(record: &Record) -> String {
         Record::Destroyed { file, through, whole, .. } => {
             let what = if *whole { " with its database" } else { "" };
             format!("destroyed rel {file} through epoch {through}{what}")
+        }
+        Record::Rewriting { file, phase, done } => {
+            let state = if *done { "rewritten" } else { "rewriting" };
+            let how = if phase.plaintext { "in plaintext after epoch" } else { "with epoch" };
+            format!("{state} rel {file} {how} {}", phase.epoch)
         }
     }
 }

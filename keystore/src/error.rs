@@ -27,13 +27,13 @@ pub enum Problem {
     #[error("wrong checksum")]
     Checksum,
     /// Written by a later pagevault.
-    #[error("unknown format version {0}")]
+    #[error("unknown format version {0}, of a later pagevault,")]
     Version(u16),
     /// A record type of a later pagevault.
-    #[error("unknown record type {0}")]
+    #[error("unknown record type {0}, of a later pagevault,")]
     RecordType(u8),
     /// A known record in a later version.
-    #[error("unknown version {version} of record type {kind}")]
+    #[error("unknown version {version} of record type {kind}, of a later pagevault,")]
     RecordVersion {
         /// Record type.
         kind: u8,
@@ -60,4 +60,12 @@ pub enum Problem {
         /// Scope the record belongs to.
         found: u32,
     },
+}
+
+impl Problem {
+    /// Whether the bytes are whole, and it is this version that does not know them.
+    #[must_use]
+    pub fn is_of_later_version(&self) -> bool {
+        matches!(self, Self::Version(_) | Self::RecordType(_) | Self::RecordVersion { .. })
+    }
 }

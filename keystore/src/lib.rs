@@ -8,12 +8,19 @@
 //! | [`record`] | the facts that are kept |
 //! | [`batch`] | the records of one change as one checked piece of bytes, also a WAL record's payload |
 //! | [`log`] | an append-only file of batches: replay, append, compact |
+//! | [`compaction`] | what of a log is written anew, and in which order |
 //! | [`storage`] | the file operations a log needs |
 //! | [`state`] | records folded into what is so now |
 //! | [`directory`] | which key belongs to which relation file, in shared memory |
 //! | [`wal`] | keys of WAL, and from where each is used |
 //! | [`wal_pages`] | opening and completing pages of WAL |
+//! | [`wal_segments`] | reading and writing ranges of segments by these |
+//! | [`transfer`] | `read` and `preadv` for who has `pread`, and so on |
+//! | [`wrappings`] | older wrappings of data keys |
+//! | [`escrow`] | which database keys are in escrow, and what a restore left |
 //! | [`briefing`] | what PostgreSQL's own programs are told by `pagevault-keyring exec` |
+//! | [`label`] | what a security label asks for |
+//! | [`upgrade`] | what goes along when `pg_upgrade` makes a new cluster |
 //! | [`protocol`] | request to and reply from `pagevault-keyring` |
 
 #![forbid(unsafe_code)]
@@ -21,16 +28,23 @@
 pub mod batch;
 mod binding;
 pub mod briefing;
+pub mod compaction;
 pub mod directory;
 mod error;
+pub mod escrow;
+pub mod label;
 pub mod log;
 pub mod protocol;
 pub mod record;
 pub mod state;
 pub mod storage;
+pub mod transfer;
+pub mod upgrade;
 pub mod wal;
 pub mod wal_pages;
+pub mod wal_segments;
 mod wire;
+pub mod wrappings;
 
 pub use binding::{data_key_aad, master_context};
 pub use error::{FormatError, Problem};

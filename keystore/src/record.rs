@@ -12,6 +12,7 @@
 //! 7 Retired       file, after u16, lsn u64
 //! 8 WalSwitch     start u64, generation u32, plaintext u8
 //! 9 Destroyed     file, through u16, cipher u8, whole u8, lsn u64, at i64
+//! 10 Rewriting    file, epoch u16, plaintext u8, done u8
 //!
 //! text, bytes: length u32, then as many bytes; text is UTF-8        file: tablespace, database, relation u32
 //! ```
@@ -159,6 +160,16 @@ pub enum Record {
         /// When, in seconds since 1970.
         at: i64,
     },
+    /// A file with pages is written otherwise from a phase on: until the work is done, pages may lie on disk as they
+    /// were written before.
+    Rewriting {
+        /// Which file.
+        file: RelFile,
+        /// How it is written from now on.
+        phase: Phase,
+        /// All pages on disk are written so.
+        done: bool,
+    },
 }
 
 /// How a file is written: a step of its life, ordered as the steps follow one another.
@@ -192,6 +203,7 @@ mod kind {
     pub(super) const RETIRED: u8 = 7;
     pub(super) const WAL_SWITCH: u8 = 8;
     pub(super) const DESTROYED: u8 = 9;
+    pub(super) const REWRITING: u8 = 10;
 }
 
 /// Version of every record type so far.
@@ -210,7 +222,8 @@ impl Record {
             | Self::Current { file, .. }
             | Self::Plaintext { file, .. }
             | Self::Retired { file, .. }
-            | Self::Destroyed { file, .. } => file.database,
+            | Self::Destroyed { file, .. }
+            | Self::Rewriting { file, .. } => file.database,
         }
     }
 
@@ -257,6 +270,10 @@ impl Record {
                 check(!wal::is_key_place(*file), "destroyed file", "must not be that of WAL keys")?;
                 check_epoch(*through)
             }
+            Self::Rewriting { file, phase, .. } => {
+                check_file(file)?;
+                check_epoch(phase.epoch)
+            }
         }
     }
 
@@ -271,6 +288,7 @@ impl Record {
             Self::Retired { .. } => kind::RETIRED,
             Self::WalSwitch(_) => kind::WAL_SWITCH,
             Self::Destroyed { .. } => kind::DESTROYED,
+            Self::Rewriting { .. } => kind::REWRITING,
         }
     }
 
@@ -342,6 +360,12 @@ impl Record {
                 put_u32(out, phase.generation);
                 put_u8(out, u8::from(phase.plaintext));
             }
+            Self::Rewriting { file, phase, done } => {
+                put_file(out, file);
+                put_u16(out, phase.epoch);
+                put_u8(out, u8::from(phase.plaintext));
+                put_u8(out, u8::from(*done));
+            }
             Self::Destroyed { file, through, cipher, whole, lsn, at } => {
                 put_file(out, file);
                 put_u16(out, *through);
@@ -359,7 +383,7 @@ impl Record {
         let at = |problem| FormatError { offset, problem };
         let kind = from.u8()?;
         let version = from.u8()?;
-        if !(kind::PROVIDER..=kind::DESTROYED).contains(&kind) {
+        if !(kind::PROVIDER..=kind::REWRITING).contains(&kind) {
             return Err(at(Problem::RecordType(kind)));
         }
         if version != VERSION {
@@ -424,21 +448,19 @@ impl Record {
             }
             kind::WAL_SWITCH => {
                 let (start, generation) = (from.u64()?, from.u32()?);
-                let plaintext = match from.u8()? {
-                    0 => false,
-                    1 => true,
-                    _ => return Err(from.error(Problem::Field("WAL switch", "not 0 or 1"))),
-                };
+                let plaintext = take_bool(from, "WAL switch")?;
                 Self::WalSwitch(Switch { start, phase: WalPhase { generation, plaintext } })
             }
             kind::DESTROYED => {
                 let (file, through, cipher) = (take_file(from)?, from.u16()?, from.u8()?);
-                let whole = match from.u8()? {
-                    0 => false,
-                    1 => true,
-                    _ => return Err(from.error(Problem::Field("destroyed", "neither 0 nor 1"))),
-                };
+                let whole = take_bool(from, "destroyed")?;
                 Self::Destroyed { file, through, cipher, whole, lsn: from.u64()?, at: from.i64()? }
+            }
+            kind::REWRITING => {
+                let (file, epoch) = (take_file(from)?, from.u16()?);
+                let plaintext = take_bool(from, "rewriting")?;
+                let done = take_bool(from, "rewriting")?;
+                Self::Rewriting { file, phase: Phase { epoch, plaintext }, done }
             }
             other => return Err(from.error(Problem::RecordType(other))),
         })
@@ -463,6 +485,14 @@ fn put_file(out: &mut Vec<u8>, file: &RelFile) {
 
 fn take_file(from: &mut Reader<'_>) -> Result<RelFile, FormatError> {
     Ok(RelFile { tablespace: from.u32()?, database: from.u32()?, relation: from.u32()? })
+}
+
+fn take_bool(from: &mut Reader<'_>, field: &'static str) -> Result<bool, FormatError> {
+    match from.u8()? {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(from.error(Problem::Field(field, "neither 0 nor 1"))),
+    }
 }
 
 fn check(right: bool, field: &'static str, what: &'static str) -> Result<(), Problem> {

@@ -85,6 +85,8 @@ pub struct File {
     pub retired: Option<(u16, u64)>,
     /// Keys that were destroyed on purpose.
     pub destroyed: Option<Destroyed>,
+    /// The last phase that began when the file had pages, and whether all of these are written so by now.
+    pub rewriting: Option<(Phase, bool)>,
 }
 
 /// What is left of destroyed keys.
@@ -108,6 +110,11 @@ impl File {
         self.retired.is_some_and(|(after, _)| after >= self.phase.epoch)
     }
 
+    /// Whether pages on disk may be written otherwise than new ones.
+    pub fn is_mixed(&self) -> bool {
+        self.rewriting == Some((self.phase, false))
+    }
+
     /// Whether the key of an epoch was destroyed, or would be if it came.
     pub fn is_destroyed(&self, epoch: u16) -> bool {
         self.destroyed.is_some_and(|destroyed| epoch <= destroyed.through)
@@ -129,9 +136,13 @@ impl File {
     /// The epoch that a new key gets: numbers go on even where a file number is used again. `None`
     /// after 8191.
     pub fn next_epoch(&self) -> Option<u16> {
+        self.last_epoch().checked_add(1).filter(|epoch| *epoch <= MAX_EPOCH)
+    }
+
+    /// The highest epoch that has a key, or had one that was destroyed; 0 if there never was one.
+    pub fn last_epoch(&self) -> u16 {
         let last = self.keys.last_key_value().map_or(0, |(epoch, _)| *epoch);
-        let last = last.max(self.destroyed.map_or(0, |destroyed| destroyed.through));
-        last.checked_add(1).filter(|epoch| *epoch <= MAX_EPOCH)
+        last.max(self.destroyed.map_or(0, |destroyed| destroyed.through))
     }
 }
 
@@ -210,6 +221,10 @@ impl State {
                 if entry.retired.is_none_or(|(before, _)| before < after) {
                     entry.retired = Some((after, lsn));
                 }
+            }
+            Record::Rewriting { file, phase, done } => {
+                let entry = self.file_with_key(file, phase.epoch)?;
+                entry.rewriting = entry.rewriting.max(Some((phase, done)));
             }
             Record::WalSwitch(Switch { start, phase }) => {
                 let (file, epoch) = wal::key_place(phase.generation);
@@ -338,5 +353,6 @@ fn file_records(file: RelFile, entry: &File) -> impl Iterator<Item = Record> {
         false => Record::Current { file, epoch, owner: entry.owner },
     });
     let retired = entry.retired.map(|(after, lsn)| Record::Retired { file, after, lsn });
-    destroyed.into_iter().chain(keys).chain(phase).chain(retired)
+    let rewriting = entry.rewriting.map(|(phase, done)| Record::Rewriting { file, phase, done });
+    destroyed.into_iter().chain(keys).chain(phase).chain(retired).chain(rewriting)
 }

@@ -2,7 +2,7 @@
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom, Write};
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 /// A flat directory of small files.
@@ -48,21 +48,29 @@ pub trait Storage {
     fn sync(&self, name: &str) -> io::Result<()>;
 }
 
-/// A directory on disk, mode 0700, with files of mode 0600.
+/// Of a data directory that its group may read (`PG_DIR_MODE_GROUP`, file_perm.h).
+const GROUP_ACCESS: u32 = 0o750;
+
+/// A directory on disk.
+///
+/// Its mode is 0700 and that of its files 0600; or 0750 and 0640 where its parent may be read by a group, as PostgreSQL
+/// has it for all that is in a data directory (`GetDataDirectoryCreatePerm`, file_perm.c): who makes backups by
+/// this right needs the keystore, too.
 #[derive(Debug, Clone)]
 pub struct FileStorage {
     directory: PathBuf,
+    file_mode: u32,
 }
 
 impl FileStorage {
     /// The storage in `directory`, which is made if it does not exist (its parent must).
     pub fn new(directory: &Path) -> io::Result<Self> {
-        match DirBuilder::new().mode(0o700).create(directory) {
-            Ok(()) => {
-                if let Some(parent) = directory.parent().filter(|path| *path != Path::new("")) {
-                    File::open(parent)?.sync_all()?;
-                }
-            }
+        let parent = directory.parent().filter(|path| *path != Path::new(""));
+        let parent = File::open(parent.unwrap_or(Path::new(".")))?;
+        let group = parent.metadata()?.mode() & GROUP_ACCESS == GROUP_ACCESS;
+        let (mode, file_mode) = if group { (0o750, 0o640) } else { (0o700, 0o600) };
+        match DirBuilder::new().mode(mode).create(directory) {
+            Ok(()) => parent.sync_all()?,
             Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
                 if !fs::symlink_metadata(directory)?.is_dir() {
                     return Err(io::ErrorKind::NotADirectory.into());
@@ -70,7 +78,7 @@ impl FileStorage {
             }
             Err(error) => return Err(error),
         }
-        Ok(Self { directory: directory.to_owned() })
+        Ok(Self { directory: directory.to_owned(), file_mode })
     }
 
     fn path(&self, name: &str) -> io::Result<PathBuf> {
@@ -130,7 +138,8 @@ impl Storage for FileStorage {
         // Removed rather than emptied, so that the mode is ours whoever left a file there.
         self.remove(name)?;
         let path = self.path(name)?;
-        let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(path)?;
+        let mut file =
+            OpenOptions::new().write(true).create_new(true).mode(self.file_mode).open(path)?;
         file.write_all(bytes)?;
         file.sync_all()
     }

@@ -77,6 +77,10 @@ def destroyed(file, through, cipher, whole, lsn, at):
     return record(9, file + struct.pack("<HBBQq", through, cipher, whole, lsn, at))
 
 
+def rewriting(file, epoch, plaintext, done):
+    return record(10, file + struct.pack("<HBB", epoch, plaintext, done))
+
+
 def frame(settled, records):
     body = b"".join(records)
     head = b"\xdbpv\xb1" + struct.pack("<HHIIQ", 1, 0, len(body), crc32c(body), settled)
@@ -147,6 +151,15 @@ shredded.append(
     destroyed(rel(1663, 6, 16385), 8191, 0, 1, 0x2A0000028, 1800000001),
 )
 
+rewritten = Log(7, 0)
+THIRD = rel(1663, 7, 16384)
+rewritten.append(
+    data_key(THIRD, 1, 1, 7, 1, WRAPPED_64, 0, 1700000006), current(THIRD, 1, 0), rewriting(THIRD, 1, 0, 0)
+)
+rewritten.append(rewriting(THIRD, 1, 0, 1))
+rewritten.append(plaintext(THIRD, 1), rewriting(THIRD, 1, 1, 0))
+
+(HERE / "7.keys").write_bytes(rewritten.content)
 (HERE / "wal.keys").write_bytes(wal.content)
 (HERE / "6.keys").write_bytes(shredded.content)
 (HERE / "cluster.keys").write_bytes(cluster.content)

@@ -7,6 +7,7 @@ use std::path::Path;
 
 use libc::{iovec, mode_t, off_t, size_t, ssize_t};
 use pagevault_keystore::briefing::Role;
+use pagevault_keystore::transfer;
 
 use crate::begin::{Work, work};
 use crate::files::{self, Opening, Segment};
@@ -140,15 +141,19 @@ fn ours(fd: c_int) -> Option<(&'static Work, Segment)> {
 
 /// Transfers at the position of the descriptor, and moves it behind what was transferred.
 fn at_position(fd: c_int, transfer: impl FnOnce(off_t) -> ssize_t) -> ssize_t {
-    let position = raw::position(fd);
-    if position < 0 {
-        return -1;
+    transfer::at_position(|| raw::position(fd), |to| raw::seek(fd, to), transfer)
+}
+
+/// The parts of a vector.
+///
+/// # Safety
+/// `vector` holds `count` parts.
+unsafe fn parts<'a>(vector: *const iovec, count: c_int) -> &'a [iovec] {
+    match usize::try_from(count) {
+        // SAFETY: by contract.
+        Ok(count @ 1..) => unsafe { std::slice::from_raw_parts(vector, count) },
+        _ => &[],
     }
-    let done = transfer(position);
-    if done > 0 && raw::seek(fd, position + done as off_t) < 0 {
-        return -1;
-    }
-    done
 }
 
 #[unsafe(no_mangle)]
@@ -249,7 +254,7 @@ macro_rules! preadvs {
             unsafe {
                 match ours(fd) {
                     None => raw::preadv(fd, vector, count, at),
-                    Some((work, file)) => each_part(vector, count, |part, done| {
+                    Some((work, file)) => transfer::each_part(parts(vector, count), |part| part.iov_len, |part, done| {
                         segment::pread(work, file, part.iov_base.cast(), part.iov_len, at + done as off_t)
                     }),
                 }
@@ -267,7 +272,7 @@ macro_rules! pwritevs {
             unsafe {
                 match ours(fd) {
                     None => raw::pwritev(fd, vector, count, at),
-                    Some((work, file)) => each_part(vector, count, |part, done| {
+                    Some((work, file)) => transfer::each_part(parts(vector, count), |part| part.iov_len, |part, done| {
                         segment::pwrite(work, file, part.iov_base.cast(), part.iov_len, at + done as off_t)
                     }),
                 }
@@ -276,29 +281,3 @@ macro_rules! pwritevs {
     )* };
 }
 pwritevs!(pwritev pwritev64);
-
-/// Transfers the parts of a vector one by one, until one is not done whole. A failure counts only if nothing
-/// was transferred before.
-///
-/// # Safety
-/// `vector` holds `count` parts.
-unsafe fn each_part(
-    vector: *const iovec,
-    count: c_int,
-    mut transfer: impl FnMut(&iovec, ssize_t) -> ssize_t,
-) -> ssize_t {
-    let mut total = 0;
-    for at in 0..usize::try_from(count).unwrap_or(0) {
-        // SAFETY: by contract.
-        let part = unsafe { &*vector.add(at) };
-        let done = transfer(part, total);
-        if done < 0 {
-            return if total > 0 { total } else { done };
-        }
-        total += done;
-        if (done as usize) < part.iov_len {
-            break;
-        }
-    }
-    total
-}

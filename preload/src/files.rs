@@ -7,6 +7,7 @@ use std::path::Path;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use pagevault_keystore::briefing::Role;
+use pagevault_keystore::wal_segments;
 
 use crate::begin::Work;
 use crate::raw;
@@ -66,14 +67,7 @@ pub(crate) fn is_in(path: &Path, directory: &Path) -> bool {
 
 /// The number of a segment, in two parts, from its name; of one that is not finished too.
 fn segment_number(name: &[u8]) -> Option<(u32, u32)> {
-    let name = name.strip_suffix(b".partial").unwrap_or(name);
-    let [_, high, low] = name.as_chunks::<8>().0 else { return None };
-    let number = |digits: &[u8; 8]| {
-        std::str::from_utf8(digits).ok().and_then(|digits| u32::from_str_radix(digits, 16).ok())
-    };
-    (name.len() == 24 && name.iter().all(u8::is_ascii_hexdigit))
-        .then(|| Some((number(high)?, number(low)?)))
-        .flatten()
+    wal_segments::number_of(name.strip_suffix(b".partial").unwrap_or(name))
 }
 
 fn is_compressed_segment(name: &[u8]) -> bool {

@@ -1,8 +1,11 @@
 //! Reading and writing sealed segments, from any byte to any other.
 
+use std::cell::UnsafeCell;
+
 use libc::{off_t, ssize_t};
 use pagevault_cipher::wal;
-use pagevault_keystore::wal_pages::{self, Fault};
+use pagevault_keystore::wal_pages::Fault;
+use pagevault_keystore::wal_segments;
 
 use crate::begin::{NoKey, Work};
 use crate::files::Segment;
@@ -11,14 +14,49 @@ use crate::{raw, say};
 /// `XLOG_BLCKSZ` of all packages there are.
 const PAGE: usize = 8192;
 /// Most pages in one go.
-const RUN: usize = 16;
+const RUN: usize = 64;
 /// Smallest segment there is: what is known of an address without the segment's size.
 const SMALLEST: u64 = 1 << 20;
 
-/// Aligned as files are, so that the kernel copies no less than a block of 16 bytes at once: the segment may be
-/// written meanwhile.
+/// Private copies of pages, aligned as files are.
 #[repr(C, align(4096))]
-struct Scratch([u8; RUN * PAGE]);
+struct Scratch(UnsafeCell<[u8; RUN * PAGE]>);
+
+// SAFETY: PostgreSQL's programs transfer segments in one thread (that of `pg_basebackup` for WAL is a process).
+unsafe impl Sync for Scratch {}
+
+static SCRATCH: Scratch = Scratch(UnsafeCell::new([0; RUN * PAGE]));
+
+impl wal_segments::Segment for Segment {
+    fn pread(&self, to: &mut [u8], at: u64) -> isize {
+        // SAFETY: a slice has room for its length.
+        unsafe { raw::pread(self.fd, to.as_mut_ptr(), to.len(), at as off_t) }
+    }
+
+    fn pwrite(&self, from: &[u8], at: u64) -> isize {
+        // SAFETY: a slice holds its length.
+        unsafe { raw::pwrite(self.fd, from.as_ptr(), from.len(), at as off_t) }
+    }
+
+    fn belongs(&self, address: u64, at: u64) -> bool {
+        match self.base() {
+            Some(base) => address == base + at,
+            None => address % SMALLEST == at % SMALLEST,
+        }
+    }
+
+    /// The size of a segment that does not have it yet is told by its first page.
+    fn address(&self, at: u64, page: &[u8], offset: usize, bytes: &[u8]) -> u64 {
+        self.base().map_or_else(
+            || {
+                let told =
+                    if offset == 0 && bytes.len() >= wal::HEADER_SIZE { bytes } else { page };
+                wal::address_of(told).unwrap_or(0)
+            },
+            |base| base + at,
+        )
+    }
+}
 
 /// `pread` of a segment.
 ///
@@ -32,55 +70,13 @@ pub(crate) unsafe fn pread(
     at: off_t,
 ) -> ssize_t {
     let Ok(at) = u64::try_from(at) else { return fail(libc::EINVAL) };
-    let base = segment.base();
-    let mut scratch = Scratch([0; RUN * PAGE]);
-    let end = at + length as u64;
-    let mut next = at;
-    while next < end {
-        let first = page_start(next);
-        let run = (page_end(end) - first).min((RUN * PAGE) as u64) as usize;
-        // SAFETY: a run fits.
-        let got = unsafe { raw::pread(segment.fd, scratch.0.as_mut_ptr(), run, first as off_t) };
-        if got < 0 {
-            return if next > at { (next - at) as ssize_t } else { got };
-        }
-        let got = got as usize;
-        for (page, start) in
-            scratch.0[..got / PAGE * PAGE].chunks_exact_mut(PAGE).zip((first..).step_by(PAGE))
-        {
-            let belongs = |address: u64| match base {
-                Some(base) => address == base + start,
-                None => address % SMALLEST == start % SMALLEST,
-            };
-            if let Err(fault) = wal_pages::open(work, page, belongs) {
-                return refuse(&fault);
-            }
-        }
-        // Of a page of which the end is missing nothing is opened: a sealed one is told from that it ends there.
-        let usable =
-            if got < run { first + (got / PAGE * PAGE) as u64 } else { first + got as u64 };
-        let stop = end.min(usable);
-        if stop <= next {
-            break;
-        }
-        let bytes = &scratch.0[(next - first) as usize..(stop - first) as usize];
-        // SAFETY: by contract; memory of ours and of the caller's do not overlap.
-        unsafe {
-            std::ptr::copy_nonoverlapping(
-                bytes.as_ptr(),
-                to.add((next - at) as usize),
-                bytes.len(),
-            );
-        }
-        next = stop;
-        if got < run {
-            break;
-        }
-    }
-    (next - at) as ssize_t
+    // SAFETY: by contract; and nobody else uses the scratch memory.
+    let (to, scratch) =
+        unsafe { (std::slice::from_raw_parts_mut(to, length), &mut *SCRATCH.0.get()) };
+    wal_segments::read(work, &segment, scratch, PAGE, to, at).unwrap_or_else(|fault| refuse(&fault))
 }
 
-/// `pwrite` to a segment: reads the pages, completes them, seals and writes them again.
+/// `pwrite` to a segment.
 ///
 /// # Safety
 /// `from` holds `length` bytes.
@@ -92,73 +88,16 @@ pub(crate) unsafe fn pwrite(
     at: off_t,
 ) -> ssize_t {
     let Ok(at) = u64::try_from(at) else { return fail(libc::EINVAL) };
-    // SAFETY: by contract.
-    let bytes = unsafe { std::slice::from_raw_parts(from, length) };
+    // SAFETY: by contract; and nobody else uses the scratch memory.
+    let (bytes, scratch) =
+        unsafe { (std::slice::from_raw_parts(from, length), &mut *SCRATCH.0.get()) };
     // New segments are filled with zeros first, which stay zeros, and give them their size.
     if at >= raw::length(segment.fd) && wal::is_zero(bytes) {
         // SAFETY: by contract.
         return unsafe { raw::pwrite(segment.fd, from, length, at as off_t) };
     }
-    let base = segment.base();
-    let mut scratch = Scratch([0; RUN * PAGE]);
-    let end = at + length as u64;
-    let mut next = at;
-    while next < end {
-        let first = page_start(next);
-        let run = (page_end(end) - first).min((RUN * PAGE) as u64) as usize;
-        let pages = &mut scratch.0[..run];
-        // SAFETY: a run fits.
-        let got = unsafe { raw::pread(segment.fd, pages.as_mut_ptr(), run, first as off_t) };
-        if got < 0 {
-            return got;
-        }
-        pages[got as usize..].fill(0);
-        let stop = end.min(first + run as u64);
-        for (page, start) in pages.chunks_exact_mut(PAGE).zip((first..).step_by(PAGE)) {
-            let begin = next.max(start);
-            let part = &bytes[(begin - at) as usize..(stop.min(start + PAGE as u64) - at) as usize];
-            // The size of a segment that does not have it yet is told by its first page.
-            let address =
-                base.map_or_else(|| told_address(page, part, begin - start), |base| base + start);
-            let done = wal_pages::complete(work, page, address, (begin - start) as usize, part);
-            if let Err(fault) = done {
-                return refuse(&fault);
-            }
-        }
-        let mut done = 0;
-        while done < run {
-            // SAFETY: the bytes are there.
-            let wrote = unsafe {
-                raw::pwrite(
-                    segment.fd,
-                    pages[done..].as_ptr(),
-                    run - done,
-                    (first as usize + done) as off_t,
-                )
-            };
-            if wrote <= 0 {
-                // What is there of these pages is not known: to be written again, or given up.
-                return if next > at { (next - at) as ssize_t } else { wrote };
-            }
-            done += wrote as usize;
-        }
-        next = stop;
-    }
-    length as ssize_t
-}
-
-/// The address that a page says it has, by what is there or what is written over it.
-fn told_address(page: &[u8], part: &[u8], offset: u64) -> u64 {
-    let told = if offset == 0 && part.len() >= wal::HEADER_SIZE { part } else { page };
-    wal::address_of(told).unwrap_or(0)
-}
-
-fn page_start(at: u64) -> u64 {
-    at - at % PAGE as u64
-}
-
-fn page_end(at: u64) -> u64 {
-    at.next_multiple_of(PAGE as u64)
+    wal_segments::write(work, &segment, scratch, PAGE, bytes, at)
+        .unwrap_or_else(|fault| refuse(&fault))
 }
 
 fn fail(errno: i32) -> ssize_t {

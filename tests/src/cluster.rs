@@ -18,6 +18,7 @@ pub struct Settings {
     wal_segment_size: Option<u32>,
     within: Option<PathBuf>,
     conf: Vec<String>,
+    installation: Option<&'static Installation>,
 }
 
 impl Default for Settings {
@@ -28,6 +29,7 @@ impl Default for Settings {
             wal_segment_size: None,
             within: None,
             conf: Vec::new(),
+            installation: None,
         }
     }
 }
@@ -59,6 +61,13 @@ impl Settings {
     #[must_use]
     pub fn within(mut self, directory: &Path) -> Self {
         self.within = Some(directory.to_owned());
+        self
+    }
+
+    /// A cluster of another installation than the one under test.
+    #[must_use]
+    pub fn on(mut self, installation: &'static Installation) -> Self {
+        self.installation = Some(installation);
         self
     }
 
@@ -119,7 +128,7 @@ impl Cluster {
     /// # Errors
     /// When `initdb` fails.
     pub fn create(settings: &Settings) -> Result<Cluster> {
-        let installation = Installation::get()?;
+        let installation = settings.installation.map_or_else(Installation::get, Ok)?;
         let mut builder = tempfile::Builder::new();
         builder.prefix("pagevault-");
         let directory = match &settings.within {

@@ -36,6 +36,21 @@ impl PageState {
     }
 }
 
+/// What was read of a file or directory; `None` if it is gone. A running server removes files between the look into
+/// a directory and the look into the file: a cache that it writes under a provisional name, say.
+///
+/// # Errors
+/// Every other failure.
+pub fn unless_gone<T, E: Into<anyhow::Error>>(read: Result<T, E>) -> Result<Option<T>> {
+    match read.map_err(Into::into) {
+        Ok(found) => Ok(Some(found)),
+        Err(error) => match error.downcast_ref::<std::io::Error>() {
+            Some(cause) if cause.kind() == std::io::ErrorKind::NotFound => Ok(None),
+            _ => Err(error),
+        },
+    }
+}
+
 /// One file of a relation: one fork, one segment.
 #[derive(Clone, Debug)]
 pub struct DataFile {
@@ -190,7 +205,7 @@ pub fn assert_plain(files: &[DataFile]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{PAGE_SIZE, PageState, holds};
+    use super::{DataFile, PAGE_SIZE, PageState, holds, unless_gone};
 
     #[test]
     fn finds_bytes_anywhere() {
@@ -198,6 +213,15 @@ mod tests {
         assert!(holds(b"ab", b"ab"));
         assert!(!holds(b"aa", b"ab"));
         assert!(!holds(b"", b"a"));
+    }
+
+    #[test]
+    fn only_what_is_gone_is_passed_over() {
+        let directory = tempfile::tempdir().unwrap();
+        let gone = DataFile { path: directory.path().join("gone") };
+        assert_eq!(unless_gone(gone.contains_text("a")).unwrap(), None);
+        let unreadable = DataFile { path: directory.path().to_owned() };
+        assert!(unless_gone(unreadable.contains_text("a")).is_err());
     }
 
     #[test]

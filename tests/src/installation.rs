@@ -48,11 +48,24 @@ impl Installation {
         Installation::get()
     }
 
+    /// The installation that `PAGEVAULT_OLD_PG_CONFIG` names, to upgrade from; without it, the one under test.
+    ///
+    /// # Errors
+    /// As [`Installation::get`].
+    pub fn to_upgrade_from() -> Result<&'static Installation> {
+        static OLD: OnceLock<Result<Installation, String>> = OnceLock::new();
+        let Some(pg_config) = std::env::var_os("PAGEVAULT_OLD_PG_CONFIG") else {
+            return Installation::get();
+        };
+        let open =
+            || Installation::open(&pg_config, &server_user_name()).map_err(|e| format!("{e:#}"));
+        OLD.get_or_init(open).as_ref().map_err(|error| anyhow::anyhow!("{error}"))
+    }
+
     fn find() -> Result<Installation> {
         let pg_config = std::env::var_os("PAGEVAULT_PG_CONFIG")
             .context("PAGEVAULT_PG_CONFIG is not set; run the cluster tests with `make test`")?;
-        let user = std::env::var("PAGEVAULT_SERVER_USER").unwrap_or_else(|_| "pagevault".into());
-        Installation::open(&pg_config, &user)
+        Installation::open(&pg_config, &server_user_name())
     }
 
     fn open(pg_config: &OsStr, user: &str) -> Result<Installation> {
@@ -134,6 +147,10 @@ impl Installation {
         }
         Ok(())
     }
+}
+
+fn server_user_name() -> String {
+    std::env::var("PAGEVAULT_SERVER_USER").unwrap_or_else(|_| "pagevault".into())
 }
 
 fn server_user(name: &str) -> Result<(u32, u32)> {

@@ -23,6 +23,7 @@ pub mod keyfile;
 pub mod leaks;
 pub mod log;
 pub mod process;
+pub mod standby;
 pub mod tools;
 #[cfg(test)]
 mod version;
@@ -34,3 +35,4 @@ pub use datafile::DataFile;
 pub use errors::SqlError;
 pub use installation::Installation;
 pub use keyfile::KeyFile;
+pub use standby::Standby;

@@ -1,34 +1,91 @@
-//! The version stands once, in the root `Cargo.toml`; prose that names it must agree.
+//! The version stands once, in the root `Cargo.toml`; prose that names it must agree. And what is built in containers
+//! is the whole workspace.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("..")
+}
+
+fn read(file: &str) -> String {
+    std::fs::read_to_string(root().join(file)).unwrap()
+}
+
+/// The folders that `members` in the root `Cargo.toml` names.
+fn members() -> Vec<String> {
+    let manifest = read("Cargo.toml");
+    let line = manifest.lines().find_map(|line| line.strip_prefix("members = [")).unwrap();
+    let names = line.trim_end_matches(']').split(", ");
+    names.map(|name| name.trim_matches('"').to_owned()).collect()
+}
 
 #[test]
 fn documents_name_this_version() {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     for (document, before) in [
         ("README.md", "Version "),
         ("SECURITY.md", "**Version "),
         ("docs/README.md", "For version "),
         ("CHANGELOG.md", ""),
     ] {
-        let text = std::fs::read_to_string(root.join(document)).unwrap();
         let named = format!("{before}{}", env!("CARGO_PKG_VERSION"));
-        assert!(text.contains(&named), "{document} does not say \"{named}\"");
+        assert!(read(document).contains(&named), "{document} does not say \"{named}\"");
     }
 }
 
 #[test]
 fn the_extension_takes_it_from_cargo() {
+    assert!(read("extension/pagevault.control").contains("default_version = '@CARGO_VERSION@'"));
+    for member in members() {
+        let own = !read(&format!("{member}/Cargo.toml")).contains("\nversion.workspace = true\n");
+        assert!(!own, "{member} has a version of its own");
+    }
+}
+
+#[test]
+fn every_member_goes_into_a_container_build() {
+    let ignored = read(".dockerignore");
+    for member in members() {
+        assert!(ignored.contains(&format!("\n!{member}\n")), ".dockerignore lacks !{member}");
+    }
+}
+
+/// `ALTER EXTENSION pagevault UPDATE` needs a way from each released version to this one. Scripts lie where cargo-pgrx
+/// looks for them.
+#[test]
+fn scripts_lead_from_each_released_version_to_this_one() {
+    const FIRST: &str = "0.1.0";
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
-    let control = std::fs::read_to_string(root.join("extension/pagevault.control")).unwrap();
-    assert!(control.contains("default_version = '@CARGO_VERSION@'"));
-    for member in
-        ["cipher", "keystore", "interpose", "keyring", "extension", "tests", "benches", "fuzz"]
-    {
-        let manifest = std::fs::read_to_string(root.join(member).join("Cargo.toml")).unwrap();
+    let mut steps = Vec::new();
+    for entry in std::fs::read_dir(root.join("extension/sql")).into_iter().flatten() {
+        let name = entry.unwrap().file_name().into_string().unwrap();
+        let step = name.strip_prefix("pagevault--").and_then(|rest| rest.strip_suffix(".sql"));
+        let step = step.and_then(|step| step.split_once("--"));
+        let (from, to) =
+            step.unwrap_or_else(|| panic!("extension/sql/{name} is not a script of upgrades"));
+        steps.push((from.to_owned(), to.to_owned()));
+    }
+    let changes = std::fs::read_to_string(root.join("CHANGELOG.md")).unwrap();
+    let headings = changes.lines().filter_map(|line| line.strip_prefix("## [")?.split_once(']'));
+    let released = headings.map(|(version, _)| version).filter(|version| *version != "Unreleased");
+    for version in released.chain([FIRST]) {
+        let mut reached = vec![version.to_owned()];
+        let mut at = 0;
+        while let Some(here) = reached.get(at).cloned() {
+            let next = steps.iter().filter(|(from, _)| *from == here).map(|(_, to)| to.clone());
+            let new: Vec<String> = next.filter(|to| !reached.contains(to)).collect();
+            reached.extend(new);
+            at += 1;
+        }
+        let this = env!("CARGO_PKG_VERSION");
         assert!(
-            manifest.contains("\nversion.workspace = true\n"),
-            "{member} has a version of its own"
+            reached.iter().any(|there| there == this),
+            "no script extension/sql/pagevault--{version}--{this}.sql, nor several that lead there"
         );
     }
+    assert!(
+        !root.join("sql").read_dir().unwrap().any(|entry| {
+            entry.unwrap().file_name().to_string_lossy().starts_with("pagevault--")
+        }),
+        "scripts of upgrades in sql/ are not installed: they belong into extension/sql/"
+    );
 }

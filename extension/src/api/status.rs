@@ -4,9 +4,10 @@ use pagevault_keystore::directory::Directory;
 use pagevault_keystore::wal::is_key_place;
 use pgrx::prelude::*;
 
+use crate::keys::gone::is_gone;
 use crate::keys::health::Moment;
 use crate::keys::secrets::State;
-use crate::keys::{helper, persist, provider_admin};
+use crate::keys::{escrow, helper, persist, provider_admin};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{OrRaise, Report, Result};
 use crate::{preload, roles};
@@ -21,26 +22,44 @@ fn status_row() -> TableIterator<
         name!(state, &'static str),
         name!(locked_keys, i64),
         name!(last_unlock_error, Option<String>),
-        name!(files, i64),
-        name!(keys, i64),
+        name!(relation_files, i64),
+        name!(data_keys, i64),
         name!(max_keys, i64),
         name!(keyring_command, Option<String>),
         name!(unreachable_providers, Option<Vec<String>>),
-        name!(last_revalidation, Option<TimestampWithTimeZone>),
+        name!(last_revalidation_at, Option<TimestampWithTimeZone>),
         name!(wal, Option<&'static str>),
-        name!(wal_key, Option<i64>),
+        name!(wal_key_generation, Option<i64>),
         name!(wal_problem, Option<String>),
+        name!(last_escrow_at, Option<TimestampWithTimeZone>),
+        name!(keys_not_in_escrow, Option<i64>),
     ),
 > {
     if preload::require_active().is_err() {
-        let row = (false, "not loaded", 0, None, 0, 0, 0, None, None, None, None, None, None);
-        return TableIterator::once(row);
+        return TableIterator::once((
+            false,
+            "not loaded",
+            0,
+            None,
+            0,
+            0,
+            0,
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+            None,
+        ));
     }
     // Paths and providers are nobody's business who only wants to know whether all is well.
     let privileged = roles::may_see_providers();
     let shared = persist::shared_memory().or_raise();
     let counts = shared.directory.counts().map_err(Report::from).or_raise();
-    let keys = shared.secrets.list();
+    let mut keys = shared.secrets.list();
+    keys.retain(|(scope, _, _)| !is_gone(*scope));
     let is_locked = |state: State| matches!(state, State::Locked | State::Refused);
     let locked = keys.iter().filter(|(_, _, state)| is_locked(*state)).count() as i64;
     let (failure, last_revalidation, wal_problem) = {
@@ -54,6 +73,10 @@ fn status_row() -> TableIterator<
         (false, 0) => "unlocked",
         (false, _) => "locked",
     };
+    let escrow = escrow::mark();
+    let in_escrow =
+        |scope, version| escrow.as_ref().is_some_and(|mark| mark.keys.contains(&(scope, version)));
+    let missing = keys.iter().filter(|(scope, version, _)| !in_escrow(*scope, *version)).count();
     TableIterator::once((
         true,
         state,
@@ -68,6 +91,8 @@ fn status_row() -> TableIterator<
         Some(if wal_key.is_some() { "encrypted" } else { "plaintext" }),
         wal_key.map(i64::from),
         Some(wal_problem).filter(|text| privileged && !text.is_empty()),
+        escrow.as_ref().map(|mark| pgrx::datum::datetime_support::to_timestamp(mark.made as f64)),
+        Some(missing as i64),
     ))
 }
 
@@ -95,7 +120,7 @@ fn provider_rows() -> TableIterator<
         name!(options, pgrx::JsonB),
         name!(in_use, bool),
         name!(reachable, Option<bool>),
-        name!(last_success, Option<TimestampWithTimeZone>),
+        name!(last_success_at, Option<TimestampWithTimeZone>),
         name!(last_error_at, Option<TimestampWithTimeZone>),
         name!(last_error_class, Option<String>),
         name!(last_error, Option<String>),

@@ -35,7 +35,7 @@ pub(super) fn register_label_provider() {
     }
 }
 
-/// Contract: called by the server after a catalog row was made, in a transaction, catalogs readable,
+/// Contract: called by the server after a catalog row was made, or before one is removed, in a transaction, catalogs readable,
 /// not in a critical section; may raise. Also called for each function that a query uses and for each look
 /// along the search path, which concern us not: these cost two tests.
 unsafe extern "C-unwind" fn object_access(
@@ -49,8 +49,9 @@ unsafe extern "C-unwind" fn object_access(
         // SAFETY: the earlier hook, with the server's own arguments.
         unsafe { previous(access, class, object, sub_id, argument) };
     }
-    use pg_sys::ObjectAccessType::{OAT_POST_ALTER, OAT_POST_CREATE};
-    if matches!(access, OAT_POST_CREATE | OAT_POST_ALTER)
+    use pg_sys::ObjectAccessType::{OAT_DROP, OAT_POST_ALTER, OAT_POST_CREATE};
+    let changes = matches!(access, OAT_POST_CREATE | OAT_POST_ALTER);
+    if (changes || (access == OAT_DROP && class == pg_sys::ExtensionRelationId))
         && sub_id == 0
         && !policy::is_idle()
         && process::runs_transactions()
@@ -60,7 +61,7 @@ unsafe extern "C-unwind" fn object_access(
     }
 }
 
-/// [`object_access`] for what was made or changed.
+/// [`object_access`] for what was made or changed, and for extensions that are dropped.
 #[pg_guard]
 unsafe extern "C-unwind" fn object_changed(
     access: pg_sys::ObjectAccessType::Type,
@@ -74,6 +75,14 @@ unsafe extern "C-unwind" fn object_changed(
         }
         (pg_sys::ObjectAccessType::OAT_POST_ALTER, pg_sys::DatabaseRelationId) => {
             policy::databases::altered(object).or_raise();
+        }
+        (pg_sys::ObjectAccessType::OAT_DROP, _) => {
+            policy::removal::refuse_if_anything_is_sealed(object).or_raise();
+        }
+        (pg_sys::ObjectAccessType::OAT_POST_CREATE, pg_sys::RelationRelationId)
+            if process::is_binary_upgrade() =>
+        {
+            policy::relation_announced(object);
         }
         _ if !decides() => {}
         (pg_sys::ObjectAccessType::OAT_POST_CREATE, pg_sys::RelationRelationId) => {

@@ -11,7 +11,7 @@ use pgrx::pg_sys::{self, BlockNumber, SMgrRelation};
 use super::ddl;
 use super::forward::Forward;
 use crate::fault;
-use crate::page_io::{self, PageFault};
+use crate::page_io::{self, PageFault, SealTarget};
 use crate::pg::compat::{self, SmgrFile};
 
 type ForkNumber = i32;
@@ -176,9 +176,15 @@ pub(super) unsafe extern "C-unwind" fn mdwrite(
     buffer: *const c_void,
     skip_fsync: bool,
 ) {
-    // SAFETY: the server's own arguments; seal_one reads one page at `buffer`.
+    // SAFETY: the server's own arguments; there is one page at `buffer`.
     unsafe {
-        let sealed = seal_one(reln, fork, block, buffer);
+        let file = compat::smgr_file(reln);
+        let target = if page_io::must_look(file) {
+            target_over(reln, fork, block, buffer)
+        } else {
+            page_io::seal_target(file)
+        };
+        let sealed = seal_one(target, fork, block, buffer);
         MDWRITE.get()(reln, fork, block, sealed, skip_fsync);
     }
 }
@@ -194,11 +200,12 @@ pub(super) unsafe extern "C-unwind" fn mdextend(
 ) {
     // SAFETY: as mdwrite.
     unsafe {
-        if let Err(fault) = page_io::check_not_destroyed(compat::smgr_file(reln)) {
+        let file = compat::smgr_file(reln);
+        if let Err(fault) = page_io::check_not_destroyed(file) {
             raise(fault, block);
         }
-        let sealed = seal_one(reln, fork, block, buffer);
-        fault::point_of("page.extend", compat::smgr_file(reln).file.relation);
+        let sealed = seal_one(page_io::seal_target(file), fork, block, buffer);
+        fault::point_of("page.extend", file.file.relation);
         MDEXTEND.get()(reln, fork, block, sealed, skip_fsync);
     }
 }
@@ -215,7 +222,17 @@ pub(super) unsafe extern "C-unwind" fn mdwritev(
     // SAFETY: the server's own arguments: `count` pointers to pages. The run borrows static scratch
     // memory, not the stack, so a longjmp out of the forwarded call leaves nothing behind.
     unsafe {
-        let Some(target) = page_io::seal_target(compat::smgr_file(reln)) else {
+        let file = compat::smgr_file(reln);
+        if page_io::must_look(file) {
+            for i in 0..count {
+                let page = *buffers.add(i as usize);
+                let target = target_over(reln, fork, block + i, page);
+                let sealed = seal_one(target, fork, block + i, page);
+                MDWRITEV.get()(reln, fork, block + i, &raw const sealed, 1, skip_fsync);
+            }
+            return;
+        }
+        let Some(target) = page_io::seal_target(file) else {
             return MDWRITEV.get()(reln, fork, block, buffers, count, skip_fsync);
         };
         let mut done = 0;
@@ -302,22 +319,44 @@ unsafe fn check_still_open(reln: SMgrRelation, file: SmgrFile) {
     }
 }
 
+/// How to write one page of a file that is being rewritten, by what lies there on disk.
+///
+/// # Safety
+/// As [`mdwrite`].
+#[cold]
+unsafe fn target_over(
+    reln: SMgrRelation,
+    fork: ForkNumber,
+    block: BlockNumber,
+    buffer: *const c_void,
+) -> Option<SealTarget> {
+    let on_disk = page_io::place_for_disk();
+    // SAFETY: by contract; the place has room for a page and is ours until the next call.
+    unsafe {
+        let mut place = on_disk.cast::<c_void>();
+        if compat::MAJOR >= 17 {
+            MDREADV.get()(reln, fork, block, &raw mut place, 1);
+        } else {
+            MDREAD.get()(reln, fork, block, place);
+        }
+        page_io::target_over(compat::smgr_file(reln), buffer.cast(), &*on_disk)
+    }
+}
+
 /// The bytes to write for one page: the page itself, or its sealed form in scratch memory.
 ///
 /// # Safety
 /// `buffer` points to a page of PostgreSQL.
 #[inline]
 unsafe fn seal_one(
-    reln: SMgrRelation,
+    target: Option<SealTarget>,
     fork: ForkNumber,
     block: BlockNumber,
     buffer: *const c_void,
 ) -> *const c_void {
     // SAFETY: by contract.
     unsafe {
-        let Some(target) = page_io::seal_target(compat::smgr_file(reln)) else {
-            return buffer;
-        };
+        let Some(target) = target else { return buffer };
         match page_io::seal(target, fork, block, (&raw const buffer).cast(), 1) {
             Ok(sealed) => (*sealed).cast(),
             Err(fault) => raise(fault, block),

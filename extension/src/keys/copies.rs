@@ -88,6 +88,11 @@ fn add_records(
             true => Record::Plaintext { file: copy, after: epoch },
         });
     }
+    records.extend(entry.rewriting.map(|(phase, done)| Record::Rewriting {
+        file: copy,
+        phase,
+        done,
+    }));
     Ok(())
 }
 

@@ -2,7 +2,7 @@
 
 use pagevault_cipher::wrap::{self, WrapKey};
 use pagevault_cipher::{CipherId, DataKey, Secret32};
-use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
+use pagevault_keystore::record::{MAX_WRAPPED_DATA_KEY, Phase};
 use pagevault_keystore::{Record, RelFile, data_key_aad, log, state};
 use pgrx::PgSqlErrorCode;
 
@@ -72,12 +72,30 @@ pub(crate) fn wrap_data_key(
 /// end of the WAL record. Pages without an LSN (free space map, unlogged relations) do not wait for
 /// it: a file that has pages already wants [`next_epoch`].
 pub(crate) fn new_epoch(file: RelFile, cipher: CipherId) -> Result<u64> {
-    make_epoch(file, cipher, append)
+    make_epoch(file, cipher, Pages::None, append)
+}
+
+/// What a file holds that gets another key, or none.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Pages {
+    /// Nothing: it is new.
+    None,
+    /// Pages that a crash may leave torn.
+    Logged,
+    /// Pages of an unlogged relation: after a crash it is empty.
+    Unlogged,
+}
+
+impl Pages {
+    /// Says that from `phase` on pages are rewritten; see [`page_io::target_over`](crate::page_io::target_over).
+    fn rewriting(self, file: RelFile, phase: Phase) -> Option<Record> {
+        (self == Pages::Logged).then_some(Record::Rewriting { file, phase, done: false })
+    }
 }
 
 /// As [`new_epoch`], for a file in use: the key is safe before any page is written under it.
-pub(crate) fn next_epoch(file: RelFile, cipher: CipherId) -> Result<()> {
-    make_epoch(file, cipher, append_durably).map(wal::flush)
+pub(crate) fn next_epoch(file: RelFile, cipher: CipherId, pages: Pages) -> Result<()> {
+    make_epoch(file, cipher, pages, append_durably).map(wal::flush)
 }
 
 /// The record of a new random data key, wrapped by the newest database key of its database.
@@ -93,6 +111,7 @@ pub(super) fn make_key(file: RelFile, epoch: u16, cipher: CipherId) -> Result<Re
 fn make_epoch(
     file: RelFile,
     cipher: CipherId,
+    pages: Pages,
     append: impl FnOnce(&KeystoreLock, u32, &[Record]) -> Result<u64>,
 ) -> Result<u64> {
     revoked::require_usable(wrapping_scope(file.database)?)?;
@@ -108,12 +127,14 @@ fn make_epoch(
             .hint("Rewrite the relation into a new file with VACUUM FULL or REINDEX.")
         })?,
     };
-    let records = [make_key(file, epoch, cipher)?, Record::Current { file, epoch, owner: 0 }];
+    let mut records =
+        vec![make_key(file, epoch, cipher)?, Record::Current { file, epoch, owner: 0 }];
+    records.extend(pages.rewriting(file, Phase { epoch, plaintext: false }));
     append(&lock, file.database, &records)
 }
 
 /// Has pages of a file written in plaintext from now on. Its keys stay, for pages that are sealed.
-pub(crate) fn write_plaintext(file: RelFile) -> Result<()> {
+pub(crate) fn write_plaintext(file: RelFile, pages: Pages) -> Result<()> {
     if !shared::is_sealed(file) {
         return Ok(());
     }
@@ -121,8 +142,9 @@ pub(crate) fn write_plaintext(file: RelFile) -> Result<()> {
     let directory = &shared_memory()?.directory;
     let Some(slot) = directory.find(file)? else { return Ok(()) };
     let after = directory.last_epoch(slot)?;
-    append(&lock, file.database, &[Record::Plaintext { file, after }])?;
-    Ok(())
+    let mut records = vec![Record::Plaintext { file, after }];
+    records.extend(pages.rewriting(file, Phase { epoch: after, plaintext: true }));
+    append(&lock, file.database, &records).map(|_| ())
 }
 
 /// Notes that no page of a file is written under the epochs before its current one any more; if it is
@@ -131,13 +153,21 @@ pub(crate) fn retire_older_epochs(file: RelFile) -> Result<()> {
     let lock = KeystoreLock::acquire();
     let directory = &shared_memory()?.directory;
     let Some(slot) = directory.find(file)? else { return Ok(()) };
+    let mut records = Vec::new();
+    if directory.is_mixed(slot)? {
+        let phase = directory.info(slot)?.phase;
+        records.push(Record::Rewriting { file, phase, done: true });
+    }
     let last = directory.last_epoch(slot)?;
     let after = if shared::is_sealed(file) { last - 1 } else { last };
     let record = Record::Retired { file, after, lsn: wal::end() };
-    if after == 0 || !directory.would_change(&record)? || !shared::has_key(file, after) {
+    if after != 0 && directory.would_change(&record)? && shared::has_key(file, after) {
+        records.push(record);
+    }
+    if records.is_empty() {
         return Ok(());
     }
-    append(&lock, file.database, &[record]).map(|_| ())
+    append(&lock, file.database, &records).map(|_| ())
 }
 
 /// Wraps every data key in the log of `home` that `from` wraps with the key `to` instead. Returns how

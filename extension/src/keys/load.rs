@@ -1,23 +1,21 @@
 //! Reading the keystore when the server starts, and again after a crash restart.
 
-use std::path::Path;
-
 use pagevault_cipher::Secret32;
 use pagevault_keystore::directory::Directory;
 use pagevault_keystore::log::{self, Log, LogError};
 use pagevault_keystore::state::State;
 use pagevault_keystore::storage::FileStorage;
-use pagevault_keystore::{Record, log::Contents};
+use pagevault_keystore::{Record, log::Contents, wrappings};
 use pgrx::PgSqlErrorCode;
-use pgrx::pg_sys::ForkNumber;
 use pgrx::prelude::PgLogLevel;
 
+use super::escrow;
 use super::health::{self, Health};
 use super::persist::{self, internal, keystore_failure};
 use super::secrets::{self, Secrets};
 use super::shared::{self, Control, Shared};
-use super::unlock;
 use super::wal::{self, Wal};
+use super::{unlock, upgrade};
 use crate::pg::compat;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::mapping::{self, Kind};
@@ -29,18 +27,20 @@ use crate::stats::{self, Stats};
 pub(crate) fn start() -> Result<()> {
     let storage = persist::storage()?;
     let recovering = process::was_not_shut_down();
-    let logs = read_logs(&storage, recovering)?;
+    let mut logs = read_logs(&storage, process::replays_wal())?;
     require_one_keystore(&logs)?;
+    escrow::take_over(&storage, &mut logs)?;
     let first_start = shared::get().is_none();
     let shared = if first_start { map(&logs)? } else { reset()? };
     fill(shared, &logs)?;
     if process::is_binary_upgrade() {
-        refuse_upgrade(shared)?;
+        upgrade::check(shared)?;
     }
     // After a crash restart the database keys are still there: the mapping outlived the crash, and
     // nobody is asked again.
     let reads_sealed_wal = shared.wal.switches.is_sealed_from(process::redo_start());
-    unlock::at_start(recovering || reads_sealed_wal)
+    // pg_upgrade would fail in the middle where a key is missed.
+    unlock::at_start(recovering || reads_sealed_wal || process::is_binary_upgrade())
 }
 
 fn read_logs(storage: &FileStorage, recovering: bool) -> Result<Vec<Contents>> {
@@ -55,7 +55,12 @@ fn read_logs(storage: &FileStorage, recovering: bool) -> Result<Vec<Contents>> {
             cut_off(scope, contents.torn).send(PgLogLevel::LOG);
         }
         if recovering {
-            rewrite(&mut log, &mut contents)?;
+            // Scopes ascend: the cluster's log, which has the database keys, comes first.
+            let cluster = logs.first().unwrap_or(&contents);
+            let known = wrappings::database_keys(&cluster.records);
+            let whole = contents.records.clone();
+            let is_ahead = wrappings::leave_out_unknown(&mut contents.records, &known);
+            rewrite(&mut log, &mut contents, is_ahead.then_some(&whole[..]))?;
         }
         logs.push(contents);
     }
@@ -101,13 +106,26 @@ fn refuse_torn(storage: &FileStorage, scope: u32) -> Result<()> {
 
 /// After a crash, writes a log anew. If an fsync had failed before, the kernel may go on showing bytes
 /// that the disk does not have, and say that all is well; recovery would believe them and add nothing.
-fn rewrite(log: &mut Log<'_, FileStorage>, contents: &mut Contents) -> Result<()> {
-    let records = std::mem::take(&mut contents.records);
-    let state = State::from_records(records).map_err(|e| {
-        Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, format!("keystore: {e}"))
-    })?;
-    contents.records = state.records(contents.position.scope);
-    match log.compact(&contents.records) {
+///
+/// `ahead`: all that stands in a log that says more than can be understood yet; of that nothing is lost.
+fn rewrite(
+    log: &mut Log<'_, FileStorage>,
+    contents: &mut Contents,
+    ahead: Option<&[Record]>,
+) -> Result<()> {
+    let scope = contents.position.scope;
+    let fold = |records: Vec<Record>| {
+        let state = State::from_records(records).map_err(|e| {
+            Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, format!("keystore: {e}"))
+        })?;
+        Ok::<_, Report>(state.records(scope))
+    };
+    contents.records = fold(std::mem::take(&mut contents.records))?;
+    let written = match ahead {
+        Some(all) => &wrappings::with_older(fold(all.to_vec())?, all),
+        None => &contents.records,
+    };
+    match log.compact(written) {
         Ok(()) => contents.position = log.position(),
         // No room for a second copy, say. The log is as it was, which is nearly always right.
         Err(error @ LogError::Io { .. }) => keystore_failure(&error).send(PgLogLevel::WARNING),
@@ -179,25 +197,6 @@ fn fill(shared: &Shared, logs: &[Contents]) -> Result<()> {
         persist::apply(&lock, &log.records)?;
     }
     Ok(())
-}
-
-/// pg_upgrade moves relation files into another cluster, and knows nothing of their keys.
-fn refuse_upgrade(shared: &Shared) -> Result<()> {
-    let mut sealed = 0;
-    for known in shared.directory.files()? {
-        let known = known?;
-        let path = compat::relation_path(known.file, ForkNumber::MAIN_FORKNUM);
-        sealed += u64::from(known.current.is_some() && Path::new(&path).exists());
-    }
-    if sealed == 0 {
-        return Ok(());
-    }
-    Err(Report::new(
-        PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
-        "pg_upgrade does not work with encrypted relations yet",
-    )
-    .detail(format!("The cluster has {sealed} encrypted relation files, whose keys would be left behind. Nothing was changed."))
-    .hint("Use pg_dump and pg_restore; or take the encryption away first, and that of catalogs with pagevault.decrypt()."))
 }
 
 fn no_memory(words: usize, error: &std::io::Error) -> Report {

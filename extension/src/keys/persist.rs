@@ -14,7 +14,7 @@ use pagevault_keystore::log::{self, Contents, Log, LogError};
 use pagevault_keystore::state::State;
 use pagevault_keystore::storage::{FileStorage, Storage};
 use pagevault_keystore::wal as wal_keys;
-use pagevault_keystore::{Record, batch};
+use pagevault_keystore::{FormatError, Record, batch, compaction, wrappings};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
@@ -100,6 +100,13 @@ pub(crate) fn keystore_failure(error: &LogError) -> Report {
         LogError::Unsettled { .. } => {
             Report::new(PgSqlErrorCode::ERRCODE_IO_ERROR, format!("{error}"))
         }
+        LogError::Format { error: FormatError { problem, .. }, .. }
+            if problem.is_of_later_version() =>
+        {
+            Report::new(PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED, format!("{error}"))
+                .detail("Nothing was changed.")
+                .hint("Install the version of pagevault that this data directory was used with last, or a later one.")
+        }
         LogError::Format { .. } => {
             Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, format!("{error}"))
                 .hint("Restore the directory pagevault/ of the data directory from a backup.")
@@ -157,7 +164,10 @@ impl Durable {
         // WAL cannot testify to the keys that it is sealed with itself.
         let of_file = |r: &Record| match r {
             Record::DataKey { file, .. } => !wal_keys::is_key_place(*file),
-            Record::Current { .. } | Record::Plaintext { .. } | Record::Retired { .. } => true,
+            Record::Current { .. }
+            | Record::Plaintext { .. }
+            | Record::Retired { .. }
+            | Record::Rewriting { .. } => true,
             _ => false,
         };
         if records.iter().all(of_file) { Durable::AtCheckpoint } else { Durable::Now }
@@ -223,6 +233,7 @@ pub(crate) fn apply(_lock: &KeystoreLock, records: &[Record]) -> Result<()> {
                 shared.wal.set_has_keys();
             }
             Record::DataKey { .. } => shared.control.set_sealed(),
+            Record::Rewriting { done: false, .. } => shared.control.set_rewriting(),
             Record::Destroyed { .. } => {
                 // Pages sealed under the key are still there, and must be told from plaintext.
                 shared.control.set_sealed();
@@ -238,15 +249,18 @@ pub(crate) fn apply(_lock: &KeystoreLock, records: &[Record]) -> Result<()> {
 }
 
 /// Writes the log of `scope` anew, with nothing in it but what still matters: keys that were destroyed are
-/// not in the file any more. (What is left of the old file on the disk is the disk's business.)
+/// not in the file any more. (What is left of the old file on the disk is the disk's business.) A base backup may be
+/// under way, which is why older wrappings matter, and the order in which all stands there.
 pub(crate) fn compact(lock: &KeystoreLock, scope: u32) -> Result<()> {
     let control = &shared_memory()?.control;
     let Some(position) = control.position(scope) else { return Ok(()) };
-    let records = log_state(lock, scope)?.records(scope);
     let storage = storage()?;
+    let batches = read(&storage, scope, log::batches)?.unwrap_or_default();
+    let records = wrappings::with_older(log_state(lock, scope)?.records(scope), &batches.concat());
+    let batches = compaction::in_place(records, &batches);
     let mut log = Log::resume(&storage, position);
     fault::point("keys.compaction");
-    log.compact(&records).map_err(|e| keystore_failure(&e))?;
+    log.compact_to(&batches).map_err(|e| keystore_failure(&e))?;
     control
         .set_position(&log.position())
         .map_err(|_| internal("a key file has lost its place".to_owned()))
@@ -289,9 +303,14 @@ pub(crate) fn replay(scope: u32, id: &[u8; 16], batch: &[u8]) -> Result<()> {
         report.send(PgLogLevel::WARNING);
     }
     drop(lock);
-    if records.iter().any(|record| matches!(record, Record::DatabaseKey { .. })) {
-        // A standby meets a new database key: the pages that follow may need it.
-        unlock::unlock_quietly("recovery");
+    fault::point("redo.keys_in_use");
+    let new = records.iter().filter_map(|record| match record {
+        Record::DatabaseKey { scope, version, .. } => Some((*scope, *version)),
+        _ => None,
+    });
+    let new: Vec<_> = new.collect();
+    if !new.is_empty() {
+        unlock::unlock_in_recovery(&new);
     }
     Ok(())
 }
@@ -361,11 +380,19 @@ pub(crate) fn current_cluster_state() -> Result<State> {
 
 /// What a log says, if there is one. Only looks: nothing is synced, an unreadable end is left alone.
 pub(super) fn read_log(storage: &FileStorage, scope: u32) -> Result<Option<Contents>> {
+    read(storage, scope, log::replay)
+}
+
+fn read<T>(
+    storage: &FileStorage,
+    scope: u32,
+    replay: impl Fn(&[u8], u32) -> std::result::Result<T, FormatError>,
+) -> Result<Option<T>> {
     let name = log::file_name(scope);
     let bytes = storage.read(&name, 0, log::MAX_LOG).map_err(|source| {
         keystore_failure(&LogError::Io { name: name.clone(), action: "read", source })
     })?;
-    let contents = bytes.map(|bytes| log::replay(&bytes, scope)).transpose();
+    let contents = bytes.map(|bytes| replay(&bytes, scope)).transpose();
     contents.map_err(|error| keystore_failure(&LogError::Format { name, error }))
 }
 

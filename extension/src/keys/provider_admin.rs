@@ -9,6 +9,7 @@ use pgrx::PgSqlErrorCode as Code;
 use serde_json::Value;
 
 use super::audit::{self, Event};
+use super::gone::is_gone;
 use super::providers::{self, Answer, Question};
 use super::{master_keys, persist, refusal};
 use crate::pg::locks::KeystoreLock;
@@ -71,13 +72,18 @@ pub(crate) fn drop(name: &str) -> Result<()> {
             .filter(|(_, _, key)| key.provider == name)
             .map(|(scope, _, _)| scope)
             .collect();
+        let hint = if scopes.iter().all(|scope| is_gone(*scope)) {
+            "These databases are gone. Nobody asks the provider for their keys any more; its name is kept for backups of their time."
+        } else {
+            "Move them to another provider with pagevault.set_master_key() or pagevault.set_cluster_master_key() first."
+        };
         let scopes: Vec<String> = scopes.into_iter().map(master_keys::scope_name).collect();
         return Err(Report::new(
             Code::ERRCODE_DEPENDENT_OBJECTS_STILL_EXIST,
             format!("cannot drop key provider \"{name}\" because it holds master keys in use"),
         )
         .detail(format!("It wraps the key of {}.", scopes.join(", ")))
-        .hint("Move them to another provider with pagevault.set_master_key() or pagevault.set_cluster_master_key() first."));
+        .hint(hint));
     }
     write("drop_provider", name, &Record::DropProvider { name: name.to_owned() })?;
     persist::shared_memory()?.health.forget(&KeystoreLock::acquire(), name);

@@ -14,6 +14,7 @@ use pagevault_keystore::state::DatabaseKey;
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
+use super::gone::is_gone;
 use super::providers::{self, Answer, Question};
 use super::refusal::{self, Subject};
 use super::secrets::{Revocation, State as KeyState};
@@ -86,7 +87,7 @@ pub(crate) fn revalidate(said: &mut Said) -> Result<()> {
     let state = persist::current_cluster_state()?;
     let mut scopes = BTreeMap::new();
     for (scope, version, key_state) in shared.secrets.list() {
-        if key_state != KeyState::Locked {
+        if key_state != KeyState::Locked && !is_gone(scope) {
             let newest = scopes.entry(scope).or_insert(version);
             *newest = version.max(*newest);
         }

@@ -92,6 +92,21 @@ pub(crate) fn anything_sealed_in(database: u32) -> bool {
         .any(|known| known.file.database == database && known.current.is_some())
 }
 
+/// Was the encryption of any file with pages changed, now or in what the keystore remembers?
+#[inline]
+pub(crate) fn anything_rewritten() -> bool {
+    get().is_some_and(|shared| shared.control.rewriting())
+}
+
+/// True if pages of the file may lie on disk written otherwise than new ones are.
+pub(crate) fn is_mixed(file: RelFile) -> bool {
+    let mixed = || {
+        let directory = &get()?.directory;
+        directory.is_mixed(directory.find(file).ok()??).ok()
+    };
+    mixed() == Some(true)
+}
+
 /// True if the file ever had a data key.
 pub(crate) fn is_known(file: RelFile) -> bool {
     get().is_some_and(|shared| matches!(shared.directory.find(file), Ok(Some(_))))
@@ -192,9 +207,9 @@ pub(crate) fn cipher_of_namesake(file: RelFile) -> Option<CipherId> {
         .and_then(|(_, cipher)| CipherId::try_from(cipher).ok())
 }
 
-/// Control words: the flag, the keystore's identity, where each log ends, the last failed unlock.
+/// Control words: flags, the keystore's identity, where each log ends, the last failed unlock.
 ///
-/// All but the flag are read and written under the keystore lock.
+/// All but the flags are read and written under the keystore lock.
 #[derive(Clone, Copy)]
 pub(crate) struct Control {
     words: &'static [AtomicU32],
@@ -204,6 +219,7 @@ const SEALED: usize = 0;
 const HAS_ID: usize = 1;
 const ID: usize = 2;
 const ID_WORDS: usize = 4;
+const REWRITING: usize = 6;
 const DESTRUCTIONS: usize = 7;
 const FAILURE: Range<usize> = 8..256;
 const REKEY: Range<usize> = FAILURE.end..FAILURE.end + wishes::WORDS;
@@ -238,6 +254,16 @@ impl Control {
     /// Raises the flag. It is never lowered while the server runs.
     pub(crate) fn set_sealed(&self) {
         self.words[SEALED].store(1, Release);
+    }
+
+    #[inline]
+    fn rewriting(&self) -> bool {
+        self.words[REWRITING].load(Acquire) != 0
+    }
+
+    /// Raises the flag of [`anything_rewritten`]. It is never lowered while the server runs.
+    pub(crate) fn set_rewriting(&self) {
+        self.words[REWRITING].store(1, Release);
     }
 
     #[inline]

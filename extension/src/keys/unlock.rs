@@ -8,12 +8,13 @@ use pagevault_keystore::protocol::{ErrorClass, Failure};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
+use super::gone::is_gone;
 use super::providers::{self, Question};
 use super::secrets::State as KeyState;
 use super::{persist, revoked, shared};
-use crate::pg::guc;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
+use crate::pg::{guc, process};
 
 /// How one attempt ended.
 enum Attempt {
@@ -42,18 +43,25 @@ const REFUSAL: Duration = Duration::from_secs(60);
 /// After wrong credentials: tokens and accounts lock themselves after a few of those.
 const CREDENTIALS: Duration = Duration::from_secs(300);
 
-/// Asks once, in one batch, for every database key whose state is `wanted`.
+/// Recovery that waits says so again after this long.
+const SAY_AGAIN: Duration = Duration::from_secs(300);
+
+/// Asks once, in one batch, for every database key whose state is `wanted`, but for those of databases that are gone.
 fn attempt(by: &str, wanted: impl Fn(KeyState) -> bool) -> Result<Attempt> {
-    let secrets = &persist::shared_memory()?.secrets;
-    let keys: Vec<(u32, u32, KeyState)> =
-        secrets.list().into_iter().filter(|(_, _, state)| wanted(*state)).collect();
+    let keys = persist::shared_memory()?.secrets.list();
+    let keys = keys.into_iter().filter(|(scope, _, state)| wanted(*state) && !is_gone(*scope));
+    ask_for(by, keys.map(|(scope, version, _)| (scope, version)).collect())
+}
+
+/// Asks once, in one batch, for these database keys: (scope, version).
+fn ask_for(by: &str, keys: Vec<(u32, u32)>) -> Result<Attempt> {
     if keys.is_empty() {
         return Ok(Attempt::Unlocked);
     }
     let state = persist::current_cluster_state()?;
     let mut questions = Vec::new();
     let mut asked = Vec::new();
-    for (scope, version, _) in keys {
+    for (scope, version) in keys {
         let Some(record) = state.database_key(scope, version) else { continue };
         questions.push(Question::unwrap(&state, scope, record)?);
         asked.push((scope, version));
@@ -94,8 +102,13 @@ fn accept(scope: u32, version: u32, key: &Secret32) -> Result<()> {
     }
 }
 
-/// (scope, version) of every database key that is known but not unwrapped.
+/// (scope, version) of every database key that is known but not unwrapped, and of a database that is there.
 pub(crate) fn locked_keys() -> Vec<(u32, u32)> {
+    all_locked_keys().into_iter().filter(|(scope, _)| !is_gone(*scope)).collect()
+}
+
+/// As [`locked_keys`], also of databases that are gone.
+fn all_locked_keys() -> Vec<(u32, u32)> {
     let keys = shared::secrets().map(|s| s.list()).unwrap_or_default();
     keys.into_iter()
         .filter(|(_, _, state)| *state == KeyState::Locked)
@@ -142,8 +155,67 @@ pub(crate) fn unlock_now() -> Result<bool> {
     }
 }
 
-/// The background worker's attempt, and recovery's when it meets a new database key. Returns when to
-/// try again, if something is still locked.
+/// In recovery, when it meets new database keys, (scope, version): what follows may need them. A standby, or a restore from
+/// an archive, waits for them here, where nothing is half done and queries go on. Crash recovery asks once and goes on, to
+/// where the key is needed; so do the others with `pagevault.recovery_waits_for_keys` off, for the key may be one that
+/// nothing needs any more.
+pub(crate) fn unlock_in_recovery(new: &[(u32, u32)]) {
+    // Whether their database is gone is not known yet: it may be made by what follows.
+    let locked = || -> Vec<(u32, u32)> {
+        let locked = all_locked_keys();
+        new.iter().copied().filter(|key| locked.contains(key)).collect()
+    };
+    let mut said: Option<(String, Instant)> = None;
+    loop {
+        let (report, again) = match ask_for("recovery", locked()) {
+            Ok(Attempt::Locked { report, again }) => (report, again),
+            Ok(Attempt::Unlocked) => break,
+            Err(report) => return report.send(PgLogLevel::WARNING),
+        };
+        if let Err(report) = remember(Some(&report)) {
+            return report.send(PgLogLevel::WARNING);
+        }
+        let waits = || process::replays_foreign_wal() && guc::recovery_waits_for_keys();
+        if !waits() {
+            return report.send(PgLogLevel::WARNING);
+        }
+        let is_news = said
+            .as_ref()
+            .is_none_or(|(text, at)| text != report.message() || at.elapsed() >= SAY_AGAIN);
+        if is_news {
+            said = Some((report.message().to_owned(), Instant::now()));
+            waiting(&report).send(PgLogLevel::WARNING);
+        }
+        // pagevault.unlock() ends it as well.
+        process::wait_in_recovery(again, || !waits() || locked().is_empty());
+    }
+    if locked_keys().is_empty()
+        && let Err(report) = remember(None)
+    {
+        report.send(PgLogLevel::WARNING);
+    }
+    if said.is_some() {
+        goes_on().send(PgLogLevel::LOG);
+    }
+}
+
+fn waiting(cause: &Report) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_WARNING,
+        format!("recovery waits for a new key: {}", cause.message()),
+    )
+    .detail(cause.detail_text().to_owned())
+    .hint("Make the key provider reachable from this server; recovery goes on by itself, sooner with pagevault.unlock(). Queries go on meanwhile, and a restart would not find the key either. If nothing needs it any more, turn off pagevault.recovery_waits_for_keys.")
+}
+
+fn goes_on() -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
+        "pagevault: recovery has the new key, and goes on",
+    )
+}
+
+/// The background worker's attempt. Returns when to try again, if something is still locked.
 pub(crate) fn unlock_quietly(by: &str) -> Duration {
     match attempt_and_remember(by, |state| state == KeyState::Locked) {
         Ok(Attempt::Locked { again, .. }) => again,
@@ -156,6 +228,14 @@ pub(crate) fn unlock_quietly(by: &str) -> Duration {
 /// # Errors
 /// When keys stay locked and the start needs them: crash recovery does, and any read of sealed WAL.
 pub(crate) fn at_start(recovery_needs_keys: bool) -> Result<()> {
+    let mut gone = all_locked_keys();
+    gone.retain(|(scope, _)| is_gone(*scope));
+    if process::was_not_shut_down() && !gone.is_empty() {
+        // Replay may make these databases again. If not, nothing needs their keys.
+        if let Attempt::Locked { report, .. } = ask_for("start", gone)? {
+            not_missed(&report).send(PgLogLevel::LOG);
+        }
+    }
     let give_up = Instant::now() + Duration::from_secs(guc::unlock_timeout());
     let mut pause = Duration::from_millis(200);
     loop {
@@ -176,15 +256,25 @@ pub(crate) fn at_start(recovery_needs_keys: bool) -> Result<()> {
     }
 }
 
+fn not_missed(cause: &Report) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
+        format!("pagevault: the key of a database that is not there: {}", cause.message()),
+    )
+    .detail("It is needed only if WAL that is to be replayed makes the database.")
+}
+
 fn cannot_recover(cause: &Report) -> Report {
+    let need = if process::is_binary_upgrade() {
+        "pg_upgrade needs the keys of all encrypted relations."
+    } else {
+        "WAL is encrypted, or the server was not shut down cleanly and replaying WAL may need encrypted relations."
+    };
     Report::new(
         PgSqlErrorCode::ERRCODE_CANNOT_CONNECT_NOW,
         format!("cannot start without keys: {}", cause.message()),
     )
-    .detail(format!(
-        "WAL is encrypted, or the server was not shut down cleanly and replaying WAL may need encrypted relations. {}",
-        cause.detail_text()
-    ))
+    .detail(format!("{} {}", need, cause.detail_text()))
     .hint("Make the key provider reachable and start the server again. Nothing was changed.")
 }
 

@@ -373,3 +373,16 @@ pub(crate) fn most_processes() -> usize {
     let backends = unsafe { pg_sys::MaxBackends };
     usize::try_from(backends).unwrap_or(0) + pg_sys::NUM_AUXILIARY_PROCS as usize
 }
+
+/// `ProcessStartupProcInterrupts` (18+), `HandleStartupProcInterrupts` before.
+///
+/// # Safety
+/// In the startup process, where it may exit.
+pub(crate) unsafe fn process_startup_interrupts() {
+    unsafe extern "C-unwind" {
+        #[cfg_attr(not(feature = "pg18"), link_name = "HandleStartupProcInterrupts")]
+        fn ProcessStartupProcInterrupts();
+    }
+    // SAFETY: by contract.
+    unsafe { ProcessStartupProcInterrupts() }
+}

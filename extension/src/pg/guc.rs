@@ -9,6 +9,7 @@ use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
 static DEFAULT_ENCRYPTION: GucSetting<bool> = GucSetting::<bool>::new(false);
 static ENFORCE: GucSetting<bool> = GucSetting::<bool>::new(false);
 static PROTECT_STATISTICS: GucSetting<bool> = GucSetting::<bool>::new(true);
+static RECOVERY_WAITS_FOR_KEYS: GucSetting<bool> = GucSetting::<bool>::new(true);
 static PROTECT_SHARED_CATALOGS: GucSetting<bool> = GucSetting::<bool>::new(false);
 static CIPHER: GucSetting<Option<CString>> =
     GucSetting::<Option<CString>>::new(Some(c"aes-256-xts"));
@@ -154,6 +155,14 @@ pub(crate) fn define() {
         GucContext::Postmaster,
         GucFlags::default(),
     );
+    GucRegistry::define_bool_guc(
+        c"pagevault.recovery_waits_for_keys",
+        c"Whether a standby or a restore waits where it replays a new database key that no provider unwraps.",
+        c"Off, it goes on to where the key is needed, and ends there. Turn it off, with a reload, to get past a key that nothing needs any more.",
+        &RECOVERY_WAITS_FOR_KEYS,
+        GucContext::Sighup,
+        GucFlags::default(),
+    );
     GucRegistry::define_int_guc(
         c"pagevault.rekey_workers",
         c"Most background workers that rekey relations at a time.",
@@ -293,6 +302,11 @@ pub(crate) fn rekey_threshold() -> u64 {
 /// `pagevault.rekey_rate` in bytes per second, unless it is unlimited.
 pub(crate) fn rekey_rate() -> Option<f64> {
     Some(f64::from(REKEY_RATE.get()) * 1_048_576.0).filter(|rate| *rate > 0.0)
+}
+
+/// `pagevault.recovery_waits_for_keys`
+pub(crate) fn recovery_waits_for_keys() -> bool {
+    RECOVERY_WAITS_FOR_KEYS.get()
 }
 
 /// `pagevault.temp_encryption`

@@ -69,14 +69,19 @@ impl Held {
         compat::rel_file(unsafe { compat::relation_locator(self.relation) })
     }
 
+    /// Whether changes of it go to WAL.
+    pub(crate) fn is_logged(&self) -> bool {
+        // SAFETY: open.
+        unsafe { compat::relation_needs_wal(self.relation) }
+    }
+
     /// Marks a page dirty, with a full-page image in WAL where the relation is logged, so that it is written
     /// again under the key that is current now. A page that is all zero stays as it is.
     pub(crate) fn rewrite(&self, fork: ForkNumber::Type, block: u32, ring: &Ring) {
         // SAFETY: open and locked; the block exists, as the caller has seen since the lock was taken. The init
         // fork of an unlogged relation is logged although the relation is not.
         unsafe {
-            let logged =
-                compat::relation_needs_wal(self.relation) || fork == ForkNumber::INIT_FORKNUM;
+            let logged = self.is_logged() || fork == ForkNumber::INIT_FORKNUM;
             // Of heap it is known that there is nothing between pd_lower and pd_upper.
             let is_heap = (*(*self.relation).rd_rel).relam == pg_sys::HEAP_TABLE_AM_OID;
             let standard = is_heap && fork == ForkNumber::MAIN_FORKNUM;

@@ -3,7 +3,7 @@
 use std::cell::UnsafeCell;
 use std::ffi::CStr;
 use std::path::PathBuf;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use pgrx::pg_sys::{self, Oid};
 
@@ -118,6 +118,15 @@ pub(crate) fn show_activity(text: Option<&str>) {
 pub(crate) fn in_recovery() -> bool {
     // SAFETY: reads shared state that exists in every process that gets here.
     unsafe { pg_sys::RecoveryInProgress() }
+}
+
+/// True in the process that replays WAL, until the data directory is consistent: pages on disk may be newer than
+/// what is replayed.
+pub(crate) fn is_not_consistent_yet() -> bool {
+    // SAFETY: plain globals of this process; the second one means something in the startup process only.
+    unsafe {
+        pg_sys::MyBackendType == pg_sys::BackendType::B_STARTUP && !pg_sys::reachedConsistency
+    }
 }
 
 /// Ends the statement or the session if someone asked for it. Does nothing in the postmaster, which
@@ -254,6 +263,14 @@ pub(crate) fn data_checksums() -> bool {
     unsafe { raw::DataChecksumsEnabled() }
 }
 
+/// True if the first change of a page after a checkpoint is in WAL even if it is one of hint bits
+/// (`XLogHintBitIsNeeded`, xlog.h).
+#[inline]
+pub(crate) fn hint_bits_are_logged() -> bool {
+    // SAFETY: a plain global.
+    data_checksums() || unsafe { pg_sys::wal_log_hints }
+}
+
 /// Functions of the server without pgrx's guard: none of these can raise.
 mod raw {
     unsafe extern "C-unwind" {
@@ -271,6 +288,27 @@ mod raw {
 pub(crate) fn is_startup_process() -> bool {
     // SAFETY: plain globals of this process.
     unsafe { pg_sys::MyBackendType == pg_sys::BackendType::B_STARTUP || !pg_sys::IsUnderPostmaster }
+}
+
+/// In the startup process: true while it replays WAL of an archive or of another server, on a standby and in a restore;
+/// not in crash recovery.
+pub(crate) fn replays_foreign_wal() -> bool {
+    // SAFETY: a plain global of this process.
+    unsafe { pg_sys::InArchiveRecovery }
+}
+
+/// In the startup process: waits for this time, or until `done`, and does meanwhile what recovery does where it is
+/// paused (`recoveryPausesHere`, xlogrecovery.c): it ends with the server, reads settings, lets barriers pass.
+pub(crate) fn wait_in_recovery(time: Duration, done: impl Fn() -> bool) {
+    let end = Instant::now() + time;
+    while !done() && Instant::now() < end {
+        // SAFETY: a signal ends the sleep early. Nothing here or in our callers minds that the process exits; an ERROR
+        // is FATAL in it.
+        unsafe {
+            pg_sys::pg_usleep(200_000);
+            compat::process_startup_interrupts();
+        }
+    }
 }
 
 /// True in the process that writes WAL which another server sends.
@@ -301,7 +339,7 @@ pub(crate) fn wal_segment_size() -> u64 {
 /// Where recovery would begin to read WAL (`checkPointCopy.redo` of pg_control); 0 if that is not known.
 pub(crate) fn redo_start() -> u64 {
     let mut crc_ok = false;
-    // SAFETY: as was_not_shut_down().
+    // SAFETY: as control_state().
     unsafe {
         let control = pg_sys::get_controlfile(pg_sys::DataDir, &raw mut crc_ok);
         if control.is_null() || !crc_ok { 0 } else { (*control).checkPointCopy.redo }
@@ -311,12 +349,22 @@ pub(crate) fn redo_start() -> u64 {
 /// True if pg_control says that the cluster was not shut down cleanly, or is a standby's.
 pub(crate) fn was_not_shut_down() -> bool {
     use pg_sys::DBState::*;
+    // A damaged file is the server's to report; assume the worst meanwhile.
+    control_state().is_none_or(|state| !matches!(state, DB_SHUTDOWNED | DB_SHUTDOWNED_IN_RECOVERY))
+}
+
+/// True if the server replays WAL before anything else: after a crash, and on a standby also after a clean
+/// shutdown, which need not have written a restart point.
+pub(crate) fn replays_wal() -> bool {
+    control_state() != Some(pg_sys::DBState::DB_SHUTDOWNED)
+}
+
+/// What pg_control says of how the server ended; `None` if it is damaged.
+fn control_state() -> Option<pg_sys::DBState::Type> {
     let mut crc_ok = false;
     // SAFETY: reads pg_control in the data directory; the result is palloc'd and not null.
-    let state = unsafe {
+    unsafe {
         let control = pg_sys::get_controlfile(pg_sys::DataDir, &raw mut crc_ok);
-        if control.is_null() { DB_IN_PRODUCTION } else { (*control).state }
-    };
-    // A damaged file is the server's to report; assume the worst meanwhile.
-    !crc_ok || !matches!(state, DB_SHUTDOWNED | DB_SHUTDOWNED_IN_RECOVERY)
+        (crc_ok && !control.is_null()).then(|| (*control).state)
+    }
 }

@@ -5,7 +5,7 @@ use pgrx::pg_sys::{self, Oid};
 use pgrx::{PgList, PgRelation, PgSqlErrorCode};
 
 use super::report::{Report, Result};
-use super::{catalog, compat};
+use super::{catalog, compat, process};
 
 /// Facts about a relation, copied out of its relation cache entry.
 #[derive(Clone)]
@@ -227,6 +227,7 @@ unsafe fn facts_of(relation: pg_sys::Relation) -> Facts {
         let name = std::ffi::CStr::from_ptr(class.relname.data.as_ptr());
         let toast = class.reltoastrelid;
         let index = (*relation).rd_index;
+        let indexed_table = (!index.is_null()).then(|| (*index).indrelid);
         Facts {
             oid: (*relation).rd_id,
             name: name.to_string_lossy().into_owned(),
@@ -235,7 +236,7 @@ unsafe fn facts_of(relation: pg_sys::Relation) -> Facts {
             file: compat::rel_file(compat::relation_locator(relation)),
             toast: (toast != Oid::INVALID).then_some(toast),
             user_made: (*relation).rd_id.to_u32() >= pg_sys::FirstNormalObjectId
-                && class.relnamespace != own_schema(),
+                && !is_ours(class.relnamespace, indexed_table.unwrap_or((*relation).rd_id)),
             schema: class.relnamespace,
             tablespace: match class.reltablespace {
                 Oid::INVALID => pg_sys::MyDatabaseTableSpace,
@@ -243,15 +244,21 @@ unsafe fn facts_of(relation: pg_sys::Relation) -> Facts {
             },
             is_partition: class.relispartition,
             rewrites: (class.relrewrite != Oid::INVALID).then_some(class.relrewrite),
-            indexed_table: (!index.is_null()).then(|| (*index).indrelid),
+            indexed_table,
         }
     }
 }
 
-/// The schema of this extension, if it was created in this database; 0 otherwise.
-fn own_schema() -> Oid {
-    // SAFETY: a catalog look-up by name.
-    unsafe { pg_sys::get_namespace_oid(c"pagevault".as_ptr(), true) }
+/// True for a table of this extension. Its schema can hold others': it comes first in the search path of a
+/// role of the same name.
+fn is_ours(schema: Oid, table: Oid) -> bool {
+    // SAFETY: catalog look-ups in a transaction.
+    unsafe {
+        schema == pg_sys::get_namespace_oid(c"pagevault".as_ptr(), true)
+            && (process::creates_us()
+                || pg_sys::getExtensionOfObject(pg_sys::RelationRelationId, table)
+                    == pg_sys::get_extension_oid(c"pagevault".as_ptr(), true))
+    }
 }
 
 /// The table of an index, even of one made by the current command.

@@ -67,16 +67,27 @@ const WAL_WRITE_LOCK_NAME: &CStr = c"WALWrite";
 
 /// Whether the server numbers and sizes things as this module takes for granted.
 pub(crate) fn check_layout() -> Result<(), String> {
-    // SAFETY: a table look-up; the name is a static string of the server. Both settings exist.
+    // SAFETY: a table look-up; the name is a static string of the server.
     unsafe {
         let name = pg_sys::GetLWLockIdentifier(pg_sys::PG_WAIT_LWLOCK, WAL_WRITE_LOCK as u16);
         if name.is_null() || CStr::from_ptr(name) != WAL_WRITE_LOCK_NAME {
             return Err("WALWriteLock is not where it should be".to_owned());
         }
-        let size = pg_sys::GetConfigOption(c"wal_block_size".as_ptr(), false, false);
-        let size = CStr::from_ptr(size).to_string_lossy();
-        if *size != *pg_sys::XLOG_BLCKSZ.to_string() {
-            return Err(format!("its WAL block size is {size} bytes"));
+    }
+    // What `configure` was told; the server's own check of modules does not compare these.
+    for (setting, ours) in [
+        (c"block_size", pg_sys::BLCKSZ),
+        (c"segment_size", pg_sys::RELSEG_SIZE),
+        (c"wal_block_size", pg_sys::XLOG_BLCKSZ),
+    ] {
+        // SAFETY: the settings exist in every server; the text lives until the next call.
+        let theirs = unsafe {
+            CStr::from_ptr(pg_sys::GetConfigOption(setting.as_ptr(), false, false))
+                .to_string_lossy()
+        };
+        if *theirs != *ours.to_string() {
+            let setting = setting.to_string_lossy();
+            return Err(format!("its {setting} is {theirs}, pagevault was built for {ours}"));
         }
     }
     Ok(())

@@ -76,23 +76,28 @@ pub(crate) fn forget() {
 /// Seals what the command has made necessary.
 pub(crate) fn follow() -> Result<()> {
     let pending = PENDING.with(|pending| std::mem::replace(pending, Pending::Nothing));
-    if !process::runs_transactions() || process::is_binary_upgrade() {
+    if !process::runs_transactions() {
         return Ok(());
     }
     if pending == Pending::Everything {
         relation::make_command_visible();
         for (catalog, decision) in wanted_encrypted()? {
-            if !is_shared(&catalog) {
+            if !is_shared(&catalog) && !is_brought_by_pg_upgrade(catalog.oid) {
                 seal_now(catalog.oid, decision.named_cipher())?;
             }
         }
     }
     if pending != Pending::Nothing && guc::protect_statistics() && !values_are_sealed() {
-        for oid in WITH_VALUES {
+        for oid in WITH_VALUES.into_iter().filter(|oid| !is_brought_by_pg_upgrade(*oid)) {
             seal_now(oid, None)?;
         }
     }
     Ok(())
+}
+
+/// The one catalog whose file pg_upgrade takes from the old cluster, with its key or in plaintext.
+fn is_brought_by_pg_upgrade(catalog: Oid) -> bool {
+    catalog == LARGE_OBJECTS && process::is_binary_upgrade()
 }
 
 /// Seals a catalog within a command of the user's that is about something else.
@@ -109,7 +114,7 @@ fn seal_now(oid: Oid, cipher: Option<CipherId>) -> Result<()> {
 /// What is sealed last tells that all before it was sealed wholly: [`rewrite::encrypt_catalog`] goes on
 /// to the next file only when one is on disk.
 fn values_are_sealed() -> bool {
-    WITH_VALUES.iter().all(|&oid| {
+    WITH_VALUES.into_iter().filter(|oid| !is_brought_by_pg_upgrade(*oid)).all(|oid| {
         let is_sealed = |facts: &Facts| shared::is_sealed(facts.file);
         match oid {
             LARGE_OBJECTS => relation::facts(oid).is_some_and(|facts| is_sealed(&facts)),

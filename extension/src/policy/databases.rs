@@ -8,7 +8,7 @@ use pgrx::pg_sys::Oid;
 
 use crate::keys::copies;
 use crate::pg::catalog;
-use crate::pg::process::ProcessLocal;
+use crate::pg::process::{self, ProcessLocal};
 use crate::pg::report::Result;
 
 /// What CREATE DATABASE copies, and how.
@@ -53,6 +53,9 @@ pub(crate) fn created(database: Oid) -> Result<()> {
         new_tablespace: new_tablespace.to_u32(),
     };
     COPY.with(|slot| *slot = Some(copy));
+    if process::is_binary_upgrade() {
+        return Ok(()); // it is made of initdb's template; what it held comes with keys of its own
+    }
     if !raw {
         return Ok(()); // each file will be created and written as any other
     }

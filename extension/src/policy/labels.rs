@@ -53,6 +53,11 @@ fn relation_relabelled(facts: &Facts, label: Option<Label>) -> Result<()> {
     if label.is_some() {
         check_relation(facts, &name)?;
     }
+    // pg_upgrade brings a file that is as the label says, or as the job that is in the way to that. It comes later:
+    // what there is now holds no rows.
+    if process::is_binary_upgrade() {
+        return Ok(());
+    }
     let outer = decision::wanted_without_own_label(facts, facts.tablespace)?;
     check_loss(Object::relation(facts.oid), &name, label, outer)?;
     match label {
@@ -63,27 +68,9 @@ fn relation_relabelled(facts: &Facts, label: Option<Label>) -> Result<()> {
             Ok(())
         }
         Some(Label::Plain) if facts.kind == Kind::PartitionedTable => Ok(()),
-        Some(Label::Encrypted(cipher)) => {
-            refuse_in_binary_upgrade(facts, &name)?;
-            requests::encrypt(facts, cipher).map(|_| ())
-        }
+        Some(Label::Encrypted(cipher)) => requests::encrypt(facts, cipher).map(|_| ()),
         Some(Label::Plain) => requests::decrypt(facts).map(|_| ()),
     }
-}
-
-/// pg_upgrade puts files of the old cluster in the place of those that it makes, which hold no rows: a key for
-/// one of these would be a wrong one for the other.
-fn refuse_in_binary_upgrade(facts: &Facts, name: &str) -> Result<()> {
-    let replaced = facts.kind == Kind::Sequence || relation::is_empty(facts.oid);
-    if !process::is_binary_upgrade() || !replaced {
-        return Ok(());
-    }
-    Err(Report::new(
-        PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED,
-        format!("{name} cannot be encrypted while pg_upgrade runs"),
-    )
-    .detail("Its file will be replaced by that of the old cluster.")
-    .hint("Encrypt it after the upgrade."))
 }
 
 fn check_relation(facts: &Facts, name: &str) -> Result<()> {
@@ -122,6 +109,12 @@ fn surroundings_relabelled(object: Object, label: Option<Label>) -> Result<()> {
     };
     if label.is_some() {
         check_surroundings(object)?;
+    }
+    if process::is_binary_upgrade() {
+        if matches!(label, Some(Label::Encrypted(_))) && object == here {
+            catalogs::note_database_label();
+        }
+        return Ok(());
     }
     check_loss(object, &object.describe(), label, outer)?;
     match label {

@@ -18,6 +18,7 @@ pub(crate) mod enforce;
 pub(crate) mod label;
 pub(crate) mod labels;
 mod memo;
+pub(crate) mod removal;
 pub(crate) mod temporary;
 
 use pagevault_cipher::CipherId;
@@ -25,7 +26,8 @@ use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
 
-use crate::keys::{data_keys, shared};
+use crate::keys::data_keys::{self, Pages};
+use crate::keys::shared;
 use crate::pg::relation::{self, Facts, Kind};
 use crate::pg::report::{Report, Result};
 use crate::pg::{guc, locks, process};
@@ -54,7 +56,7 @@ fn begin(file: RelFile, cipher: Option<CipherId>) -> Result<()> {
             }
             data_keys::new_epoch(file, cipher).map(|_| ())
         }
-        None => data_keys::write_plaintext(file),
+        None => data_keys::write_plaintext(file, Pages::None),
     }
 }
 
@@ -125,6 +127,14 @@ pub(crate) fn relation_created(oid: Oid) -> Result<()> {
         wanted => wanted,
     };
     seal_empty_file(facts.file, wanted)
+}
+
+/// pg_upgrade has made a relation whose file it will bring, and after that perhaps statistics of it.
+pub(crate) fn relation_announced(oid: Oid) {
+    if relation::facts(oid).is_some_and(|facts| facts.is_stored() && shared::is_sealed(facts.file))
+    {
+        catalogs::note_encryption();
+    }
 }
 
 /// Has a file that holds nothing yet written with this cipher, or in plaintext.

@@ -170,7 +170,7 @@ impl<'a> Run<'a> {
                 if current == Some(wanted) {
                     Target::present(file)
                 } else {
-                    file::seal(file, wanted)?
+                    file::seal(&held, wanted)?
                 }
             }
             Kind::Rotate => {
@@ -179,14 +179,14 @@ impl<'a> Run<'a> {
                 if jobs::has_begun(self.job, oid)? {
                     Target::present(file)
                 } else {
-                    let target = file::seal(file, cipher)?;
+                    let target = file::seal(&held, cipher)?;
                     jobs::note_begun(self.job, oid, file.relation)?;
                     fault::point("rekey.begun");
                     target
                 }
             }
             Kind::Decrypt if current.is_none() => Target::present(file),
-            Kind::Decrypt => file::unseal(file)?,
+            Kind::Decrypt => file::unseal(&held)?,
         }))
     }
 

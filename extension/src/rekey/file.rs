@@ -9,7 +9,8 @@ use pagevault_keystore::RelFile;
 use pgrx::pg_sys::ForkNumber;
 
 use crate::fault;
-use crate::keys::{data_keys, shared};
+use crate::keys::data_keys::{self, Pages};
+use crate::keys::shared;
 use crate::pg::pages::{Held, Ring};
 use crate::pg::process;
 use crate::pg::report::Result;
@@ -33,20 +34,26 @@ impl Target {
     }
 }
 
-/// Has the file written under a new epoch from now on. Writers may still be at work that have not seen it:
-/// see [`await_writers`].
-pub(crate) fn seal(file: RelFile, cipher: CipherId) -> Result<Target> {
+/// Has a file that has pages written under a new epoch from now on. Writers may still be at work that have not seen
+/// it: see [`await_writers`].
+pub(crate) fn seal(held: &Held, cipher: CipherId) -> Result<Target> {
+    let file = held.file();
     verify::refuse_lost_epochs(file)?;
-    data_keys::next_epoch(file, cipher)?;
+    data_keys::next_epoch(file, cipher, pages_of(held))?;
     fault::point("rekey.switched");
     Ok(Target::present(file))
 }
 
 /// Has the file written in plaintext from now on; as [`seal`].
-pub(crate) fn unseal(file: RelFile) -> Result<Target> {
-    data_keys::write_plaintext(file)?;
+pub(crate) fn unseal(held: &Held) -> Result<Target> {
+    let file = held.file();
+    data_keys::write_plaintext(file, pages_of(held))?;
     fault::point("rekey.switched");
     Ok(Target::present(file))
+}
+
+fn pages_of(held: &Held) -> Pages {
+    if held.is_logged() { Pages::Logged } else { Pages::Unlogged }
 }
 
 /// Waits until nobody writes any more as it was before [`seal`] or [`unseal`]. Without this a page that is

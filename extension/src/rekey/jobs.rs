@@ -111,8 +111,11 @@ fn wish_at_commit() {
 
 /// True if this database has the table.
 pub(crate) fn exist() -> Result<bool> {
-    let found =
-        Spi::get_one::<bool>("SELECT pg_catalog.to_regclass('pagevault.rekey_jobs') IS NOT NULL");
+    // By `select`: all other ways of SPI take a transaction number, and workers ask in every database at each start.
+    let found = Spi::connect(|spi| {
+        let query = "SELECT pg_catalog.to_regclass('pagevault.rekey_jobs') IS NOT NULL";
+        spi.select(query, Some(1), &[])?.first().get_one::<bool>()
+    });
     Ok(found? == Some(true))
 }
 

@@ -1,4 +1,4 @@
-//! Brings WAL to what `pagevault.wal_encryption` wants, on a primary.
+//! On a primary: logs what was restored from escrow, and brings WAL to what `pagevault.wal_encryption` wants.
 
 use std::time::Duration;
 
@@ -6,7 +6,7 @@ use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
 use pgrx::prelude::PgLogLevel;
 use pgrx::{pg_guard, pg_sys};
 
-use crate::keys::wal_switch;
+use crate::keys::{escrow, wal_switch};
 use crate::pg::process;
 
 /// Longest sleep; a change of settings ends it early.
@@ -35,7 +35,7 @@ pub extern "C-unwind" fn pagevault_wal_main(_argument: pg_sys::Datum) {
     }
     let mut said = String::new();
     loop {
-        let pause = match wal_switch::reconcile() {
+        let pause = match escrow::announce().and_then(|()| wal_switch::reconcile()) {
             Ok(()) => {
                 said.clear();
                 SLEEP

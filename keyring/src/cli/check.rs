@@ -58,19 +58,22 @@ impl Check {
     }
 
     fn provider(&self) -> Result<Box<dyn Provider>, ProviderError> {
-        let options: Map<String, Value> = serde_json::from_str(&self.options).map_err(|error| {
-            // The text is not repeated: somebody may have put a credential there by mistake.
-            ProviderError::new(ErrorClass::BadOptions, "options are not a JSON object")
-                .with_detail(format!("Reading stopped at column {}.", error.column()))
-                .with_hint(
-                    "Give them as in SQL, for example '{\"path\": \"/etc/pagevault/keys\"}'.",
-                )
-        })?;
+        let options = options(&self.options)?;
         let deadline = Instant::now() + TIME;
         let environment =
             Environment { data_directory: self.data_directory.clone(), deadline: Some(deadline) };
         providers::build(&self.provider_kind, &options, &environment)
     }
+}
+
+/// Options of a provider from a command line.
+pub(super) fn options(text: &str) -> Result<Map<String, Value>, ProviderError> {
+    serde_json::from_str(text).map_err(|error| {
+        // The text is not repeated: somebody may have put a credential there by mistake.
+        ProviderError::new(ErrorClass::BadOptions, "options are not a JSON object")
+            .with_detail(format!("Reading stopped at column {}.", error.column()))
+            .with_hint("Give them as in SQL, for example '{\"path\": \"/etc/pagevault/keys\"}'.")
+    })
 }
 
 fn print(out: &mut impl Write, finding: &Finding) -> std::io::Result<()> {

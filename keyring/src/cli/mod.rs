@@ -1,6 +1,7 @@
 //! The command line.
 
 mod check;
+mod escrow;
 mod file;
 
 use std::ffi::OsString;
@@ -30,6 +31,9 @@ enum Command {
     /// Make and list key files for providers of kind "file"
     #[command(subcommand)]
     File(FileCommand),
+    /// Keep the database keys under a public key of yours, for the day on which the provider is lost
+    #[command(subcommand)]
+    Escrow(escrow::Escrow),
     /// Tell what key files, files of relations and WAL segments say of themselves; no key is needed
     Inspect {
         /// Files, or a data directory for its key files
@@ -43,7 +47,7 @@ enum Command {
         /// The data directory
         data_directory: PathBuf,
     },
-    /// Run one of PostgreSQL's own programs, such as pg_waldump or pg_rewind, so that it reads and writes sealed WAL
+    /// Run one of PostgreSQL's own programs, such as pg_waldump, pg_rewind or pg_upgrade, with the keys of a data directory
     Exec {
         /// Data directory whose keystore holds the keys, or a copy of it; by default the one that the program works on
         #[arg(long, value_name = "DIR")]
@@ -99,6 +103,7 @@ pub fn main() -> ExitCode {
     let done = match Arguments::parse().command {
         Command::Serve => return serve::serve(),
         Command::Run { program, arguments } => return program::supervise(&program, &arguments),
+        Command::Escrow(escrow) => escrow.run(&mut io::stdout().lock()),
         Command::Inspect { paths } => {
             inspect::inspect(&paths, &mut io::stdout().lock()).map(|()| ExitCode::SUCCESS)
         }

@@ -8,6 +8,7 @@
 //! before, with `--version`, and must show that the library is at work in it.
 
 mod tools;
+mod upgrade;
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
@@ -15,7 +16,7 @@ use std::fs::{self, File};
 use std::io::{self, Read};
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::FileExt;
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
@@ -54,9 +55,15 @@ fn prepare(
     command.args(arguments);
     let way = match &tool.way {
         Way::AsItIs => return Ok(command),
+        _ if tools::only_tells(arguments) => return Ok(command),
+        Way::Upgrade => {
+            upgrade::prepare(&mut command, arguments)?;
+            return Ok(command);
+        }
         way => way,
     };
     require_elf(&program)?;
+    require_no_privileges(&program)?;
     let library = find_library(library)?;
     probe(&program, &library)?;
     let (data_directory, role) = match way {
@@ -111,6 +118,16 @@ fn require_elf(program: &Path) -> Result<(), ProviderError> {
     Err(refuse(format!("\"{}\" is not a program but a script", program.display())).with_hint(
         "Give the path of the program itself, in the directory that pg_config --bindir shows.",
     ))
+}
+
+/// What gains privileges loads no library of ours; and this process has given up gaining any.
+fn require_no_privileges(program: &Path) -> Result<(), ProviderError> {
+    let mode = fs::metadata(program).map_err(|error| offline::unreadable(program, &error))?.mode();
+    if mode & 0o6000 == 0 {
+        return Ok(());
+    }
+    Err(refuse(format!("\"{}\" is setuid or setgid", program.display()))
+        .with_hint("PostgreSQL's programs need no such privileges. Use one without."))
 }
 
 fn find_library(given: Option<&Path>) -> Result<PathBuf, ProviderError> {
@@ -173,7 +190,7 @@ fn probe(program: &Path, library: &Path) -> Result<(), ProviderError> {
             "Run with {} and --version, it did not show that it was there ({ended}). Nothing was done.",
             library.display()
         ))
-        .with_hint("The program must be linked dynamically, for the same C library and machine, and not be setuid."))
+        .with_hint("The program must be linked dynamically, for the same C library and machine."))
 }
 
 /// Has a program load the library, and inherit the memory.

@@ -19,6 +19,8 @@ pub(super) enum Way {
     Seal,
     /// Reads those of one data directory, copies those of another.
     Rewind,
+    /// Starts servers, which do that; they need the keys of all else as well.
+    Upgrade,
 }
 
 /// A program that is known here.
@@ -35,13 +37,14 @@ const fn tool(name: &'static str, way: Way) -> Tool {
 }
 
 /// Programs that are not listed are refused: it is not known what they would do.
-const TOOLS: [Tool; 9] = [
+const TOOLS: [Tool; 10] = [
     tool("pg_basebackup", Way::Seal),
     tool("pg_checksums", Way::AsItIs),
     tool("pg_combinebackup", Way::AsItIs),
     tool("pg_receivewal", Way::Seal),
     tool("pg_resetwal", Way::Seal),
     tool("pg_rewind", Way::Rewind),
+    tool("pg_upgrade", Way::Upgrade),
     Tool { name: "pg_verifybackup", way: Way::ReadByOther, reader: "pg_waldump" },
     tool("pg_waldump", Way::Read),
     // Summaries tell which blocks changed, and hold nothing of them.
@@ -93,6 +96,12 @@ pub(super) fn option(arguments: &[OsString], names: &[&str]) -> Option<OsString>
         }
     }
     found
+}
+
+/// Whether the program will only say what it is, or how it is used: PostgreSQL's look at their first argument for that.
+pub(super) fn only_tells(arguments: &[OsString]) -> bool {
+    let first = arguments.first().map(|first| first.as_bytes());
+    matches!(first, Some(b"--help" | b"-?" | b"--version" | b"-V"))
 }
 
 #[cfg(test)]

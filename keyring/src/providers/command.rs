@@ -15,7 +15,7 @@
 //!        +--------+------------------------+------------+------------------+-------------------------+
 //! ```
 
-mod reply;
+pub mod reply;
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

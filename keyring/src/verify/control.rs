@@ -13,6 +13,8 @@ pub(super) struct Control {
     pub(super) checksums: bool,
     /// Bytes of a WAL segment.
     pub(super) segment: u64,
+    /// Nothing is left for recovery to do.
+    pub(super) clean: bool,
 }
 
 impl Control {
@@ -29,8 +31,9 @@ impl Control {
         if !output.status.success() {
             return Err(failed(&String::from_utf8_lossy(&output.stderr).trim()));
         }
-        Control::of(&String::from_utf8_lossy(&output.stdout))
-            .ok_or_else(|| failed(&"it shows a cluster whose blocks are not of the usual size"))
+        Control::of(&String::from_utf8_lossy(&output.stdout)).ok_or_else(|| {
+            failed(&"it shows a cluster whose blocks are not of 8 kB, or its files not of 1 GB")
+        })
     }
 
     fn of(text: &str) -> Option<Control> {
@@ -43,7 +46,9 @@ impl Control {
             && value("WAL block size")? == 8192;
         let checksums = value("Data page checksum version")? != 0;
         let segment = value("Bytes per WAL segment")?;
-        usual.then_some(Control { checksums, segment })
+        let state = text.lines().find_map(|line| line.strip_prefix("Database cluster state:"));
+        let clean = state.is_some_and(|state| state.trim().starts_with("shut down"));
+        usual.then_some(Control { checksums, segment, clean })
     }
 }
 
@@ -54,12 +59,19 @@ mod tests {
     #[test]
     fn what_pg_controldata_shows_is_understood() {
         let text = "pg_control version number:            1300\n\
+             Database cluster state:               in production\n\
              Database block size:                  8192\n\
              Blocks per segment of large relation: 131072\n\
              WAL block size:                       8192\n\
              Bytes per WAL segment:                16777216\n\
              Data page checksum version:           1\n";
-        assert_eq!(Control::of(text), Some(Control { checksums: true, segment: 16 << 20 }));
+        let control = Control { checksums: true, segment: 16 << 20, clean: false };
+        assert_eq!(Control::of(text), Some(control));
+        for state in ["shut down", "shut down in recovery"] {
+            let control = Control { clean: true, ..control };
+            assert_eq!(Control::of(&text.replace("in production", state)), Some(control));
+        }
+        assert_eq!(Control::of(&text.replace("in production", "shutting down")), Some(control));
         assert_eq!(Control::of(&text.replace("size:                  8192", "size: 4096")), None);
         assert_eq!(Control::of(""), None);
     }

@@ -39,6 +39,7 @@ struct Findings {
     plaintext: u64,
     empty: u64,
     shredded: u64,
+    passed_over: u64,
     wal_sealed: u64,
     wal_plaintext: u64,
     records: u64,
@@ -73,20 +74,25 @@ pub fn verify(data_directory: &Path, out: &mut impl Write) -> Result<bool, Provi
     let keystore = Keystore::read(data_directory)?;
     let unlocked = keystore.unlock(&needed(&keystore))?;
     let control = Control::ask(keystore.data_directory())?;
-    let files = pages::files(keystore.data_directory())?;
+    let mut files = pages::files(keystore.data_directory())?;
     let segments = records::segments(keystore.data_directory())?;
     let length = |path: &Path| fs::metadata(path).map_or(0, |file| file.len());
     let total = files.iter().map(|file| length(&file.path)).sum::<u64>()
         + segments.iter().map(|segment| length(&segment.path)).sum::<u64>();
     let progress = progress(total);
     let mut findings = Findings::default();
+    if !control.clean {
+        findings.passed_over = pages::pass_over_unlogged(&mut files);
+    }
     let work = Work { keystore: &keystore, unlocked: &unlocked, control };
+    pages::look_for_gaps(&work, &files, &mut findings);
     for file in &files {
         pages::look(&work, file, &progress, &mut findings)?;
     }
     records::look(&work, &segments, &progress, &mut findings)?;
     progress.finish_and_clear();
-    tell(&keystore, &findings, out).map_err(|error| unreadable(Path::new("-"), &error))?;
+    tell(&keystore, &findings, control.clean, out)
+        .map_err(|error| unreadable(Path::new("-"), &error))?;
     Ok(findings.damaged == 0)
 }
 
@@ -103,10 +109,12 @@ impl Work<'_> {
     }
 }
 
-/// The database keys that any data key is wrapped by.
-fn needed(keystore: &Keystore) -> BTreeSet<(u32, u32)> {
+/// The database keys that any data key is wrapped by, but for those of databases that were dropped.
+pub(crate) fn needed(keystore: &Keystore) -> BTreeSet<(u32, u32)> {
     let keys = keystore.state().files().flat_map(|(_, entry)| entry.keys.values());
-    keys.map(|key| (key.scope, key.key_version)).collect()
+    let mut needed: BTreeSet<_> = keys.map(|key| (key.scope, key.key_version)).collect();
+    needed.retain(|(scope, _)| !keystore.is_gone(*scope));
+    needed
 }
 
 /// Shown on a terminal only.
@@ -118,8 +126,15 @@ fn progress(bytes: u64) -> ProgressBar {
     bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-fn tell(keystore: &Keystore, findings: &Findings, out: &mut impl Write) -> io::Result<()> {
-    let keys: usize = keystore.state().files().map(|(_, entry)| entry.keys.len()).sum();
+fn tell(
+    keystore: &Keystore,
+    findings: &Findings,
+    clean: bool,
+    out: &mut impl Write,
+) -> io::Result<()> {
+    let needed = needed(keystore);
+    let keys = keystore.state().files().flat_map(|(_, entry)| entry.keys.values());
+    let keys = keys.filter(|key| needed.contains(&(key.scope, key.key_version))).count();
     writeln!(out, "keys         {keys}, all of whose database keys are unlocked")?;
     writeln!(
         out,
@@ -137,6 +152,16 @@ fn tell(keystore: &Keystore, findings: &Findings, out: &mut impl Write) -> io::R
     let listed = findings.listed.len() as u64;
     if findings.damaged > listed {
         writeln!(out, "             and {} more", findings.damaged - listed)?;
+    }
+    if findings.passed_over > 0 {
+        let files = findings.passed_over;
+        writeln!(out, "passed over  {files} files of unlogged relations, which recovery empties")?;
+    }
+    if findings.damaged > 0 && !clean {
+        writeln!(
+            out,
+            "             This is a backup, or its server was not shut down cleanly: recovery repairs pages that were\n             being written. Start it, shut it down, and verify again."
+        )?;
     }
     match findings.damaged {
         0 => writeln!(out, "\nEverything opens."),

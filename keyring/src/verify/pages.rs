@@ -1,7 +1,7 @@
 //! Every page of every relation.
 
-use std::collections::HashMap;
 use std::collections::hash_map::Entry;
+use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -47,6 +47,33 @@ pub(super) fn files(data_directory: &Path) -> Result<Vec<RelationFile>, Provider
     }
     files.sort_by(|a, b| a.path.cmp(&b.path));
     Ok(files)
+}
+
+/// Removes files of unlogged relations but for their init forks, where recovery will put those in their place: after a crash
+/// they may hold anything. Returns how many.
+pub(super) fn pass_over_unlogged(files: &mut Vec<RelationFile>) -> u64 {
+    let init = files.iter().filter(|file| file.fork == Fork::Init);
+    let unlogged: HashSet<RelFile> = init.map(|file| file.file).collect();
+    let before = files.len();
+    files.retain(|file| file.fork == Fork::Init || !unlogged.contains(&file.file));
+    (before - files.len()) as u64
+}
+
+/// That every file that another one continues is there, and full. (Empty files stay behind where a relation was cut.)
+pub(super) fn look_for_gaps(work: &Work<'_>, files: &[RelationFile], findings: &mut Findings) {
+    let length = |file: &RelationFile| fs::metadata(&file.path).map_or(0, |found| found.len());
+    let place = |file: &RelationFile| (file.file, file.fork, file.segment);
+    let lengths: HashMap<_, _> = files.iter().map(|file| (place(file), length(file))).collect();
+    for file in
+        files.iter().filter(|file| file.segment > 0 && lengths.get(&place(file)) != Some(&0))
+    {
+        let before = lengths.get(&(file.file, file.fork, file.segment - 1));
+        if before != Some(&(u64::from(SEGMENT) * PAGE_SIZE as u64)) {
+            let path = work.show(&file.path);
+            let what = if before.is_some() { "not full" } else { "missing" };
+            findings.damage(format!("{path} continues a file that is {what}"));
+        }
+    }
 }
 
 fn in_tablespace(

@@ -6,10 +6,10 @@ use super::{DirectoryError, KeyInfo, Result};
 use crate::record::{MAX_WRAPPED_DATA_KEY, Phase, RelFile};
 
 pub(super) const MAGIC: u32 = 0x7076_6469;
-pub(super) const LAYOUT: u32 = 2;
+pub(super) const LAYOUT: u32 = 3;
 
 pub(super) const HEADER_WORDS: usize = 16;
-pub(super) const FILE_WORDS: usize = 11;
+pub(super) const FILE_WORDS: usize = 12;
 pub(super) const KEY_WORDS: usize = 4;
 pub(super) const BODY_WORDS: usize = 2 + WRAPPED_WORDS;
 pub(super) const WRAPPED_WORDS: usize = MAX_WRAPPED_DATA_KEY / 4;
@@ -38,6 +38,7 @@ pub(super) mod file {
     pub(crate) const RETIRED: usize = 7;
     pub(crate) const DESTROYED: usize = 8;
     pub(crate) const DESTROYED_LSN: [usize; 2] = [9, 10];
+    pub(crate) const REWRITING: usize = 11;
 }
 
 /// Words of a key entry.
@@ -109,6 +110,11 @@ pub(super) fn unpack_phase(word: u32) -> (Phase, u8) {
     let [low, high, cipher, _] = word.to_le_bytes();
     let epoch = u16::from_le_bytes([low, high]);
     (Phase { epoch, plaintext: word & PLAINTEXT != 0 }, cipher)
+}
+
+/// A phase that began when the file had pages, and whether these are written so by now; later ones are larger. 0 is none.
+pub(super) fn pack_rewriting(phase: Phase, done: bool) -> u32 {
+    u32::from(phase.epoch) << 2 | u32::from(phase.plaintext) << 1 | u32::from(done)
 }
 
 /// The key of an entry was destroyed: nothing is left but its epoch.

@@ -3,9 +3,10 @@
 //! ```text
 //! header   16 words     magic, layout, capacity, buckets, files, keys, spare body
 //! buckets  2^n words    newest file of each hash chain
-//! files    11 words     tablespace, database, relation, phase (epoch | cipher << 16 | plaintext << 24),
+//! files    12 words     tablespace, database, relation, phase (epoch | cipher << 16 | plaintext << 24),
 //!                       owner, next, newest key, retired (last epoch when dropped),
-//!                       destroyed (last epoch | cipher << 16), its LSN (low, high)
+//!                       destroyed (last epoch | cipher << 16), its LSN (low, high),
+//!                       rewriting (done | plaintext << 1 | epoch << 2)
 //! keys     4 words      meta (epoch | cipher << 16 | length << 24), next, sequence, body
 //! bodies   25 words     scope, key version, wrapped key; one more than there are keys
 //! ```
@@ -14,7 +15,7 @@
 //! added, and a chain always leads to older entries, so that readers need no lock: an entry is written
 //! first and linked last (release), a reader follows links (acquire) and sees whole entries.
 //!
-//! What changes in place is one word at a time (`phase`, `owner`, `retired`), but for a wrapping, which
+//! What changes in place is one word at a time (`phase`, `owner`, `retired`, `rewriting`), but for a wrapping, which
 //! is 25. A new wrapping is written to the *spare* body; then the key is pointed at it, and its old body
 //! becomes the spare. So a writer that sleeps or dies in the middle keeps no reader waiting. A reader
 //! that is itself overtaken, so that its body is written again under its eyes, notices that the key's
@@ -212,6 +213,14 @@ impl<'a> Directory<'a> {
     /// Epoch and cipher that the file is written with, `None` for plaintext.
     pub fn current(&self, slot: FileSlot) -> Result<Option<(u16, u8)>> {
         Ok(unpack_current(self.file(slot)?[file::PHASE].load(Ordering::Acquire)))
+    }
+
+    /// Whether pages of the file may lie on disk written otherwise than new ones are.
+    pub fn is_mixed(&self, slot: FileSlot) -> Result<bool> {
+        let entry = self.file(slot)?;
+        let (phase, _) = unpack_phase(entry[file::PHASE].load(Ordering::Acquire));
+        let rewriting = entry[file::REWRITING].load(Ordering::Acquire);
+        Ok(rewriting != 0 && rewriting == pack_rewriting(phase, false))
     }
 
     /// All that is known about a file but its keys.

@@ -3,8 +3,8 @@
 use std::sync::atomic::{Ordering, fence};
 
 use super::layout::{
-    file, head, identity, key, pack_destroyed, pack_meta, pack_phase, step, unpack_destroyed,
-    unpack_meta, unpack_phase,
+    file, head, identity, key, pack_destroyed, pack_meta, pack_phase, pack_rewriting, step,
+    unpack_destroyed, unpack_meta, unpack_phase,
 };
 use super::{Directory, DirectoryError, FileSlot, KeyInfo, Result};
 use crate::error::Problem;
@@ -35,6 +35,12 @@ impl Directory<'_> {
                 let retired = &self.file(self.find_with_epoch(*file, *after)?)?[file::RETIRED];
                 let last = retired.load(Ordering::Relaxed).max(u32::from(*after));
                 retired.store(last, Ordering::Release);
+            }
+            Record::Rewriting { file, phase, done } => {
+                let slot = self.find_with_epoch(*file, phase.epoch)?;
+                let word = &self.file(slot)?[file::REWRITING];
+                let last = word.load(Ordering::Relaxed).max(pack_rewriting(*phase, *done));
+                word.store(last, Ordering::Release);
             }
             Record::WalSwitch(Switch { phase, .. }) => {
                 let (file, epoch) = wal::key_place(phase.generation);
@@ -78,6 +84,11 @@ impl Directory<'_> {
                 let Some(slot) = self.find(*file)? else { return Ok(true) };
                 let last = self.file(slot)?[file::RETIRED].load(Ordering::Acquire);
                 Ok(u32::from(*after) > last)
+            }
+            Record::Rewriting { file, phase, done } => {
+                let Some(slot) = self.find(*file)? else { return Ok(true) };
+                let last = self.file(slot)?[file::REWRITING].load(Ordering::Acquire);
+                Ok(pack_rewriting(*phase, *done) > last)
             }
             Record::Destroyed { file, through, lsn, .. } => {
                 let Some(slot) = self.find(*file)? else { return Ok(true) };
@@ -256,6 +267,7 @@ impl Directory<'_> {
         store(file::RETIRED, 0);
         store(file::DESTROYED, 0);
         file::DESTROYED_LSN.into_iter().for_each(|word| store(word, 0));
+        store(file::REWRITING, 0);
         bucket.store(index + 1, Ordering::Release);
         count.store(index + 1, Ordering::Release);
         Ok(FileSlot(index))

@@ -47,7 +47,7 @@ mod replay;
 
 use std::io;
 
-pub use self::replay::replay;
+pub use self::replay::{batches, replay};
 use self::replay::{check_scope, header, parse_header, was_unsettled};
 
 use crate::batch;
@@ -66,7 +66,11 @@ pub const MAX_LOG: u64 = 1 << 30;
 /// Bytes of a mark.
 const MARK: u64 = batch::HEADER as u64;
 /// Records in one batch of a compacted log.
-const COMPACT_BATCH: usize = 1024;
+pub(crate) const COMPACT_BATCH: usize = 1024;
+
+fn in_batches(records: &[Record]) -> Vec<Vec<Record>> {
+    records.chunks(COMPACT_BATCH).map(<[_]>::to_vec).collect()
+}
 
 /// Why a log could not be read or changed.
 #[derive(Debug, thiserror::Error)]
@@ -215,7 +219,7 @@ impl<'a, S: Storage> Log<'a, S> {
         if storage.len(&log.name).map_err(|error| log.failed("open", error))?.is_some() {
             return Err(LogError::Exists { name: log.name });
         }
-        log.rewrite(records, 0)?;
+        log.rewrite(&in_batches(records), 0)?;
         Ok(log)
     }
 
@@ -370,14 +374,19 @@ impl<'a, S: Storage> Log<'a, S> {
     /// Rewrites the log with `records` only, which must say all that the log said and that matters.
     /// Until this returns `Ok`, the old log may be what the next start finds.
     pub fn compact(&mut self, records: &[Record]) -> Result<(), LogError> {
-        self.verify()?;
-        self.rewrite(records, self.position.generation.wrapping_add(1))
+        self.compact_to(&in_batches(records))
     }
 
-    fn rewrite(&mut self, records: &[Record], generation: u32) -> Result<(), LogError> {
-        check_scope(records, self.position.scope, 0).map_err(LogError::Record)?;
+    /// As [`Log::compact`], in these batches, none of which is empty.
+    pub fn compact_to(&mut self, batches: &[Vec<Record>]) -> Result<(), LogError> {
+        self.verify()?;
+        self.rewrite(batches, self.position.generation.wrapping_add(1))
+    }
+
+    fn rewrite(&mut self, batches: &[Vec<Record>], generation: u32) -> Result<(), LogError> {
         let mut bytes = header(&self.position.keystore_id, self.position.scope, generation);
-        for records in records.chunks(COMPACT_BATCH) {
+        for records in batches {
+            check_scope(records, self.position.scope, 0).map_err(LogError::Record)?;
             let batch = batch::encode(records).map_err(LogError::Record)?;
             // Nobody sees this file before all of it is durable.
             bytes.extend(batch::stamp(&batch, bytes.len() as u64));

@@ -9,14 +9,32 @@ use crate::wire::Reader;
 /// Reads a log's bytes. Pure: changes nothing, also where the end is torn. `position.settled` is what
 /// the log itself says.
 pub fn replay(bytes: &[u8], scope: u32) -> Result<Contents, FormatError> {
-    let (keystore_id, generation) = parse_header(bytes, scope)?;
     let mut records = Vec::new();
+    let (position, torn) = read(bytes, scope, |batch| records.extend(batch))?;
+    Ok(Contents { records, position, torn })
+}
+
+/// The records of a log by their batches, none of them empty. Pure, as [`replay`].
+pub fn batches(bytes: &[u8], scope: u32) -> Result<Vec<Vec<Record>>, FormatError> {
+    let mut batches = Vec::new();
+    read(bytes, scope, |batch| batches.push(batch))?;
+    batches.retain(|batch| !batch.is_empty());
+    Ok(batches)
+}
+
+/// Hands over batches and marks; returns where they end, and how many bytes behind that were never settled.
+fn read(
+    bytes: &[u8],
+    scope: u32,
+    mut take: impl FnMut(Vec<Record>),
+) -> Result<(Position, u64), FormatError> {
+    let (keystore_id, generation) = parse_header(bytes, scope)?;
     let (mut end, mut settled) = (HEADER, HEADER as u64);
     while let Some(rest) = bytes.get(end..).filter(|rest| !rest.is_empty()) {
         match batch::decode_at(rest, end as u64) {
             Ok(frame) => {
                 check_scope(&frame.records, scope, end as u64)?;
-                records.extend(frame.records);
+                take(frame.records);
                 settled = settled.max(frame.settled);
                 end += frame.length;
             }
@@ -26,7 +44,7 @@ pub fn replay(bytes: &[u8], scope: u32) -> Result<Contents, FormatError> {
     }
     let torn = (bytes.len() - end) as u64;
     let position = Position { keystore_id, scope, generation, end: end as u64, settled };
-    Ok(Contents { records, position, torn })
+    Ok((position, torn))
 }
 
 /// Whether the rest of a log, from the unreadable frame at `offset` on, was never settled.

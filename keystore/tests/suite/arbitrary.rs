@@ -1,5 +1,6 @@
 //! Records to test with: some fixed, some random.
 
+use pagevault_keystore::record::Phase;
 use pagevault_keystore::wal::{self, Switch, WalPhase};
 use pagevault_keystore::{Record, RelFile};
 use proptest::collection::vec;
@@ -29,6 +30,12 @@ pub(crate) fn current(relation: u32, epoch: u16) -> Record {
 
 pub(crate) fn plaintext(relation: u32, after: u16) -> Record {
     Record::Plaintext { file: file(relation), after }
+}
+
+/// `which`: one of the four there are.
+pub(crate) fn rewriting(relation: u32, epoch: u16, which: u8) -> Record {
+    let phase = Phase { epoch, plaintext: which & 1 != 0 };
+    Record::Rewriting { file: file(relation), phase, done: which & 2 != 0 }
 }
 
 pub(crate) fn retired(relation: u32, after: u16) -> Record {
@@ -103,6 +110,13 @@ pub(crate) fn any_record() -> impl Strategy<Value = Record> {
         (any_file(), 1..5_u16).prop_map(|(file, after)| Record::Plaintext { file, after });
     let retired = (any_file(), 1..5_u16, any::<u64>())
         .prop_map(|(file, after, lsn)| Record::Retired { file, after, lsn });
+    let rewriting = (any_file(), 1..5_u16, any::<bool>(), any::<bool>()).prop_map(
+        |(file, epoch, plaintext, done)| Record::Rewriting {
+            file,
+            phase: Phase { epoch, plaintext },
+            done,
+        },
+    );
     let ids = (1..5_u16, 0..3_u8, any::<bool>(), any::<u64>(), any::<i64>());
     let destroyed = (any_file(), ids).prop_map(|(file, (through, cipher, whole, lsn, at))| {
         Record::Destroyed { file, through, cipher, whole, lsn, at }
@@ -115,6 +129,7 @@ pub(crate) fn any_record() -> impl Strategy<Value = Record> {
         current,
         plaintext,
         retired,
+        rewriting,
         any_wal_key(),
         any_wal_switch(),
         destroyed,

@@ -85,9 +85,15 @@ fn the_future_is_refused_by_name_and_offset() {
     };
     let (error, at) = record(77, 1);
     assert_eq!(error.offset, at);
-    assert_eq!(error.to_string(), format!("unknown record type 77 at byte {at}"));
+    assert_eq!(
+        error.to_string(),
+        format!("unknown record type 77, of a later pagevault, at byte {at}")
+    );
     let (error, at) = record(4, 9);
-    assert_eq!(error.to_string(), format!("unknown version 9 of record type 4 at byte {at}"));
+    assert_eq!(
+        error.to_string(),
+        format!("unknown version 9 of record type 4, of a later pagevault, at byte {at}")
+    );
 
     let mut bytes = batch::encode(&[retired(9, 1)]).unwrap();
     bytes[4] = 2;

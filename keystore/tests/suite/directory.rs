@@ -207,6 +207,7 @@ proptest! {
             prop_assert_eq!(directory.destroyed(info.slot).unwrap(), left);
             prop_assert_eq!(info.destroyed, left.0);
             prop_assert_eq!(info.retired, entry.is_retired());
+            prop_assert_eq!(directory.is_mixed(info.slot).unwrap(), entry.is_mixed());
             prop_assert_eq!(directory.next_epoch(info.slot).unwrap(), entry.next_epoch());
             prop_assert_eq!(directory.keys(info.slot).unwrap().count(), entry.keys.len());
             for (epoch, known) in &entry.keys {

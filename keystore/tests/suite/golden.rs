@@ -2,6 +2,7 @@
 
 use pagevault_keystore::log::{Log, replay};
 use pagevault_keystore::protocol::{Reply, Request};
+use pagevault_keystore::record::Phase;
 use pagevault_keystore::wal::{Switch, WalPhase, key_place};
 use pagevault_keystore::{Record, RelFile, data_key_aad, master_context};
 
@@ -12,6 +13,7 @@ const CLUSTER: &[u8] = include_bytes!("../../vectors/v1/cluster.keys");
 const WAL: &[u8] = include_bytes!("../../vectors/v1/wal.keys");
 const DATABASE: &[u8] = include_bytes!("../../vectors/v1/5.keys");
 const SHREDDED: &[u8] = include_bytes!("../../vectors/v1/6.keys");
+const REWRITTEN: &[u8] = include_bytes!("../../vectors/v1/7.keys");
 const REQUEST: &[u8] = include_bytes!("../../vectors/v1/request.json");
 const REPLY: &[u8] = include_bytes!("../../vectors/v1/reply.json");
 const ID: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
@@ -129,6 +131,30 @@ fn shredded() -> Vec<Vec<Record>> {
     ]]
 }
 
+/// What the log of a database says in which a table is encrypted, and then decrypted.
+fn rewritten() -> Vec<Vec<Record>> {
+    let file = RelFile { tablespace: 1663, database: 7, relation: 16384 };
+    let rewriting = |plaintext, done| {
+        let phase = Phase { epoch: 1, plaintext };
+        Record::Rewriting { file, phase, done }
+    };
+    let key = Record::DataKey {
+        file,
+        epoch: 1,
+        cipher: 1,
+        scope: 7,
+        key_version: 1,
+        wrapped: wrapped(0, 92),
+        owner: 0,
+        created: 1_700_000_006,
+    };
+    vec![
+        vec![key, Record::Current { file, epoch: 1, owner: 0 }, rewriting(false, false)],
+        vec![rewriting(false, true)],
+        vec![Record::Plaintext { file, after: 1 }, rewriting(true, false)],
+    ]
+}
+
 /// What the cluster's log says of WAL keys, batch by batch.
 fn wal() -> Vec<Vec<Record>> {
     let key = |generation, cipher, wrapped, created| {
@@ -163,6 +189,7 @@ fn golden_logs_are_read() {
         (WAL, 0, 0, wal()),
         (DATABASE, 5, 3, database()),
         (SHREDDED, 6, 1, shredded()),
+        (REWRITTEN, 7, 0, rewritten()),
     ] {
         let contents = replay(bytes, scope).unwrap();
         assert_eq!(contents.records, batches.concat());
@@ -182,6 +209,11 @@ fn golden_logs_are_written() {
     log.compact(&[]).unwrap();
     log.append(&shredded()[0]).unwrap();
     assert_eq!(storage.content("6.keys"), SHREDDED);
+
+    let mut log = Log::create(&storage, ID, 7, &[]).unwrap();
+    rewritten().iter().for_each(|batch| log.append(batch).unwrap());
+    assert_eq!(storage.content("7.keys"), REWRITTEN);
+
     let storage = FaultyStorage::default();
     let mut log = Log::create(&storage, ID, 0, &[]).unwrap();
     wal().iter().for_each(|batch| log.append(batch).unwrap());

@@ -400,6 +400,7 @@ fn scopes_are_known_by_their_names() {
 #[test]
 fn files_on_disk_are_private_and_replaced_whole() {
     let parent = tempfile::tempdir().unwrap();
+    fs::set_permissions(parent.path(), PermissionsExt::from_mode(0o700)).unwrap();
     let directory = parent.path().join("pagevault");
     let storage = FileStorage::new(&directory).unwrap();
     let mode = |path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
@@ -430,6 +431,24 @@ fn files_on_disk_are_private_and_replaced_whole() {
     log::remove(&storage, 5).unwrap();
     log::remove(&storage, 5).unwrap();
     assert!(Log::open(&storage, 5).unwrap().is_none());
+}
+
+#[test]
+fn files_are_for_the_group_where_the_data_directory_is() {
+    for (of_parent, of_directory, of_file) in
+        [(0o700, 0o700, 0o600), (0o740, 0o700, 0o600), (0o755, 0o750, 0o640), (0o750, 0o750, 0o640)]
+    {
+        let parent = tempfile::tempdir().unwrap();
+        fs::set_permissions(parent.path(), PermissionsExt::from_mode(of_parent)).unwrap();
+        let directory = parent.path().join("pagevault");
+        let storage = FileStorage::new(&directory).unwrap();
+        let mut log = Log::create(&storage, ID, 5, &[data_key(1, 1, 1, 1)]).unwrap();
+        let mode = |path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
+        assert_eq!(mode(directory.clone()), of_directory, "in {of_parent:o}");
+        assert_eq!(mode(directory.join("5.keys")), of_file, "in {of_parent:o}");
+        log.compact(&[data_key(1, 1, 1, 1)]).unwrap();
+        assert_eq!(mode(directory.join("5.keys")), of_file, "in {of_parent:o}");
+    }
 }
 
 #[test]

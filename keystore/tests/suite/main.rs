@@ -8,7 +8,9 @@
 
 mod arbitrary;
 mod batch;
+mod compaction;
 mod directory;
+mod escrow;
 mod faults;
 mod faulty;
 mod golden;
@@ -17,3 +19,4 @@ mod protocol;
 mod redo;
 mod state;
 mod wal;
+mod wal_segments;

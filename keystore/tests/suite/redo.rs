@@ -10,7 +10,7 @@ use pagevault_keystore::state::State;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use crate::arbitrary::{current, data_key, destroyed, plaintext, retired};
+use crate::arbitrary::{current, data_key, destroyed, plaintext, retired, rewriting};
 
 /// One of the things that a server does with keys, as a batch. `last`: the file's last epoch.
 fn batch(step: u8, relation: u32, fill: u8, lsn: u64, last: &mut u16) -> Vec<Record> {
@@ -18,6 +18,7 @@ fn batch(step: u8, relation: u32, fill: u8, lsn: u64, last: &mut u16) -> Vec<Rec
         10 if *last > 0 => return vec![destroyed(relation, *last, lsn)],
         4 | 5 if *last > 0 => return vec![plaintext(relation, *last)],
         6 if *last > 0 => return vec![retired(relation, *last)],
+        11 if *last > 0 => return vec![rewriting(relation, *last, fill)],
         7 | 8 if *last > 0 => {
             return vec![data_key(relation, 1 + u16::from(fill) % *last, 2, fill)];
         }
@@ -32,8 +33,9 @@ fn batch(step: u8, relation: u32, fill: u8, lsn: u64, last: &mut u16) -> Vec<Rec
     records
 }
 
-fn any_history() -> impl Strategy<Value = Vec<Vec<Record>>> {
-    vec((0..11_u8, 1..4_u32, any::<u8>()), 1..40).prop_map(|steps| {
+/// Batches as a server writes them: an epoch at a time, destroyed keys among those there were.
+pub(crate) fn any_history() -> impl Strategy<Value = Vec<Vec<Record>>> {
+    vec((0..12_u8, 1..4_u32, any::<u8>()), 1..40).prop_map(|steps| {
         let mut last = [0; 4];
         let steps = (1..).zip(steps);
         steps

@@ -170,6 +170,12 @@ impl Vault {
         format!("https://127.0.0.1:{}", self.port)
     }
 
+    /// The port of 127.0.0.1 that it listens on.
+    #[must_use]
+    pub fn port(&self) -> u16 {
+        self.port
+    }
+
     /// A path in the server's directory.
     #[must_use]
     pub fn path(&self, name: &str) -> PathBuf {

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result};
 
 use super::{Canary, spellings};
+use crate::datafile::unless_gone;
 
 /// So many bytes of a value in a row are a hit.
 const IN_A_ROW: usize = 8;
@@ -117,7 +118,7 @@ impl Scanner {
         let mut paths: Vec<PathBuf> = roots.iter().map(|root| root.to_path_buf()).collect();
         while let Some(path) = paths.pop() {
             if path.is_dir() {
-                for entry in std::fs::read_dir(&path)? {
+                for entry in unless_gone(std::fs::read_dir(&path))?.into_iter().flatten() {
                     paths.push(entry?.path());
                 }
                 continue;
@@ -125,10 +126,8 @@ impl Scanner {
             if !path.is_file() {
                 continue; // a socket
             }
-            let bytes = match std::fs::read(&path) {
-                Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
-                bytes => bytes.with_context(|| format!("read {}", path.display()))?,
-            };
+            let read = std::fs::read(&path).with_context(|| format!("read {}", path.display()));
+            let Some(bytes) = unless_gone(read)? else { continue };
             let hits = self.scan(&bytes);
             if !hits.is_empty() {
                 found.insert(path, hits);

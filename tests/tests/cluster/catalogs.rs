@@ -6,6 +6,7 @@ use std::process::Stdio;
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{column, run_sql, text};
 use pagevault_tests::datafile::PageState;
+use pagevault_tests::standby::{standby_of, wait_for};
 use pagevault_tests::{Cluster, DataFile, KeyFile, Settings, StopMode};
 use postgres::Client;
 
@@ -415,20 +416,7 @@ fn a_locked_cluster_with_sealed_shared_catalogs_unlocks_by_itself() -> Result<()
 #[test]
 fn a_standby_follows_and_takes_over() -> Result<()> {
     let (cluster, keys) = cluster()?;
-    let backup = cluster.directory().join("backup");
-    cluster.base_backup(&backup)?;
-    let mut standby = Cluster::from_files(|data| {
-        std::fs::rename(&backup, data)?;
-        let signal = data.join("standby.signal");
-        std::fs::write(&signal, "")?;
-        cluster.installation().give(&signal)
-    })?;
-    standby.allow_log("walreceiver");
-    standby.append_conf(&format!(
-        "primary_conninfo = 'host={} user=postgres'",
-        cluster.directory().display()
-    ))?;
-    standby.start_server()?;
+    let standby = standby_of(&cluster, &[])?;
     // All that is sealed is sealed while it follows.
     cluster.set(&[("pagevault.protect_shared_catalogs", "on")])?;
     cluster.sql("SELECT pagevault.encrypt_catalogs()")?;
@@ -438,9 +426,8 @@ fn a_standby_follows_and_takes_over() -> Result<()> {
     run_sql(&mut app, "VACUUM FULL pg_authid")?;
     run_sql(&mut app, "CREATE ROLE afterwards; CREATE TABLE afterwards AS SELECT 7 AS id")?;
     run_sql(&mut app, "CHECKPOINT")?; // without it the standby makes no restart point
-    let end = text(&mut app, "SELECT pg_current_wal_lsn()")?;
     drop(app);
-    standby.eventually(&format!("SELECT pg_last_wal_replay_lsn() >= '{end}'"), "t")?;
+    wait_for(&standby, &cluster)?;
     let check = |cluster: &Cluster| -> Result<()> {
         let mut app = cluster.client_to("app")?;
         check_objects(&mut app)?;

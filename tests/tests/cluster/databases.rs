@@ -122,10 +122,10 @@ fn a_database_moves_to_another_tablespace_and_back() -> Result<()> {
     cluster.crash()?;
     ensure!(text(&mut cluster.client_to("model")?, SUM)? == sum, "after a crash");
     // Other changes of a database touch no keys.
-    let keys = cluster.text("SELECT keys FROM pagevault.status")?;
+    let keys = cluster.text("SELECT data_keys FROM pagevault.status")?;
     cluster.sql("ALTER DATABASE model CONNECTION LIMIT 10")?;
     cluster.sql("ALTER DATABASE model RENAME TO renamed")?;
-    ensure!(cluster.text("SELECT keys FROM pagevault.status")? == keys, "keys were made");
+    ensure!(cluster.text("SELECT data_keys FROM pagevault.status")? == keys, "keys were made");
     cluster.finish()
 }
 

@@ -20,7 +20,7 @@ fn local(cluster: &Cluster, columns: &str) -> Result<String> {
 #[test]
 fn views_tell_how_a_provider_answered_last() -> Result<()> {
     let (cluster, keys) = Cluster::with_keys(&Settings::default())?;
-    let columns = "reachable, last_success IS NOT NULL, last_error_at IS NOT NULL,
+    let columns = "reachable, last_success_at IS NOT NULL, last_error_at IS NOT NULL,
                    coalesce(last_error_class, '-'), consecutive_failures, latency_ms > 0, key_versions";
     let is = |expected: &str| -> Result<()> {
         let got = local(&cluster, columns)?;

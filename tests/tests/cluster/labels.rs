@@ -478,3 +478,28 @@ fn a_dump_carries_every_label() -> Result<()> {
     drop(app);
     cluster.finish()
 }
+
+/// "$user" leads the search path: what this role makes lands beside the extension's own tables.
+#[test]
+fn a_role_called_pagevault_has_tables_like_any_other() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    cluster.sql("CREATE ROLE pagevault SUPERUSER LOGIN")?;
+    cluster.sql(
+        "SET ROLE pagevault; CREATE TABLE mine (id int PRIMARY KEY, t text);
+         INSERT INTO mine VALUES (1, 'x')",
+    )?;
+    let table = "pagevault.mine";
+    expect(&cluster, table, "plain")?;
+    cluster.sql(&label(&format!("TABLE {table}"), "'encrypted'"))?;
+    expect(&cluster, table, XTS)?;
+    cluster.sql("SELECT pagevault.shred('pagevault.mine', 'pagevault.mine')")?;
+    ensure!(cluster.sql("TABLE pagevault.mine").is_err(), "the keys are still there");
+    // The extension's own stay out of reach.
+    for statement in [
+        label("TABLE pagevault.rekey_jobs", "'encrypted'"),
+        "SELECT pagevault.shred('pagevault.rekey_jobs', 'pagevault.rekey_jobs')".to_owned(),
+    ] {
+        ensure!(cluster.sql(&statement).is_err(), "{statement} was carried out");
+    }
+    Ok(())
+}

@@ -20,7 +20,7 @@ fn a_full_key_directory_refuses_and_survives_a_crash() -> Result<()> {
             IF i % 50 = 0 THEN COMMIT; END IF;
         END LOOP; END $$"
     ))?;
-    let keys = || cluster.text("SELECT keys FROM pagevault.status");
+    let keys = || cluster.text("SELECT data_keys FROM pagevault.status");
     ensure!(keys()? == MAX_KEYS.to_string(), "{} keys", keys()?);
     for _ in 0..3 {
         let refused = cluster.error("CREATE TABLE one_more (id int)")?;

@@ -2,7 +2,7 @@
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::installation::run;
@@ -125,5 +125,92 @@ fn inspect_needs_no_keys() -> Result<()> {
         ensure!(all.contains(state), "no page is {state}: {all}");
     }
     keys.bring_back()?;
+    cluster.finish()
+}
+
+/// The path of a fork of a relation's file.
+fn fork(cluster: &Cluster, relation: &str, fork: &str) -> Result<PathBuf> {
+    let path = cluster.text(&format!("SELECT pg_relation_filepath('{relation}')"))?;
+    Ok(cluster.data_directory().join(path + fork))
+}
+
+#[test]
+fn verify_looks_at_every_kind_of_file() -> Result<()> {
+    let (cluster, _keys) = sealing(&Settings::default().conf("allow_in_place_tablespaces = on"))?;
+    cluster.sql("CREATE TABLESPACE place LOCATION ''")?;
+    cluster.sql(
+        "CREATE TABLE sealed AS SELECT i AS id, repeat('x', 100) AS name FROM generate_series(1, 20000) i;
+         CREATE TABLE elsewhere TABLESPACE place AS SELECT * FROM sealed;
+         CREATE UNLOGGED TABLE fleeting AS SELECT * FROM sealed LIMIT 100;
+         CREATE INDEX fleeting_index ON fleeting (id)",
+    )?;
+    for table in ["sealed", "elsewhere", "fleeting"] {
+        cluster.sql(&format!("SELECT pagevault.encrypt('{table}')"))?;
+    }
+    cluster.sql("SELECT pagevault.rotate_data_key('elsewhere')")?;
+    cluster.sql("SELECT pagevault.rekey_wait('elsewhere'::regclass, '1min')")?;
+    cluster.sql("DELETE FROM sealed WHERE id % 9 = 0")?;
+    cluster.sql("VACUUM ANALYZE sealed")?;
+    let data = cluster.data_directory();
+    let sealed = fork(&cluster, "sealed", "")?;
+    let elsewhere = fork(&cluster, "elsewhere", "")?;
+    let fleeting = fork(&cluster, "fleeting", "")?;
+    let damage = [
+        (elsewhere.clone(), 2),
+        (fork(&cluster, "sealed", "_fsm")?, 1),
+        (fork(&cluster, "sealed", "_vm")?, 0),
+        (fork(&cluster, "fleeting_index", "_init")?, 0),
+        (fork(&cluster, "pg_statistic", "")?, 0),
+        (fork(&cluster, "pg_class", "")?, 0),
+        (fork(&cluster, "pg_database", "")?, 0),
+    ];
+    cluster.stop(StopMode::Fast)?;
+    let (said, code) = verify(&cluster, &data)?;
+    ensure!(code == Some(0) && !said.contains("passed over"), "{said}");
+
+    let show = |path: &Path| path.strip_prefix(&data).unwrap_or(path).display().to_string();
+    let flip_all = || damage.iter().try_for_each(|(path, block)| flip(path, block * 8192 + 5000));
+    flip_all()?;
+    let (said, code) = verify(&cluster, &data)?;
+    ensure!(code == Some(2) && said.contains("\n7 things are damaged"), "{said}");
+    ensure!(!said.contains("not shut down cleanly"), "{said}");
+    for (path, block) in &damage {
+        let place = format!("{} block {block}: the checksum", show(path));
+        ensure!(said.contains(&place), "{place}: {said}");
+    }
+    flip_all()?;
+
+    // Files that are cut off, of another relation, or lack the one before.
+    let whole = std::fs::read(&sealed)?;
+    std::fs::write(&sealed, &whole[..whole.len() - 100])?;
+    let (said, code) = verify(&cluster, &data)?;
+    let place = format!("{} ends within block {}", show(&sealed), whole.len() / 8192 - 1);
+    ensure!(code == Some(2) && said.contains(&place), "{said}");
+    std::fs::copy(&elsewhere, &sealed)?;
+    let (said, _) = verify(&cluster, &data)?;
+    let place = format!("{} block 0: the keystore has no key for epoch 2", show(&sealed));
+    ensure!(said.contains(&place), "{said}");
+    std::fs::write(&sealed, &whole)?;
+    let beyond = PathBuf::from(format!("{}.1", sealed.display()));
+    std::fs::write(&beyond, "")?;
+    let (said, code) = verify(&cluster, &data)?;
+    ensure!(code == Some(0), "{said}");
+    std::fs::write(&beyond, vec![0; 8192])?;
+    let (said, code) = verify(&cluster, &data)?;
+    let place = format!("{} continues a file that is not full", show(&beyond));
+    ensure!(code == Some(2) && said.contains(&place), "{said}");
+    std::fs::remove_file(&beyond)?;
+
+    // After a crash unlogged relations may hold anything, and other damage may be mended by recovery.
+    cluster.start_server()?;
+    cluster.sql("INSERT INTO fleeting SELECT * FROM sealed LIMIT 10; CHECKPOINT")?;
+    cluster.kill()?;
+    flip(&fleeting, 5000)?;
+    let (said, code) = verify(&cluster, &data)?;
+    ensure!(code == Some(0) && said.contains("files of unlogged relations"), "{said}");
+    flip(&sealed, 5000)?;
+    let (said, code) = verify(&cluster, &data)?;
+    ensure!(code == Some(2) && said.contains("was not shut down cleanly"), "{said}");
+    flip(&sealed, 5000)?;
     cluster.finish()
 }

@@ -3,8 +3,7 @@
 //!
 //! Numbers come round after 2^32 of them; here the server runs in binary-upgrade mode (`postgres
 //! -b`), in which SQL may choose them. In that mode new relations are not encrypted by policy (files
-//! are laid out by pg_upgrade), and tables without rows not at all, so they are encrypted by hand when they
-//! have some.
+//! are laid out by pg_upgrade), nor by their labels, so it is done by hand.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{run_sql, text};
@@ -32,7 +31,8 @@ fn create(name: &str, oid: u32, cipher: &str) -> String {
          SELECT pg_catalog.binary_upgrade_set_next_heap_relfilenode('{FILE}'::oid);
          CREATE TABLE {name} (id int);
          INSERT INTO {name} SELECT i FROM generate_series({oid}, {oid} + 999) i;
-         SELECT pagevault.encrypt('{name}', '{cipher}')",
+         SELECT pagevault.encrypt('{name}', '{cipher}');
+         SELECT pagevault.reconcile('{name}')",
         oid + 1,
         oid + 2,
     )

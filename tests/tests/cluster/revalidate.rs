@@ -3,6 +3,7 @@
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::{expect_error, run_sql, text};
+use pagevault_tests::standby::{standby_of, wait_for};
 use pagevault_tests::{Cluster, KeyFile, Settings, StopMode};
 
 const TABLES: &str = "CREATE TABLE open (id int);
@@ -43,7 +44,7 @@ fn put_back(keys: &KeyFile) -> Result<()> {
 fn an_outage_is_logged_once_and_changes_nothing() -> Result<()> {
     let (cluster, keys) = Cluster::with_keys(&strict())?;
     cluster.sql(TABLES)?;
-    cluster.eventually("SELECT last_revalidation IS NOT NULL FROM pagevault.status", "t")?;
+    cluster.eventually("SELECT last_revalidation_at IS NOT NULL FROM pagevault.status", "t")?;
     keys.take_away()?;
     cluster.eventually("SELECT unreachable_providers FROM pagevault.status", "{local}")?;
     let failures = "SELECT consecutive_failures >= 3 FROM pagevault.providers";
@@ -301,25 +302,16 @@ fn a_locked_standby_goes_on_replaying() -> Result<()> {
         Cluster::with_keys(&watchful().conf("pagevault.revalidate_interval = 0"))?;
     primary.sql(TABLES)?;
     primary.sql("CHECKPOINT")?;
-    let backup = primary.directory().join("backup");
-    primary.base_backup(&backup)?;
-    let mut standby = Cluster::from_files(|data| {
-        std::fs::rename(&backup, data)?;
-        let signal = data.join("standby.signal");
-        std::fs::write(&signal, "")?;
-        primary.installation().give(&signal)
-    })?;
+    let mut standby = standby_of(
+        &primary,
+        &[
+            "pagevault.revalidate_interval = 1s",
+            "pagevault.revoked_key_action = lock",
+            "pagevault.revoked_key_grace = 0",
+            "shared_buffers = 1MB",
+        ],
+    )?;
     standby.allow_log("was revoked");
-    standby.allow_log("terminating walreceiver process");
-    standby.append_conf(&format!(
-        "primary_conninfo = 'host={} user=postgres'\n\
-         pagevault.revalidate_interval = 1s\n\
-         pagevault.revoked_key_action = lock\n\
-         pagevault.revoked_key_grace = 0\n\
-         shared_buffers = 1MB",
-        primary.directory().display()
-    ))?;
-    standby.start_server()?;
     standby.eventually("SELECT count(*) FROM secret", "1000")?;
     replace(&primary, &keys, "main")?;
     standby.eventually(STATE, "locked")?;
@@ -328,8 +320,7 @@ fn a_locked_standby_goes_on_replaying() -> Result<()> {
     primary.sql("UPDATE secret SET name = name || 'y' WHERE id % 2 = 0")?;
     primary
         .sql("SET pagevault.default_encryption = on; CREATE TABLE later AS SELECT * FROM secret")?;
-    let end = primary.text("SELECT pg_current_wal_flush_lsn()")?;
-    standby.eventually(&format!("SELECT pg_last_wal_replay_lsn() >= '{end}'"), "t")?;
+    wait_for(&standby, &primary)?;
     let error = standby.error("SELECT count(*) FROM later")?;
     ensure!(error.sqlstate == "55000", "{error}");
     ensure!(standby.text("SELECT id FROM open")? == "1", "the plain table is not usable");

@@ -9,7 +9,7 @@ use pagevault_tests::{Cluster, Settings, StopMode};
 use crate::assert_sealed;
 
 /// RELSEG_SIZE of every usual build: blocks in a segment.
-const SEGMENT_BLOCKS: u64 = 131_072;
+pub(crate) const SEGMENT_BLOCKS: u64 = 131_072;
 
 #[test]
 fn a_table_reads_and_recovers_across_the_segment_boundary() -> Result<()> {

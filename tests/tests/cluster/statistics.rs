@@ -4,6 +4,7 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{column, run_sql, text};
+use pagevault_tests::datafile::unless_gone;
 use pagevault_tests::{Cluster, DataFile, KeyFile, Settings, StopMode};
 use postgres::Client;
 
@@ -47,7 +48,9 @@ fn leaks_below(cluster: &Cluster, directory: &str) -> Result<Vec<String>> {
             let path = entry?.path();
             if path.is_dir() {
                 search(&path, found)?;
-            } else if (DataFile { path: path.clone() }).contains_text(CANARY)? {
+            } else if unless_gone(DataFile { path: path.clone() }.contains_text(CANARY))?
+                == Some(true)
+            {
                 found.push(path.display().to_string());
             }
         }
@@ -369,6 +372,10 @@ fn catalogs_are_sealed_while_others_write_them() -> Result<()> {
     expect_sealed(&cluster)?;
     cluster.crash()?;
     check()?;
+    if !cluster.installation().has_extension("amcheck") {
+        eprintln!("the indexes were not checked: this installation has no amcheck");
+        return cluster.finish();
+    }
     let mut client = cluster.client()?;
     run_sql(&mut client, "CREATE EXTENSION amcheck")?;
     let indexes = "SELECT count(bt_index_check(indexrelid, true)) FROM pg_index

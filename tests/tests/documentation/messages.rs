@@ -30,7 +30,7 @@ const COMPOSED: &[&str] = &[
 ];
 
 /// In pages about trouble the first column of a table holds messages.
-const PAGES: &[&str] = &["troubleshooting.md", "aws-kms.md", "vault.md"];
+const PAGES: &[&str] = &["troubleshooting.md", "aws-kms.md", "vault.md", "escrow.md"];
 
 /// Every message in a table under a heading about errors stands in the code, up to what it leaves out.
 pub(crate) fn are_in_the_code() -> Result<()> {

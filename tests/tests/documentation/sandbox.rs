@@ -5,6 +5,7 @@ use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
+use age::secrecy::ExposeSecret;
 use anyhow::{Context, Result, bail, ensure};
 use pagevault_tests::installation::run as run_command;
 use pagevault_tests::key_servers::kms::{Emulator, REGION, ROOT};
@@ -22,6 +23,7 @@ const PLACES: &[(&str, &str)] = &[
     ("/var/lib/postgresql", "{dir}/var"),
     ("/var/lib/pagevault-tokens", "{dir}/var/tokens"),
     ("/etc/pagevault", "{dir}/etc/pagevault"),
+    ("/etc/patroni", "{dir}/etc/patroni"),
     ("primary.example.com", "{dir}"),
     ("https://vault.example.com:8200", "{vault}"),
 ];
@@ -38,6 +40,8 @@ const STAND_INS: &[(&str, &str)] = &[
          exec /usr/bin/install \"$@\"",
     ),
     // systemctl start|stop|restart|reload postgresql
+    // age-keygen -o FILE, where there is no age
+    ("age-keygen", "[ \"$1\" = -o ] && cp {dir}/identity \"$2\" && chmod 600 \"$2\""),
     ("systemctl", "exec pg_ctl \"$1\" -w -s -m fast -D {dir}/data -l {dir}/log"),
 ];
 
@@ -87,6 +91,10 @@ impl Sandbox {
         run_command(
             std::process::Command::new("chmod").args(["-R", "a+rX"]).arg(sandbox.path("home/docs")),
         )?;
+        let pair = age::x25519::Identity::generate();
+        let identity =
+            format!("# public key: {}\n{}\n", pair.to_public(), pair.to_string().expose_secret());
+        write_file(&sandbox.path("identity"), &identity, 0o644)?;
         for (name, body) in STAND_INS {
             let body = body.replace("{dir}", &sandbox.path("").display().to_string());
             sandbox.program(name, &body)?;

@@ -1,12 +1,20 @@
-//! Other people's extensions on encrypted tables: what they do works, and what they write is sealed.
+//! Other people's extensions on encrypted tables, and their programs on encrypted clusters: what they do works,
+//! and what they write is sealed.
 //!
 //! A test whose extension is not in this installation counts as ignored and is named on standard error; one that
-//! `PAGEVAULT_EXTENSIONS` names (tools/extensions prints it) must be there. docs/ecosystem.md tells the results.
+//! `PAGEVAULT_EXTENSIONS` names (tools/extensions prints it) must be there, and so with programs and
+//! `PAGEVAULT_PROGRAMS`. docs/ecosystem.md tells the results.
 
 mod access_methods;
+mod age;
+mod backups;
+mod barman;
 mod foreign;
 mod inspection;
 mod jobs;
+mod patroni;
+mod pgbackrest;
+mod programs;
 mod repack;
 mod repair;
 
@@ -16,7 +24,7 @@ use anyhow::Result;
 use libtest_mimic::{Arguments, Failed, Trial};
 use pagevault_tests::Installation;
 
-/// A test: its name, the extensions it needs, itself.
+/// A test: its name, the extensions and programs it needs, itself.
 #[derive(Clone, Copy)]
 struct Test {
     name: &'static str,
@@ -28,9 +36,13 @@ fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let tests = [
         access_methods::TESTS,
+        age::TESTS,
+        barman::TESTS,
         foreign::TESTS,
         inspection::TESTS,
         jobs::TESTS,
+        patroni::TESTS,
+        pgbackrest::TESTS,
         repack::TESTS,
         repair::TESTS,
     ];
@@ -40,16 +52,21 @@ fn main() -> ExitCode {
 
 fn trial(test: Test) -> Trial {
     let promised = std::env::var("PAGEVAULT_EXTENSIONS").unwrap_or_default();
-    let is_there = |name| Installation::get().is_ok_and(|found| found.has_extension(name));
+    let is_there = |name| {
+        Installation::get().is_ok_and(|found| found.has_extension(name))
+            || programs::program(name).is_some()
+    };
     let lacking = test.needs.iter().find(|name| !is_there(name));
-    let required = lacking.is_some_and(|name| promised.split(' ').any(|known| known == *name));
+    let required = lacking.is_some_and(|name| {
+        promised.split(' ').any(|known| known == *name) || programs::is_promised(name)
+    });
     if let Some(lacking) = lacking
         && !required
     {
-        eprintln!("SKIPPED {}: this PostgreSQL has no {lacking} (tools/extensions)", test.name);
+        eprintln!("SKIPPED {}: there is no {lacking} (tools/extensions)", test.name);
     }
     Trial::test(test.name, move || match lacking {
-        Some(lacking) => Err(Failed::from(format!("there is no extension {lacking}"))),
+        Some(lacking) => Err(Failed::from(format!("there is no {lacking}"))),
         None => (test.run)().map_err(|error| Failed::from(format!("{error:#}"))),
     })
     .with_ignored_flag(lacking.is_some() && !required)

@@ -25,6 +25,8 @@ const TESTS: &[Test] = &[
     ("a_password_is_required", a_password_is_required),
     ("a_first_start_that_fails_is_begun_again", a_first_start_that_fails_is_begun_again),
     ("nothing_is_encrypted_if_so_wanted", nothing_is_encrypted_if_so_wanted),
+    ("a_read_only_root_and_directories_of_the_host", a_read_only_root_and_directories_of_the_host),
+    ("every_part_is_of_one_version", every_part_is_of_one_version),
     ("the_image_holds_only_what_runs", the_image_holds_only_what_runs),
 ];
 
@@ -190,6 +192,42 @@ fn nothing_is_encrypted_if_so_wanted() -> Result<()> {
     ensure!(server.sql("SELECT state, wal FROM pagevault.status")? == "unlocked|plaintext");
     server.sql("SELECT pagevault.encrypt('t')")?;
     ensure!(server.sql("SELECT pagevault.is_encrypted('t')")? == "t");
+    Ok(())
+}
+
+fn a_read_only_root_and_directories_of_the_host() -> Result<()> {
+    let host = tempfile::tempdir()?;
+    let data = format!("{}:/var/lib/postgresql/data", host.path().join("data").display());
+    let keys = format!("{}:/etc/pagevault", host.path().join("keys").display());
+    let places = ["-v", &data, "-v", &keys, "--tmpfs", "/tmp"];
+    let read_only = ["--read-only", "--tmpfs", "/var/run/postgresql:uid=999"];
+    // Docker makes the directories, and root owns them.
+    let stranger = Container::run(&[&PASSWORD[..], &places].concat(), &[])?;
+    stranger.eventually("it ends", || Ok(stranger.inspect("{{.State.Running}}")? == "false"))?;
+    ensure!(stranger.log()?.contains("--user=root"), "{}", stranger.log()?);
+    let given = Container::run(&[&PASSWORD[..], &places, &["--user=root"]].concat(), &[])?;
+    given.ready()?;
+    ensure!(given.shell("ps -o user= -p 1 2>/dev/null || stat -c %U /proc/1")? == "postgres");
+    given.sql("CREATE TABLE t AS SELECT 42 AS answer")?;
+    docker(&["stop", given.name()])?;
+    let server = Container::run(&[&PASSWORD[..], &places, &read_only].concat(), &[])?;
+    server.ready()?;
+    ensure!(server.sql("SELECT answer FROM t")? == "42");
+    ensure!(server.shell("touch /usr/here").is_err(), "the root file system can be written");
+    Ok(())
+}
+
+fn every_part_is_of_one_version() -> Result<()> {
+    let server = Container::run(&PASSWORD, &[])?;
+    server.ready()?;
+    let version =
+        server.inspect("{{index .Config.Labels \"org.opencontainers.image.version\"}}")?;
+    ensure!(version == env!("CARGO_PKG_VERSION"), "the image says {version}");
+    ensure!(server.shell("pagevault-keyring --version")?.ends_with(&format!(" {version}")));
+    let extension = "SELECT extversion FROM pg_extension WHERE extname = 'pagevault'";
+    ensure!(server.sql(extension)? == version);
+    let package = server.shell("dpkg-query -W -f '${Version}' 'postgresql-*-pagevault'")?;
+    ensure!(package == format!("{version}-1"), "the package is {package}");
     Ok(())
 }
 

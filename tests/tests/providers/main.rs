@@ -8,6 +8,7 @@ mod bench;
 mod command;
 mod moving;
 mod outages;
+mod routes;
 mod serving;
 mod vault;
 
@@ -32,6 +33,7 @@ fn main() -> ExitCode {
         vault::tests(),
         serving::tests(),
         outages::tests(),
+        routes::tests(),
         command::tests(),
         moving::tests(),
     ]

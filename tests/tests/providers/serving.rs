@@ -41,7 +41,7 @@ fn keys_live_in_vault() -> Result<()> {
     cluster.crash()?;
     readable(&cluster)?;
 
-    let told = "SELECT reachable::text || ' ' || (last_success > now() - interval '5 min')::text
+    let told = "SELECT reachable::text || ' ' || (last_success_at > now() - interval '5 min')::text
         || ' ' || (latency_ms > 0)::text || ' ' || key_versions::text FROM pagevault.providers";
     let told = cluster.text(told)?;
     ensure!(told.starts_with("true true true"), "{told}");

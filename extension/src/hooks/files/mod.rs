@@ -19,6 +19,7 @@ use std::ffi::{CStr, c_int, c_void};
 
 use libc::{off_t, ssize_t};
 use pagevault_interpose::{Error, Plan};
+use pagevault_keystore::transfer;
 
 pub(crate) use calls::{forget_opens, raw, saw_open};
 pub(crate) use table::Tag;
@@ -139,9 +140,11 @@ pub(crate) trait Handler: Sync {
     ) -> ssize_t {
         // SAFETY: by contract, for each part.
         unsafe {
-            each_part(vector, count, |part, done| {
-                self.pread(file, part.iov_base, part.iov_len, offset + done as off_t)
-            })
+            transfer::each_part(
+                parts(vector, count),
+                |part| part.iov_len,
+                |part, done| self.pread(file, part.iov_base, part.iov_len, offset + done as off_t),
+            )
         }
     }
 
@@ -155,9 +158,11 @@ pub(crate) trait Handler: Sync {
     ) -> ssize_t {
         // SAFETY: by contract, for each part.
         unsafe {
-            each_part(vector, count, |part, done| {
-                self.pwrite(file, part.iov_base, part.iov_len, offset + done as off_t)
-            })
+            transfer::each_part(
+                parts(vector, count),
+                |part| part.iov_len,
+                |part, done| self.pwrite(file, part.iov_base, part.iov_len, offset + done as off_t),
+            )
         }
     }
 }
@@ -167,44 +172,21 @@ pub(crate) trait Handler: Sync {
 /// # Safety
 /// `fd` is open.
 unsafe fn at_position(fd: c_int, transfer: impl FnOnce(off_t) -> ssize_t) -> ssize_t {
-    // SAFETY: by contract.
-    unsafe {
-        let position = libc::lseek(fd, 0, libc::SEEK_CUR);
-        if position < 0 {
-            return -1;
-        }
-        let done = transfer(position);
-        if done > 0 && libc::lseek(fd, position + done as off_t, libc::SEEK_SET) < 0 {
-            return -1;
-        }
-        done
-    }
+    // SAFETY: by contract; no memory is passed.
+    let seek = |to, whence| unsafe { libc::lseek(fd, to, whence) };
+    transfer::at_position(|| seek(0, libc::SEEK_CUR), |to| seek(to, libc::SEEK_SET), transfer)
 }
 
-/// Transfers the parts of a vector one by one, until one is not done whole. A failure counts only if
-/// nothing was transferred before.
+/// The parts of a vector.
 ///
 /// # Safety
 /// `vector` holds `count` parts.
-unsafe fn each_part(
-    vector: *const libc::iovec,
-    count: c_int,
-    mut transfer: impl FnMut(&libc::iovec, ssize_t) -> ssize_t,
-) -> ssize_t {
-    let mut total: ssize_t = 0;
-    for at in 0..usize::try_from(count).unwrap_or(0) {
+unsafe fn parts<'a>(vector: *const libc::iovec, count: c_int) -> &'a [libc::iovec] {
+    match usize::try_from(count) {
         // SAFETY: by contract.
-        let part = unsafe { &*vector.add(at) };
-        let done = transfer(part, total);
-        if done < 0 {
-            return if total > 0 { total } else { done };
-        }
-        total += done;
-        if (done as usize) < part.iov_len {
-            break;
-        }
+        Ok(count @ 1..) => unsafe { std::slice::from_raw_parts(vector, count) },
+        _ => &[],
     }
-    total
 }
 
 /// Adds the calls to what is to be replaced.

@@ -6,21 +6,21 @@ use zeroize::Zeroizing;
 
 /// The values that a program may print.
 #[derive(Default)]
-pub(super) struct Reply {
+pub struct Reply {
     /// The program's own form of a wrapped key, see [`is_opaque`].
-    pub(super) wrapped: Option<String>,
+    pub wrapped: Option<String>,
     /// The key that was wrapped.
-    pub(super) plaintext: Option<Zeroizing<[u8; 32]>>,
+    pub plaintext: Option<Zeroizing<[u8; 32]>>,
     /// From 1 on; fits a bigint of SQL.
-    pub(super) key_version: Option<u64>,
+    pub key_version: Option<u64>,
 }
 
 impl Reply {
-    /// Reads an answer that may hold the `known` names, each once.
+    /// Reads an answer that may hold the `known` names, each once: of `wrapped`, `plaintext`, `key_version`.
     ///
     /// # Errors
     /// What is wrong with it, in a sentence that repeats nothing of it: it may hold a key.
-    pub(super) fn read(text: &[u8], known: &[&str]) -> Result<Reply, String> {
+    pub fn read(text: &[u8], known: &[&str]) -> Result<Reply, String> {
         let text = std::str::from_utf8(text).map_err(|_| "It is not text.".to_owned())?;
         let mut reply = Reply::default();
         for (index, line) in text.lines().enumerate() {
@@ -56,7 +56,8 @@ fn form(name: &str) -> &'static str {
 }
 
 /// Whether a program may use `text` for a wrapped key: printable ASCII without spaces.
-pub(super) fn is_opaque(text: &str) -> bool {
+#[must_use]
+pub fn is_opaque(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 

@@ -1,6 +1,7 @@
 //! `pagevault-keyring exec`: PostgreSQL's own programs on sealed WAL.
 
 mod backups;
+mod large;
 mod refusals;
 mod rewind;
 mod waldump;

@@ -4,7 +4,8 @@ use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
 use anyhow::{Result, ensure};
-use pagevault_tests::{Cluster, Settings, StopMode};
+use pagevault_tests::installation::run;
+use pagevault_tests::{Cluster, Installation, Settings, StopMode};
 
 use super::{directory, exec, exec_with_keystore, failure, insert, sealing};
 
@@ -26,6 +27,13 @@ fn programs_that_the_library_does_not_get_into_are_not_run() -> Result<()> {
     fs::set_permissions(place("pg_resetwal"), fs::Permissions::from_mode(0o755))?;
     let error = failure(&mut exec_with_keystore(&cluster, &place("pg_resetwal")))?;
     ensure!(error.contains("is not a program but a script"), "{error}");
+    for mode in [0o4755, 0o2755] {
+        fs::copy(cluster.installation().program("pg_receivewal"), place("pg_receivewal"))?;
+        cluster.installation().give(&tools.join("pg_receivewal"))?;
+        fs::set_permissions(place("pg_receivewal"), fs::Permissions::from_mode(mode))?;
+        let error = failure(&mut exec_with_keystore(&cluster, &place("pg_receivewal")))?;
+        ensure!(error.contains("is setuid or setgid"), "{error}");
+    }
     let error = failure(&mut exec_with_keystore(&cluster, "/bin/cat"))?;
     ensure!(error.contains("it is not known what"), "{error}");
     let mut wrong = exec(&cluster, &["--library", "/nonexistent.so"], "pg_waldump");
@@ -36,6 +44,20 @@ fn programs_that_the_library_does_not_get_into_are_not_run() -> Result<()> {
     let error = failure(wrong.arg("-p").arg(cluster.data_directory().join("pg_wal")))?;
     ensure!(error.contains("the library does not get into"), "{error}");
     cluster.finish()
+}
+
+/// Patroni runs `pg_rewind --help` to find out whether it is there.
+#[test]
+fn what_programs_say_of_themselves_needs_no_keys() -> Result<()> {
+    let installation = Installation::get()?;
+    for program in ["pg_rewind", "pg_waldump", "pg_receivewal", "pg_upgrade"] {
+        for option in ["--help", "-?", "--version", "-V"] {
+            let mut command = installation.command("pagevault-keyring");
+            let said = run(command.args(["exec", "--", program, option]))?;
+            ensure!(said.contains(program), "{program} {option}: {said}");
+        }
+    }
+    Ok(())
 }
 
 #[test]

@@ -7,10 +7,11 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::installation::run;
-use pagevault_tests::{Cluster, KeyFile, Settings, StopMode};
+use pagevault_tests::standby::{standby_of, wait_for};
+use pagevault_tests::{Cluster, KeyFile, Settings, Standby, StopMode};
 
 use super::{count, exec, failure, insert};
-use crate::wal::{assert_hidden, sealing, standby_of, wait_for};
+use crate::wal::{assert_hidden, sealing};
 
 /// A primary with encrypted tables in two tablespaces, sealed WAL in small segments, and its standby.
 fn pair() -> Result<(Cluster, Cluster, KeyFile)> {
@@ -48,7 +49,7 @@ fn version(cluster: &Cluster) -> Result<u32> {
     Ok(cluster.text("SELECT current_setting('server_version_num')::int / 10000")?.parse()?)
 }
 
-fn allow(cluster: &mut Cluster) {
+pub(super) fn allow(cluster: &mut Cluster) {
     for text in [
         "terminating walreceiver process",
         "could not receive data from WAL stream",
@@ -92,31 +93,24 @@ fn rotate(cluster: &Cluster) -> Result<()> {
 }
 
 /// `pg_rewind` of `target`, by exec.
-fn rewind(target: &Cluster, source: &[String]) -> Command {
+pub(super) fn rewind(target: &Cluster, source: &[String]) -> Command {
     let mut command = exec(target, &[], "pg_rewind");
     command.arg("--target-pgdata").arg(target.data_directory()).args(source);
     command
 }
 
-fn server(source: &Cluster) -> Vec<String> {
+pub(super) fn server(source: &Cluster) -> Vec<String> {
     let host = source.directory().display();
     vec![format!("--source-server=host={host} user=postgres dbname=postgres")]
 }
 
-fn files(source: &Cluster) -> Vec<String> {
+pub(super) fn files(source: &Cluster) -> Vec<String> {
     vec![format!("--source-pgdata={}", source.data_directory().display())]
 }
 
 /// Starts a rewound server as the standby of `primary`.
-fn follow(rewound: &Cluster, primary: &Cluster) -> Result<()> {
-    let signal = rewound.data_directory().join("standby.signal");
-    std::fs::write(&signal, "")?;
-    rewound.installation().give(&signal)?;
-    rewound.append_conf(&format!(
-        "unix_socket_directories = '{}'\nprimary_conninfo = 'host={} user=postgres'\nwal_retrieve_retry_interval = 200ms",
-        rewound.directory().display(),
-        primary.directory().display()
-    ))?;
+pub(super) fn follow(rewound: &Cluster, primary: &Cluster) -> Result<()> {
+    Standby::default().follow(rewound, primary)?;
     rewound.start_server()?;
     wait_for(rewound, primary)
 }

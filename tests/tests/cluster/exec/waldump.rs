@@ -53,7 +53,7 @@ fn pg_receivewal_seals() -> Result<()> {
     cluster.allow_log("connection to client lost");
     cluster.sql("SELECT pg_create_physical_replication_slot('slot', true)")?;
     let backup = cluster.directory().join("backup");
-    super::super::wal::base_backup(&cluster, &backup, &["-X", "fetch"])?;
+    cluster.base_backup_with(&backup, &["-X", "fetch"])?;
     insert(&cluster, "drossel", 1000)?;
     cluster.sql("SELECT pagevault.rotate_wal_key()")?;
     insert(&cluster, "fink", 1000)?;
@@ -120,5 +120,38 @@ fn compressed_wal_is_refused() -> Result<()> {
     let error = failure(receive.arg(&target))?;
     ensure!(error.contains("compressed WAL cannot be sealed"), "{error}");
     ensure!(std::fs::read_dir(&target)?.next().is_none(), "something was written");
+    cluster.finish()
+}
+
+/// Summaries hold numbers of blocks, and no keys are needed to read them.
+#[test]
+fn summaries_of_sealed_wal_are_read() -> Result<()> {
+    if pagevault_tests::Installation::get()?.major < 17 {
+        return Ok(());
+    }
+    let (cluster, keys) = sealing(&Settings::default().conf("summarize_wal = on"))?;
+    insert(&cluster, "drossel", 1000)?;
+    cluster.sql("CHECKPOINT")?;
+    let file = cluster.text("SELECT pg_relation_filenode('t')")?;
+    let summaries = cluster.data_directory().join("pg_wal/summaries");
+    cluster.eventually("SELECT count(*) > 0 FROM pg_available_wal_summaries()", "t")?;
+    // What is behind a checkpoint is summarised when the summarizer gets there.
+    cluster.eventually(
+        "SELECT count(*) > 0 FROM pg_available_wal_summaries() s,
+            pg_wal_summary_contents(s.tli, s.start_lsn, s.end_lsn) c
+          WHERE c.relfilenode = pg_relation_filenode('t')",
+        "t",
+    )?;
+    keys.take_away()?;
+    let mut said = String::new();
+    for entry in std::fs::read_dir(&summaries)? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "summary") {
+            said += &run(exec(&cluster, &[], "pg_walsummary").arg(&path))?;
+        }
+    }
+    keys.bring_back()?;
+    ensure!(said.contains(&format!("REL {file}, FORK main")), "{said}");
+    assert_nowhere(&summaries, "drossel")?;
     cluster.finish()
 }

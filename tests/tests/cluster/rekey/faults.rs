@@ -7,12 +7,12 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::column;
 use pagevault_tests::leaks::{Canary, Scanner, report};
+use pagevault_tests::standby::{standby_of, wait_for};
 use pagevault_tests::{Cluster, Settings};
 use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 
 use super::power::AtCheckpoint;
 use super::{FAMILY, SUM, after_recovery};
-use crate::wal::{standby_of, wait_for};
 
 /// The steps of a job until its pages are being rewritten.
 const FIRST_HALF: [&str; 7] = [

@@ -1,6 +1,7 @@
 //! Rekeying online: new data keys for relations in use, jobs that survive whatever happens to them.
 
 mod faults;
+mod hints;
 mod meanwhile;
 mod power;
 mod requests;

@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use pagevault_tests::{Cluster, DataFile, StopMode};
 
 use super::meanwhile::end;
-use super::{SUM, assert_epoch, cluster};
+use super::{SUM, cluster, epochs};
 
 const SECTOR: usize = 512;
 
@@ -64,7 +64,10 @@ fn the_power_fails() -> Result<()> {
         ensure!(cluster.text(SUM)? == before, "round {round}: contents differ");
         end(&cluster, &job)?;
         cluster.set(&[("pagevault.rekey_rate", "4")])?;
-        assert_epoch(&cluster, round + 2)?;
+        // A key that was made just before the cut may not count as the job's yet: then there is one more.
+        for (name, epochs) in epochs(&cluster)? {
+            ensure!(epochs.len() == 1 && epochs[0] >= round + 2, "{name}: {epochs:?}");
+        }
     }
     cluster.stop(StopMode::Fast)?;
     cluster.pg_checksums()?;

@@ -143,3 +143,23 @@ fn a_whole_database_back_and_forth() -> Result<()> {
     ensure!(cluster.text(ALL)? == before, "contents differ after a restart");
     cluster.finish()
 }
+
+#[test]
+fn looking_for_jobs_after_a_start_takes_no_transaction_numbers() -> Result<()> {
+    let (cluster, _keys) =
+        Cluster::with_keys(&Settings::default().conf("log_min_messages = debug1"))?;
+    cluster.sql("CREATE DATABASE other")?;
+    // As long as nobody changes anything: on a server that logical slots depend on, standbys must see none either.
+    let next = "SELECT pg_snapshot_xmax(pg_current_snapshot())";
+    let looks = || cluster.log().matches("background worker \"pagevault rekey\" (PID").count();
+    let (before, earlier) = (cluster.text(next)?, looks());
+    cluster.restart()?;
+    cluster.eventually_that("a worker has been in each database", || {
+        let seen = looks() - earlier;
+        ensure!(seen >= 3, "{seen} workers have ended");
+        Ok(())
+    })?;
+    let after = cluster.text(next)?;
+    ensure!(after == before, "the next transaction was to be {before}, and is {after}");
+    cluster.finish()
+}

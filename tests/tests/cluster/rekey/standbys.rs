@@ -1,9 +1,9 @@
 //! Rekeying where there are standbys: they follow through WAL, and go on with what a lost primary has begun.
 
 use anyhow::{Result, ensure};
+use pagevault_tests::standby::{standby_of, wait_for};
 
 use super::{SUM, cluster, epochs};
-use crate::wal::{standby_of, wait_for};
 
 #[test]
 fn a_promoted_standby_goes_on() -> Result<()> {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::column;
-use pagevault_tests::datafile::PageState;
+use pagevault_tests::datafile::{PageState, unless_gone};
 use pagevault_tests::{Cluster, DataFile};
 
 use super::driver::SECRET;
@@ -59,7 +59,7 @@ fn members(cluster: &Cluster) -> Result<BTreeMap<PathBuf, Member>> {
 
 /// All files below a directory, tablespaces included.
 fn files_below(directory: &Path, found: &mut Vec<DataFile>) -> Result<()> {
-    for entry in std::fs::read_dir(directory)? {
+    for entry in unless_gone(std::fs::read_dir(directory))?.into_iter().flatten() {
         let path = entry?.path();
         if path.is_dir() {
             files_below(&path, found)?;
@@ -78,7 +78,7 @@ pub(super) fn files_with(cluster: &Cluster, text: &str) -> Result<Vec<PathBuf>> 
     let mut found = Vec::new();
     for file in files {
         let path = file.path.strip_prefix(&data)?.to_owned();
-        if !path.starts_with("pg_wal") && file.contains_text(text)? {
+        if !path.starts_with("pg_wal") && unless_gone(file.contains_text(text))? == Some(true) {
             found.push(path);
         }
     }
@@ -132,7 +132,7 @@ pub(crate) fn check(
             None => (path.display().to_string(), Expected::Sealed),
         };
         if let Some(member) = member {
-            let states = file.states()?;
+            let states = unless_gone(file.states())?.unwrap_or_default();
             let count =
                 |is: fn(&PageState) -> bool| states.iter().filter(|state| is(state)).count();
             let sealed = count(|state| matches!(state, PageState::Sealed(_)));
@@ -152,7 +152,7 @@ pub(crate) fn check(
             }
         }
         let may_hold_it = matches!(expected, Expected::PlainCopy | Expected::Either);
-        if !may_hold_it && file.contains_text(SECRET)? {
+        if !may_hold_it && unless_gone(file.contains_text(SECRET))? == Some(true) {
             wrong.push(format!("{name}: holds the canary"));
         }
     }

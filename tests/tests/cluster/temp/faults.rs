@@ -33,6 +33,8 @@ fn files_of_a_killed_backend_are_in_nobodys_way() -> Result<()> {
     });
     ensure!(held.is_err(), "the query survived");
     drop(client);
+    // Before the postmaster hears of it, it lets others in.
+    cluster.eventually_logs("all server processes terminated")?;
     cluster.eventually("SELECT 1", "1")?;
     check(&spilled(&cluster), true).context("what the crash left")?;
     let mut client = cluster.client()?;
@@ -58,7 +60,9 @@ fn a_full_disk_is_told_and_does_no_harm() -> Result<()> {
     // The server sets it: it may do so with its own processes.
     let limit_files = |limit: &str| {
         let pid = backend.as_raw_nonzero();
-        cluster.sql(&format!("COPY (SELECT) TO PROGRAM 'prlimit --pid {pid} --fsize={limit}:'"))
+        let program = format!("prlimit --pid {pid} --fsize={limit}:");
+        // No row: it does not read any.
+        cluster.sql(&format!("COPY (SELECT WHERE false) TO PROGRAM '{program}'"))
     };
     for limit in ["100003", "24576", "8191", "7"] {
         limit_files(limit)?;

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use pagevault_tests::wal::Segment;
 use pagevault_tests::{Cluster, Settings, process};
 
-use super::{base_backup, count, insert, lacks, leaks, marks, sealing, switch};
+use super::{count, insert, lacks, leaks, marks, sealing, switch};
 
 /// Settings that archive into `archive` beside the data directory of the cluster that is made next.
 fn archive_of(cluster: &Cluster) -> Result<std::path::PathBuf> {
@@ -31,7 +31,7 @@ fn recovery_to_a_point_over_mixed_history() -> Result<()> {
     cluster.sql("CREATE TABLE t (id serial PRIMARY KEY, name text)")?;
     insert(&cluster, "amsel", 1000)?;
     let backup = cluster.directory().join("backup");
-    base_backup(&cluster, &backup, &["-X", "none", "--no-manifest"])?;
+    cluster.base_backup_with(&backup, &["-X", "none", "--no-manifest"])?;
     insert(&cluster, "amsel", 1000)?;
     switch(&cluster, true)?;
     insert(&cluster, "drossel", 1000)?;
@@ -156,7 +156,7 @@ fn a_standby_follows_the_archive() -> Result<()> {
     let archive = archive_of(&cluster)?;
     cluster.set(&[("archive_command", &format!("cp %p {}/%f", archive.display()))])?;
     let mut standby = Cluster::from_files(|target| {
-        base_backup(&cluster, target, &["-X", "none", "--no-manifest"])?;
+        cluster.base_backup_with(target, &["-X", "none", "--no-manifest"])?;
         let signal = target.join("standby.signal");
         std::fs::write(&signal, "")?;
         cluster.installation().give(&signal)

@@ -2,12 +2,11 @@
 
 use anyhow::{Result, ensure};
 use pagevault_tests::installation::run;
+use pagevault_tests::standby::{standby_of, wait_for};
 use pagevault_tests::wal::{PAGE, Segment, WalPage};
 use pagevault_tests::{Cluster, Installation, Settings};
 
-use super::{
-    assert_hidden, base_backup, count, insert, last_page, leaks, marks, sealing, segments, state_at,
-};
+use super::{assert_hidden, count, insert, last_page, leaks, marks, sealing, segments, state_at};
 
 fn restored_after_load(method: &str) -> Result<(Cluster, Cluster, Vec<Segment>)> {
     let (mut cluster, _keys) = sealing(&Settings::default())?;
@@ -17,7 +16,7 @@ fn restored_after_load(method: &str) -> Result<(Cluster, Cluster, Vec<Segment>)>
     let mut load = cluster.pgbench_in_background(&["-n", "-c", "2", "-T", "600"])?;
     let mut wal = Vec::new();
     let restored = Cluster::from_files(|target| {
-        base_backup(&cluster, target, &["-X", method])?;
+        cluster.base_backup_with(target, &["-X", method])?;
         wal = Segment::all(&target.join("pg_wal"))?;
         // That WAL can be parsed is checked by pg_waldump, which knows no sealed pages.
         let mut verify = cluster.program("pg_verifybackup");
@@ -63,12 +62,12 @@ fn streamed_wal_is_plaintext_and_mixes() -> Result<()> {
 #[test]
 fn a_page_that_is_written_on_keeps_its_key() -> Result<()> {
     let (cluster, _keys) = sealing(&Settings::default())?;
-    let standby = super::standby_of(&cluster, &[])?;
+    let standby = standby_of(&cluster, &[])?;
     insert(&cluster, "drossel", 1000)?;
-    super::wait_for(&standby, &cluster)?;
+    wait_for(&standby, &cluster)?;
     let mut wal = Vec::new();
     let restored = Cluster::from_files(|target| {
-        base_backup(&standby, target, &["-X", "stream"])?;
+        standby.base_backup_with(target, &["-X", "stream"])?;
         wal = Segment::all(&target.join("pg_wal"))?;
         Ok(std::fs::remove_file(target.join("standby.signal"))?)
     })?;
@@ -100,14 +99,14 @@ fn incremental_backups_are_complete() -> Result<()> {
     let (cluster, _keys) = sealing(&Settings::default().conf("summarize_wal = on"))?;
     insert(&cluster, "amsel", 20_000)?;
     let full = cluster.directory().join("full");
-    base_backup(&cluster, &full, &["-X", "fetch"])?;
+    cluster.base_backup_with(&full, &["-X", "fetch"])?;
     cluster.sql("UPDATE t SET name = 'drossel-' || id WHERE id % 100 = 0")?;
     cluster.sql("SELECT pagevault.rotate_wal_key()")?;
     cluster.sql("UPDATE t SET name = 'fink-' || id WHERE id % 100 = 1")?;
     let incremental = cluster.directory().join("incremental");
     let manifest = full.join("backup_manifest");
     let option = format!("--incremental={}", manifest.display());
-    base_backup(&cluster, &incremental, &["-X", "fetch", &option])?;
+    cluster.base_backup_with(&incremental, &["-X", "fetch", &option])?;
     let restored = Cluster::from_files(|target| {
         let mut combine = cluster.program("pg_combinebackup");
         run(combine.arg(&full).arg(&incremental).arg("-o").arg(target)).map(drop)

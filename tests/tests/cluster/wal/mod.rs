@@ -8,11 +8,8 @@ mod replication;
 mod switching;
 mod tools;
 
-use std::path::Path;
-
 use anyhow::{Result, ensure};
 use pagevault_tests::datafile::holds;
-use pagevault_tests::installation::run;
 use pagevault_tests::wal::{PAGE, Segment, WalPage};
 use pagevault_tests::{Cluster, Installation, KeyFile, Settings};
 
@@ -104,36 +101,4 @@ fn lacks(library: &str) -> Result<bool> {
         eprintln!("skipped: {library} is not installed");
     }
     Ok(lacks)
-}
-
-/// `pg_basebackup` with these options.
-pub(crate) fn base_backup(cluster: &Cluster, target: &Path, options: &[&str]) -> Result<()> {
-    let mut program = cluster.program("pg_basebackup");
-    run(program.args(["--checkpoint=fast", "-D"]).arg(target).args(options)).map(drop)
-}
-
-/// A standby that streams from `primary`, started.
-pub(crate) fn standby_of(primary: &Cluster, conf: &[&str]) -> Result<Cluster> {
-    let mut standby = Cluster::from_files(|target| {
-        base_backup(primary, target, &[])?;
-        let signal = target.join("standby.signal");
-        std::fs::write(&signal, "")?;
-        primary.installation().give(&signal)
-    })?;
-    standby.allow_log("terminating walreceiver process");
-    standby.append_conf(&format!(
-        "primary_conninfo = 'host={} user=postgres'\nwal_retrieve_retry_interval = 200ms",
-        primary.directory().display()
-    ))?;
-    for line in conf {
-        standby.append_conf(line)?;
-    }
-    standby.start_server()?;
-    Ok(standby)
-}
-
-/// Waits until the standby has replayed all that the primary has logged.
-pub(crate) fn wait_for(standby: &Cluster, primary: &Cluster) -> Result<()> {
-    let end = primary.text("SELECT pg_current_wal_flush_lsn()")?;
-    standby.eventually(&format!("SELECT pg_last_wal_replay_lsn() >= '{end}'"), "t")
 }

@@ -2,6 +2,7 @@
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::column;
+use pagevault_tests::standby::{standby_of, wait_for};
 use pagevault_tests::{Settings, StopMode};
 
 use super::{assert_hidden, count, insert, lacks, marks, sealing, segments};
@@ -45,7 +46,7 @@ fn pg_walinspect_reads_sealed_wal() -> Result<()> {
     cluster.sql("SELECT pagevault.rotate_wal_key()")?;
     insert(&cluster, "amsel", 500)?;
     cluster.restart()?;
-    let end = cluster.text("SELECT pg_current_wal_lsn()")?;
+    let end = cluster.text("SELECT pg_current_wal_flush_lsn()")?;
     let records = |which: &str| {
         cluster.text(&format!(
             "SELECT count(*) FROM pg_get_wal_records_info('{start}', '{end}') WHERE {which}"
@@ -80,9 +81,9 @@ fn with_segments_of(megabytes: u32, rows: u32) -> Result<()> {
     ensure!(marks(&all)? == [1, 2], "keys {:?}", marks(&all)?);
     cluster.crash()?;
     ensure!(count(&cluster, "drossel")? == (2 * rows).to_string(), "rows are missing");
-    let standby = super::standby_of(&cluster, &[])?;
+    let standby = standby_of(&cluster, &[])?;
     insert(&cluster, "fink", rows)?;
-    super::wait_for(&standby, &cluster)?;
+    wait_for(&standby, &cluster)?;
     ensure!(count(&standby, "fink")? == rows.to_string(), "rows are missing");
     standby.stop(StopMode::Fast)?;
     standby.finish()?;

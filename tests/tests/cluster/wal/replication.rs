@@ -1,10 +1,11 @@
 //! Standbys: the receiver writes at any offset, and seals what it receives; promotion copies a segment.
 
 use anyhow::{Result, ensure};
+use pagevault_tests::standby::{standby_of, wait_for};
 use pagevault_tests::wal::WalPage;
 use pagevault_tests::{Cluster, Settings};
 
-use super::{assert_hidden, count, insert, marks, sealing, segments, standby_of, wait_for};
+use super::{assert_hidden, count, insert, marks, sealing, segments};
 
 #[test]
 fn a_standby_seals_what_it_receives() -> Result<()> {

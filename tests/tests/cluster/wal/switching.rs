@@ -99,7 +99,7 @@ fn keys_are_rotated_under_load_with_kills() -> Result<()> {
     let marks = marks(&segments(&cluster)?)?;
     // Recovery has recycled the oldest segments.
     ensure!(marks.len() > 3 && expected.ends_with(&marks), "keys {marks:?}, not {expected:?}");
-    let key = cluster.text("SELECT wal_key FROM pagevault.status")?;
+    let key = cluster.text("SELECT wal_key_generation FROM pagevault.status")?;
     ensure!(Some(key.parse()?) == expected.last().copied(), "key {key}");
     // The keys are wrapped anew with the database key, and are the same.
     cluster.sql("SELECT pagevault.rotate_database_key()")?;
@@ -148,7 +148,7 @@ fn who_may_rotate_and_when() -> Result<()> {
     ensure!(error.text().contains("pagevault.wal_encryption"), "{error:?}");
     switch(&cluster, true)?;
     cluster.sql("SET ROLE admin; SELECT pagevault.rotate_wal_key()")?;
-    ensure!(cluster.text("SELECT wal_key FROM pagevault.status")? == "2");
+    ensure!(cluster.text("SELECT wal_key_generation FROM pagevault.status")? == "2");
     cluster.finish()
 }
 

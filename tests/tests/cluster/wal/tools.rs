@@ -2,10 +2,11 @@
 
 use anyhow::{Result, ensure};
 use pagevault_tests::installation::run;
+use pagevault_tests::standby::{standby_of, wait_for};
 use pagevault_tests::wal::Segment;
 use pagevault_tests::{Settings, StopMode};
 
-use super::{base_backup, count, insert, leaks, sealing, segments};
+use super::{count, insert, leaks, sealing, segments};
 
 #[test]
 fn pg_waldump_refuses() -> Result<()> {
@@ -69,7 +70,7 @@ fn pg_verifybackup_cannot_parse_sealed_wal() -> Result<()> {
     let (cluster, _keys) = sealing(&Settings::default())?;
     insert(&cluster, "drossel", 100)?;
     let backup = cluster.directory().join("backup");
-    base_backup(&cluster, &backup, &["-X", "fetch"])?;
+    cluster.base_backup_with(&backup, &["-X", "fetch"])?;
     let refused = run(cluster.program("pg_verifybackup").arg(&backup));
     let error = refused.err().map(|e| format!("{e:#}")).unwrap_or_default();
     ensure!(error.contains("WAL parsing failed"), "{error}");
@@ -82,11 +83,11 @@ fn pg_rewind_refuses() -> Result<()> {
     let settings = Settings::default().conf("wal_log_hints = on");
     let (mut primary, _keys) = sealing(&settings)?;
     primary.allow_log("could not");
-    let mut standby = super::standby_of(&primary, &[])?;
+    let mut standby = standby_of(&primary, &[])?;
     standby.allow_log("could not receive data from WAL stream");
     standby.allow_log("terminating walreceiver process");
     insert(&primary, "drossel", 100)?;
-    super::wait_for(&standby, &primary)?;
+    wait_for(&standby, &primary)?;
     standby.sql("SELECT pg_promote()")?;
     standby.sql("CHECKPOINT")?;
     insert(&primary, "fink", 100)?;

@@ -15,17 +15,18 @@
 //! Zeros with which a new segment is filled go to `xlogtemp` as well, by `pwrite` and `pwritev`.
 
 mod fault;
-mod reading;
+mod ranges;
 mod writing;
 
 use std::ffi::{CStr, c_void};
 
 use libc::{c_int, off_t, ssize_t};
+use pagevault_keystore::wal_segments;
 use pgrx::pg_sys;
 
 use self::fault::{errno, raise};
-use self::reading::read;
-use self::writing::{write_copied, write_pages, write_range};
+use self::ranges::{read_range, write_range};
+use self::writing::{write_copied, write_pages};
 use super::{File, Handler, Tag, at_position, raw};
 use crate::keys::wal as keys;
 use crate::pg::process::{self, ProcessLocal};
@@ -51,7 +52,7 @@ pub(super) fn segment(path: &CStr) -> Option<Tag> {
     if name == b"RECOVERYXLOG" {
         return Some(Tag([UNKNOWN_ADDRESS, 0]));
     }
-    let (high, low) = segment_number(name)?;
+    let (high, low) = wal_segments::number_of(name)?;
     let base = (u64::from(high) << 32) + u64::from(low) * process::wal_segment_size();
     Some(Tag([base, 0]))
 }
@@ -64,18 +65,28 @@ pub(super) fn is_new_segment(path: &CStr) -> bool {
 
 const UNKNOWN_ADDRESS: u64 = u64::MAX;
 
-/// The last two of three words of 8 hexadecimal digits: timeline, and the segment's number in two
-/// parts.
-fn segment_number(name: &[u8]) -> Option<(u32, u32)> {
-    let [_, high, low] = name.as_chunks::<8>().0 else { return None };
-    (name.len() == 24 && name.iter().all(u8::is_ascii_hexdigit))
-        .then(|| (hexadecimal(high), hexadecimal(low)))
-}
+/// Reads and writes of ranges.
+impl wal_segments::Segment for File {
+    fn pread(&self, to: &mut [u8], at: u64) -> isize {
+        // SAFETY: a slice has room for its length.
+        unsafe { raw::pread(self.fd, to.as_mut_ptr().cast(), to.len(), at as off_t) }
+    }
 
-fn hexadecimal(digits: &[u8; 8]) -> u32 {
-    digits
-        .iter()
-        .fold(0, |number, digit| number << 4 | char::from(*digit).to_digit(16).unwrap_or(0))
+    fn pwrite(&self, from: &[u8], at: u64) -> isize {
+        // SAFETY: a slice holds its length.
+        unsafe { raw::pwrite(self.fd, from.as_ptr().cast(), from.len(), at as off_t) }
+    }
+
+    fn belongs(&self, address: u64, at: u64) -> bool {
+        match self.tag.0[0] {
+            UNKNOWN_ADDRESS => address % process::wal_segment_size() == at,
+            base => address == base + at,
+        }
+    }
+
+    fn address(&self, at: u64, _page: &[u8], _offset: usize, _bytes: &[u8]) -> u64 {
+        self.tag.0[0] + at
+    }
 }
 
 /// A WAL segment.
@@ -89,7 +100,7 @@ impl Handler for Segment {
             if process::sends_base_backup() || (keys::active().is_none() && !recovers) {
                 return raw::pread(file.fd, to, length, at);
             }
-            match read(file, to.cast(), length, at as u64) {
+            match read_range(file, to.cast(), length, at as u64) {
                 Ok(done) => done,
                 // Taken for the end of WAL, a page that cannot be opened would lose transactions.
                 Err(fault) if recovers => raise(fault),
@@ -160,8 +171,7 @@ impl Handler for NewSegment {
                 return raw::write(file.fd, from, length);
             };
             at_position(file.fd, |at| {
-                write_copied(keys, file.fd, from.cast(), length, at as u64)
-                    .unwrap_or_else(|_| errno())
+                write_copied(keys, file, from.cast(), length, at as u64).unwrap_or_else(|_| errno())
             })
         }
     }
@@ -169,12 +179,4 @@ impl Handler for NewSegment {
 
 fn is_whole(at: u64, length: usize) -> bool {
     at.is_multiple_of(PAGE as u64) && length.is_multiple_of(PAGE)
-}
-
-fn page_start(at: u64) -> u64 {
-    at - at % PAGE as u64
-}
-
-fn page_end(at: u64) -> u64 {
-    at.next_multiple_of(PAGE as u64)
 }

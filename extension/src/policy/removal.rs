@@ -1,0 +1,52 @@
+//! DROP EXTENSION, also by way of CASCADE, DROP SCHEMA and DROP OWNED: refused while anything in the database is sealed,
+//! for who then takes the library away has relations that nothing opens, and no function that would decrypt them.
+
+use pgrx::PgSqlErrorCode;
+use pgrx::pg_sys::{self, Oid};
+
+use super::catalogs;
+use crate::pg::relation::{self, Facts};
+use crate::pg::report::{Report, Result};
+use crate::verify;
+
+/// Relations that the message names.
+const NAMED: usize = 5;
+
+/// An extension is about to be dropped.
+pub(crate) fn refuse_if_anything_is_sealed(extension: Oid) -> Result<()> {
+    // SAFETY: a catalog look-up in a transaction.
+    let ours = unsafe { pg_sys::get_extension_oid(c"pagevault".as_ptr(), true) };
+    if extension != ours {
+        return Ok(());
+    }
+    let sealed = sealed_relations()?;
+    if sealed.is_empty() {
+        return Ok(());
+    }
+    let mut names: Vec<_> =
+        sealed.iter().take(NAMED).map(|facts| relation::qualified_name(facts.oid)).collect();
+    if sealed.len() > NAMED {
+        names.push(format!("and {} more", sealed.len() - NAMED));
+    }
+    Err(Report::new(
+        PgSqlErrorCode::ERRCODE_DEPENDENT_OBJECTS_STILL_EXIST,
+        "cannot drop extension pagevault: this database has encrypted relations",
+    )
+    .detail(format!("Encrypted, or not wholly decrypted: {}.", names.join(", ")))
+    .hint("Turn off pagevault.protect_statistics, run pagevault.decrypt_database() and wait for its jobs, then pagevault.decrypt() of what pagevault.relations still shows as encrypted."))
+}
+
+/// Relations of this database, without those that follow others, that have sealed pages on disk or will have.
+fn sealed_relations() -> Result<Vec<Facts>> {
+    let mut found: Vec<Facts> = Vec::new();
+    for facts in relation::all().into_iter().filter_map(relation::facts) {
+        if facts.is_stored() && !catalogs::is_shared(&facts) && verify::may_be_sealed(facts.file)? {
+            found.push(facts);
+        }
+    }
+    let leading = |facts: &Facts| relation::leads(facts);
+    if found.iter().any(leading) {
+        found.retain(leading);
+    }
+    Ok(found)
+}

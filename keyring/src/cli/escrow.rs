@@ -1,0 +1,113 @@
+//! `pagevault-keyring escrow`: exporting, checking and restoring recovery bundles.
+
+use std::io::Write;
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use clap::Subcommand;
+use pagevault_keystore::protocol::ProviderSpec;
+
+use super::check::options;
+use super::unprintable;
+use crate::escrow::{self, Form, Holder};
+use crate::provider::ProviderError;
+
+#[derive(Subcommand)]
+pub(super) enum Escrow {
+    /// Write all database keys to a file that only your private key opens; the server may be running
+    Export {
+        /// The data directory
+        data_directory: PathBuf,
+        /// Your public key, as age-keygen shows it; may be given several times
+        #[arg(long, value_name = "age1...", required = true)]
+        recipient: Vec<String>,
+        /// The file to make
+        #[arg(long, value_name = "FILE")]
+        output: PathBuf,
+        /// Write text instead of bytes
+        #[arg(long)]
+        armor: bool,
+    },
+    /// Try whether a bundle opens all keys of a data directory; nothing is changed, the server may be running
+    Check {
+        /// The file that was exported
+        bundle: PathBuf,
+        /// File with your private key, as age-keygen writes it; - is standard input
+        #[arg(long, value_name = "FILE")]
+        identity: PathBuf,
+        /// The data directory, or a backup
+        #[arg(long, value_name = "DIR")]
+        data_directory: PathBuf,
+    },
+    /// Give the keys of a bundle to another provider, in a data directory whose server is down
+    Restore {
+        /// The file that was exported
+        bundle: PathBuf,
+        /// File with your private key, as age-keygen writes it; - is standard input
+        #[arg(long, value_name = "FILE")]
+        identity: PathBuf,
+        /// The data directory, or a restored backup
+        #[arg(long, value_name = "DIR")]
+        data_directory: PathBuf,
+        /// Kind of the new provider, such as "file"
+        #[arg(long, value_name = "KIND")]
+        provider_kind: String,
+        /// Options of the new provider as in SQL, such as '{"path": "/etc/pagevault/keys"}'
+        #[arg(long, value_name = "JSON")]
+        options: String,
+        /// Name of the master key there; it must exist
+        #[arg(long, value_name = "NAME")]
+        key: String,
+        /// Name that the new provider gets in SQL
+        #[arg(long, value_name = "NAME", default_value = "restored")]
+        provider_name: String,
+    },
+}
+
+impl Escrow {
+    pub(super) fn run(self, out: &mut impl Write) -> Result<ExitCode, ProviderError> {
+        let said = match self {
+            Self::Export { data_directory, recipient, output, armor } => {
+                let recipients = escrow::recipients(&recipient)?;
+                let form = if armor { Form::Armored } else { Form::Binary };
+                let keys = escrow::export(&data_directory, &recipients, &output, form)?;
+                format!(
+                    "Database keys in {}: {keys}.\nKeep it apart from the private key, and from backups of the data. Try it: escrow check.",
+                    output.display()
+                )
+            }
+            Self::Check { bundle, identity, data_directory } => {
+                let identities = escrow::identities(&identity)?;
+                let checked = escrow::check(&bundle, &identities, &data_directory)?;
+                format!(
+                    "The bundle holds {} database keys, and opens all {} data keys of the data directory.",
+                    checked.database_keys, checked.data_keys
+                )
+            }
+            Self::Restore {
+                bundle,
+                identity,
+                data_directory,
+                provider_kind,
+                options: text,
+                key,
+                provider_name,
+            } => {
+                let identities = escrow::identities(&identity)?;
+                let provider = ProviderSpec {
+                    name: provider_name,
+                    kind: provider_kind,
+                    options: options(&text)?,
+                };
+                let holder = Holder { provider, key };
+                let keys = escrow::restore(&bundle, &identities, &data_directory, &holder)?;
+                let (key, name) = (&holder.key, &holder.provider.name);
+                format!(
+                    "Database keys now wrapped by key \"{key}\" of provider \"{name}\": {keys}.\nStart the server. Make standbys anew."
+                )
+            }
+        };
+        writeln!(out, "{said}").map_err(unprintable)?;
+        Ok(ExitCode::SUCCESS)
+    }
+}

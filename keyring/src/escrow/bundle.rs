@@ -1,0 +1,244 @@
+//! The bundle: a file of age (<https://age-encryption.org/v1>, recipients of type X25519), binary or armored, that holds one
+//! JSON object:
+//!
+//! ```json
+//! {"format": "pagevault escrow", "version": 1, "keystore": "<32 hexadecimal digits>", "made": 1767225599,
+//!  "keys": [{"scope": 0, "version": 1, "key": "<base64 of 32 bytes>"}]}
+//! ```
+//!
+//! So `age -d` opens it without this program. Errors of the library are not shown: they want a language to be set up.
+
+use std::fs::{self, File, Permissions};
+use std::io::{self, BufReader, Read, Write};
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+
+use age::armor::{ArmoredReader, ArmoredWriter, Format};
+use age::x25519::{Identity, Recipient};
+use age::{DecryptError, Decryptor, Encryptor};
+use pagevault_keystore::protocol::SecretBytes;
+use serde::{Deserialize, Serialize};
+use zeroize::Zeroizing;
+
+use crate::exec::refuse;
+use crate::offline::{Keystore, unreadable};
+use crate::provider::ProviderError;
+use crate::secret_file::{self, Readers};
+
+const FORMAT: &str = "pagevault escrow";
+const VERSION: u32 = 1;
+/// Largest bundle that is read, in bytes: some 100,000 database keys.
+const LARGEST: u64 = 16 << 20;
+/// Room for a key in JSON.
+const KEY: usize = 128;
+
+/// How a bundle is written.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Form {
+    /// As bytes.
+    Binary,
+    /// As text that survives mail and paper.
+    Armored,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Bundle {
+    format: String,
+    version: u32,
+    pub(super) keystore: String,
+    made: i64,
+    pub(super) keys: Vec<Key>,
+}
+
+#[derive(Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Key {
+    pub(super) scope: u32,
+    pub(super) version: u32,
+    pub(super) key: SecretBytes,
+}
+
+/// What every version of the format begins with.
+#[derive(Deserialize)]
+struct Kind {
+    format: String,
+    version: u32,
+}
+
+impl Bundle {
+    pub(super) fn new(keystore: [u8; 16], made: i64, keys: Vec<Key>) -> Self {
+        let keystore = hexadecimal(keystore);
+        Self { format: FORMAT.to_owned(), version: VERSION, keystore, made, keys }
+    }
+
+    /// Of which keystore the keys are.
+    pub(super) fn keystore(&self) -> Result<[u8; 16], ProviderError> {
+        u128::from_str_radix(&self.keystore, 16)
+            .map(u128::to_be_bytes)
+            .map_err(|_| refuse("the bundle does not say of which keystore it is"))
+    }
+
+    /// Writes it to a new file, which appears whole and durable or not at all.
+    pub(super) fn write(
+        &self,
+        recipients: &[Recipient],
+        output: &Path,
+        form: Form,
+    ) -> Result<(), ProviderError> {
+        // With room for all of it: a vector that grows leaves copies of keys behind.
+        let mut text = Zeroizing::new(Vec::with_capacity(self.keys.len() * KEY + 512));
+        serde_json::to_writer(&mut *text, self)
+            .map_err(|_| refuse("the bundle cannot be written as JSON"))?;
+        let recipients = recipients.iter().map(|recipient| recipient as &dyn age::Recipient);
+        let encryptor = Encryptor::with_recipients(recipients)
+            .map_err(|_| refuse("a bundle needs a recipient"))?;
+        place(encryptor, &text, output, form).map_err(|error| {
+            let shown = output.display();
+            refuse(format!("could not write the bundle \"{shown}\": {error}"))
+        })
+    }
+
+    /// Opens the file with one of the identities, and looks through all of it.
+    pub(super) fn read(path: &Path, identities: &[Identity]) -> Result<Self, ProviderError> {
+        let file = File::open(path).map_err(|error| unreadable(path, &error))?;
+        let metadata = file.metadata().map_err(|error| unreadable(path, &error))?;
+        if !metadata.is_file() || metadata.len() > LARGEST {
+            return Err(no_bundle(path, "It is no regular file, or too large for a bundle."));
+        }
+        let armored = ArmoredReader::new(BufReader::new(file.take(LARGEST)));
+        let decryptor = Decryptor::new(armored).map_err(|error| match error {
+            DecryptError::UnknownFormat => no_bundle(path, "It is of a later format of age."),
+            DecryptError::Io(error) if error.kind() == io::ErrorKind::UnexpectedEof => {
+                damaged(path)
+            }
+            _ => no_bundle(path, "It is not a file of age, or its beginning is damaged."),
+        })?;
+        let identities = identities.iter().map(|identity| identity as &dyn age::Identity);
+        let mut reader = decryptor.decrypt(identities).map_err(|error| match error {
+            DecryptError::NoMatchingKeys => {
+                refuse(format!("no identity opens the bundle \"{}\"", path.display()))
+                    .with_detail("It was made for other recipients.")
+                    .with_hint("Give the file with the private key of one of its recipients.")
+            }
+            _ => damaged(path),
+        })?;
+        let room = usize::try_from(metadata.len()).unwrap_or_default();
+        let mut text = Zeroizing::new(Vec::with_capacity(room));
+        // The text is whole only if this succeeds: the last piece says that it is the last.
+        reader.read_to_end(&mut text).map_err(|_| damaged(path))?;
+        // What serde quotes may be a key.
+        let kind: Kind = serde_json::from_slice(&text)
+            .map_err(|_| no_bundle(path, "It holds something else."))?;
+        if kind.format != FORMAT {
+            return Err(no_bundle(path, "It holds something else."));
+        }
+        if kind.version != VERSION {
+            return Err(no_bundle(
+                path,
+                &format!("It is of version {}, this program knows {VERSION}.", kind.version),
+            ));
+        }
+        serde_json::from_slice(&text).map_err(|_| no_bundle(path, "It holds something else."))
+    }
+}
+
+/// Encrypts into a file beside, and gives that its name.
+fn place(encryptor: Encryptor, text: &[u8], output: &Path, form: Form) -> io::Result<()> {
+    let directory = directory_of(output);
+    let mut file = tempfile::Builder::new()
+        .prefix(".escrow-")
+        .permissions(Permissions::from_mode(0o600))
+        .tempfile_in(directory)?;
+    let format = match form {
+        Form::Binary => Format::Binary,
+        Form::Armored => Format::AsciiArmor,
+    };
+    let armored = ArmoredWriter::wrap_output(file.as_file_mut(), format)?;
+    let mut writer = encryptor.wrap_output(armored)?;
+    writer.write_all(text)?;
+    writer.finish()?.finish()?;
+    file.as_file().sync_all()?;
+    file.persist_noclobber(output).map_err(|failed| failed.error)?;
+    File::open(directory)?.sync_all()
+}
+
+fn directory_of(path: &Path) -> &Path {
+    path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."))
+}
+
+/// That a bundle may be made there: not over another file, and not where it would be lost with the data.
+pub(super) fn require_place(keystore: &Keystore, output: &Path) -> Result<(), ProviderError> {
+    if fs::symlink_metadata(output).is_ok() {
+        return Err(refuse(format!("there is a file \"{}\"", output.display()))
+            .with_hint("A bundle is not overwritten. Give it a name with the date, say."));
+    }
+    let directory = directory_of(output);
+    let directory = fs::canonicalize(directory).map_err(|error| unreadable(directory, &error))?;
+    if directory.starts_with(keystore.data_directory()) {
+        return Err(refuse("a bundle does not belong into the data directory")
+            .with_detail("It would be lost with the data.")
+            .with_hint("Write it to another place."));
+    }
+    Ok(())
+}
+
+/// Public keys from a command line, each `age1...`.
+///
+/// # Errors
+/// When one is none.
+pub fn recipients(texts: &[String]) -> Result<Vec<Recipient>, ProviderError> {
+    texts.iter().map(|text| text.parse().map_err(|_| no_recipient(text))).collect()
+}
+
+fn no_recipient(text: &str) -> ProviderError {
+    // The text is not repeated: it may be a private key.
+    refuse("a recipient is not a public key of age, type X25519").with_hint(
+        if text.to_ascii_uppercase().starts_with("AGE-SECRET-KEY") {
+            "This is a private key, and belongs into a safe. The public key begins with age1."
+        } else {
+            "A public key begins with age1; age-keygen makes a pair."
+        },
+    )
+}
+
+/// Private keys from a file as `age-keygen` writes it, which others may not read; `-` is standard input.
+///
+/// # Errors
+/// When it cannot be read, or holds anything else.
+pub fn identities(path: &Path) -> Result<Vec<Identity>, ProviderError> {
+    const LIMIT: u64 = 64 << 10;
+    let mut text = Zeroizing::new(String::with_capacity(LIMIT as usize));
+    let read = if path == Path::new("-") {
+        io::stdin().lock().take(LIMIT).read_to_string(&mut text)
+    } else {
+        secret_file::open(path, Readers::Group)?.take(LIMIT).read_to_string(&mut text)
+    };
+    let other = || {
+        refuse(format!("\"{}\" is not a file of identities of age", path.display())).with_hint(
+            "It holds lines that begin with AGE-SECRET-KEY-1. If a passphrase protects it: age -d FILE | pagevault-keyring escrow ... --identity -",
+        )
+    };
+    read.map_err(|error| match error.kind() {
+        io::ErrorKind::InvalidData => other(),
+        _ => unreadable(path, &error),
+    })?;
+    let lines = text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#'));
+    let identities: Vec<Identity> =
+        lines.map(str::parse).collect::<Result<_, _>>().map_err(|_| other())?;
+    if identities.is_empty() { Err(other()) } else { Ok(identities) }
+}
+
+fn no_bundle(path: &Path, detail: &str) -> ProviderError {
+    refuse(format!("\"{}\" is not a bundle of escrow", path.display())).with_detail(detail)
+}
+
+pub(super) fn damaged(path: &Path) -> ProviderError {
+    refuse(format!("the bundle \"{}\" is damaged", path.display()))
+        .with_detail("It was changed or cut off after it was written. Nothing was changed.")
+        .with_hint("Use another copy of it.")
+}
+
+pub(super) fn hexadecimal(id: [u8; 16]) -> String {
+    format!("{:032x}", u128::from_be_bytes(id))
+}

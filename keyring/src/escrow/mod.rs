@@ -1,0 +1,337 @@
+//! `pagevault-keyring escrow`: the database keys under a public key of the operator's (age), for the day on which the
+//! provider is lost for good.
+//!
+//! Only database keys are in a bundle. They open every data key, those that are made later too; so a bundle serves
+//! until there is another database key. Wrapping them anew, which is what rotating a master key does, changes nothing.
+
+mod bundle;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use nix::unistd::geteuid;
+use pagevault_cipher::Secret32;
+use pagevault_keystore::escrow::{MARK, Mark, RESTORED, Restored};
+use pagevault_keystore::protocol::{
+    Action, Base64, ErrorClass, Operation, Outcome, ProviderSpec, SecretBytes,
+};
+use pagevault_keystore::storage::{FileStorage, Storage};
+use pagevault_keystore::{Record, master_context};
+
+use self::bundle::{Bundle, Key};
+pub use self::bundle::{Form, identities, recipients};
+use crate::exec::refuse;
+use crate::offline::{DIRECTORY, DatabaseKeys, Keystore, not_done, unreadable, unwrapped};
+use crate::provider::ProviderError;
+
+/// Writes a bundle of all database keys of a data directory to a new file, and notes in the data directory that they are in
+/// escrow. The server may be running. Returns how many keys are in the bundle. Those of databases that were dropped are
+/// left out if they cannot be unwrapped.
+///
+/// # Errors
+/// When another key cannot be unwrapped, a recipient is none, or the file exists.
+pub fn export(
+    data_directory: &Path,
+    recipients: &[age::x25519::Recipient],
+    output: &Path,
+    form: Form,
+) -> Result<usize, ProviderError> {
+    let keystore = Keystore::read(data_directory)?;
+    require_owner(&keystore)?;
+    bundle::require_place(&keystore, output)?;
+    let all: BTreeSet<_> =
+        keystore.state().database_keys().map(|(scope, version, _)| (scope, version)).collect();
+    if all.is_empty() {
+        return Err(refuse("the keystore holds no key yet"));
+    }
+    let (gone, present) = all.into_iter().partition(|(scope, _)| keystore.is_gone(*scope));
+    let mut unlocked = keystore.unlock(&present)?;
+    let gone: BTreeSet<(u32, u32)> = gone;
+    for key in gone {
+        if let Ok(unlocked_key) = keystore.unlock(&BTreeSet::from([key])) {
+            unlocked.extend(unlocked_key);
+        }
+    }
+    prove(&keystore, &unlocked, "provider")?;
+    let key = |(scope, version, key): (u32, u32, &Secret32)| Key {
+        scope,
+        version,
+        key: SecretBytes::from_slice(key.expose()),
+    };
+    let made = now();
+    Bundle::new(keystore.id(), made, unlocked.iter().map(key).collect())
+        .write(recipients, output, form)?;
+    let keys: BTreeSet<_> = unlocked.iter().map(|(scope, version, _)| (scope, version)).collect();
+    let count = keys.len();
+    let mark = Mark { keystore: keystore.id(), made, keys };
+    put(&keystore, MARK, mark.encode().as_bytes()).map_err(|error| {
+        refuse(format!("the bundle is written, but that could not be noted: {error}"))
+            .with_hint("pagevault.status will go on to miss the keys in escrow.")
+    })?;
+    Ok(count)
+}
+
+/// What a bundle is, and what of it a data directory needs.
+pub struct Checked {
+    /// How many database keys it holds.
+    pub database_keys: usize,
+    /// How many data keys of the data directory were opened with them: all.
+    pub data_keys: usize,
+}
+
+/// Opens a bundle, and all data keys of a data directory with it. Changes nothing; the server may be running.
+///
+/// # Errors
+/// When the bundle does not open with any of the identities, is of another keystore, or does not open every data key.
+pub fn check(
+    bundle: &Path,
+    identities: &[age::x25519::Identity],
+    data_directory: &Path,
+) -> Result<Checked, ProviderError> {
+    let keystore = Keystore::read(data_directory)?;
+    let known = open(&keystore, bundle, identities)?;
+    let data_keys = prove(&keystore, &known, "bundle")?;
+    Ok(Checked { database_keys: known.iter().count(), data_keys })
+}
+
+/// Which provider is to hold the keys from now on.
+pub struct Holder {
+    /// The provider, under the name that it is to have.
+    pub provider: ProviderSpec,
+    /// Name of the master key there.
+    pub key: String,
+}
+
+/// Opens a bundle and has another provider wrap the database keys of a data directory whose server is down. Returns how many
+/// keys were wrapped.
+///
+/// What is written is one file ([`RESTORED`]), in one piece: killed at any moment, the data directory is as before or as
+/// after. Recovery may repeat records of the provider that is lost; so the server takes the file up once more when it has
+/// recovered.
+///
+/// # Errors
+/// As [`check`]; when the provider refuses, or the server is running. Then nothing is changed.
+pub fn restore(
+    bundle: &Path,
+    identities: &[age::x25519::Identity],
+    data_directory: &Path,
+    holder: &Holder,
+) -> Result<usize, ProviderError> {
+    require_stopped(data_directory)?;
+    let keystore = Keystore::read(data_directory)?;
+    require_owner(&keystore)?;
+    let known = open(&keystore, bundle, identities)?;
+    prove(&keystore, &known, "bundle")?;
+    require_free_name(&keystore, &holder.provider)?;
+    let records = wrap(&keystore, &known, holder)?;
+    let count = known.iter().count();
+    let restored = Restored { keystore: keystore.id(), records };
+    let bytes = restored.encode().map_err(|error| refuse(error.to_string()))?;
+    put(&keystore, RESTORED, &bytes).map_err(|error| {
+        refuse(format!(
+            "could not write to \"{}\": {error}",
+            keystore.data_directory().join(DIRECTORY).display()
+        ))
+        .with_detail("Nothing was changed.")
+    })?;
+    Ok(count)
+}
+
+/// Puts a file into the folder of the keystore, in one piece.
+fn put(keystore: &Keystore, name: &str, bytes: &[u8]) -> std::io::Result<()> {
+    let storage = FileStorage::new(&keystore.data_directory().join(DIRECTORY))?;
+    let new = format!("{name}.new");
+    storage.create(&new, bytes)?;
+    storage.rename(&new, name)
+}
+
+/// Files that are written here must be the server's.
+fn require_owner(keystore: &Keystore) -> Result<(), ProviderError> {
+    let directory = keystore.data_directory().join(DIRECTORY);
+    let owner = fs::metadata(&directory).map_err(|error| unreadable(&directory, &error))?.uid();
+    if owner == geteuid().as_raw() {
+        return Ok(());
+    }
+    Err(refuse("the data directory belongs to another user")
+        .with_detail(format!("\"{}\" belongs to user {owner}.", directory.display()))
+        .with_hint("Run this as the user that the server runs as."))
+}
+
+fn require_stopped(data_directory: &Path) -> Result<(), ProviderError> {
+    let lock = data_directory.join("postmaster.pid");
+    if lock.exists() {
+        return Err(refuse("a server is running in the data directory")
+            .with_detail(format!("There is a file {}.", lock.display()))
+            .with_hint(
+                "Stop it first. If none is running, a crash has left the file: remove it.",
+            ));
+    }
+    if data_directory.join("standby.signal").exists() {
+        return Err(refuse("the data directory is of a standby")
+            .with_hint("Restore the primary, and make standbys of it anew; or make this one the primary: remove standby.signal."));
+    }
+    Ok(())
+}
+
+/// That no other provider has the name, which records in WAL may speak of.
+fn require_free_name(keystore: &Keystore, spec: &ProviderSpec) -> Result<(), ProviderError> {
+    let Some(other) = keystore.state().provider(&spec.name) else { return Ok(()) };
+    let options = serde_json::from_str(&other.options).ok();
+    if other.kind == spec.kind && options.as_ref() == Some(&spec.options) {
+        return Ok(());
+    }
+    Err(refuse(format!("there is another provider \"{}\"", spec.name))
+        .with_hint("Give the new one another name with --provider-name."))
+}
+
+/// A bundle's keys, if it is one of this keystore.
+fn open(
+    keystore: &Keystore,
+    path: &Path,
+    identities: &[age::x25519::Identity],
+) -> Result<DatabaseKeys, ProviderError> {
+    let bundle = Bundle::read(path, identities)?;
+    if bundle.keystore()? != keystore.id() {
+        return Err(refuse(format!("the bundle \"{}\" is of another cluster", path.display()))
+            .with_detail(format!(
+                "It holds keys of keystore {}, the data directory has keystore {}.",
+                bundle.keystore,
+                bundle::hexadecimal(keystore.id())
+            )));
+    }
+    let mut known = BTreeMap::new();
+    for Key { scope, version, key } in &bundle.keys {
+        let bytes = key.expose().try_into().map_err(|_| bundle::damaged(path))?;
+        if known.insert((*scope, *version), Secret32::from_bytes(bytes)).is_some() {
+            return Err(bundle::damaged(path));
+        }
+    }
+    Ok(DatabaseKeys::from_known(known))
+}
+
+/// That every database key is there, and that they open every data key, but for those of databases that were dropped. Returns
+/// how many data keys there are.
+fn prove(keystore: &Keystore, known: &DatabaseKeys, source: &str) -> Result<usize, ProviderError> {
+    let have: BTreeSet<_> = known.iter().map(|(scope, version, _)| (scope, version)).collect();
+    let state = keystore.state();
+    let missing: Vec<_> = state
+        .database_keys()
+        .map(|(scope, version, _)| (scope, version))
+        .filter(|key| !have.contains(key) && !keystore.is_gone(key.0))
+        .collect();
+    if !missing.is_empty() {
+        return Err(too_old(keystore, &missing));
+    }
+    let mut opened = 0;
+    for (file, entry) in state.files() {
+        for (epoch, record) in &entry.keys {
+            let has_key = have.contains(&(record.scope, record.key_version));
+            if !has_key && keystore.is_gone(record.scope) {
+                continue;
+            }
+            if known.data_key(file, *epoch, record).is_none() {
+                return Err(ProviderError::new(
+                    ErrorClass::WrongCiphertext,
+                    format!(
+                        "{} of the {source} does not open a data key of the data directory",
+                        name(record.scope, record.key_version)
+                    ),
+                )
+                .with_detail(format!(
+                    "It is the key of relation file {file}, epoch {epoch}. Nothing was changed."
+                )));
+            }
+            opened += 1;
+        }
+    }
+    Ok(opened)
+}
+
+/// The refusal of a bundle that is older than keys of the data directory.
+fn too_old(keystore: &Keystore, missing: &[(u32, u32)]) -> ProviderError {
+    let named = |&(scope, version): &(u32, u32)| {
+        let keys = keystore.state().files().flat_map(|(_, entry)| entry.keys.values());
+        let wraps = keys.filter(|key| (key.scope, key.key_version) == (scope, version)).count();
+        format!("{}, which wraps {wraps} data keys", name(scope, version))
+    };
+    let list: Vec<_> = missing.iter().map(named).collect();
+    refuse("the bundle is older than keys of the data directory")
+        .with_detail(format!("It does not hold {}. Nothing was changed.", list.join("; ")))
+        .with_hint("Use a newer bundle; or restore a backup that is as old as this one.")
+}
+
+fn name(scope: u32, version: u32) -> String {
+    match scope {
+        0 => format!("version {version} of the cluster's database key"),
+        _ => format!("version {version} of the key of database {scope}"),
+    }
+}
+
+/// The records that put all keys into the new provider's hands, each wrapping proven.
+fn wrap(
+    keystore: &Keystore,
+    known: &DatabaseKeys,
+    holder: &Holder,
+) -> Result<Vec<Record>, ProviderError> {
+    let operation = |scope, action| Operation {
+        provider: holder.provider.clone(),
+        key: holder.key.clone(),
+        context: master_context(&keystore.id(), scope),
+        action,
+    };
+    let wraps = known.iter().map(|(scope, _, key)| {
+        operation(scope, Action::Wrap { plaintext: SecretBytes::from_slice(key.expose()) })
+    });
+    let mut wrapped = Vec::new();
+    for outcome in keystore.ask(wraps.collect()) {
+        match outcome {
+            Outcome::Wrapped { wrapped: bytes, key_version } => {
+                wrapped.push((bytes.0, key_version));
+            }
+            other => return Err(not_done(other)),
+        }
+    }
+    let unwraps = known.iter().zip(&wrapped).map(|((scope, _, _), (bytes, _))| {
+        operation(scope, Action::Unwrap { wrapped: Base64(bytes.clone()) })
+    });
+    let outcomes = keystore.ask(unwraps.collect());
+    for (outcome, (scope, version, key)) in outcomes.into_iter().zip(known.iter()) {
+        if unwrapped(outcome)?.expose() != key.expose() {
+            return Err(ProviderError::new(
+                ErrorClass::WrongCiphertext,
+                format!("the provider does not give {} back", name(scope, version)),
+            ));
+        }
+    }
+    let options = serde_json::to_string(&holder.provider.options).map_err(|_| {
+        ProviderError::new(ErrorClass::Internal, "the provider's options cannot be written")
+    })?;
+    let provider = &holder.provider;
+    let mut records = vec![Record::Provider {
+        name: provider.name.clone(),
+        kind: provider.kind.clone(),
+        options,
+    }];
+    let created = now();
+    for ((scope, version, _), (wrapped, master_version)) in known.iter().zip(wrapped) {
+        records.push(Record::DatabaseKey {
+            scope,
+            version,
+            provider: provider.name.clone(),
+            master_key: holder.key.clone(),
+            master_version,
+            wrapped,
+            created,
+        });
+    }
+    Ok(records)
+}
+
+/// Seconds since 1970.
+fn now() -> i64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
+}

@@ -1,0 +1,193 @@
+//! `pagevault-keyring exec -- pg_upgrade ...`: brings the keystore of the old cluster into the new one, and tells the
+//! servers that `pg_upgrade` starts that it did (what goes along, and why: [`pagevault_keystore::upgrade`]).
+//!
+//! Everything that would make `pg_upgrade` fail for want of a key in the middle is asked before. The old cluster is only read.
+//! The new keystore appears at once, by renaming its directory; killed before that, nothing has happened, and
+//! killed after it, the same command goes on, as far as `pg_upgrade` itself does.
+
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::ffi::OsStrExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use pagevault_keystore::log::{self, Log};
+use pagevault_keystore::state::State;
+use pagevault_keystore::storage::FileStorage;
+use pagevault_keystore::upgrade::{self, Ticket, VARIABLE};
+
+use super::refuse;
+use super::tools::option;
+use crate::offline::{DIRECTORY, Keystore, unreadable};
+use crate::provider::ProviderError;
+use crate::verify;
+
+/// Where the new keystore is made.
+const UNFINISHED: &str = "pagevault.upgrade";
+
+/// Prepares the new cluster, and `command`, which is to become `pg_upgrade`.
+pub(super) fn prepare(command: &mut Command, arguments: &[OsString]) -> Result<(), ProviderError> {
+    let has = |names: &[&str]| arguments.iter().any(|a| names.iter().any(|name| a == name));
+    if has(&["-V", "--version", "-?", "--help"]) {
+        return Ok(());
+    }
+    let old = cluster(arguments, &["-d", "--old-datadir"], "PGDATAOLD")?;
+    let new = cluster(arguments, &["-D", "--new-datadir"], "PGDATANEW")?;
+    if old == new {
+        return Err(refuse("old and new cluster are the same data directory"));
+    }
+    if !old.join(DIRECTORY).join(log::file_name(0)).exists() {
+        return Ok(()); // no keys: as any other cluster
+    }
+    let keystore = Keystore::read(&old)?;
+    keystore.unlock(&verify::needed(&keystore))?;
+    require_preload(Path::new(command.get_program()), &new, arguments)?;
+    let ticket = Ticket { keystore: keystore.id(), only_check: has(&["-c", "--check"]) };
+    if !ticket.only_check {
+        bring(&keystore, &new)?;
+    }
+    leave_statistics(command)?;
+    command.env(VARIABLE, ticket.encode());
+    Ok(())
+}
+
+/// From 18 on statistics are in the dump that pg_upgrade writes into the new data directory for a while, in
+/// plaintext: values of encrypted tables among them. They are made anew by ANALYZE, as in versions before.
+fn leave_statistics(command: &mut Command) -> Result<(), ProviderError> {
+    const OPTION: &str = "--no-statistics";
+    let program = command.get_program().to_owned();
+    let help = Command::new(&program)
+        .arg("--help")
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| refuse(format!("could not run \"{}\": {error}", program.display())))?;
+    if String::from_utf8_lossy(&help.stdout).contains(OPTION) {
+        command.arg(OPTION);
+    }
+    Ok(())
+}
+
+/// The data directory that an option or variable names, its server down.
+fn cluster(
+    arguments: &[OsString],
+    names: &[&str],
+    variable: &str,
+) -> Result<PathBuf, ProviderError> {
+    let named = option(arguments, names).or_else(|| std::env::var_os(variable));
+    let named = named.ok_or_else(|| refuse(format!("pg_upgrade needs {}", names.join(" or "))))?;
+    let path = fs::canonicalize(&named).map_err(|error| unreadable(Path::new(&named), &error))?;
+    if !path.join("PG_VERSION").is_file() {
+        return Err(refuse(format!("\"{}\" is not a data directory", path.display()))
+            .with_detail("It has no file PG_VERSION.")
+            .with_hint("Name the directory with the data; where the configuration is elsewhere, use the options -o and -O of pg_upgrade."));
+    }
+    if path.join("postmaster.pid").exists() {
+        return Err(refuse(format!("a server is running in \"{}\"", path.display()))
+            .with_detail("There is a file postmaster.pid.")
+            .with_hint("Stop it. Nothing was done."));
+    }
+    Ok(path)
+}
+
+/// That the new server loads pagevault: another one would write what it restores in plaintext.
+fn require_preload(
+    program: &Path,
+    new: &Path,
+    arguments: &[OsString],
+) -> Result<(), ProviderError> {
+    let directory = option(arguments, &["-B", "--new-bindir"])
+        .or_else(|| std::env::var_os("PGBINNEW"))
+        .map_or_else(|| program.parent().unwrap_or(Path::new("")).to_owned(), PathBuf::from);
+    let server = directory.join("postgres");
+    let options = option(arguments, &["-O", "--new-options"]).unwrap_or_default();
+    let mut command = Command::new(&server);
+    command.arg("-D").arg(new).args(
+        options.as_bytes().split(|c| *c == b' ').filter(|o| !o.is_empty()).map(OsStr::from_bytes),
+    );
+    let output = command
+        .args(["-C", "shared_preload_libraries"])
+        .stdin(Stdio::null())
+        .output()
+        .map_err(|error| refuse(format!("could not run \"{}\": {error}", server.display())))?;
+    if !output.status.success() {
+        return Err(refuse(format!(
+            "\"{}\" does not tell the settings of \"{}\"",
+            server.display(),
+            new.display()
+        ))
+        .with_detail(String::from_utf8_lossy(output.stderr.trim_ascii()).into_owned()));
+    }
+    let libraries = String::from_utf8_lossy(&output.stdout).into_owned();
+    let mut names = libraries.split(',').map(|name| name.trim().trim_matches('"'));
+    if names.any(|name| name.rsplit('/').next() == Some("pagevault")) {
+        return Ok(());
+    }
+    Err(refuse(format!("the server of \"{}\" does not load pagevault", new.display()))
+        .with_detail("It would write in plaintext what pg_upgrade restores into it. Nothing was done.")
+        .with_hint("Give the new cluster the settings of the old one, shared_preload_libraries = 'pagevault' among them."))
+}
+
+/// Puts the keystore into the new cluster, unless it is there already.
+fn bring(keystore: &Keystore, new: &Path) -> Result<(), ProviderError> {
+    let whole = upgrade::carried(keystore.state().clone())
+        .map_err(|error| refuse(format!("the keystore of the old cluster is damaged: {error}")))?;
+    let place = new.join(DIRECTORY);
+    if has_logs(&place)? {
+        require_nothing_to_lose(keystore, &whole, new)?;
+    }
+    write(keystore, &whole, new).map_err(|error| {
+        refuse(format!("could not make the keystore of \"{}\": {error}", new.display()))
+    })
+}
+
+fn has_logs(place: &Path) -> Result<bool, ProviderError> {
+    match fs::read_dir(place) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(unreadable(place, &error)),
+        Ok(entries) => {
+            let names = entries.filter_map(|entry| Some(entry.ok()?.file_name()));
+            Ok(names.filter_map(|name| name.to_str().and_then(log::scope_of)).next().is_some())
+        }
+    }
+}
+
+/// The new cluster has a keystore: it may be what a former attempt brought, but no key of its own.
+fn require_nothing_to_lose(
+    keystore: &Keystore,
+    whole: &State,
+    new: &Path,
+) -> Result<(), ProviderError> {
+    let present = Keystore::read(new)?;
+    let detail = if present.id() != keystore.id() {
+        "It was given keys already, which the upgrade would replace."
+    } else if upgrade::is_part_of(present.state(), whole) {
+        return Ok(());
+    } else {
+        "It is that of the old cluster and has keys that the old cluster does not have: it was upgraded already, wholly or in part."
+    };
+    Err(refuse(format!("the new cluster \"{}\" has a keystore", new.display()))
+        .with_detail(format!("{detail} Nothing was done."))
+        .with_hint("Make the new cluster anew with initdb. It needs the settings of the old one, but no provider and no key: the upgrade brings them."))
+}
+
+fn write(keystore: &Keystore, whole: &State, new: &Path) -> io::Result<()> {
+    let (unfinished, place) = (new.join(UNFINISHED), new.join(DIRECTORY));
+    remove_directory(&unfinished)?;
+    let storage = FileStorage::new(&unfinished)?;
+    for &scope in keystore.scopes() {
+        let records = whole.records(scope);
+        Log::create(&storage, keystore.id(), scope, &records).map_err(io::Error::other)?;
+    }
+    File::open(&unfinished)?.sync_all()?;
+    remove_directory(&place)?;
+    fs::rename(&unfinished, &place)?;
+    File::open(new)?.sync_all()
+}
+
+fn remove_directory(path: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        done => done,
+    }
+}

@@ -1,0 +1,182 @@
+//! Writing a log anew while a backup may be under way.
+//!
+//! A backup lists files first and copies them later, many programs no more bytes of each than it had when it was listed. If
+//! the log was written anew in between, and has grown since, its end is missing in the copy. WAL brings what came
+//! after the backup began, and nothing else; so what is older must not stand in that end. Hence records stay
+//! in the order and in the batches in which they stand in the log: what stays is nowhere further from the beginning than it was.
+//! Only a tombstone moves, before the first record of its file, and is shorter than the key whose place it takes.
+
+use std::collections::HashMap;
+
+use crate::log::COMPACT_BATCH;
+use crate::record::{Record, RelFile};
+use crate::state::State;
+
+/// The records of `kept` as batches in the order of `log`, which they are taken from; what the log says in other words
+/// comes last.
+pub fn in_place(kept: Vec<Record>, log: &[Vec<Record>]) -> Vec<Vec<Record>> {
+    let mut wanted: HashMap<Vec<u8>, usize> = HashMap::new();
+    for record in &kept {
+        *wanted.entry(bytes(record)).or_default() += 1;
+    }
+    let mut take = |record: &Record| match wanted.get_mut(&bytes(record)) {
+        Some(left) if *left > 0 => {
+            *left -= 1;
+            true
+        }
+        _ => false,
+    };
+    // From behind: of what the log says twice the last counts.
+    let mut staying: Vec<Vec<&Record>> = Vec::new();
+    for batch in log.iter().rev() {
+        let mut stays: Vec<_> = batch.iter().rev().filter(|record| take(record)).collect();
+        stays.reverse();
+        staying.push(stays);
+    }
+    let others: Vec<_> = kept.iter().filter(|record| take(record)).collect();
+    staying.reverse();
+    staying.extend(others.chunks(COMPACT_BATCH).map(<[_]>::to_vec));
+    let batches = tombstones_first(staying);
+    // Order means something where a record corrects another one.
+    let arranged = State::from_records(batches.iter().flatten().cloned());
+    if arranged == State::from_records(kept.iter().cloned()) {
+        batches
+    } else {
+        kept.chunks(COMPACT_BATCH).map(<[_]>::to_vec).collect()
+    }
+}
+
+/// Moves the tombstone of each file before the first record of the file; leaves out batches with nothing in them.
+fn tombstones_first(staying: Vec<Vec<&Record>>) -> Vec<Vec<Record>> {
+    let is_tombstone = |record: &Record| matches!(record, Record::Destroyed { .. });
+    let mut tombstones: HashMap<RelFile, Vec<&Record>> = HashMap::new();
+    for record in staying.iter().flatten().filter(|record| is_tombstone(record)) {
+        if let Some(file) = file(record) {
+            tombstones.entry(file).or_default().push(record);
+        }
+    }
+    let batches = staying.into_iter().map(|batch| {
+        let mut records = Vec::new();
+        for record in batch {
+            let first = file(record).and_then(|file| tombstones.remove(&file));
+            records.extend(first.into_iter().flatten().cloned());
+            if !is_tombstone(record) {
+                records.push(record.clone());
+            }
+        }
+        records
+    });
+    batches.filter(|batch| !batch.is_empty()).collect()
+}
+
+fn file(record: &Record) -> Option<RelFile> {
+    match record {
+        Record::DataKey { file, .. }
+        | Record::Current { file, .. }
+        | Record::Plaintext { file, .. }
+        | Record::Retired { file, .. }
+        | Record::Rewriting { file, .. }
+        | Record::Destroyed { file, .. } => Some(*file),
+        _ => None,
+    }
+}
+
+fn bytes(record: &Record) -> Vec<u8> {
+    let mut out = Vec::new();
+    record.put(&mut out);
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use super::in_place;
+    use crate::record::{Phase, Record, RelFile};
+    use crate::state::State;
+
+    fn file(relation: u32) -> RelFile {
+        RelFile { tablespace: 1663, database: 5, relation }
+    }
+
+    fn data_key(relation: u32, epoch: u16) -> Record {
+        Record::DataKey {
+            file: file(relation),
+            epoch,
+            cipher: 1,
+            scope: 0,
+            key_version: 1,
+            wrapped: vec![relation as u8; 60],
+            owner: 0,
+            created: 7,
+        }
+    }
+
+    fn current(relation: u32, epoch: u16) -> Record {
+        Record::Current { file: file(relation), epoch, owner: 0 }
+    }
+
+    fn destroyed(relation: u32) -> Record {
+        Record::Destroyed {
+            file: file(relation),
+            through: 1,
+            cipher: 1,
+            whole: true,
+            lsn: 9,
+            at: 9,
+        }
+    }
+
+    fn rewriting(relation: u32, done: bool) -> Record {
+        let phase = Phase { epoch: 2, plaintext: false };
+        Record::Rewriting { file: file(relation), phase, done }
+    }
+
+    fn folded(log: &[Vec<Record>]) -> Vec<Record> {
+        State::from_records(log.iter().flatten().cloned()).unwrap().records(5)
+    }
+
+    /// Newer files have lower numbers here: folded, their records come first.
+    #[test]
+    fn what_stays_keeps_its_place() {
+        let log = [
+            vec![data_key(9, 1), current(9, 1)],
+            vec![data_key(8, 1), current(8, 1)],
+            vec![data_key(9, 2), current(9, 2), rewriting(9, false)],
+            vec![rewriting(9, true)],
+            vec![data_key(3, 1), current(3, 1)],
+            vec![destroyed(8)],
+        ];
+        let batches = in_place(folded(&log), &log);
+        assert_eq!(
+            batches,
+            [
+                vec![data_key(9, 1)],
+                vec![destroyed(8), current(8, 1)],
+                vec![data_key(9, 2), current(9, 2)],
+                vec![rewriting(9, true)],
+                vec![data_key(3, 1), current(3, 1)],
+            ]
+        );
+        assert_eq!(folded(&batches), folded(&log));
+        assert_eq!(in_place(folded(&batches), &batches), batches);
+    }
+
+    #[test]
+    fn what_is_said_in_other_words_comes_last() {
+        let log = [vec![data_key(9, 1), current(9, 1)], vec![data_key(3, 1)]];
+        let mut kept = folded(&log);
+        kept.push(data_key(2, 1));
+        let mut expected = log.to_vec();
+        expected.push(vec![data_key(2, 1)]);
+        assert_eq!(in_place(kept, &log), expected);
+    }
+
+    /// Here the log's order would say something else than what is kept.
+    #[test]
+    fn the_meaning_goes_before_the_place() {
+        let log = [vec![data_key(9, 1), data_key(9, 2)], vec![current(9, 2)], vec![current(9, 1)]];
+        let kept = vec![data_key(9, 1), data_key(9, 2), current(9, 1), current(9, 2)];
+        let batches = in_place(kept.clone(), &log);
+        let means = |records: Vec<Record>| State::from_records(records).unwrap();
+        assert_eq!(means(batches.concat()), means(kept));
+    }
+}

@@ -1,0 +1,121 @@
+//! What `pagevault-keyring escrow` leaves beside the key files: which database keys are in escrow, and wrappings that a
+//! restore made while the server was down.
+//!
+//! The mark, file `escrow`, is text:
+//!
+//! ```text
+//! pagevault escrow 1
+//! keystore <32 hexadecimal digits>
+//! made <seconds since 1970>
+//! key <scope> <version>                   one line for each database key in the bundle
+//! end <CRC-32C of all lines before, 8 hexadecimal digits>
+//! ```
+//!
+//! A restore, file `restored`:
+//!
+//! ```text
+//!  0  magic     "pvrest1\n"
+//!  8  keystore  16 bytes
+//! 24  a batch of records (see `batch`): the provider, and the database keys as it has wrapped them
+//! ```
+//!
+//! Whoever reads the keystore folds those records in after the cluster's log. The server writes them to its log and, once it
+//! may write WAL, there too; then the file goes.
+
+use std::collections::BTreeSet;
+use std::fmt::Write;
+
+use crate::error::{FormatError, Problem};
+use crate::{Record, batch};
+
+/// Name of the mark.
+pub const MARK: &str = "escrow";
+/// Name of a restore that the server has not logged yet.
+pub const RESTORED: &str = "restored";
+/// Largest mark or restore, in bytes.
+pub const LIMIT: u64 = 16 << 20;
+
+const FIRST_LINE: &str = "pagevault escrow 1";
+const MAGIC: [u8; 8] = *b"pvrest1\n";
+const HEADER: usize = 24;
+
+/// What is in the newest bundle.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Mark {
+    /// The keystore that the keys are of.
+    pub keystore: [u8; 16],
+    /// Seconds since 1970.
+    pub made: i64,
+    /// Scope and version of each database key.
+    pub keys: BTreeSet<(u32, u32)>,
+}
+
+impl Mark {
+    /// As the file holds it.
+    pub fn encode(&self) -> String {
+        let id = u128::from_be_bytes(self.keystore);
+        let mut text = format!("{FIRST_LINE}\nkeystore {id:032x}\nmade {}\n", self.made);
+        for (scope, version) in &self.keys {
+            // Writing to a string does not fail.
+            let _ = writeln!(text, "key {scope} {version}");
+        }
+        let checksum = crc32c::crc32c(text.as_bytes());
+        let _ = writeln!(text, "end {checksum:08x}");
+        text
+    }
+
+    /// Reads the file; `None` if it is damaged or of a later version: then nothing is known to be in escrow.
+    pub fn decode(bytes: &[u8]) -> Option<Self> {
+        let text = std::str::from_utf8(bytes).ok()?;
+        let (before, checksum) = text.strip_suffix('\n')?.rsplit_once("\nend ")?;
+        let body = bytes.get(..=before.len())?;
+        if u32::from_str_radix(checksum, 16).ok()? != crc32c::crc32c(body) {
+            return None;
+        }
+        let mut lines = before.lines();
+        (lines.next()? == FIRST_LINE).then_some(())?;
+        let keystore = lines.next()?.strip_prefix("keystore ")?;
+        let keystore = u128::from_str_radix(keystore, 16).ok()?.to_be_bytes();
+        let made = lines.next()?.strip_prefix("made ")?.parse().ok()?;
+        let key = |line: &str| {
+            let (scope, version) = line.strip_prefix("key ")?.split_once(' ')?;
+            Some((scope.parse().ok()?, version.parse().ok()?))
+        };
+        let keys = lines.map(key).collect::<Option<_>>()?;
+        Some(Self { keystore, made, keys })
+    }
+}
+
+/// Wrappings that were made while the server was down.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Restored {
+    /// The keystore that they are for.
+    pub keystore: [u8; 16],
+    /// A provider and database keys.
+    pub records: Vec<Record>,
+}
+
+impl Restored {
+    /// As the file holds it.
+    ///
+    /// # Errors
+    /// When a record is outside its limits.
+    pub fn encode(&self) -> Result<Vec<u8>, FormatError> {
+        let batch = batch::encode(&self.records)?;
+        Ok([MAGIC.as_slice(), &self.keystore, &batch].concat())
+    }
+
+    /// Reads the file.
+    ///
+    /// # Errors
+    /// When it is damaged, or holds records of another kind.
+    pub fn decode(bytes: &[u8]) -> Result<Self, FormatError> {
+        let not_one = FormatError { offset: 0, problem: Problem::Magic };
+        let Some((head, batch)) = bytes.split_at_checked(HEADER) else { return Err(not_one) };
+        let Some(id) = head.strip_prefix(&MAGIC) else { return Err(not_one) };
+        let keystore = id.try_into().map_err(|_| not_one.clone())?;
+        let records = batch::decode(batch)?;
+        let fits = |r: &Record| matches!(r, Record::Provider { .. } | Record::DatabaseKey { .. });
+        if records.iter().all(fits) { Ok(Self { keystore, records }) } else { Err(not_one) }
+    }
+}

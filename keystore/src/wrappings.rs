@@ -1,0 +1,166 @@
+//! Older wrappings of data keys, for copies of the keystore whose files were not copied at the same moment.
+//!
+//! A base backup may copy the cluster's log, then the database key is rotated, then it copies a database's log: that
+//! one's data keys are wrapped by a version that the copy of the cluster's log does not know. WAL brings it, but only
+//! when replay comes to it, and needs data keys before. The database's log still has their older wrappings, by
+//! versions that are known. So logs of a server that runs never lose these, and a server that is about to replay goes by
+//! the newest wrapping that it can open, as if what it cannot open had not been written yet.
+
+use std::collections::{HashMap, HashSet};
+
+use crate::record::{Record, RelFile};
+
+/// What a data key is of, and which database key wraps it here.
+fn wrapping(record: &Record) -> Option<((RelFile, u16), (u32, u32))> {
+    match record {
+        Record::DataKey { file, epoch, scope, key_version, .. } => {
+            Some(((*file, *epoch), (*scope, *key_version)))
+        }
+        _ => None,
+    }
+}
+
+/// Scope and version of each database key that is known by these records.
+pub fn database_keys(records: &[Record]) -> HashSet<(u32, u32)> {
+    let known = records.iter().filter_map(|record| match record {
+        Record::DatabaseKey { scope, version, .. } => Some((*scope, *version)),
+        _ => None,
+    });
+    known.collect()
+}
+
+/// Leaves out data keys that are wrapped by database keys that are not known yet, and what says that files are written
+/// with them. Returns whether there were any. Replay brings them again: a data key stands in WAL after the database key
+/// that wraps it.
+pub fn leave_out_unknown(records: &mut Vec<Record>, known: &HashSet<(u32, u32)>) -> bool {
+    let is_known = |by: &(u32, u32)| known.contains(by);
+    let wrappings = || records.iter().filter_map(wrapping);
+    let (mut openable, mut others) = (HashSet::new(), HashSet::new());
+    for (key, by) in wrappings() {
+        if is_known(&by) { &mut openable } else { &mut others }.insert(key);
+    }
+    let has_no_key = |key: (RelFile, u16)| others.contains(&key) && !openable.contains(&key);
+    records.retain(|record| match record {
+        Record::DataKey { .. } => wrapping(record).is_none_or(|(_, by)| is_known(&by)),
+        Record::Current { file, epoch, .. } => !has_no_key((*file, *epoch)),
+        Record::Plaintext { file, after } | Record::Retired { file, after, .. } => {
+            !has_no_key((*file, *after))
+        }
+        Record::Rewriting { file, phase, .. } => !has_no_key((*file, phase.epoch)),
+        _ => true,
+    });
+    !others.is_empty()
+}
+
+/// A log, folded, with the older wrappings that the log has of the keys in it. Folded again it is the same.
+pub fn with_older(folded: Vec<Record>, log: &[Record]) -> Vec<Record> {
+    let mut older: HashMap<_, Vec<&Record>> = HashMap::new();
+    for record in log {
+        if let Some((key, _)) = wrapping(record) {
+            older.entry(key).or_default().push(record);
+        }
+    }
+    let with_older = |record: Record| {
+        let before = wrapping(&record).and_then(|(key, _)| older.remove(&key)).unwrap_or_default();
+        let before: Vec<_> =
+            before.into_iter().filter(|older| **older != record).cloned().collect();
+        before.into_iter().chain([record])
+    };
+    folded.into_iter().flat_map(with_older).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{database_keys, leave_out_unknown, with_older};
+    use crate::record::{Phase, Record, RelFile};
+    use crate::state::State;
+
+    fn file(relation: u32) -> RelFile {
+        RelFile { tablespace: 1663, database: 5, relation }
+    }
+
+    fn data_key(relation: u32, key_version: u32) -> Record {
+        Record::DataKey {
+            file: file(relation),
+            epoch: 1,
+            cipher: 1,
+            scope: 0,
+            key_version,
+            wrapped: vec![key_version as u8; 60],
+            owner: 0,
+            created: 7,
+        }
+    }
+
+    fn database_key(version: u32) -> Record {
+        Record::DatabaseKey {
+            scope: 0,
+            version,
+            provider: "local".into(),
+            master_key: "main".into(),
+            master_version: 1,
+            wrapped: vec![1; 60],
+            created: 7,
+        }
+    }
+
+    fn current(relation: u32) -> Record {
+        Record::Current { file: file(relation), epoch: 1, owner: 0 }
+    }
+
+    fn rewriting(relation: u32) -> Record {
+        let phase = Phase { epoch: 1, plaintext: false };
+        Record::Rewriting { file: file(relation), phase, done: false }
+    }
+
+    #[test]
+    fn the_newest_wrapping_that_opens_counts() {
+        let known = database_keys(&[database_key(1), database_key(2), current(9)]);
+        let log = [
+            data_key(1, 1),
+            current(1),
+            data_key(1, 2),
+            data_key(2, 2),
+            data_key(1, 3),
+            data_key(3, 3),
+            current(3),
+            rewriting(3),
+            Record::Plaintext { file: file(3), after: 1 },
+            Record::Retired { file: file(3), after: 1, lsn: 7 },
+            data_key(1, 4),
+            rewriting(1),
+        ];
+        let mut records = log.to_vec();
+        assert!(leave_out_unknown(&mut records, &known));
+        assert_eq!(
+            records,
+            [data_key(1, 1), current(1), data_key(1, 2), data_key(2, 2), rewriting(1)]
+        );
+        assert!(State::from_records(records).is_ok());
+        // Nothing unknown, nothing left out.
+        let all = database_keys(&[1, 2, 3, 4].map(database_key));
+        let mut records = log.to_vec();
+        assert!(!leave_out_unknown(&mut records, &all));
+        assert_eq!(records, log);
+    }
+
+    #[test]
+    fn a_compacted_log_has_older_wrappings_and_means_the_same() {
+        let log = [
+            data_key(1, 1),
+            current(1),
+            data_key(2, 1),
+            current(2),
+            data_key(1, 2),
+            data_key(2, 2),
+            Record::Destroyed { file: file(2), through: 1, lsn: 1, cipher: 1, whole: false, at: 7 },
+        ];
+        let state = State::from_records(log.to_vec()).unwrap();
+        let compacted = with_older(state.records(5), &log);
+        let keys: Vec<_> =
+            compacted.iter().filter(|r| matches!(r, Record::DataKey { .. })).collect();
+        assert_eq!(keys, [&data_key(1, 1), &data_key(1, 2)]);
+        assert_eq!(State::from_records(compacted.clone()).unwrap(), state);
+        assert_eq!(with_older(state.records(5), &compacted), compacted);
+    }
+}

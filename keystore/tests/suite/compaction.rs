@@ -1,0 +1,55 @@
+use std::collections::{BTreeSet, HashMap};
+
+use pagevault_keystore::state::State;
+use pagevault_keystore::{Record, batch, compaction, wrappings};
+use proptest::prelude::*;
+
+use crate::redo::any_history;
+
+/// A record by itself, as a batch.
+fn bytes(record: &Record) -> Vec<u8> {
+    batch::encode(std::slice::from_ref(record)).unwrap()
+}
+
+/// Where each record ends that stands in these batches, in bytes from the first batch; of the same bytes the last one.
+fn ends(batches: &[Vec<Record>]) -> HashMap<Vec<u8>, usize> {
+    let mut ends = HashMap::new();
+    let mut at = 0;
+    for records in batches {
+        at += batch::HEADER;
+        for record in records {
+            let bytes = bytes(record);
+            at += bytes.len() - batch::HEADER;
+            ends.insert(bytes, at);
+        }
+    }
+    ends
+}
+
+proptest! {
+    /// A copy that is as long as the log was holds all that was in the log and still matters.
+    #[test]
+    fn nothing_stands_further_from_the_beginning_than_it_did(log in any_history()) {
+        let state = State::from_records(log.concat()).unwrap();
+        for home in log.iter().flatten().map(Record::home).collect::<BTreeSet<_>>() {
+            let log: Vec<Vec<Record>> = log
+                .iter()
+                .map(|batch| batch.iter().filter(|record| record.home() == home).cloned().collect())
+                .filter(|batch: &Vec<Record>| !batch.is_empty())
+                .collect();
+            let kept = wrappings::with_older(state.records(home), &log.concat());
+            let batches = compaction::in_place(kept.clone(), &log);
+            let (mut before, mut after) = (kept.clone(), batches.concat());
+            before.sort_by_cached_key(bytes);
+            after.sort_by_cached_key(bytes);
+            prop_assert_eq!(before, after);
+            prop_assert_eq!(State::from_records(batches.concat()), State::from_records(kept));
+            let (were, are) = (ends(&log), ends(&batches));
+            for (record, end) in &are {
+                if let Some(was) = were.get(record) {
+                    prop_assert!(end <= was, "a record moved from {} to {}", was, end);
+                }
+            }
+        }
+    }
+}

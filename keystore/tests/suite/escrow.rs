@@ -1,0 +1,80 @@
+//! What escrow leaves beside the key files.
+
+use pagevault_keystore::Record;
+use pagevault_keystore::escrow::{Mark, Restored};
+
+const ID: [u8; 16] = [0xAB, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
+
+fn mark() -> Mark {
+    Mark { keystore: ID, made: 1_767_225_599, keys: [(0, 1), (0, 2), (16384, 1)].into() }
+}
+
+/// As it is documented, the checksum by another program.
+const TEXT: &str = "pagevault escrow 1\n\
+    keystore ab0102030405060708090a0b0c0d0e0f\n\
+    made 1767225599\n\
+    key 0 1\n\
+    key 0 2\n\
+    key 16384 1\n\
+    end 5f066af7\n";
+
+#[test]
+fn the_mark_is_as_documented() {
+    assert_eq!(mark().encode(), TEXT);
+    assert_eq!(Mark::decode(TEXT.as_bytes()), Some(mark()));
+    let none = Mark { keys: [].into(), ..mark() };
+    assert_eq!(Mark::decode(none.encode().as_bytes()), Some(none));
+}
+
+#[test]
+fn a_damaged_mark_says_nothing_else() {
+    for length in 0..TEXT.len() {
+        assert_eq!(Mark::decode(&TEXT.as_bytes()[..length]), None, "{length} bytes");
+    }
+    for at in 0..TEXT.len() * 8 {
+        let mut bytes = TEXT.as_bytes().to_vec();
+        bytes[at / 8] ^= 1 << (at % 8);
+        // A checksum in capitals is the same checksum.
+        assert!(Mark::decode(&bytes).is_none_or(|read| read == mark()), "bit {at}");
+    }
+    let later = TEXT.replace("escrow 1", "escrow 2");
+    assert_eq!(Mark::decode(later.as_bytes()), None);
+}
+
+fn restored() -> Restored {
+    let records = vec![
+        Record::Provider { name: "new".into(), kind: "file".into(), options: "{}".into() },
+        Record::DatabaseKey {
+            scope: 0,
+            version: 2,
+            provider: "new".into(),
+            master_key: "main".into(),
+            master_version: 1,
+            wrapped: (0..60).collect(),
+            created: 1_767_225_599,
+        },
+    ];
+    Restored { keystore: ID, records }
+}
+
+#[test]
+fn a_restore_comes_back_whole_or_not_at_all() {
+    let bytes = restored().encode().unwrap();
+    assert_eq!(Restored::decode(&bytes).unwrap(), restored());
+    for length in 0..bytes.len() {
+        assert!(Restored::decode(&bytes[..length]).is_err(), "{length} bytes");
+    }
+    for at in 0..bytes.len() * 8 {
+        let mut flipped = bytes.clone();
+        flipped[at / 8] ^= 1 << (at % 8);
+        // Of another keystore, it is nobody's.
+        assert!(Restored::decode(&flipped).map_or(true, |read| read.keystore != ID), "bit {at}");
+    }
+}
+
+#[test]
+fn a_restore_holds_providers_and_database_keys_only() {
+    let records = vec![Record::DropProvider { name: "old".into() }];
+    let bytes = Restored { keystore: ID, records }.encode().unwrap();
+    assert!(Restored::decode(&bytes).is_err());
+}

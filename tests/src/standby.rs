@@ -1,0 +1,160 @@
+//! Standbys of a cluster: made by a base backup, streaming unless told otherwise.
+
+use std::path::Path;
+
+use anyhow::Result;
+
+use crate::Cluster;
+use crate::installation::run;
+
+/// What standbys say when their primary goes away, or they are promoted.
+const ORDINARY: [&str; 4] = [
+    "terminating walreceiver process",
+    "could not send end-of-streaming message to primary",
+    "could not receive data from WAL stream",
+    "could not connect to the primary server",
+];
+
+/// How a standby is made.
+#[derive(Clone, Debug, Default)]
+pub struct Standby {
+    name: Option<String>,
+    slot: Option<String>,
+    archive: Option<String>,
+    backup: Vec<String>,
+    conf: Vec<String>,
+}
+
+impl Standby {
+    /// The name by which the primary knows it, for `synchronous_standby_names`.
+    #[must_use]
+    pub fn named(mut self, name: &str) -> Self {
+        self.name = Some(name.to_owned());
+        self
+    }
+
+    /// A physical slot of the primary that it uses; made if it is not there.
+    #[must_use]
+    pub fn slot(mut self, slot: &str) -> Self {
+        self.slot = Some(slot.to_owned());
+        self
+    }
+
+    /// It follows this archive, and nothing else.
+    #[must_use]
+    pub fn archive_only(mut self, archive: &Path) -> Self {
+        self.archive = Some(archive.to_string_lossy().into_owned());
+        self
+    }
+
+    /// One more option for `pg_basebackup`.
+    #[must_use]
+    pub fn backup(mut self, option: &str) -> Self {
+        self.backup.push(option.to_owned());
+        self
+    }
+
+    /// One more line for its `postgresql.conf`.
+    #[must_use]
+    pub fn conf(mut self, line: &str) -> Self {
+        self.conf.push(line.to_owned());
+        self
+    }
+
+    /// Makes it, and starts it.
+    ///
+    /// # Errors
+    /// When the backup or the start fails.
+    pub fn start(&self, primary: &Cluster) -> Result<Cluster> {
+        let standby = self.create(primary)?;
+        standby.start_server()?;
+        Ok(standby)
+    }
+
+    /// Makes it; its server is not started.
+    ///
+    /// # Errors
+    /// When the backup fails.
+    pub fn create(&self, primary: &Cluster) -> Result<Cluster> {
+        if let Some(slot) = &self.slot {
+            primary.sql(&format!(
+                "SELECT pg_create_physical_replication_slot('{slot}', true)
+                 WHERE NOT EXISTS (SELECT FROM pg_replication_slots WHERE slot_name = '{slot}')"
+            ))?;
+        }
+        let mut standby = Cluster::from_files(|target| {
+            let options: Vec<_> = self.backup.iter().map(String::as_str).collect();
+            primary.base_backup_with(target, &options)
+        })?;
+        for text in ORDINARY {
+            standby.allow_log(text);
+        }
+        self.follow(&standby, primary)?;
+        Ok(standby)
+    }
+
+    /// Makes the server of `standby`, which is down, follow `primary` when it is started.
+    ///
+    /// # Errors
+    /// When files cannot be written.
+    pub fn follow(&self, standby: &Cluster, primary: &Cluster) -> Result<()> {
+        let signal = standby.data_directory().join("standby.signal");
+        std::fs::write(&signal, "")?;
+        standby.installation().give(&signal)?;
+        standby.append_conf(&format!(
+            "unix_socket_directories = '{}'\nwal_retrieve_retry_interval = 200ms",
+            standby.directory().display()
+        ))?;
+        match &self.archive {
+            Some(archive) => standby.append_conf(&format!(
+                "primary_conninfo = ''\narchive_mode = off\nrestore_command = 'cp {archive}/%f %p'"
+            ))?,
+            None => standby.append_conf(&format!(
+                "primary_conninfo = 'host={} user=postgres dbname=postgres{}'\nprimary_slot_name = '{}'",
+                primary.directory().display(),
+                self.name.as_ref().map(|name| format!(" application_name={name}")).unwrap_or_default(),
+                self.slot.as_deref().unwrap_or_default()
+            ))?,
+        }
+        self.conf.iter().try_for_each(|line| standby.append_conf(line))
+    }
+}
+
+/// A standby that streams from `primary`, started, with these lines in its configuration.
+///
+/// # Errors
+/// As [`Standby::start`].
+pub fn standby_of(primary: &Cluster, conf: &[&str]) -> Result<Cluster> {
+    conf.iter().fold(Standby::default(), |standby, line| standby.conf(line)).start(primary)
+}
+
+/// Waits until the standby has replayed all that the primary, which may be a standby, has by now.
+///
+/// # Errors
+/// When it has not within 60 s.
+pub fn wait_for(standby: &Cluster, primary: &Cluster) -> Result<()> {
+    let end = primary.text(
+        "SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_flush_lsn() END",
+    )?;
+    standby.eventually(&format!("SELECT pg_last_wal_replay_lsn() >= '{end}'"), "t")
+}
+
+impl Cluster {
+    /// Stock `pg_basebackup` into `target`, with these options.
+    ///
+    /// # Errors
+    /// When it fails.
+    pub fn base_backup_with(&self, target: &Path, options: &[&str]) -> Result<()> {
+        let mut program = self.program("pg_basebackup");
+        run(program.args(["--checkpoint=fast", "-D"]).arg(target).args(options)).map(drop)
+    }
+
+    /// Promotes a standby, and waits until it takes writes.
+    ///
+    /// # Errors
+    /// When it does not.
+    pub fn promote(&self) -> Result<()> {
+        self.sql("SELECT pg_promote()")?;
+        self.eventually("SELECT pg_is_in_recovery()", "f")
+    }
+}

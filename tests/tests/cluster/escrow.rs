@@ -1,0 +1,325 @@
+//! Escrow: the provider is lost for good, and the data is not.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use age::secrecy::ExposeSecret;
+use age::x25519::Identity;
+use anyhow::{Context, Result, ensure};
+use pagevault_tests::datafile::holds;
+use pagevault_tests::installation::run;
+use pagevault_tests::standby::{standby_of, wait_for};
+use pagevault_tests::{Cluster, KeyFile, Settings, StopMode};
+
+use crate::wal::{count, insert, sealing};
+
+const ESCROW: &str =
+    "SELECT concat_ws(' ', last_escrow_at IS NOT NULL, keys_not_in_escrow) FROM pagevault.status";
+
+/// A private key in a file of the server user, and its public half.
+fn key_pair(cluster: &Cluster, name: &str) -> Result<(PathBuf, String)> {
+    let identity = Identity::generate();
+    let path = cluster.directory().join(name);
+    fs::write(&path, format!("# a test's\n{}\n", identity.to_string().expose_secret()))?;
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600))?;
+    cluster.installation().give(&path)?;
+    Ok((path, identity.to_public().to_string()))
+}
+
+fn export(cluster: &Cluster, recipients: &[&str], output: &Path) -> Command {
+    let mut command = cluster.program("pagevault-keyring");
+    command.args(["escrow", "export"]).arg(cluster.data_directory()).arg("--output").arg(output);
+    for recipient in recipients {
+        command.args(["--recipient", recipient]);
+    }
+    command
+}
+
+/// `escrow check`, or what `escrow restore` begins with.
+fn open(cluster: &Cluster, verb: &str, bundle: &Path, identity: &Path) -> Command {
+    let mut command = cluster.program("pagevault-keyring");
+    command.args(["escrow", verb]).arg(bundle).arg("--identity").arg(identity);
+    command.arg("--data-directory").arg(cluster.data_directory());
+    command
+}
+
+fn restore(cluster: &Cluster, bundle: &Path, identity: &Path, keys: &KeyFile) -> Command {
+    let mut command = open(cluster, "restore", bundle, identity);
+    command.args(["--provider-kind", "file", "--key", "new"]);
+    command.args(["--options", &format!("{{\"path\": \"{}\"}}", keys.path().display())]);
+    command
+}
+
+/// What a program says that must not succeed.
+fn refused(command: &mut Command) -> Result<String> {
+    let error = run(command).err().with_context(|| format!("succeeded: {command:?}"))?;
+    Ok(format!("{error:#}"))
+}
+
+/// Every file of the keystore's folder, with what is in it.
+fn keystore(cluster: &Cluster) -> Result<Vec<(PathBuf, Vec<u8>)>> {
+    let mut files = Vec::new();
+    for entry in fs::read_dir(cluster.data_directory().join("pagevault"))? {
+        let path = entry?.path();
+        files.push((path.clone(), fs::read(path)?));
+    }
+    files.sort();
+    Ok(files)
+}
+
+/// Waits until the server has taken the restored keys over.
+fn taken_over(cluster: &Cluster) -> Result<()> {
+    cluster
+        .eventually("SELECT count(*) FROM pg_ls_dir('pagevault') f WHERE f = 'restored'", "0")?;
+    ensure!(
+        cluster.text("SELECT string_agg(DISTINCT provider, ' ') FROM pagevault.master_keys")?
+            == "restored"
+    );
+    Ok(())
+}
+
+#[test]
+fn with_a_bundle_another_provider_takes_over() -> Result<()> {
+    let (mut cluster, lost) = sealing(&Settings::default())?;
+    cluster.allow_log("cannot start without keys");
+    cluster.sql("CREATE TABLE sealed AS SELECT i AS id FROM generate_series(1, 1000) i")?;
+    cluster.sql("SELECT pagevault.encrypt('sealed')")?;
+    cluster.sql("SELECT pagevault.set_master_key('local', 'main')")?;
+    cluster.sql("SELECT pagevault.rotate_database_key()")?;
+    let (identity, recipient) = key_pair(&cluster, "identity")?;
+    let bundle = cluster.directory().join("bundle");
+    run(&mut export(&cluster, &[&recipient], &bundle))?;
+    // Data keys that are younger than the bundle, and a newer version of the master key.
+    cluster.sql("CREATE TABLE younger AS SELECT 7 AS id; SELECT pagevault.encrypt('younger')")?;
+    cluster.sql("SELECT pagevault.rotate_wal_key(), pagevault.rotate_cluster_master_key()")?;
+    insert(&cluster, "drossel", 100)?;
+    let said = run(&mut open(&cluster, "check", &bundle, &identity))?;
+    ensure!(said.contains("holds 3 database keys, and opens all"), "{said}");
+    // Recovery will repeat records that give the keys to the lost provider.
+    cluster.kill()?;
+    fs::remove_file(lost.path())?;
+    ensure!(cluster.start_server().is_err(), "the server starts without keys");
+
+    let found = cluster.key_file("found", "new")?;
+    run(&mut restore(&cluster, &bundle, &identity, &found))?;
+    // Without the server, keys are those of the new provider already.
+    run(cluster.program("pagevault-keyring").arg("verify").arg(cluster.data_directory()))?;
+    cluster.start_server()?;
+    taken_over(&cluster)?;
+    cluster.sql("SELECT pagevault.drop_provider('local')")?;
+    cluster.restart()?;
+    ensure!(cluster.text("SELECT count(*) FROM sealed")? == "1000", "rows are missing");
+    ensure!(cluster.text("SELECT id FROM younger")? == "7", "rows are missing");
+    ensure!(count(&cluster, "drossel")? == "100", "rows are missing");
+    // The bundle holds all keys still.
+    ensure!(cluster.text(ESCROW)? == "t 0", "{}", cluster.text(ESCROW)?);
+    cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
+    insert(&cluster, "fink", 100)?;
+    cluster.crash()?;
+    ensure!(count(&cluster, "fink")? == "100", "rows are missing");
+    cluster.finish()
+}
+
+/// A backup is from before the bundle, and recovery to its end meets keys of the lost provider that the backup's
+/// keystore does not have. After it, archives and standbys hear of the new provider.
+#[test]
+fn a_backup_is_recovered_with_the_bundle() -> Result<()> {
+    let (cluster, lost) = sealing(&Settings::default().conf("wal_keep_size = 1GB"))?;
+    cluster.sql("CREATE TABLE sealed AS SELECT i AS id FROM generate_series(1, 1000) i")?;
+    cluster.sql("SELECT pagevault.encrypt('sealed')")?;
+    let restored = Cluster::from_files(|target| {
+        cluster.base_backup_with(target, &["-X", "none"])?;
+        cluster.sql("SELECT pagevault.rotate_database_key()")?;
+        cluster.sql("CREATE TABLE younger AS SELECT 7 AS id")?;
+        cluster.sql("SELECT pagevault.encrypt('younger')")?;
+        cluster.sql("SELECT pg_switch_wal()")
+    })?;
+    let (identity, recipient) = key_pair(&cluster, "identity")?;
+    let bundle = cluster.directory().join("bundle");
+    run(&mut export(&cluster, &[&recipient], &bundle))?;
+    let found = restored.key_file("found", "new")?;
+    fs::remove_file(lost.path())?;
+    let archive = cluster.data_directory().join("pg_wal");
+    restored.append_conf(&format!("restore_command = 'cp {}/%f %p'", archive.display()))?;
+    let signal = restored.data_directory().join("recovery.signal");
+    fs::write(&signal, "")?;
+    restored.installation().give(&signal)?;
+    run(&mut restore(&restored, &bundle, &identity, &found))?;
+    restored.start_server()?;
+    restored.eventually("SELECT pg_is_in_recovery()", "f")?;
+    taken_over(&restored)?;
+    let standby = standby_of(&restored, &[])?;
+    restored.sql("SELECT pagevault.drop_provider('local')")?;
+    wait_for(&standby, &restored)?;
+    standby.restart()?;
+    for server in [&restored, &standby] {
+        ensure!(server.text("SELECT count(*) FROM sealed")? == "1000", "rows are missing");
+        ensure!(server.text("SELECT id FROM younger")? == "7", "rows are missing");
+    }
+    standby.finish()?;
+    restored.finish()?;
+    cluster.finish()
+}
+
+#[test]
+fn a_bundle_is_made_for_its_recipients_only() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    let (first, one) = key_pair(&cluster, "first")?;
+    let (second, two) = key_pair(&cluster, "second")?;
+    let (stranger, _) = key_pair(&cluster, "stranger")?;
+    for armor in [false, true] {
+        let bundle = cluster.directory().join(format!("bundle-{armor}"));
+        let mut command = export(&cluster, &[&one, &two], &bundle);
+        let said = run(command.args(armor.then_some("--armor")))?;
+        ensure!(said.contains(": 1."), "{said}");
+        let bytes = fs::read(&bundle)?;
+        let begin: &[u8] =
+            if armor { b"-----BEGIN AGE ENCRYPTED FILE-----" } else { b"age-encryption.org/v1\n" };
+        ensure!(bytes.starts_with(begin), "not of age's format");
+        ensure!(!holds(&bytes, b"keystore"), "the bundle is readable");
+        ensure!(fs::metadata(&bundle)?.permissions().mode() & 0o777 == 0o600, "mode");
+        for identity in [&first, &second] {
+            let said = run(&mut open(&cluster, "check", &bundle, identity))?;
+            ensure!(said.contains("holds 1 database keys"), "{said}");
+        }
+        let said = refused(&mut open(&cluster, "check", &bundle, &stranger))?;
+        ensure!(said.contains("no identity opens the bundle"), "{said}");
+        let said = refused(&mut export(&cluster, &[&one], &bundle))?;
+        ensure!(said.contains("there is a file"), "{said}");
+        ensure!(fs::read(&bundle)? == bytes, "the bundle was overwritten");
+    }
+    // An identity that never was a file.
+    let mut command =
+        open(&cluster, "check", &cluster.directory().join("bundle-true"), Path::new("-"));
+    let file = fs::File::open(&first)?;
+    ensure!(command.stdin(Stdio::from(file)).output()?.status.success(), "from standard input");
+
+    let other = cluster.directory().join("other");
+    let secret = fs::read_to_string(&first)?;
+    let secret = secret.lines().last().unwrap_or_default();
+    let said = refused(&mut export(&cluster, &[secret], &other))?;
+    ensure!(said.contains("This is a private key") && !said.contains("error: AGE"), "{said}");
+    let said = refused(&mut export(&cluster, &["age1xyz"], &other))?;
+    ensure!(said.contains("a recipient is not a public key"), "{said}");
+    let inside = cluster.data_directory().join("base/bundle");
+    let said = refused(&mut export(&cluster, &[&one], &inside))?;
+    ensure!(said.contains("does not belong into the data directory"), "{said}");
+    fs::set_permissions(&first, fs::Permissions::from_mode(0o644))?;
+    let bundle = cluster.directory().join("bundle-true");
+    let said = refused(&mut open(&cluster, "check", &bundle, &first))?;
+    ensure!(said.contains("is open to others"), "{said}");
+    let said = refused(&mut open(&cluster, "check", &bundle, &bundle))?;
+    ensure!(said.contains("is not a file of identities"), "{said}");
+    for entry in fs::read_dir(cluster.directory())? {
+        let name = entry?.file_name();
+        ensure!(!name.to_string_lossy().starts_with(".escrow"), "left: {}", name.display());
+    }
+    cluster.finish()
+}
+
+#[test]
+fn a_bundle_that_does_not_fit_changes_nothing() -> Result<()> {
+    let (cluster, keys) = sealing(&Settings::default())?;
+    let (identity, recipient) = key_pair(&cluster, "identity")?;
+    let found = cluster.key_file("found", "new")?;
+    let bundle = cluster.directory().join("bundle");
+    run(&mut export(&cluster, &[&recipient], &bundle))?;
+    let said = refused(&mut restore(&cluster, &bundle, &identity, &found))?;
+    ensure!(said.contains("a server is running"), "{said}");
+    cluster
+        .sql("SELECT pagevault.rotate_database_key(), pagevault.set_master_key('local', 'main')")?;
+    cluster.stop(StopMode::Fast)?;
+    let before = keystore(&cluster)?;
+
+    let said = refused(&mut restore(&cluster, &bundle, &identity, &found))?;
+    ensure!(said.contains("the bundle is older than keys of the data directory"), "{said}");
+    ensure!(
+        said.contains("version 2 of the cluster's database key, which wraps 1 data keys"),
+        "{said}"
+    );
+    ensure!(said.contains("version 1 of the key of database "), "{said}");
+
+    let newer = cluster.directory().join("newer");
+    run(&mut export(&cluster, &[&recipient], &newer))?;
+    let before_damage = keystore(&cluster)?;
+    ensure!(before != before_damage, "no mark was left");
+    let whole = fs::read(&newer)?;
+    let damaged = cluster.directory().join("damaged");
+    let mut all = Vec::new();
+    let step = whole.len() / 24;
+    for at in (0..whole.len()).step_by(step).chain([whole.len() - 1]) {
+        let mut flipped = whole.clone();
+        flipped[at] ^= 1;
+        all.push((format!("byte {at}"), flipped));
+        all.push((format!("{at} bytes"), whole.get(..at).unwrap_or_default().to_vec()));
+    }
+    all.push(("longer".to_owned(), [whole.as_slice(), b"x"].concat()));
+    all.push(("of others".to_owned(), b"SELECT 1;\n".to_vec()));
+    for (what, bytes) in all {
+        fs::write(&damaged, bytes)?;
+        cluster.installation().give(&damaged)?;
+        let said = refused(&mut restore(&cluster, &damaged, &identity, &found))?;
+        let clear = ["is damaged", "is not a bundle of escrow", "no identity opens the bundle"];
+        ensure!(clear.iter().any(|text| said.contains(text)), "{what}: {said}");
+    }
+
+    let (other, _other_keys) = Cluster::with_keys(&Settings::default())?;
+    let foreign = cluster.directory().join("foreign");
+    run(&mut export(&other, &[&recipient], &foreign))?;
+    let said = refused(&mut restore(&cluster, &foreign, &identity, &found))?;
+    ensure!(said.contains("is of another cluster"), "{said}");
+    // A provider that does not have the key, and a name that another one has.
+    let said =
+        refused(restore(&cluster, &newer, &identity, &found).args(["--provider-name", "local"]))?;
+    ensure!(said.contains("there is another provider \"local\""), "{said}");
+    found.take_away()?;
+    let said = refused(&mut restore(&cluster, &newer, &identity, &found))?;
+    ensure!(said.contains("found"), "{said}");
+    found.bring_back()?;
+    ensure!(keystore(&cluster)? == before_damage, "the keystore was changed");
+
+    run(&mut restore(&cluster, &newer, &identity, &found))?;
+    fs::remove_file(keys.path())?;
+    cluster.start_server()?;
+    taken_over(&cluster)?;
+    other.finish()?;
+    cluster.finish()
+}
+
+#[test]
+fn status_tells_which_keys_are_not_in_escrow() -> Result<()> {
+    let (cluster, _keys) = sealing(&Settings::default())?;
+    let (_, recipient) = key_pair(&cluster, "identity")?;
+    let says = |expected: &str| -> Result<()> {
+        let said = cluster.text(ESCROW)?;
+        ensure!(said == expected, "{said}, not {expected}");
+        Ok(())
+    };
+    let export =
+        |name: &str| run(&mut export(&cluster, &[&recipient], &cluster.directory().join(name)));
+    says("f 1")?;
+    export("first")?;
+    says("t 0")?;
+    // Whatever hangs on the database keys needs no other bundle.
+    cluster.sql("CREATE TABLE sealed AS SELECT 1 AS id; SELECT pagevault.encrypt('sealed')")?;
+    cluster.sql("SELECT pagevault.rotate_data_key('sealed'), pagevault.rotate_wal_key()")?;
+    cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
+    says("t 0")?;
+    cluster.sql("SELECT pagevault.rotate_database_key()")?;
+    says("t 1")?;
+    cluster.sql("SELECT pagevault.set_master_key('local', 'main')")?;
+    says("t 2")?;
+    export("second")?;
+    says("t 0")?;
+    cluster.crash()?;
+    says("t 0")?;
+    let mark = cluster.data_directory().join("pagevault/escrow");
+    let text = fs::read_to_string(&mark)?;
+    fs::write(&mark, text.replace("key 0 1\n", ""))?;
+    says("f 3")?;
+    export("third")?;
+    says("t 0")?;
+    cluster.finish()
+}

@@ -1,0 +1,80 @@
+//! A database is gone, and so is the provider of its key.
+
+use std::os::unix::fs::PermissionsExt;
+
+use age::secrecy::ExposeSecret;
+use anyhow::{Result, ensure};
+use pagevault_tests::cluster::run_sql;
+use pagevault_tests::installation::run;
+use pagevault_tests::{Settings, StopMode};
+
+use crate::wal::{count, insert, sealing};
+
+#[test]
+fn the_key_of_a_dropped_database_is_not_missed() -> Result<()> {
+    let (mut cluster, _keys) = sealing(&Settings::default().conf("pagevault.unlock_timeout = 1s"))?;
+    cluster.allow_log("cannot start without keys");
+    let other = cluster.key_file("other", "key")?;
+    cluster.sql(&other.add_provider("other"))?;
+    cluster.sql("CREATE DATABASE brief")?;
+    let mut brief = cluster.client_to("brief")?;
+    run_sql(&mut brief, "CREATE EXTENSION pagevault")?;
+    run_sql(&mut brief, "SELECT pagevault.set_master_key('other', 'key')")?;
+    run_sql(&mut brief, "CREATE TABLE t AS SELECT 1 AS id; SELECT pagevault.encrypt('t')")?;
+    drop(brief);
+    cluster.sql("DROP DATABASE brief")?;
+    std::fs::remove_file(other.path())?;
+    insert(&cluster, "drossel", 100)?;
+    let state = "SELECT state || ' ' || locked_keys FROM pagevault.status";
+    for crash in [false, true] {
+        if crash {
+            cluster.crash()?
+        } else {
+            cluster.restart()?
+        }
+        ensure!(count(&cluster, "drossel")? == "100", "rows are missing");
+        ensure!(cluster.text(state)? == "unlocked 0", "{}", cluster.text(state)?);
+        ensure!(cluster.text("SELECT pagevault.unlock()")? == "t", "something is locked");
+    }
+    let log = cluster.log();
+    ensure!(!log.contains("revoked"), "its provider is asked");
+    let error = cluster.error("SELECT pagevault.drop_provider('other')")?;
+    ensure!(error.hint.contains("These databases are gone"), "{error}");
+    // Escrow goes on as well.
+    let identity = age::x25519::Identity::generate();
+    let (private, bundle) =
+        (cluster.directory().join("private"), cluster.directory().join("bundle"));
+    std::fs::write(&private, identity.to_string().expose_secret())?;
+    std::fs::set_permissions(&private, std::fs::Permissions::from_mode(0o600))?;
+    cluster.installation().give(&private)?;
+    let mut export = cluster.program("pagevault-keyring");
+    export.args(["escrow", "export", "--recipient", &identity.to_public().to_string()]);
+    run(export.arg("--output").arg(&bundle).arg(cluster.data_directory()))?;
+    let mut check = cluster.program("pagevault-keyring");
+    check.args(["escrow", "check", "--data-directory"]).arg(cluster.data_directory());
+    let said = run(check.arg("--identity").arg(&private).arg(&bundle))?;
+    ensure!(said.contains("holds 1 database keys, and opens all"), "{said}");
+    cluster.stop(StopMode::Fast)?;
+    let mut verify = cluster.program("pagevault-keyring");
+    let said = run(verify.arg("verify").arg(cluster.data_directory()))?;
+    ensure!(said.contains("Everything opens."), "{said}");
+    cluster.start_server()?;
+    // Keys of databases that are there are missed as ever.
+    let space = cluster.directory().join("space");
+    std::fs::create_dir(&space)?;
+    cluster.installation().give(&space)?;
+    cluster.sql(&format!("CREATE TABLESPACE space LOCATION '{}'", space.display()))?;
+    cluster.sql("CREATE DATABASE lasting TABLESPACE space")?;
+    let mut lasting = cluster.client_to("lasting")?;
+    run_sql(&mut lasting, "CREATE EXTENSION pagevault")?;
+    let third = cluster.key_file("third", "key")?;
+    run_sql(&mut lasting, &third.add_provider("third"))?;
+    run_sql(&mut lasting, "SELECT pagevault.set_master_key('third', 'key')")?;
+    drop(lasting);
+    third.take_away()?;
+    cluster.kill()?;
+    ensure!(cluster.start_server().is_err(), "it started without a key");
+    third.bring_back()?;
+    cluster.start_server()?;
+    cluster.finish()
+}

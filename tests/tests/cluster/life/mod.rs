@@ -1,0 +1,100 @@
+//! What a cluster goes through in its life, with everything in it encrypted: replicas, failover, backups, restores.
+
+mod backups;
+mod failover;
+mod gone;
+mod logical;
+mod pitr;
+mod replication;
+mod routes;
+mod snapshots;
+
+use anyhow::{Result, ensure};
+use pagevault_tests::{Cluster, KeyFile, Settings};
+
+use crate::wal::{count, insert, switch};
+
+/// Contents of the tables, in short.
+pub(crate) const CONTENT: &str = "SELECT concat_ws(' ',
+    (SELECT count(*) || ':' || coalesce(sum(hashtext(t::text)::bigint), 0) FROM t),
+    (SELECT count(*) || ':' || coalesce(sum(hashtext(l::text)::bigint), 0) FROM large l))";
+
+/// That pgbench's transactions are there wholly or not at all.
+const BALANCED: &str = "SELECT (SELECT sum(abalance) FROM pgbench_accounts)
+    = (SELECT coalesce(sum(delta), 0) FROM pgbench_history)";
+
+/// A cluster in which catalogs, tables, WAL and temporary files are encrypted, with a few MB in it.
+pub(crate) fn everything(settings: Settings) -> Result<(Cluster, KeyFile)> {
+    let (cluster, keys) = Cluster::with_keys(&settings)?;
+    encrypt_everything(&cluster)?;
+    fill(&cluster)?;
+    Ok((cluster, keys))
+}
+
+/// Has a cluster that has a master key encrypt all that it can.
+fn encrypt_everything(cluster: &Cluster) -> Result<()> {
+    cluster.set(&[
+        ("pagevault.default_encryption", "on"),
+        ("pagevault.protect_shared_catalogs", "on"),
+    ])?;
+    cluster.sql("SELECT pagevault.encrypt_database(); SELECT pagevault.encrypt_catalogs()")?;
+    switch(cluster, true)?;
+    cluster.eventually("SELECT count(*) FROM pagevault.drift(true)", "0")
+}
+
+/// Statements each of which is a transaction of its own.
+pub(crate) fn each(cluster: &Cluster, statements: &[&str]) -> Result<()> {
+    statements.iter().try_for_each(|statement| cluster.sql(statement))
+}
+
+fn fill(cluster: &Cluster) -> Result<()> {
+    cluster.sql(
+        "CREATE TABLE t (id serial PRIMARY KEY, name text);
+         CREATE TABLE large (id int PRIMARY KEY, name text);
+         INSERT INTO large SELECT i, repeat(md5(i::text), 6) FROM generate_series(1, 20000) i",
+    )?;
+    insert(cluster, "amsel", 5000)
+}
+
+/// New keys that need no page written anew.
+fn rotate_wrapping(cluster: &Cluster) -> Result<()> {
+    each(
+        cluster,
+        &[
+            "SELECT pagevault.rotate_cluster_master_key()",
+            "SELECT pagevault.rotate_database_key()",
+            "SELECT pagevault.rotate_wal_key()",
+        ],
+    )
+}
+
+/// A new key of every kind that there is, for WAL, and for the pages of `t`.
+fn rotate_all(cluster: &Cluster) -> Result<()> {
+    rotate_wrapping(cluster)?;
+    cluster.sql("SELECT pagevault.rotate_data_key('t')")?;
+    let done = cluster.text("SELECT pagevault.rekey_wait('t'::regclass, '1min')")?;
+    ensure!(done == "t", "new pages are not written in time");
+    Ok(())
+}
+
+/// That all is there and sealed, and can be written, in a copy of a cluster.
+fn check(copy: &Cluster, content: &str) -> Result<()> {
+    let found = copy.text(CONTENT)?;
+    ensure!(found == content, "{found} instead of {content}");
+    let plain = "SELECT string_agg(relation::text, ' ') FROM pagevault.drift(true)";
+    let plain = copy.text(plain)?;
+    ensure!(plain.is_empty(), "not as wanted: {plain}");
+    insert(copy, "meise", 500)?;
+    copy.sql("CREATE TABLE later AS SELECT * FROM t")?;
+    copy.sql("CHECKPOINT")?;
+    for table in ["t", "large", "later"] {
+        crate::assert_sealed(&copy.family_files(table)?)?;
+    }
+    crate::wal::assert_hidden(copy, "meise")?;
+    copy.crash()?;
+    ensure!(count(copy, "meise")? == "500", "rows are missing after a crash");
+    copy.sql("DROP TABLE later; DELETE FROM t WHERE name LIKE 'meise-%'")?;
+    let found = copy.text(CONTENT)?;
+    ensure!(found == content, "{found} instead of {content} after a crash");
+    Ok(())
+}

@@ -1,0 +1,248 @@
+//! Taking pagevault away: refused while anything needs it, and afterwards nothing is left of it.
+
+use std::fs;
+
+use anyhow::{Result, ensure};
+use pagevault_tests::cluster::{column, expect_error, run_sql, text};
+use pagevault_tests::datafile::PageState;
+use pagevault_tests::installation::run;
+use pagevault_tests::{Cluster, DataFile, Settings, StopMode};
+use postgres::Client;
+
+#[test]
+fn the_extension_stays_while_anything_is_encrypted() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql("CREATE ROLE boss SUPERUSER LOGIN")?;
+    cluster.sql("CREATE DATABASE theirs")?;
+    let mut client = cluster.client_to("theirs")?;
+    run_sql(&mut client, "SET ROLE boss; CREATE EXTENSION pagevault; RESET ROLE")?;
+    run_sql(&mut client, "CREATE TABLE notes (id int PRIMARY KEY, body text)")?;
+    run_sql(&mut client, "INSERT INTO notes SELECT i, 'x' FROM generate_series(1, 5000) i")?;
+    run_sql(&mut client, "SELECT pagevault.encrypt('notes')")?;
+    let ways = [
+        "DROP EXTENSION pagevault",
+        "DROP EXTENSION IF EXISTS pagevault CASCADE",
+        "DROP SCHEMA pagevault CASCADE",
+        "DROP OWNED BY boss CASCADE",
+    ];
+    let refused = |client: &mut Client, named: &str| -> Result<()> {
+        for way in ways {
+            let error = expect_error(client, way)?;
+            ensure!(error.sqlstate == "2BP01", "{way}: {error}");
+            ensure!(
+                error.message
+                    == "cannot drop extension pagevault: this database has encrypted relations",
+                "{error}"
+            );
+            ensure!(error.detail.contains(named), "{way}: {error}");
+            ensure!(error.hint.contains("pagevault.decrypt_database()"), "{error}");
+        }
+        Ok(())
+    };
+    refused(&mut client, "public.notes")?;
+    // The catalogs are encrypted as well.
+    run_sql(&mut client, "SELECT pagevault.decrypt('notes')")?;
+    run_sql(&mut client, "SELECT pagevault.rekey_wait('notes'::regclass, '60 s')")?;
+    refused(&mut client, "pg_catalog.pg_statistic")?;
+    run_sql(&mut client, "SET pagevault.protect_statistics = off")?;
+    for catalog in ["pg_statistic", "pg_statistic_ext_data"] {
+        run_sql(&mut client, &format!("SELECT pagevault.decrypt('{catalog}')"))?;
+    }
+    refused(&mut client, "pg_catalog.pg_largeobject")?;
+    // Another extension goes, and so does the database, which takes everything along.
+    run_sql(&mut client, "SELECT pagevault.decrypt('pg_largeobject')")?;
+    run_sql(&mut client, "BEGIN; DROP EXTENSION pagevault; ROLLBACK")?;
+    run_sql(&mut client, "DROP SCHEMA pagevault CASCADE")?;
+    ensure!(text(&mut client, "SELECT count(*) FROM notes")? == "5000", "rows");
+    run_sql(&mut client, "CREATE EXTENSION pagevault; SELECT pagevault.encrypt('notes')")?;
+    drop(client);
+    cluster.sql("DROP DATABASE theirs")?;
+    cluster.sql("DROP EXTENSION pagevault")?;
+    cluster.finish()
+}
+
+/// What is written in plaintext from now on and still has sealed pages, because decrypting it has not ended.
+#[test]
+fn and_until_decrypting_has_ended() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.set(&[("pagevault.rekey_threshold", "0"), ("pagevault.protect_statistics", "off")])?;
+    cluster.sql(
+        "CREATE TABLE big AS SELECT i, repeat('x', 1000) AS v FROM generate_series(1, 30000) i",
+    )?;
+    cluster.sql("SELECT pagevault.encrypt('big')")?;
+    cluster.sql("SELECT pagevault.rekey_wait('big'::regclass, '120 s')")?;
+    cluster.set(&[("pagevault.rekey_rate", "1")])?;
+    cluster.sql("SELECT pagevault.decrypt('big')")?;
+    cluster.eventually(
+        "SELECT NOT encrypted FROM pagevault.relations WHERE relation = 'big'::regclass",
+        "t",
+    )?;
+    let error = cluster.error("DROP EXTENSION pagevault")?;
+    ensure!(error.detail.contains("public.big"), "{error}");
+    cluster.set(&[("pagevault.rekey_rate", "0")])?;
+    cluster
+        .sql("SELECT pagevault.rekey_wait('big'::regclass, '120 s'); DROP EXTENSION pagevault")?;
+    cluster.finish()
+}
+
+/// As docs/removing.md has it.
+#[test]
+fn nothing_is_left() -> Result<()> {
+    let settings = Settings::default().conf("pagevault.wal_encryption = on").wal_segment_size(1);
+    let (mut cluster, keys) = Cluster::with_keys(&settings)?;
+    cluster.eventually("SELECT wal FROM pagevault.status", "encrypted")?;
+    cluster.allow_log("cannot encrypt WAL: the cluster has no master key");
+    cluster.set(&[("pagevault.protect_shared_catalogs", "on")])?;
+    cluster.sql("SELECT pagevault.encrypt('pg_authid')")?;
+    cluster.sql("SECURITY LABEL FOR pagevault ON DATABASE postgres IS 'encrypted'")?;
+    cluster.sql(
+        "CREATE TABLE notes (id serial PRIMARY KEY, body text);
+         INSERT INTO notes (body) SELECT repeat(md5(i::text), 100) FROM generate_series(1, 2000) i;
+         CREATE MATERIALIZED VIEW mv AS SELECT count(*) FROM notes;
+         CREATE UNLOGGED TABLE u AS SELECT 1 AS id;
+         SELECT lo_from_bytea(0, 'a large object');
+         ANALYZE",
+    )?;
+    cluster.set(&[
+        ("pagevault.wal_encryption", "off"),
+        ("pagevault.temp_encryption", "off"),
+        ("pagevault.protect_statistics", "off"),
+        ("pagevault.protect_shared_catalogs", "off"),
+        ("pagevault.default_encryption", "off"),
+    ])?;
+    cluster.sql("SECURITY LABEL FOR pagevault ON DATABASE postgres IS NULL")?;
+    cluster.sql("SELECT pagevault.decrypt_database()")?;
+    cluster.sql("SELECT pagevault.rekey_wait(job) FROM pagevault.rekey_progress")?;
+    let mut client = cluster.client()?;
+    let rest = "SELECT relation FROM pagevault.relations WHERE encrypted AND kind = 'r'";
+    for catalog in column(&mut client, rest)? {
+        run_sql(&mut client, &format!("SELECT pagevault.decrypt('{catalog}')"))?;
+    }
+    ensure!(
+        text(&mut client, "SELECT count(*) FROM pagevault.relations WHERE encrypted")? == "0",
+        "{rest}"
+    );
+    drop(client);
+    cluster.eventually("SELECT wal FROM pagevault.status", "plaintext")?;
+    cluster.sql("DROP EXTENSION pagevault; DROP SCHEMA pagevault; DROP ROLE pagevault_admin")?;
+    // A server reads the first page of a segment before any other.
+    cluster.sql("SELECT pg_switch_wal()")?;
+    cluster.stop(StopMode::Fast)?;
+    cluster.append_conf("shared_preload_libraries = ''")?;
+    keys.take_away()?;
+    fs::remove_dir_all(cluster.data_directory().join("pagevault"))?;
+    let sealed = sealed_files(&cluster)?;
+    ensure!(sealed.is_empty(), "sealed pages are left in {sealed:?}");
+    cluster.pg_checksums()?;
+    cluster.start_server()?;
+    ensure!(
+        cluster.text("SELECT count(*) || ' ' || sum(length(body)) FROM notes")? == "2000 6400000",
+        "rows"
+    );
+    ensure!(
+        cluster.text("SELECT convert_from(lo_get(oid), 'UTF8') FROM pg_largeobject_metadata")?
+            == "a large object",
+        "large objects"
+    );
+    cluster
+        .sql("INSERT INTO notes (body) VALUES ('new'); REFRESH MATERIALIZED VIEW mv; ANALYZE")?;
+    cluster.sql("REINDEX DATABASE postgres")?;
+    cluster.allow_log("invalid configuration parameter");
+    cluster.crash()?;
+    ensure!(cluster.text("SELECT count FROM mv")? == "2001", "the view");
+    let backup = cluster.directory().join("backup");
+    cluster.base_backup(&backup)?;
+    let dump = run(cluster.program("pg_dumpall").arg("--no-sync"))?;
+    ensure!(!dump.contains("pagevault"), "something of pagevault is in the dump");
+    cluster.finish()
+}
+
+/// The files of relations that hold a sealed page.
+fn sealed_files(cluster: &Cluster) -> Result<Vec<String>> {
+    let mut sealed = Vec::new();
+    let base = cluster.data_directory().join("base");
+    let mut directories = vec![cluster.data_directory().join("global")];
+    for entry in fs::read_dir(base)? {
+        directories.push(entry?.path());
+    }
+    let mut looked_at = 0;
+    for directory in directories {
+        for entry in fs::read_dir(directory)? {
+            let path = entry?.path();
+            let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            if name.parse::<u32>().is_err() {
+                continue;
+            }
+            for file in DataFile::find(&path)? {
+                looked_at += 1;
+                if file.states()?.iter().any(|state| matches!(state, PageState::Sealed(_))) {
+                    sealed.push(path.display().to_string());
+                }
+            }
+        }
+    }
+    ensure!(looked_at > 500, "only {looked_at} files");
+    Ok(sealed)
+}
+
+/// The library is taken away while it is needed: the server says so, one way or the other, and comes back with it.
+#[test]
+fn taken_away_too_early() -> Result<()> {
+    let settings = Settings::default().conf("pagevault.protect_statistics = off");
+    let (mut cluster, _keys) = Cluster::with_keys(&settings)?;
+    cluster.allow_log("resource manager with ID");
+    cluster.allow_log("could not locate a valid checkpoint record");
+    cluster.allow_log("page verification failed");
+    cluster.allow_log("could not locate");
+    cluster.sql("CREATE TABLE t AS SELECT 7 AS id; SELECT pagevault.encrypt('t')")?;
+    let without = |cluster: &Cluster| -> Result<String> {
+        let before = cluster.log().len();
+        cluster.append_conf("shared_preload_libraries = ''")?;
+        let started = cluster.start_server();
+        cluster.append_conf("shared_preload_libraries = 'pagevault'")?;
+        ensure!(started.is_err(), "it starts");
+        Ok(cluster.log()[before..].to_owned())
+    };
+    // WAL with keys is to be replayed.
+    cluster.kill()?;
+    let said = without(&cluster)?;
+    ensure!(
+        said.contains("resource manager with ID") && said.contains("shared_preload_libraries"),
+        "{said}"
+    );
+    cluster.start_server()?;
+    ensure!(cluster.text("SELECT id FROM t")? == "7", "the table");
+    // WAL is sealed.
+    cluster.set(&[("pagevault.wal_encryption", "on")])?;
+    cluster.eventually("SELECT wal FROM pagevault.status", "encrypted")?;
+    cluster.sql("SELECT pg_switch_wal(); CHECKPOINT")?;
+    cluster.stop(StopMode::Fast)?;
+    let said = without(&cluster)?;
+    ensure!(said.contains("checkpoint record"), "{said}");
+    cluster.start_server()?;
+    ensure!(cluster.text("SELECT id FROM t")? == "7", "the table");
+    // Neither, but a table is sealed: the server starts, and refuses it.
+    cluster.set(&[("pagevault.wal_encryption", "off")])?;
+    cluster.eventually("SELECT wal FROM pagevault.status", "plaintext")?;
+    cluster.stop(StopMode::Fast)?;
+    // The segment began sealed.
+    let said = without(&cluster)?;
+    ensure!(said.contains("checkpoint record"), "{said}");
+    cluster.start_server()?;
+    cluster.sql("SELECT pg_switch_wal()")?;
+    for catalog in ["pg_statistic", "pg_statistic_ext_data", "pg_largeobject"] {
+        cluster.sql(&format!("SELECT pagevault.decrypt('{catalog}')"))?;
+    }
+    cluster.stop(StopMode::Fast)?;
+    cluster.append_conf("shared_preload_libraries = ''")?;
+    cluster.start_server()?;
+    let error = cluster.error("SELECT * FROM t")?;
+    ensure!(error.message.contains("invalid page in block 0"), "{error}");
+    let error = cluster.error("SELECT pagevault.is_encrypted('t')")?;
+    ensure!(error.hint.contains("shared_preload_libraries"), "{error}");
+    cluster.stop(StopMode::Fast)?;
+    cluster.append_conf("shared_preload_libraries = 'pagevault'")?;
+    cluster.start_server()?;
+    ensure!(cluster.text("SELECT id FROM t")? == "7", "the table");
+    cluster.finish()
+}

@@ -1,0 +1,195 @@
+//! Recovery and standbys, from before the keys were destroyed, and killed while they are.
+
+use super::*;
+
+/// Changes of every kind, by records that redo cannot do without the page as it was.
+const CHANGES: &str = "UPDATE t SET name = name || '!' WHERE id % 2 = 0;
+    DELETE FROM t WHERE id % 3 = 0;
+    INSERT INTO t (name, long) SELECT 'neu ' || i, repeat(md5(i::text), 100) FROM generate_series(1, 500) i;
+    UPDATE u SET name = name || '!' WHERE id % 2 = 0;
+    INSERT INTO u SELECT i, 'zeisig ' || i FROM generate_series(1001, 1500) i";
+
+/// There was no checkpoint since the changes: recovery begins before them, and meets changes of pages that it cannot
+/// open.
+fn killed_before_the_checkpoint(conf: &str) -> Result<()> {
+    let (cluster, _keys) = cluster(conf)?;
+    cluster.sql("CHECKPOINT")?;
+    cluster.sql(CHANGES)?;
+    cluster.sql("VACUUM t")?;
+    cluster.sql("VACUUM u")?;
+    let mut keys = family_keys(&cluster)?;
+    // WAL records with wrapped keys of both tables, the first of which changes those of the other one when it is
+    // replayed to a keystore that has the second.
+    for _ in 0..2 {
+        cluster.sql("SELECT pagevault.rotate_database_key()")?;
+        keys.extend(family_keys(&cluster)?);
+    }
+    cluster.sql(CHANGES)?;
+    let u = cluster.text(U)?;
+    cluster.sql(SHRED)?;
+    ensure_gone(&cluster, &keys)?;
+    cluster.kill()?;
+    for round in 0..2 {
+        cluster.start_server().with_context(|| format!("recovery {round}"))?;
+        ensure_shredded(&cluster, &u)?;
+        ensure_gone(&cluster, &keys)?;
+        cluster.sql("INSERT INTO u VALUES (0, 'A'); DELETE FROM u WHERE id = 0; CHECKPOINT")?;
+        cluster.kill()?;
+    }
+    cluster.start_server()?;
+    cluster.sql("DROP TABLE t CASCADE")?;
+    cluster.sql("CHECKPOINT")?;
+    cluster.finish()
+}
+
+#[test]
+fn recovery_from_before_goes_through() -> Result<()> {
+    // Too few buffers to keep the pages that WAL brings as a whole.
+    killed_before_the_checkpoint("shared_buffers = 512kB")
+}
+
+#[test]
+fn recovery_from_before_goes_through_without_full_page_writes() -> Result<()> {
+    killed_before_the_checkpoint("full_page_writes = off")
+}
+
+#[test]
+fn recovery_from_before_goes_through_with_minimal_wal() -> Result<()> {
+    killed_before_the_checkpoint("wal_level = minimal\nmax_wal_senders = 0")
+}
+
+#[test]
+fn standbys_follow_and_survive_a_restart_from_before() -> Result<()> {
+    let (primary, _keys) = cluster("max_wal_size = 4GB")?;
+    primary.sql("CHECKPOINT")?;
+    let mut standby = standby_of(&primary, &["shared_buffers = 512kB"])?;
+    standby.allow_log("canceling statement due to conflict with recovery");
+    primary.sql(CHANGES)?;
+    primary.sql("VACUUM t")?;
+    primary.sql(CHANGES)?;
+    wait_for(&standby, &primary)?;
+    let keys = family_keys(&standby)?;
+    standby.text("SELECT sum(length(long)) FROM t")?;
+    let u = primary.text(U)?;
+    primary.sql(SHRED)?;
+    wait_for(&standby, &primary)?;
+    ensure_gone(&standby, &keys)?;
+    let unreadable = |standby: &Cluster| -> Result<()> {
+        for statement in ["SELECT sum(length(long)) FROM t", "SELECT last_value FROM t_id_seq"] {
+            let error = standby.error(statement)?;
+            ensure!(error.text().contains("were destroyed"), "{error}");
+        }
+        ensure!(standby.text(U)? == u, "the other table is not as it was");
+        Ok(())
+    };
+    unreadable(&standby)?;
+    // Its last restart point is the backup's.
+    standby.kill()?;
+    standby.start_server()?;
+    unreadable(&standby)?;
+    wait_for(&standby, &primary)?;
+    ensure_gone(&standby, &keys)?;
+    standby.stop(StopMode::Fast)?;
+    standby.start_server()?;
+    unreadable(&standby)?;
+    primary.sql("INSERT INTO u VALUES (5000, 'later')")?;
+    wait_for(&standby, &primary)?;
+    ensure!(standby.text("SELECT count(*) FROM u WHERE id = 5000")? == "1", "it does not follow");
+    standby.sql("CHECKPOINT")?;
+    standby.sql("SELECT pg_promote()")?;
+    standby.sql("DELETE FROM u WHERE id = 5000; CHECKPOINT")?;
+    ensure_shredded(&standby, &u)?;
+    standby.sql("DROP TABLE t CASCADE")?;
+    standby.sql("CHECKPOINT")?;
+    standby.crash()?;
+    ensure!(standby.text(U)? == u, "the other table is not as it was");
+    standby.finish()?;
+    primary.finish()
+}
+
+/// The server is killed after the tombstone is in the keystore and before it is in WAL; or a standby ends its
+/// recovery short of it. What recovery had in memory is not shown to anyone.
+#[test]
+fn recovery_that_does_not_meet_the_tombstone_shows_nothing() -> Result<()> {
+    let (cluster, _keys) = cluster("")?;
+    cluster.sql("CHECKPOINT")?;
+    cluster.sql(CHANGES)?;
+    let u = cluster.text(U)?;
+    let copy = cluster.directory().join("before");
+    cluster.kill()?;
+    copy_tree(&cluster.data_directory(), &copy)?;
+    cluster.start_server()?;
+    cluster.sql(SHRED)?;
+    cluster.stop(StopMode::Fast)?;
+    // The keystore of afterwards in the data directory of before.
+    let keystore = copy.join("pagevault");
+    std::fs::remove_dir_all(&keystore)?;
+    copy_tree(&cluster.data_directory().join("pagevault"), &keystore)?;
+    let cut_short = Cluster::from_files(|data| Ok(std::fs::rename(&copy, data)?))?;
+    cut_short.start_server()?;
+    ensure_shredded(&cut_short, &u)?;
+    cut_short.sql("CHECKPOINT")?;
+    // Once more, and the standbys hear of it.
+    cut_short.sql(SHRED)?;
+    cut_short.restart()?;
+    ensure_shredded(&cut_short, &u)?;
+    cut_short.finish()?;
+    cluster.finish()
+}
+
+fn copy_tree(from: &std::path::Path, to: &std::path::Path) -> Result<()> {
+    let status = std::process::Command::new("cp").arg("-a").arg(from).arg(to).status()?;
+    ensure!(status.success(), "cp: {status}");
+    Ok(())
+}
+
+/// Standbys and the server itself, killed between any two steps of shredding: the keys are there or they are
+/// destroyed, and calling once more destroys them everywhere.
+#[test]
+fn killed_at_any_step() -> Result<()> {
+    let (mut cluster, _keys) = cluster("")?;
+    cluster.allow_log("were destroyed");
+    cluster.allow_log("terminating connection because of crash of another server process");
+    let u = cluster.text(U)?;
+    let sum = "SELECT count(*) || ' ' || sum(hashtext(name)) FROM t";
+    let t = cluster.text(sum)?;
+    for step in [
+        "shred.decided",
+        "keys.in_file",
+        "keys.in_wal",
+        "shred.destroyed",
+        "keys.compaction",
+        "shred.compacted",
+    ] {
+        cluster.stop_at(step)?;
+        let mut client = cluster.client()?;
+        let session = std::thread::spawn(move || run_sql(&mut client, SHRED));
+        let stands = cluster.stopped_at(step)?;
+        if step == "keys.in_wal" {
+            // The others come back by themselves.
+            rustix::process::kill_process(stands, rustix::process::Signal::KILL)?;
+            cluster.eventually_logs("all server processes terminated")?;
+            cluster.go_on();
+        } else {
+            cluster.kill()?;
+            cluster.go_on();
+            cluster.start_server()?;
+        }
+        ensure!(session.join().is_ok_and(|ended| ended.is_err()), "{step}: it ended");
+        cluster.eventually_that(step, || cluster.text("SELECT 1").map(drop))?;
+        ensure!(cluster.text(U)? == u, "{step}: another table");
+        match cluster.text(sum) {
+            Ok(found) => ensure!(found == t && step == "shred.decided", "{step}: {found}"),
+            Err(error) => ensure!(
+                format!("{error:#}").contains("were destroyed") && step != "shred.decided",
+                "{step}: {error:#}"
+            ),
+        }
+    }
+    cluster.sql(SHRED)?;
+    cluster.crash()?;
+    ensure!(cluster.text(U)? == u, "another table");
+    ensure!(cluster.error(sum)?.text().contains("were destroyed"));
+    cluster.sql("DROP TABLE t CASCADE")?;
+    cluster.finish()
+}

@@ -1,0 +1,112 @@
+//! Files that are gone, and their numbers.
+
+use super::*;
+
+/// A file number that is used again goes on after the destroyed epochs.
+#[test]
+fn a_reused_file_number_is_not_destroyed() -> Result<()> {
+    let (cluster, _keys) = cluster("")?;
+    let numbers = "SELECT string_agg(pg_relation_filenode(n)::text, ',') FROM unnest(ARRAY['t', 't_pkey', 't_name']::regclass[]) n";
+    let numbers = cluster.text(numbers)?;
+    cluster.sql(SHRED)?;
+    cluster.sql("DROP TABLE t CASCADE")?;
+    cluster.sql("VACUUM pg_class")?; // dead rows count as well
+    cluster.sql("CHECKPOINT")?;
+    cluster.stop(StopMode::Fast)?;
+    // OIDs come round again.
+    let first = numbers.split(',').next().unwrap_or_default();
+    let mut reset = cluster.installation().command("pg_resetwal");
+    let output = reset.args(["-o", first, "-D"]).arg(cluster.data_directory()).output()?;
+    ensure!(output.status.success(), "{output:?}");
+    cluster.start_server()?;
+    cluster.sql(
+        "SET pagevault.default_encryption = on;
+         DO $$ BEGIN FOR i IN 1..20 LOOP
+             EXECUTE format('CREATE TABLE again_%s AS SELECT 1 AS id', i);
+         END LOOP; END $$",
+    )?;
+    cluster.sql("CHECKPOINT")?;
+    let query = format!(
+        "SELECT relname FROM pg_class WHERE relname LIKE 'again%' AND relfilenode IN ({numbers})"
+    );
+    let again = column(&mut cluster.client()?, &query)?;
+    ensure!(!again.is_empty(), "no file number was used again");
+    for name in &again {
+        let states = cluster.files(name)?.remove(0).states()?;
+        ensure!(states == [PageState::Sealed(2)], "{name}: {states:?}");
+    }
+    cluster.crash()?;
+    cluster.restart()?;
+    for name in &again {
+        ensure!(cluster.text(&format!("SELECT id FROM {name}"))? == "1", "the new table");
+    }
+    cluster.finish()
+}
+
+const FORMER: &str = "SELECT * FROM pagevault.shred_former_files(confirm => 'postgres')";
+
+/// TRUNCATE, VACUUM FULL and DROP leave keys of files that nobody can read any more but from backups.
+#[test]
+fn former_files_lose_their_keys() -> Result<()> {
+    let (cluster, _keys) = cluster("")?;
+    cluster.sql("CHECKPOINT")?;
+    let mut old = wrapped_keys(&cluster, "postgres", "t")?;
+    old.extend(wrapped_keys(&cluster, "postgres", "u")?);
+    let error = cluster.error("SELECT * FROM pagevault.shred_former_files('other')")?;
+    ensure!(error.sqlstate == "22023", "{error}");
+    cluster.sql("CREATE TABLE gone AS SELECT * FROM u")?;
+    for statement in ["VACUUM FULL u", "TRUNCATE t", "DROP TABLE gone"] {
+        cluster.sql(statement)?;
+    }
+    let before = cluster.text(U)?;
+    ensure!(
+        old.len() == 2 && old.iter().all(|key| holds(&keystore(&cluster).unwrap_or_default(), key))
+    );
+    let items = column(&mut cluster.client()?, &FORMER.replace('*', "item"))?;
+    // The table with TOAST, three indexes, the other with its index.
+    ensure!(items.iter().filter(|item| *item == "destroyed").count() >= 6, "{items:?}");
+    ensure!(!items.iter().any(|item| item == "next step" || item == "same key"), "{items:?}");
+    let kept = keystore(&cluster)?;
+    ensure!(!old.iter().any(|key| holds(&kept, key)), "the keystore holds a key of a former file");
+    let error = cluster.error(FORMER)?;
+    ensure!(
+        error.sqlstate == "55000" && error.message.contains("no keys of files that are gone"),
+        "{error}"
+    );
+    for _ in 0..2 {
+        ensure!(cluster.text(U)? == before, "another table");
+        cluster.sql("INSERT INTO t (name) VALUES ('amsel')")?;
+        cluster.crash()?;
+    }
+    ensure!(cluster.text("SELECT count(*) FROM t")? == "2", "rows are lost");
+    cluster.finish()
+}
+
+/// A key is made just before its file.
+#[test]
+fn a_file_that_is_about_to_be_is_not_gone() -> Result<()> {
+    let (cluster, _keys) = cluster("")?;
+    cluster.sql("TRUNCATE u")?;
+    cluster.stop_at("storage.decided 0")?;
+    let mut maker = cluster.client()?;
+    let maker = std::thread::spawn(move || {
+        run_sql(
+            &mut maker,
+            "SET pagevault.default_encryption = on; CREATE TABLE n AS SELECT 17 AS id",
+        )
+    });
+    cluster.stopped_at("storage.decided 0")?;
+    let mut shredder = cluster.client()?;
+    let shredder = std::thread::spawn(move || run_sql(&mut shredder, FORMER));
+    cluster.eventually(
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'ProcSignalBarrier'",
+        "1",
+    )?;
+    cluster.go_on();
+    maker.join().map_err(|_| anyhow::anyhow!("panic"))??;
+    shredder.join().map_err(|_| anyhow::anyhow!("panic"))??;
+    ensure!(cluster.text("SELECT id FROM n")? == "17");
+    cluster.crash()?;
+    ensure!(cluster.text("SELECT id FROM n")? == "17", "after a crash");
+    cluster.finish()
+}

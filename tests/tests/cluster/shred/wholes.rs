@@ -1,0 +1,174 @@
+//! Partitions, schemas and databases.
+
+use super::*;
+
+#[test]
+fn partitions_and_schemas_go_as_a_whole() -> Result<()> {
+    let (cluster, _keys) = cluster("")?;
+    cluster.sql(
+        "SET pagevault.default_encryption = on; CREATE SCHEMA s; CREATE SCHEMA other;
+         CREATE TABLE s.p (id int PRIMARY KEY, name text) PARTITION BY RANGE (id);
+         CREATE TABLE s.p1 PARTITION OF s.p FOR VALUES FROM (0) TO (100);
+         CREATE TABLE other.p2 PARTITION OF s.p FOR VALUES FROM (100) TO (200) PARTITION BY RANGE (id);
+         CREATE TABLE other.p3 PARTITION OF other.p2 FOR VALUES FROM (100) TO (200);
+         INSERT INTO s.p SELECT i, 'meise' FROM generate_series(0, 199) i;
+         CREATE TABLE s.x (id serial, name text); INSERT INTO s.x (name) VALUES ('meise');
+         CREATE UNLOGGED TABLE s.y AS SELECT 1 AS id;
+         CREATE MATERIALIZED VIEW s.m AS SELECT count(*) FROM s.p;
+         CREATE SEQUENCE s.q; SELECT nextval('s.q');
+         CREATE TABLE other.keep AS SELECT 1 AS id",
+    )?;
+    // One partition: the others stay.
+    cluster.sql("SELECT * FROM pagevault.shred('s.p1', 's.p1')")?;
+    ensure!(cluster.text("SELECT count(*) FROM s.p WHERE id >= 100")? == "100", "pruned");
+    let error = cluster.error("SELECT count(*) FROM s.p")?;
+    ensure!(error.text().contains("were destroyed"), "{error}");
+    cluster.sql("DROP TABLE s.p1")?;
+    ensure!(cluster.text("SELECT count(*) FROM s.p")? == "100", "without the partition");
+
+    let rows = column(
+        &mut cluster.client()?,
+        "SELECT object FROM pagevault.shred_schema('s', 's') WHERE item = 'destroyed'",
+    )?;
+    for name in ["other.p3", "other.p3_pkey", "s.x", "s.x_id_seq", "s.y", "s.m", "s.q"] {
+        ensure!(rows.iter().any(|row| row == name), "{name} is not in {rows:?}");
+    }
+    for name in ["s.p", "other.p3", "s.x", "s.y", "s.m", "s.q"] {
+        let error = cluster.error(&format!("SELECT * FROM {name}"))?;
+        ensure!(error.text().contains("were destroyed"), "{name}: {error}");
+    }
+    cluster.crash()?;
+    // An unlogged table begins anew after a crash, from a file that is shredded too.
+    let error = cluster.error("SELECT * FROM s.y")?;
+    ensure!(error.text().contains("were destroyed"), "{error}");
+    ensure!(cluster.text("SELECT id FROM other.keep")? == "1", "another schema");
+    cluster.sql("CHECKPOINT; DROP SCHEMA s CASCADE")?;
+    cluster.restart()?;
+    ensure!(cluster.text("SELECT id FROM other.keep")? == "1", "another schema");
+    cluster.finish()
+}
+
+#[test]
+fn a_database_goes_as_a_whole() -> Result<()> {
+    let (mut primary, _keys) = cluster("")?;
+    // The launcher of rekey workers may look into it just when it is dropped.
+    primary.allow_log("pagevault rekey FATAL:  database");
+    primary.sql("CREATE DATABASE app")?;
+    let mut app = primary.client_to("app")?;
+    run_sql(&mut app, "CREATE EXTENSION pagevault; SET pagevault.default_encryption = on")?;
+    run_sql(
+        &mut app,
+        "CREATE TABLE secret (id int PRIMARY KEY, name text);
+         INSERT INTO secret SELECT i, 'meise ' || i FROM generate_series(1, 1000) i;
+         CREATE TABLE old AS SELECT * FROM secret",
+    )?;
+    let mut keys = wrapped_keys(&primary, "app", "old")?;
+    // A file that is gone has a key that is kept.
+    run_sql(&mut app, "DROP TABLE old")?;
+    drop(app);
+    primary.sql("CREATE DATABASE clone TEMPLATE app STRATEGY file_copy")?;
+    keys.extend(wrapped_keys(&primary, "app", "secret")?);
+    ensure!(keys.len() == 2, "{} keys", keys.len());
+    let mut standby = standby_of(&primary, &["shared_buffers = 512kB"])?;
+    standby.allow_log("terminating connection due to conflict with recovery");
+    let mut reader = standby.client_to("app")?;
+    ensure!(text(&mut reader, "SELECT count(*) FROM secret")? == "1000", "standby");
+
+    let shred =
+        "SELECT item || ' ' || object FROM pagevault.shred_database('app', confirm => 'app')";
+    let app = primary.client_to("app")?;
+    let error = primary.error(shred)?;
+    ensure!(error.sqlstate == "55006" && error.text().contains("Sessions: 1"), "{error}");
+    drop(app);
+    let rows = column(&mut primary.client()?, shred)?;
+    ensure!(rows.iter().any(|row| row.starts_with("same key")), "{rows:?}");
+    ensure_gone(&primary, &keys)?;
+    let unreadable = |cluster: &Cluster| -> Result<()> {
+        let error = expect_error(&mut cluster.client_to("app")?, "SELECT * FROM secret")?;
+        ensure!(error.text().contains("were destroyed"), "{error}");
+        let clone = text(&mut cluster.client_to("clone")?, "SELECT count(*) FROM secret")?;
+        ensure!(clone == "1000", "the copy");
+        Ok(())
+    };
+    unreadable(&primary)?;
+    wait_for(&standby, &primary)?;
+    ensure!(reader.batch_execute("SELECT 1").is_err(), "a session of the standby is still there");
+    unreadable(&standby)?;
+    ensure_gone(&standby, &keys)?;
+    standby.kill()?;
+    standby.start_server()?;
+    unreadable(&standby)?;
+
+    // What was shredded is copied as it is.
+    primary.sql("CREATE DATABASE late TEMPLATE app STRATEGY file_copy")?;
+    let error = expect_error(&mut primary.client_to("late")?, "SELECT * FROM secret")?;
+    ensure!(error.text().contains("were destroyed"), "{error}");
+    primary.crash()?;
+    unreadable(&primary)?;
+    primary.sql("DROP DATABASE app")?;
+    primary.sql("CHECKPOINT")?;
+    wait_for(&standby, &primary)?;
+    standby.finish()?;
+    primary.finish()
+}
+
+/// Where the catalogs are sealed there is nothing left to log in to.
+#[test]
+fn a_labelled_database_goes_with_its_catalogs() -> Result<()> {
+    let (mut cluster, _keys) = cluster("")?;
+    cluster.allow_log("were destroyed");
+    cluster.set(&[("pagevault.wal_encryption", "on")])?;
+    cluster.sql("CREATE DATABASE app")?;
+    cluster.sql("CREATE DATABASE half")?;
+    for database in ["app", "half"] {
+        let mut client = cluster.client_to(database)?;
+        run_sql(&mut client, "CREATE EXTENSION pagevault")?;
+        if database == "app" {
+            run_sql(&mut client, "SECURITY LABEL FOR pagevault ON DATABASE app IS 'encrypted'")?;
+            run_sql(&mut client, "SELECT pagevault.encrypt_database()")?;
+        }
+        run_sql(
+            &mut client,
+            "CREATE TABLE secret (id int PRIMARY KEY, name text);
+             SECURITY LABEL FOR pagevault ON TABLE secret IS 'encrypted';
+             CREATE TABLE open (id int);
+             INSERT INTO secret SELECT i, 'meise ' || i FROM generate_series(1, 1000) i",
+        )?;
+        run_sql(&mut client, "ANALYZE")?;
+    }
+    let statistics = wrapped_keys(&cluster, "half", "pg_statistic")?;
+    ensure!(!statistics.is_empty(), "statistics are not sealed");
+    let mut keys = wrapped_keys(&cluster, "app", "pg_class")?;
+    ensure!(!keys.is_empty(), "catalogs are not sealed");
+    keys.extend(statistics);
+    keys.extend(wrapped_keys(&cluster, "app", "secret")?);
+    let u = cluster.text(U)?;
+    cluster.sql("SELECT * FROM pagevault.shred_database('app', 'app')")?;
+    cluster.sql("SELECT * FROM pagevault.shred_database('half', 'half')")?;
+    ensure_gone(&cluster, &keys)?;
+    let check = || -> Result<()> {
+        let error = match cluster.client_to("app") {
+            Err(error) => format!("{error:#} {error:?}"),
+            Ok(mut client) => expect_error(&mut client, "SELECT * FROM secret")?.to_string(),
+        };
+        ensure!(error.contains("were destroyed"), "{error}");
+        let mut half = cluster.client_to("half")?;
+        let error = expect_error(&mut half, "SELECT * FROM secret WHERE id = 1")?;
+        ensure!(error.text().contains("were destroyed"), "{error}");
+        // Planned without statistics.
+        text(&mut half, "SELECT count(*) FROM open WHERE id = 1")?;
+        ensure!(cluster.text(U)? == u, "the other table is not as it was");
+        Ok(())
+    };
+    check()?;
+    cluster.kill()?;
+    cluster.start_server()?;
+    check()?;
+    cluster.sql("SELECT pagevault.rotate_wal_key()")?;
+    cluster.sql("DROP DATABASE app")?;
+    cluster.sql("DROP DATABASE half")?;
+    cluster.sql("CHECKPOINT")?;
+    cluster.crash()?;
+    ensure!(cluster.text(U)? == u, "the other table is not as it was");
+    cluster.finish()
+}

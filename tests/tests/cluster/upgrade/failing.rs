@@ -1,0 +1,138 @@
+//! Upgrades that fail: nothing is done where a key would be missed, and the old cluster is as it was.
+
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+use pagevault_tests::installation::run;
+use pagevault_tests::{Cluster, StopMode, process};
+
+use super::scene::{Scene, files_below};
+use super::{alone, failure, new_cluster, old_cluster, settings, upgrading};
+
+#[test]
+fn what_would_leave_keys_behind_is_refused() -> Result<()> {
+    let (mut old, keys) = old_cluster("")?;
+    old.allow_log("pg_upgrade alone would leave");
+    old.sql("CREATE TABLE t AS SELECT 7 AS id; SELECT pagevault.encrypt('t')")?;
+    let new = new_cluster()?;
+    let refused = |new: &Cluster, why: &str| -> Result<()> {
+        let said = failure(&mut upgrading(&old, new), new)?;
+        ensure!(said.contains(why), "{said}\nand not: {why}");
+        Ok(())
+    };
+    refused(&new, "a server is running in")?;
+    old.stop(StopMode::Fast)?;
+
+    // By itself.
+    let said = failure(&mut alone(&old, &new), &new)?;
+    ensure!(
+        said.contains("pg_upgrade alone would leave the keys of encrypted relations behind"),
+        "{said}"
+    );
+    ensure!(said.contains("pagevault-keyring exec -- pg_upgrade"), "{said}");
+
+    // The provider has no answer.
+    keys.take_away()?;
+    refused(&new, "key file")?;
+    keys.bring_back()?;
+
+    // The new server would not load pagevault.
+    new.append_conf("shared_preload_libraries = ''")?;
+    refused(&new, "does not load pagevault")?;
+    new.append_conf("shared_preload_libraries = 'pagevault'")?;
+
+    // The same directory twice, one that is none, no directory at all.
+    refused(&old, "the same data directory")?;
+    let mut nowhere = upgrading(&old, &new);
+    let said = failure(nowhere.arg("-D").arg(new.directory()), &new)?;
+    ensure!(said.contains("is not a data directory"), "{said}");
+    let mut command = new.installation().command("pagevault-keyring");
+    let said = failure(command.args(["exec", "--", "pg_upgrade", "-U", "postgres"]), &new)?;
+    ensure!(said.contains("pg_upgrade needs -d or --old-datadir"), "{said}");
+    ensure!(!new.data_directory().join("pagevault/cluster.keys").exists(), "keys were brought");
+
+    // A new cluster with keys of its own.
+    let (mut taken, _its_keys) = Cluster::with_keys(&settings())?;
+    taken.allow_log("cannot encrypt WAL: the cluster has no master key");
+    taken.stop(StopMode::Fast)?;
+    refused(&taken, "It was given keys already")?;
+    taken.start_server()?;
+    taken.finish()?;
+
+    // Nothing of that has done anything.
+    run(&mut upgrading(&old, &new))?;
+    new.start_server()?;
+    ensure!(new.text("SELECT id FROM t")? == "7", "the table");
+    new.sql("CREATE TABLE more (id int); SELECT pagevault.encrypt('more')")?;
+    new.stop(StopMode::Fast)?;
+    // Nor is an upgraded cluster upgraded again.
+    refused(&new, "it was upgraded already")?;
+    new.start_server()?;
+    ensure!(new.text("SELECT id FROM t")? == "7", "the table");
+    old.start_server()?;
+    ensure!(old.text("SELECT id FROM t")? == "7", "the table in the old cluster");
+    old.finish()?;
+    new.finish()
+}
+
+/// A keystore that is taken away under pg_upgrade's hands, or another one, is noticed by the new server.
+#[test]
+fn the_new_server_looks_for_itself() -> Result<()> {
+    let (mut old, _keys) = old_cluster("")?;
+    old.sql("CREATE TABLE t AS SELECT 7 AS id; SELECT pagevault.encrypt('t')")?;
+    old.stop(StopMode::Fast)?;
+    old.allow_log("the cluster has a keystore that is not");
+    old.allow_log("database system is shut down");
+    let new = new_cluster()?;
+    for (ticket, why) in [
+        ("0123456789abcdef0123456789abcdef", "a keystore that is not the one"),
+        ("all", "says nothing known"),
+    ] {
+        let said = failure(alone(&old, &new).env("PAGEVAULT_UPGRADE", ticket), &new)?;
+        ensure!(said.contains(why), "{said}");
+    }
+    old.allow_log("says nothing known");
+    let inspected = run(old.program("pagevault-keyring").arg("inspect").arg(old.data_directory()))?;
+    let id = inspected.split(|c: char| !c.is_ascii_hexdigit()).find(|word| word.len() == 32);
+    let said = failure(alone(&old, &new).env("PAGEVAULT_UPGRADE", id.unwrap_or_default()), &new)?;
+    ensure!(
+        said.contains("the keystore of the cluster to be upgraded is not here"),
+        "{inspected}\n{said}"
+    );
+    old.start_server()?;
+    ensure!(old.text("SELECT id FROM t")? == "7", "the table in the old cluster");
+    old.finish()
+}
+
+/// Killed while it restores the schema: the old cluster starts, and the upgrade can be done again, into a new cluster.
+#[test]
+fn killed_in_the_middle() -> Result<()> {
+    let scene = Scene::make()?;
+    let new = new_cluster()?;
+    let mut upgrade = upgrading(&scene.old, &new)
+        .stdout(std::process::Stdio::null())
+        .stderr(std::process::Stdio::null())
+        .spawn()?;
+    let output = new.data_directory().join("pg_upgrade_output.d");
+    let restores = |file: &PathBuf| {
+        let name = file.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let text = std::fs::read_to_string(file).unwrap_or_default();
+        name.starts_with("pg_upgrade_dump_") && text.contains("pg_restore")
+    };
+    scene.old.eventually_that("pg_upgrade", || {
+        ensure!(files_below(&output)?.iter().any(restores), "it restores nothing");
+        Ok(())
+    })?;
+    upgrade.kill()?;
+    upgrade.wait()?;
+    process::kill_all(&new.data_directory())?;
+    scene.old.kill()?;
+    scene.check_old()?;
+    scene.clear_tablespace(&new)?;
+    drop(new);
+    let new = new_cluster()?;
+    run(&mut upgrading(&scene.old, &new))?;
+    new.start_server()?;
+    scene.check_all(&new)?;
+    new.finish()
+}

@@ -1,0 +1,76 @@
+//! pg_upgrade of clusters with encrypted relations, by `pagevault-keyring exec`: from the installation that
+//! `PAGEVAULT_OLD_PG_CONFIG` names to the one under test; without it, from and to the same version.
+
+mod failing;
+mod moving;
+mod scene;
+
+use std::process::Command;
+
+use anyhow::{Result, ensure};
+use pagevault_tests::{Cluster, Installation, KeyFile, Settings};
+
+/// Settings that both clusters have.
+fn settings() -> Settings {
+    Settings::default().conf("pagevault.wal_encryption = on").conf("pagevault.unlock_timeout = 2")
+}
+
+/// A cluster to upgrade into, as initdb made it, with its settings. Its server does not run.
+fn new_cluster() -> Result<Cluster> {
+    Cluster::create(&settings())
+}
+
+/// A cluster to upgrade, with a key and WAL encryption and nothing else in it, and with one more setting.
+fn old_cluster(conf: &str) -> Result<(Cluster, KeyFile)> {
+    let settings = settings().on(Installation::to_upgrade_from()?).conf(conf);
+    let (mut old, keys) = Cluster::with_keys(&settings)?;
+    old.allow_log("cannot encrypt WAL: the cluster has no master key");
+    old.eventually("SELECT wal FROM pagevault.status", "encrypted")?;
+    Ok((old, keys))
+}
+
+/// pg_upgrade from `old` to `new`, to be run as `program` says.
+fn arguments(command: &mut Command, old: &Cluster, new: &Cluster) {
+    command
+        .arg("-b")
+        .arg(old.installation().program(""))
+        .arg("-B")
+        .arg(new.installation().program(""))
+        .arg("-d")
+        .arg(old.data_directory())
+        .arg("-D")
+        .arg(new.data_directory())
+        .arg("-s")
+        .arg(new.directory())
+        .args(["-U", "postgres"])
+        .current_dir(new.directory());
+}
+
+/// pg_upgrade by itself.
+fn alone(old: &Cluster, new: &Cluster) -> Command {
+    let mut command = new.installation().command("pg_upgrade");
+    arguments(&mut command, old, new);
+    command
+}
+
+/// pg_upgrade with the keys.
+fn upgrading(old: &Cluster, new: &Cluster) -> Command {
+    let mut command = new.installation().command("pagevault-keyring");
+    command.args(["exec", "--", "pg_upgrade"]);
+    arguments(&mut command, old, new);
+    command
+}
+
+/// What a program says when it fails, on both outputs, and the logs that pg_upgrade leaves then.
+fn failure(command: &mut Command, new: &Cluster) -> Result<String> {
+    let output = command.output()?;
+    ensure!(!output.status.success(), "{command:?} succeeds");
+    let mut said = String::from_utf8_lossy(&output.stdout).into_owned();
+    said.push_str(&String::from_utf8_lossy(&output.stderr));
+    for log in scene::files_below(&new.data_directory().join("pg_upgrade_output.d"))? {
+        if log.extension().is_some_and(|extension| extension == "log") {
+            said.push_str(&std::fs::read_to_string(log)?);
+        }
+    }
+    Ok(said)
+}

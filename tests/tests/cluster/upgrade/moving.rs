@@ -1,0 +1,120 @@
+//! Upgrades that succeed, in each way in which pg_upgrade moves files.
+
+use anyhow::{Result, bail, ensure};
+use pagevault_tests::installation::run;
+use pagevault_tests::{Cluster, Installation, Settings, StopMode};
+
+use super::scene::Scene;
+use super::{alone, new_cluster, old_cluster, upgrading};
+use crate::labels::{expect, label};
+
+#[test]
+fn files_are_copied() -> Result<()> {
+    let (scene, new) = upgraded(&["--copy"])?;
+    scene.look_at_files(&new)?;
+    new.start_server()?;
+    scene.check_all(&new)?;
+    scene.use_it(&new)?;
+    scene.check(&new)?;
+    // Both live on: the old cluster knows nothing of the new one.
+    scene.check_old()?;
+    new.stop(StopMode::Fast)?;
+    scene.look_at_files(&new)?;
+    new.finish()
+}
+
+#[test]
+fn files_are_linked() -> Result<()> {
+    let (scene, new) = upgraded(&["--link"])?;
+    scene.look_at_files(&new)?;
+    new.start_server()?;
+    scene.check_all(&new)?;
+    scene.use_it(&new)?;
+    scene.check(&new)?;
+    new.finish()
+}
+
+/// Ways that not every version or file system has; by `make test-upgrade` only.
+#[test]
+fn files_are_moved_otherwise() -> Result<()> {
+    if std::env::var_os("PAGEVAULT_UPGRADE_ALL_WAYS").is_none() {
+        return Ok(());
+    }
+    let help = run(Installation::get()?.command("pg_upgrade").arg("--help"))?;
+    for way in ["--swap", "--clone", "--copy-file-range"] {
+        if !help.contains(way) {
+            continue;
+        }
+        match upgraded(&[way]) {
+            Ok((scene, new)) => {
+                new.start_server()?;
+                scene.check_all(&new)?;
+                scene.use_it(&new)?;
+                new.finish()?;
+                eprintln!("{way}: works");
+            }
+            Err(error) if format!("{error:#}").contains("not supported") => {
+                eprintln!("{way}: not on this file system");
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    Ok(())
+}
+
+fn upgraded(ways: &[&str]) -> Result<(Scene, Cluster)> {
+    let scene = Scene::make()?;
+    let new = new_cluster()?;
+    // As one does.
+    let checked = run(upgrading(&scene.old, &new).arg("--check"))?;
+    ensure!(checked.contains("Clusters are compatible"), "{checked}");
+    ensure!(!new.data_directory().join("pagevault/cluster.keys").exists(), "--check brings keys");
+    // The default differs between versions, and --copy is not an option of all.
+    let mut command = upgrading(&scene.old, &new);
+    command.args(ways.iter().filter(|way| **way != "--copy"));
+    match run(&mut command) {
+        Ok(said) => ensure!(said.contains("Upgrade Complete"), "{said}"),
+        Err(error) => bail!("{error:#}"),
+    }
+    Ok((scene, new))
+}
+
+/// Without a key there is nothing to bring: pg_upgrade works by itself, and with exec.
+#[test]
+fn a_plain_cluster_with_labels() -> Result<()> {
+    let settings = Settings::default().on(Installation::to_upgrade_from()?);
+    for with_exec in [false, true] {
+        let old = Cluster::start(&settings)?;
+        old.sql("CREATE EXTENSION pagevault; CREATE SCHEMA app")?;
+        old.sql("CREATE TABLE app.t AS SELECT i AS id FROM generate_series(1, 1000) i")?;
+        old.sql(&label("SCHEMA app", "'plain'"))?;
+        old.stop(StopMode::Fast)?;
+        let new = Cluster::create(&Settings::default().conf("pagevault.enforce = on"))?;
+        run(&mut if with_exec { upgrading(&old, &new) } else { alone(&old, &new) })?;
+        new.start_server()?;
+        ensure!(new.text("SELECT sum(id) FROM app.t")? == "500500", "rows");
+        expect(&new, "app.t", "plain")?;
+        ensure!(new.text("SELECT data_keys FROM pagevault.status")? == "0", "keys were made");
+        old.finish()?;
+        new.finish()?;
+    }
+    Ok(())
+}
+
+/// A job that has not ended goes on in the new cluster.
+#[test]
+fn jobs_go_on() -> Result<()> {
+    let (old, _keys) = old_cluster("pagevault.rekey_rate = 1")?;
+    old.sql("CREATE TABLE big AS SELECT i AS id, repeat('x', 500) AS v FROM generate_series(1, 30000) i")?;
+    old.sql("SET pagevault.rekey_threshold = 0; SECURITY LABEL FOR pagevault ON TABLE big IS 'encrypted'")?;
+    old.eventually("SELECT pages_done > 0 FROM pagevault.rekey_progress", "t")?;
+    old.stop(StopMode::Fast)?;
+    let new = new_cluster()?;
+    run(&mut upgrading(&old, &new))?;
+    new.start_server()?;
+    ensure!(new.text("SELECT count(*) || ' ' || sum(id) FROM big")? == "30000 450015000", "rows");
+    new.sql("SELECT pagevault.rekey_wait('big'::regclass, '120 s')")?;
+    ensure!(new.text("SELECT pagevault.is_encrypted('big')")? == "t", "the job did not end");
+    old.finish()?;
+    new.finish()
+}

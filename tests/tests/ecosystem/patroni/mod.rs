@@ -1,0 +1,235 @@
+//! Patroni: nodes change places by themselves, with everything encrypted and WAL sealed.
+
+mod load;
+mod nodes;
+
+use anyhow::{Context, Result, ensure};
+use pagevault_tests::cluster::column;
+use pagevault_tests::installation::run;
+use pagevault_tests::leaks::{Canary, Scanner, report};
+use pagevault_tests::wal::{Segment, WalPage};
+use rustix::process::{Pid, Signal, kill_process};
+
+use self::load::Load;
+use self::nodes::{Group, Node, Programs};
+use crate::Test;
+
+pub(crate) const TESTS: &[Test] = &[
+    Test {
+        name: "patroni::nodes_change_places_under_load",
+        needs: &["patroni", "etcd"],
+        run: nodes_change_places,
+    },
+    Test {
+        name: "patroni::a_node_that_cannot_be_rewound_is_made_anew",
+        needs: &["patroni", "etcd"],
+        run: made_anew,
+    },
+];
+
+/// In each row that is written.
+const CANARY: &str = "rotkehlchen-7d1f0c6e92b4";
+/// In each row that only a server has that died.
+const LOST: &str = "zaunkoenig-b83a5e0f41c7";
+
+/// What standbys must have alike.
+const CONTENT: &str = "SELECT concat_ws(' ',
+    (SELECT count(*) || ':' || coalesce(sum(hashtext(t::text)::bigint), 0) FROM t),
+    (SELECT count(*) || ':' || coalesce(sum(hashtext(l::text)::bigint), 0) FROM ledger l),
+    (SELECT count(*) || ':' || coalesce(sum(hashtext(a::text)::bigint), 0) FROM pgbench_accounts a),
+    (SELECT count(*) || ':' || coalesce(sum(delta), 0) FROM pgbench_history))";
+
+/// Nodes with tables, sealed.
+fn group(count: usize, programs: Programs) -> Result<Group> {
+    let group = Group::start(count, programs)?;
+    let leader = &group.nodes[group.leader()?];
+    leader.sql(&format!(
+        "CREATE TABLE ledger (id bigint PRIMARY KEY, digest text, name text);
+         CREATE TABLE t (id serial PRIMARY KEY, name text);
+         INSERT INTO t (name) SELECT '{CANARY}-' || i FROM generate_series(1, 5000) i"
+    ))?;
+    run(group.pgbench(group.leader()?).args(["-i", "-q", "-s", "1"]))?;
+    Ok(group)
+}
+
+/// A new key of every kind.
+fn rotate(node: &Node) -> Result<()> {
+    for statement in [
+        "SELECT pagevault.rotate_cluster_master_key()",
+        "SELECT pagevault.rotate_database_key()",
+        "SELECT pagevault.rotate_wal_key()",
+        "SELECT pagevault.rotate_data_key('t')",
+    ] {
+        node.sql(statement).with_context(|| node.name.clone())?;
+    }
+    let done = node.text("SELECT pagevault.rekey_wait('t'::regclass, '1min')")?;
+    ensure!(done == "t", "new pages are not written in time");
+    Ok(())
+}
+
+/// Has a leader write what no standby gets, with keys that no standby has, and kills it.
+fn die_alone(group: &mut Group, number: usize) -> Result<()> {
+    let leader = &group.nodes[number];
+    let senders = column(&mut leader.client()?, "SELECT pid FROM pg_stat_replication")?;
+    ensure!(!senders.is_empty(), "nobody streams");
+    for sender in senders {
+        let sender = Pid::from_raw(sender.parse()?).context("no process")?;
+        kill_process(sender, Signal::STOP)?;
+    }
+    let mut client = leader.client()?;
+    for statement in [
+        "SET synchronous_commit = local",
+        "SELECT pagevault.rotate_wal_key()",
+        "SELECT pagevault.rotate_database_key()",
+        "SELECT pagevault.rotate_data_key('ledger')",
+        &format!("INSERT INTO t (name) SELECT '{LOST}-' || i FROM generate_series(1, 5000) i"),
+        &format!("CREATE TABLE lost AS SELECT '{LOST}' || id AS name FROM t"),
+        "CHECKPOINT",
+    ] {
+        pagevault_tests::cluster::run_sql(&mut client, statement)?;
+    }
+    group.kill_node(number)
+}
+
+/// Waits for another leader than `before`.
+fn next_leader(group: &Group, before: usize) -> Result<usize> {
+    let mut leader = before;
+    group.eventually("another leader", |group| {
+        leader = group.leader()?;
+        ensure!(leader != before, "it is still {}", group.nodes[before].name);
+        Ok(())
+    })?;
+    Ok(leader)
+}
+
+/// That all nodes have the same, nothing of it is readable in their files, and every page and record opens. Only the
+/// node that was there before there were keys may have WAL from that time.
+fn check(mut group: Group, leader: usize, oldest: Option<usize>) -> Result<()> {
+    let content = group.nodes[leader].text(CONTENT)?;
+    for node in &group.nodes {
+        group.eventually(&node.name, |_| {
+            let found = node.text(CONTENT)?;
+            ensure!(found == content, "{found} instead of {content}");
+            Ok(())
+        })?;
+    }
+    let drift = "SELECT string_agg(relation::text, ' ') FROM pagevault.drift(true)";
+    let drift = group.nodes[leader].text(drift)?;
+    ensure!(drift.is_empty(), "not as wanted: {drift}");
+    group.stop()?;
+    let canaries = [CANARY, LOST].map(|text| Canary::stored(text, text.as_bytes().to_vec()));
+    let scanner = Scanner::new(&canaries);
+    for (number, node) in group.nodes.iter().enumerate() {
+        let data = node.data_directory();
+        let found = scanner.scan_trees(&[&data])?;
+        ensure!(found.is_empty(), "{}", report(&found));
+        let pages = Segment::all(&data.join("pg_wal"))?
+            .iter()
+            .map(Segment::pages)
+            .collect::<Result<Vec<_>>>()?
+            .concat();
+        let sealed = pages.iter().filter(|page| matches!(page, WalPage::Sealed(_))).count();
+        ensure!(sealed > 100, "{sealed} pages of {} are sealed in pg_wal", node.name);
+        let plain = pages.iter().filter(|page| **page == WalPage::Plain).count();
+        ensure!(
+            plain == 0 || oldest == Some(number),
+            "{plain} pages of {} are plaintext in pg_wal",
+            node.name
+        );
+        run(group.tool("pg_checksums").args(["--check", "-D"]).arg(&data))?;
+        run(group.tool("pagevault-keyring").arg("verify").arg(&data))?;
+    }
+    group.passed();
+    Ok(())
+}
+
+/// A leader dies with rows and keys of its own, another takes over, the first comes back by `pg_rewind`; then a
+/// switchover. Rows are written all the time, and every key is rotated in between.
+fn nodes_change_places() -> Result<()> {
+    let mut group = group(3, Programs::WithKeys)?;
+    let mut load = Load::start(&group);
+    let first = group.leader()?;
+    load.pgbench_on(&group, first)?;
+    load.goes_on(&group)?;
+    rotate(&group.nodes[first])?;
+    group.whole()?;
+    die_alone(&mut group, first)?;
+    let second = next_leader(&group, first)?;
+    load.is_on(&group.nodes[second])?;
+    load.pgbench_on(&group, second)?;
+    load.goes_on(&group)?;
+    rotate(&group.nodes[second])?;
+
+    group.start_node(first)?;
+    group.whole()?;
+    let log = group.nodes[first].log();
+    ensure!(log.contains("pg_rewind exit code=0"), "it came back without pg_rewind");
+    ensure!(!log.contains("replica has been created using basebackup"), "it was made anew");
+    ensure!(
+        group.nodes[first].text("SELECT to_regclass('lost')")?.is_empty(),
+        "{} has what nobody else has",
+        group.nodes[first].name
+    );
+    rotate(&group.nodes[second])?;
+
+    let candidate = group.synchronous()?;
+    let name = |number: usize| group.nodes[number].name.as_str();
+    group.patronictl(&[
+        "switchover",
+        "--leader",
+        name(second),
+        "--candidate",
+        name(candidate),
+        "--force",
+        "main",
+    ])?;
+    let third = next_leader(&group, second)?;
+    ensure!(third == candidate, "{} leads, not {}", name(third), name(candidate));
+    load.pgbench_on(&group, third)?;
+    load.goes_on(&group)?;
+    rotate(&group.nodes[third])?;
+    let leader = group.whole()?;
+    // What is asked of pg_waldump is where the last checkpoint ends: an old leader that has no more follows as it is.
+    let log = group.nodes[second].log();
+    ensure!(!log.contains("Failed to parse pg_waldump output"), "pg_waldump did not work");
+    ensure!(!log.contains("running pg_rewind"), "it was rewound after a switchover");
+    load.finish(&group.nodes[leader])?;
+    check(group, leader, Some(first))
+}
+
+/// While the provider is away a standby is promoted as ever, and a node that comes back waits for it. `pg_rewind` without
+/// keys fails then, and has changed nothing; Patroni makes a copy in its place. Another is made by hand.
+fn made_anew() -> Result<()> {
+    let mut group = group(2, Programs::StockRewind)?;
+    let load = Load::start(&group);
+    let first = group.leader()?;
+    load.goes_on(&group)?;
+    group.whole()?;
+    die_alone(&mut group, first)?;
+    group.keys.take_away()?;
+    let second = next_leader(&group, first)?;
+    load.is_on(&group.nodes[second])?;
+    load.goes_on(&group)?;
+    group.start_node(first)?;
+    // It is tried again and again.
+    group.eventually("recovery without keys", |group| {
+        let tries = group.nodes[first].log().matches("cannot start without keys").count();
+        ensure!(tries >= 3, "{tries} of 3 tries");
+        Ok(())
+    })?;
+    let log = group.nodes[first].log();
+    ensure!(!log.contains("removing"), "its files were thrown away");
+    group.keys.bring_back()?;
+    group.whole()?;
+    let log = group.nodes[first].log();
+    ensure!(log.contains("invalid info bits"), "pg_rewind did not fail, or for another reason");
+    ensure!(log.contains("replica has been created using basebackup"), "it was not made anew");
+    rotate(&group.nodes[second])?;
+    group.patronictl(&["reinit", "--force", "--wait", "main", &group.nodes[first].name])?;
+    let leader = group.whole()?;
+    let copies = group.nodes[first].log().matches("replica has been created").count();
+    ensure!(copies == 2, "it was made anew {copies} times");
+    load.goes_on(&group)?;
+    load.finish(&group.nodes[leader])?;
+    check(group, leader, None)
+}
