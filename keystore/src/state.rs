@@ -12,8 +12,9 @@ use crate::wal::{self, Switch, WalPhase};
 /// A record that contradicts an earlier one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
-    /// A second key for an epoch that has one, recognised by its cipher. (Two keys of one cipher
-    /// cannot be told apart while they are wrapped.)
+    /// A second key for an epoch that has one, recognised by its cipher or, for a cipher that this
+    /// version does not know, by its length. (Two keys of one cipher cannot be told apart while they
+    /// are wrapped.)
     #[error("relation file {file} has another key for epoch {epoch}")]
     KeyReplaced {
         /// Which file.
@@ -202,7 +203,10 @@ impl State {
                     return Ok(());
                 }
                 let known = entry.and_then(|entry| entry.keys.get(&epoch));
-                if known.is_some_and(|key| key.cipher != cipher) {
+                let is_another = |key: &DataKey| {
+                    (key.cipher, key.wrapped.len()) != (cipher, wrapped.len())
+                };
+                if known.is_some_and(is_another) {
                     return Err(StateError::KeyReplaced { file, epoch });
                 }
                 let key = DataKey { cipher, scope, key_version, wrapped, owner, created };

@@ -95,6 +95,22 @@ fn a_new_wrapping_replaces_and_a_new_key_does_not() {
 }
 
 #[test]
+fn a_cipher_of_a_later_version_keeps_its_length() {
+    let key = |length| {
+        let mut record = data_key(1, 1, 1, 10);
+        if let Record::DataKey { cipher, wrapped, .. } = &mut record {
+            *cipher = 200;
+            wrapped.truncate(length);
+        }
+        record
+    };
+    let mut state = fold(&[key(80)]);
+    state.apply(key(80)).unwrap();
+    let error = state.apply(key(79)).unwrap_err();
+    assert_eq!(error, StateError::KeyReplaced { file: file(1), epoch: 1 });
+}
+
+#[test]
 fn only_an_epoch_with_a_key_becomes_current() {
     let mut state = fold(&[data_key(1, 1, 1, 10)]);
     assert_eq!(state.file(file(1)).unwrap().phase.current(), None);
