@@ -203,9 +203,8 @@ impl State {
                     return Ok(());
                 }
                 let known = entry.and_then(|entry| entry.keys.get(&epoch));
-                let is_another = |key: &DataKey| {
-                    (key.cipher, key.wrapped.len()) != (cipher, wrapped.len())
-                };
+                let is_another =
+                    |key: &DataKey| (key.cipher, key.wrapped.len()) != (cipher, wrapped.len());
                 if known.is_some_and(is_another) {
                     return Err(StateError::KeyReplaced { file, epoch });
                 }
