@@ -4,6 +4,10 @@
 
 set -euo pipefail
 
+# Whoever calls `make test` calls us from within make. Makefiles of others are not a part of ours: PostgreSQL's generates its
+# headers only if it is the first one.
+unset MAKELEVEL MAKEFLAGS MFLAGS
+
 # Everything that is built or fetched lives outside the checkout, so that a fresh checkout is quick
 # and so that the unprivileged user that runs test servers can reach it.
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
