@@ -10,7 +10,7 @@ mod tests {
     use crate::keys::health::{self, Health, Trouble};
     use crate::keys::refusal;
     use crate::keys::secrets::{self, Revocation, Secrets, State};
-    use crate::keys::shared::{CONTROL_WORDS, Control};
+    use crate::keys::shared::{Control, control_words};
     use crate::pg::locks::KeystoreLock;
     use crate::pg::mapping::{Kind, shared_words};
     use crate::policy::label::{self, Label};
@@ -91,7 +91,7 @@ mod tests {
 
     #[pg_test]
     fn database_keys_are_locked_until_unlocked() -> std::io::Result<()> {
-        let table = Secrets::new(shared_words(secrets::WORDS, Kind::Sparse)?);
+        let table = Secrets::new(shared_words(secrets::words_needed(0), Kind::Sparse)?);
         let key = pagevault_cipher::Secret32::from_bytes(&[7; 32]);
         assert!(table.announce(5, 1).is_ok());
         assert!(table.state(5, 1) == Some(State::Locked) && table.get(5, 1).is_none());
@@ -106,7 +106,7 @@ mod tests {
 
     #[pg_test]
     fn revoked_keys_stay_readable_until_refused_and_are_never_lost() -> std::io::Result<()> {
-        let table = Secrets::new(shared_words(secrets::WORDS, Kind::Sparse)?);
+        let table = Secrets::new(shared_words(secrets::words_needed(0), Kind::Sparse)?);
         let key = pagevault_cipher::Secret32::from_bytes(&[7; 32]);
         for (scope, version) in [(5, 1), (5, 2), (6, 1)] {
             assert!(table.unlock(scope, version, &key).is_ok());
@@ -180,16 +180,21 @@ mod tests {
 
     #[pg_test]
     fn a_full_table_of_database_keys_says_so() -> std::io::Result<()> {
-        let table = Secrets::new(shared_words(secrets::WORDS, Kind::Sparse)?);
-        let room = (1..).take_while(|version| table.announce(1, *version).is_ok()).count();
-        assert_eq!(room, 1023);
-        assert_eq!(table.newest(1), Some(1023));
+        let table = Secrets::new(shared_words(secrets::words_needed(0), Kind::Sparse)?);
+        let announced = |version: &u32| table.has_room() && table.announce(1, *version).is_ok();
+        assert_eq!((1..).take_while(announced).count(), table.limit());
+        // What recovery has on top of that.
+        let room = (2000..).take_while(|version| table.announce(1, *version).is_ok()).count();
+        assert_eq!((table.limit(), room), (1023 - 64, 64));
+        assert_eq!(table.newest(1), Some(2063));
+        let larger = Secrets::new(shared_words(secrets::words_needed(5000), Kind::Sparse)?);
+        assert!(larger.limit() > 5000);
         Ok(())
     }
 
     #[pg_test]
     fn control_words_remember_where_logs_end() -> std::io::Result<()> {
-        let control = Control::new(shared_words(CONTROL_WORDS, Kind::Sparse)?);
+        let control = Control::new(shared_words(control_words(0), Kind::Sparse)?);
         assert!(control.position(0).is_none());
         control.set_keystore_id(&[9; 16]);
         let position = pagevault_keystore::log::Position {

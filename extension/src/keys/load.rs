@@ -1,5 +1,7 @@
 //! Reading the keystore when the server starts, and again after a crash restart.
 
+use std::collections::BTreeSet;
+
 use pagevault_cipher::Secret32;
 use pagevault_keystore::directory::Directory;
 use pagevault_keystore::log::{self, Log, LogError};
@@ -43,6 +45,9 @@ pub(crate) fn start() -> Result<()> {
     unlock::at_start(recovering || reads_sealed_wal || process::is_binary_upgrade())
 }
 
+/// A log of this size, in bytes, is written anew after a clean shutdown as well if most of it does not matter any more.
+const LARGE: u64 = 64 << 10;
+
 fn read_logs(storage: &FileStorage, recovering: bool) -> Result<Vec<Contents>> {
     let mut logs = Vec::new();
     for scope in log::scopes(storage).map_err(|e| keystore_failure(&e))? {
@@ -61,6 +66,12 @@ fn read_logs(storage: &FileStorage, recovering: bool) -> Result<Vec<Contents>> {
             let whole = contents.records.clone();
             let is_ahead = wrappings::leave_out_unknown(&mut contents.records, &known);
             rewrite(&mut log, &mut contents, is_ahead.then_some(&whole[..]))?;
+        } else if contents.position.end > LARGE {
+            // No backup is under way that could need older wrappings: they go.
+            let folded = fold(scope, contents.records.clone())?;
+            if contents.records.len() > 2 * folded.len() {
+                rewrite(&mut log, &mut contents, None)?;
+            }
         }
         logs.push(contents);
     }
@@ -104,7 +115,7 @@ fn refuse_torn(storage: &FileStorage, scope: u32) -> Result<()> {
     .hint("Restore the directory pagevault/ of the data directory from a backup."))
 }
 
-/// After a crash, writes a log anew. If an fsync had failed before, the kernel may go on showing bytes
+/// Writes a log anew. It must be done after a crash: if an fsync had failed before, the kernel may go on showing bytes
 /// that the disk does not have, and say that all is well; recovery would believe them and add nothing.
 ///
 /// `ahead`: all that stands in a log that says more than can be understood yet; of that nothing is lost.
@@ -114,15 +125,9 @@ fn rewrite(
     ahead: Option<&[Record]>,
 ) -> Result<()> {
     let scope = contents.position.scope;
-    let fold = |records: Vec<Record>| {
-        let state = State::from_records(records).map_err(|e| {
-            Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, format!("keystore: {e}"))
-        })?;
-        Ok::<_, Report>(state.records(scope))
-    };
-    contents.records = fold(std::mem::take(&mut contents.records))?;
+    contents.records = fold(scope, std::mem::take(&mut contents.records))?;
     let written = match ahead {
-        Some(all) => &wrappings::with_older(fold(all.to_vec())?, all),
+        Some(all) => &wrappings::with_older(fold(scope, all.to_vec())?, all),
         None => &contents.records,
     };
     match log.compact(written) {
@@ -132,6 +137,14 @@ fn rewrite(
         Err(error) => return Err(keystore_failure(&error)),
     }
     Ok(())
+}
+
+/// What the log of `scope` says, once.
+fn fold(scope: u32, records: Vec<Record>) -> Result<Vec<Record>> {
+    let state = State::from_records(records).map_err(|e| {
+        Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, format!("keystore: {e}"))
+    })?;
+    Ok(state.records(scope))
 }
 
 fn cut_off(scope: u32, bytes: u64) -> Report {
@@ -153,12 +166,20 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
         .ok()
         .and_then(|keys| keys.checked_add(persist::RESERVED_KEYS))
         .ok_or_else(|| internal("the keystore holds too many data keys".into()))?;
+    let database_keys = logs.iter().flat_map(|log| &log.records);
+    let database_keys = database_keys.filter_map(|record| match record {
+        Record::DatabaseKey { scope, version, .. } => Some((scope, version)),
+        _ => None,
+    });
+    let database_keys = database_keys.collect::<BTreeSet<_>>().len();
     let words = Directory::words_needed(capacity);
     let words = mapping::shared_words(words, Kind::Sparse).map_err(|e| no_memory(words, &e))?;
-    let control = mapping::shared_words(shared::CONTROL_WORDS, Kind::Sparse)
-        .map_err(|e| no_memory(shared::CONTROL_WORDS, &e))?;
-    let secrets = mapping::shared_words(secrets::WORDS, Kind::Secret)
-        .map_err(|e| no_memory(secrets::WORDS, &e))?;
+    let control = shared::control_words(logs.len());
+    let control =
+        mapping::shared_words(control, Kind::Sparse).map_err(|e| no_memory(control, &e))?;
+    let secrets = secrets::words_needed(database_keys);
+    let secrets =
+        mapping::shared_words(secrets, Kind::Secret).map_err(|e| no_memory(secrets, &e))?;
     let directory = Directory::init_zeroed(words, capacity)?;
     let secrets = Secrets::new(secrets);
     let temporary = Secret32::random()?;
@@ -193,7 +214,7 @@ fn fill(shared: &Shared, logs: &[Contents]) -> Result<()> {
         shared
             .control
             .set_position(&log.position)
-            .map_err(|_| internal("the keystore has too many files".into()))?;
+            .map_err(|shared::TooManyLogs| persist::recovery_needs_room("key file"))?;
         persist::apply(&lock, &log.records)?;
     }
     Ok(())

@@ -1,8 +1,8 @@
 //! Master keys and database keys: set, moved and rotated.
 //!
 //! Rotation is always the same: make the new thing, wrap, prove by unwrapping, write it down, switch.
-//! Killed at any step it ends wholly old or wholly new. The provider is asked a fixed number of times,
-//! however many versions a database key has.
+//! Killed at any step it ends wholly old or wholly new. Versions of a database key go to the provider together, not
+//! one by one.
 
 use pagevault_cipher::Secret32;
 use pagevault_keystore::Record;
@@ -195,7 +195,9 @@ fn write_database_key(record: Record, secret: &Secret32) -> Result<()> {
     let lock = KeystoreLock::acquire();
     let end = persist::append(&lock, 0, &[record])?;
     let secrets = &persist::shared_memory()?.secrets;
-    secrets.unlock(scope, version, secret).map_err(|_| persist::too_many_database_keys())?;
+    secrets
+        .unlock(scope, version, secret)
+        .map_err(|_| persist::recovery_needs_room("database key"))?;
     drop(lock);
     wal::flush(end);
     Ok(())

@@ -14,7 +14,7 @@ use pagevault_keystore::log::{self, Contents, Log, LogError};
 use pagevault_keystore::state::State;
 use pagevault_keystore::storage::{FileStorage, Storage};
 use pagevault_keystore::wal as wal_keys;
-use pagevault_keystore::{FormatError, Record, batch, compaction, wrappings};
+use pagevault_keystore::{FormatError, Problem, Record, batch, compaction, wrappings};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
@@ -44,10 +44,27 @@ pub(crate) fn storage() -> Result<FileStorage> {
 /// fit again after it.
 pub(crate) const RESERVED_KEYS: u32 = 1024;
 
-/// Refuses to make keys that would find no room. Asked before anything is written.
-fn require_room(records: &[Record]) -> Result<()> {
-    let directory = &shared_memory()?.directory;
-    let counts = directory.counts()?;
+/// Refuses to make keys that would find no room. Asked before anything is written: what is written is read at every
+/// start, and must have room then.
+fn require_room(scope: u32, records: &[Record]) -> Result<()> {
+    let shared = shared_memory()?;
+    if shared.control.position(scope).is_none() && !shared.control.has_room() {
+        return Err(no_room("key files", "That of a dropped database is kept for old backups."));
+    }
+    // All of one change are versions of one key: only one of them is new.
+    let is_new = |record: &Record| match record {
+        Record::DatabaseKey { scope, version, .. } => {
+            shared.secrets.state(*scope, *version).is_none()
+        }
+        _ => false,
+    };
+    if records.iter().any(is_new) && !shared.secrets.has_room() {
+        return Err(no_room(
+            "database keys",
+            "Each version of a database key counts, also those of dropped databases: old backups need them.",
+        ));
+    }
+    let counts = shared.directory.counts()?;
     let limit = counts.capacity.saturating_sub(RESERVED_KEYS) as usize;
     let new = records.iter().filter(|record| {
         matches!(record, Record::DataKey { file, epoch, .. } if !shared::has_key(*file, *epoch))
@@ -107,6 +124,11 @@ pub(crate) fn keystore_failure(error: &LogError) -> Report {
                 .detail("Nothing was changed.")
                 .hint("Install the version of pagevault that this data directory was used with last, or a later one.")
         }
+        LogError::Record(FormatError { problem: Problem::TooLarge(_), .. }) => {
+            Report::new(PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED, "key file is full")
+                .detail(format!("It may have {} MiB. Nothing was changed.", log::MAX_LOG >> 20))
+                .hint("Restart the server: when it starts it takes older wrappings of data keys out of key files.")
+        }
         LogError::Format { .. } => {
             Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, format!("{error}"))
                 .hint("Restore the directory pagevault/ of the data directory from a backup.")
@@ -127,7 +149,7 @@ pub(crate) fn append(lock: &KeystoreLock, scope: u32, records: &[Record]) -> Res
 }
 
 fn append_as(lock: &KeystoreLock, scope: u32, records: &[Record], durable: Durable) -> Result<u64> {
-    require_room(records)?;
+    require_room(scope, records)?;
     let batch = batch::encode(records).map_err(|e| internal(format!("keystore: {e}")))?;
     let id = write_file(lock, scope, &batch, durable, None)?;
     fault::point("keys.in_file");
@@ -201,12 +223,8 @@ fn write_file(
         checkpoint::request_sync(scope);
     }
     shared.control.set_keystore_id(&id);
-    shared.control.set_position(&log.position()).map_err(|_| {
-        Report::new(
-            PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
-            "too many databases have encrypted relations",
-        )
-    })?;
+    let remembered = shared.control.set_position(&log.position());
+    remembered.map_err(|shared::TooManyLogs| recovery_needs_room("key file"))?;
     Ok(id)
 }
 
@@ -222,7 +240,7 @@ pub(crate) fn apply(_lock: &KeystoreLock, records: &[Record]) -> Result<()> {
     for record in records {
         if let Record::DatabaseKey { scope, version, .. } = record {
             let announced = shared.secrets.announce(*scope, *version);
-            announced.map_err(|secrets::Full| too_many_database_keys())?;
+            announced.map_err(|secrets::Full| recovery_needs_room("database key"))?;
         }
         shared.directory.apply(record).map_err(|e| {
             Report::new(PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED, e.to_string())
@@ -266,13 +284,19 @@ pub(crate) fn compact(lock: &KeystoreLock, scope: u32) -> Result<()> {
         .map_err(|_| internal("a key file has lost its place".to_owned()))
 }
 
-/// No slot is left for another database key.
-pub(crate) fn too_many_database_keys() -> Report {
-    Report::new(
-        PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
-        "too many databases have a master key of their own",
-    )
-    .hint("Let databases use the cluster's master key.")
+fn no_room(what: &str, detail: &str) -> Report {
+    let message = format!("there is no room for more {what}");
+    Report::new(PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED, message)
+        .detail(detail)
+        .hint("Restart the server: when it starts it makes room for more than there are.")
+}
+
+/// Recovery has written down what this server has no room for, because its primary was started later.
+pub(crate) fn recovery_needs_room(what: &str) -> Report {
+    let message = format!("recovery has no room for another {what}");
+    Report::new(PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED, message)
+        .detail("It is written down, and nothing is lost.")
+        .hint("Start the server again: when it starts it makes room for more than there are.")
 }
 
 /// Replays a WAL record: adds what the keystore does not have yet.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use pagevault_keystore::Record;
 use pagevault_keystore::protocol::{Action, ProviderSpec};
-use pagevault_keystore::state::State;
+use pagevault_keystore::state::{DatabaseKey, State};
 use pgrx::PgSqlErrorCode as Code;
 use serde_json::Value;
 
@@ -35,14 +35,15 @@ pub(crate) fn add(name: &str, kind: &str, options: &Value) -> Result<()> {
     write(BY, name, &provider_record(&spec))
 }
 
-/// Changes a provider's options after proving that it still opens everything it wrapped.
+/// Changes a provider's options after proving that it still opens everything it wrapped, but for databases that are gone.
 pub(crate) fn alter(name: &str, options: &Value) -> Result<()> {
     const BY: &str = "alter_provider";
     let state = persist::current_cluster_state()?;
     let provider = state.provider(name).ok_or_else(|| providers::no_such_provider(name, &state))?;
     let spec = checked_options(BY, name, &provider.kind, options)?;
+    let is_missed = |scope, key: &DatabaseKey| key.provider == name && !is_gone(scope);
     let wrapped: Vec<_> =
-        state.database_keys().filter(|(_, _, key)| key.provider == name).collect();
+        state.database_keys().filter(|(scope, _, key)| is_missed(*scope, key)).collect();
     let mut questions = Vec::new();
     for (scope, _, record) in &wrapped {
         let question = Question::unwrap(&state, *scope, record)?;

@@ -128,8 +128,7 @@ enum Note {
     Nothing,
 }
 
-/// Asks in one run of the helper and returns one answer for each question. `by` is the SQL function or
-/// worker that asks.
+/// Asks and returns one answer for each question. `by` is the SQL function or worker that asks.
 ///
 /// # Errors
 /// When the helper cannot be run or does not answer; what single operations run into are answers.
@@ -157,10 +156,22 @@ struct Asked {
     scope: Option<u32>,
 }
 
+/// Questions of one run of the helper: few enough for its time, and for the size of a message and of a pipe.
+const AT_ONCE: usize = 64;
+
 fn ask_noting(by: &str, questions: Vec<Question>, note: Note) -> Result<Vec<Answer>> {
-    if questions.is_empty() {
-        return Ok(Vec::new());
+    let mut answers = Vec::with_capacity(questions.len());
+    let mut questions = questions.into_iter();
+    loop {
+        let some: Vec<_> = questions.by_ref().take(AT_ONCE).collect();
+        if some.is_empty() {
+            return Ok(answers);
+        }
+        answers.extend(run_helper(by, some, note)?);
     }
+}
+
+fn run_helper(by: &str, questions: Vec<Question>, note: Note) -> Result<Vec<Answer>> {
     let mut asked = Vec::with_capacity(questions.len());
     let mut operations = Vec::with_capacity(questions.len());
     for Question { provider, key, scope, action } in questions {

@@ -14,8 +14,12 @@ use pagevault_keystore::protocol::ErrorClass;
 
 use super::words::{load_u64, store_u64};
 
-/// Scopes (databases with a master key of their own, and the cluster) times live versions.
+/// Database keys for which there is always room: 64 kB are what may be locked in memory everywhere.
 const SLOTS: usize = 1024;
+/// More than there are when the server starts.
+const GROWTH: usize = 256;
+/// Those of them that only recovery uses.
+const RESERVED: usize = 64;
 /// Words in a slot: state, scope, version, cause of revocation, then eight of key and two of time.
 const STRIDE: usize = 16;
 const CAUSE: usize = 3;
@@ -23,8 +27,10 @@ const KEY: usize = 4;
 const KEY_WORDS: usize = 8;
 const SINCE: std::ops::Range<usize> = 12..14;
 
-/// Words of memory that [`Secrets`] needs.
-pub(crate) const WORDS: usize = SLOTS * STRIDE;
+/// Words of memory that [`Secrets`] needs where there are this many database keys: versions of all scopes.
+pub(crate) fn words_needed(existing: usize) -> usize {
+    SLOTS.max(existing + GROWTH) * STRIDE
+}
 
 /// Slot 0 holds the key of temporary data, which no keystore knows.
 const TEMPORARY: usize = 0;
@@ -91,7 +97,7 @@ pub(crate) struct Secrets {
 impl Secrets {
     /// The table in `words`, which are zero at first.
     pub(crate) fn new(words: &'static [AtomicU32]) -> Secrets {
-        assert!(words.len() >= WORDS);
+        assert!(words.len() >= words_needed(0));
         Secrets { words }
     }
 
@@ -100,7 +106,22 @@ impl Secrets {
     }
 
     fn slots(&self) -> impl Iterator<Item = &'static [AtomicU32]> + use<> {
-        self.words[STRIDE..WORDS].chunks_exact(STRIDE).take_while(|s| s[0].load(Acquire) != FREE)
+        self.places().take_while(|s| s[0].load(Acquire) != FREE)
+    }
+
+    /// Used or free.
+    fn places(&self) -> impl Iterator<Item = &'static [AtomicU32]> + use<> {
+        self.words[STRIDE..].chunks_exact(STRIDE)
+    }
+
+    /// How many database keys may be made.
+    pub(crate) fn limit(&self) -> usize {
+        self.places().count().saturating_sub(RESERVED)
+    }
+
+    /// Whether another database key may be made.
+    pub(crate) fn has_room(&self) -> bool {
+        self.slots().count() < self.limit()
     }
 
     fn find(&self, scope: u32, version: u32) -> Option<&'static [AtomicU32]> {
@@ -112,8 +133,7 @@ impl Secrets {
         if self.find(scope, version).is_some() {
             return Ok(());
         }
-        let free = (1..SLOTS).map(|i| self.slot(i)).find(|s| s[0].load(Acquire) == FREE);
-        let slot = free.ok_or(Full)?;
+        let slot = self.places().find(|s| s[0].load(Acquire) == FREE).ok_or(Full)?;
         slot[1].store(scope, Relaxed);
         slot[2].store(version, Relaxed);
         slot[0].store(LOCKED, Release);

@@ -225,10 +225,17 @@ const FAILURE: Range<usize> = 8..256;
 const REKEY: Range<usize> = FAILURE.end..FAILURE.end + wishes::WORDS;
 const LOGS: usize = REKEY.end;
 const LOG_STRIDE: usize = 6;
-const LOGS_MAX: usize = 8192;
+/// Logs for which there is always room.
+const LOGS_LEAST: usize = 8192;
+/// More than there are when the server starts.
+const LOGS_GROWTH: usize = 1024;
+/// Those of them that only recovery uses.
+const LOGS_RESERVED: usize = 256;
 
-/// Words of memory that [`Control`] needs.
-pub(crate) const CONTROL_WORDS: usize = LOGS + LOGS_MAX * LOG_STRIDE;
+/// Words of memory that [`Control`] needs where there are this many logs.
+pub(crate) fn control_words(logs: usize) -> usize {
+    LOGS + LOGS_LEAST.max(logs + LOGS_GROWTH) * LOG_STRIDE
+}
 
 /// More databases with keys than there is room for.
 #[derive(Debug, PartialEq, Eq)]
@@ -237,7 +244,7 @@ pub(crate) struct TooManyLogs;
 impl Control {
     /// Control words in `words`, zero at first.
     pub(crate) fn new(words: &'static [AtomicU32]) -> Control {
-        assert!(words.len() >= CONTROL_WORDS);
+        assert!(words.len() >= control_words(0));
         Control { words }
     }
 
@@ -298,12 +305,23 @@ impl Control {
         self.words[HAS_ID].store(1, Release);
     }
 
-    fn log(&self, scope: u32) -> Option<&'static [AtomicU32]> {
+    /// Where the end of a log is remembered, or may be.
+    fn places(&self) -> impl Iterator<Item = &'static [AtomicU32]> + use<> {
+        self.words[LOGS..].chunks_exact(LOG_STRIDE)
+    }
+
+    fn logs(&self) -> impl Iterator<Item = &'static [AtomicU32]> + use<> {
         // Scopes are stored plus one, so that zero means a free entry.
-        let entries = self.words[LOGS..CONTROL_WORDS].chunks_exact(LOG_STRIDE);
-        entries
-            .take_while(|entry| entry[0].load(Acquire) != 0)
-            .find(|entry| entry[0].load(Relaxed) == scope.wrapping_add(1))
+        self.places().take_while(|entry| entry[0].load(Acquire) != 0)
+    }
+
+    fn log(&self, scope: u32) -> Option<&'static [AtomicU32]> {
+        self.logs().find(|entry| entry[0].load(Relaxed) == scope.wrapping_add(1))
+    }
+
+    /// Whether another log may be made.
+    pub(crate) fn has_room(&self) -> bool {
+        self.logs().count() + LOGS_RESERVED < self.places().count()
     }
 
     /// Where the log of a scope ends; `None` if there is no such log.
@@ -322,10 +340,7 @@ impl Control {
     pub(crate) fn set_position(&self, position: &Position) -> Result<(), TooManyLogs> {
         let entry = match self.log(position.scope) {
             Some(entry) => entry,
-            None => self.words[LOGS..CONTROL_WORDS]
-                .chunks_exact(LOG_STRIDE)
-                .find(|entry| entry[0].load(Acquire) == 0)
-                .ok_or(TooManyLogs)?,
+            None => self.places().find(|entry| entry[0].load(Acquire) == 0).ok_or(TooManyLogs)?,
         };
         entry[1].store(position.generation, Relaxed);
         store_u64(&entry[2..4], position.end);

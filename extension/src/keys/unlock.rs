@@ -95,7 +95,9 @@ fn ask_for(by: &str, keys: Vec<(u32, u32)>) -> Result<Attempt> {
 fn accept(scope: u32, version: u32, key: &Secret32) -> Result<()> {
     let secrets = &persist::shared_memory()?.secrets;
     let _lock = KeystoreLock::acquire();
-    secrets.unlock(scope, version, key).map_err(|_| persist::too_many_database_keys())?;
+    secrets
+        .unlock(scope, version, key)
+        .map_err(|_| persist::recovery_needs_room("database key"))?;
     match secrets.get(scope, version) {
         Some(known) if known.expose() == key.expose() => Ok(()),
         _ => Err(revoked::another_key(scope)),

@@ -1,8 +1,14 @@
 //! A server that has no room for another key refuses to make one, loses none, and comes back from a
 //! crash.
 
-use anyhow::{Result, ensure};
-use pagevault_tests::{Cluster, Settings};
+use std::fs;
+
+use anyhow::{Context, Result, ensure};
+use pagevault_keystore::Record;
+use pagevault_keystore::log::{self, Log};
+use pagevault_keystore::storage::FileStorage;
+use pagevault_tests::cluster::run_sql;
+use pagevault_tests::{Cluster, Settings, SqlError, StopMode};
 
 /// The least that the setting allows.
 const MAX_KEYS: u32 = 1000;
@@ -33,5 +39,73 @@ fn a_full_key_directory_refuses_and_survives_a_crash() -> Result<()> {
     cluster.append_conf("pagevault.max_keys = 1010")?;
     cluster.restart()?;
     cluster.sql("CREATE TABLE one_more (id int)")?;
+    cluster.finish()
+}
+
+/// OIDs that no database has.
+const GONE: u32 = 4_000_000_000;
+
+fn ensure_no_room(refused: &SqlError) -> Result<()> {
+    ensure!(refused.sqlstate == "54000", "{refused:?}");
+    ensure!(refused.hint.contains("Restart the server"), "{refused:?}");
+    Ok(())
+}
+
+#[test]
+fn database_keys_without_room_are_refused_and_the_server_starts() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql("CREATE TABLE t AS SELECT 7 AS id; SELECT pagevault.encrypt('t')")?;
+    cluster.stop(StopMode::Fast)?;
+    // Years of databases that came and went.
+    let directory = cluster.data_directory().join("pagevault");
+    let storage = FileStorage::new(&directory)?;
+    let (mut log, contents) = Log::open(&storage, 0)?.context("there is no key file")?;
+    let own = contents.records.iter().find(|r| matches!(r, Record::DatabaseKey { .. }));
+    let mut gone = vec![own.context("the cluster has no key")?.clone(); 767];
+    for (record, database) in gone.iter_mut().zip(GONE..) {
+        if let Record::DatabaseKey { scope, .. } = record {
+            *scope = database;
+        }
+    }
+    log.append(&gone)?;
+    cluster.start_server()?;
+    let rotate = "SELECT pagevault.rotate_database_key()";
+    cluster.sql(
+        "DO $$ BEGIN
+            FOR i IN 1..300 LOOP PERFORM pagevault.rotate_database_key(); END LOOP;
+        EXCEPTION WHEN program_limit_exceeded THEN
+        END $$",
+    )?;
+    let keys = || fs::read(directory.join(log::file_name(0)));
+    let before = keys()?;
+    ensure_no_room(&cluster.error(rotate)?)?;
+    ensure!(keys()? == before, "what was refused is in the key file");
+    cluster.crash()?;
+    cluster.sql(rotate)?;
+    ensure!(cluster.text("SELECT id FROM t")? == "7", "the row is lost");
+    cluster.finish()
+}
+
+#[test]
+fn more_key_files_than_usual_have_room() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql("CREATE TABLE t AS SELECT 7 AS id; SELECT pagevault.encrypt('t')")?;
+    cluster.sql("CREATE DATABASE other")?;
+    run_sql(&mut cluster.client_to("other")?, "CREATE EXTENSION pagevault")?;
+    cluster.stop(StopMode::Fast)?;
+    let directory = cluster.data_directory().join("pagevault");
+    let mut empty = fs::read(directory.join(log::file_name(0)))?[..log::HEADER].to_vec();
+    for database in GONE..GONE + 8400 {
+        empty[28..32].copy_from_slice(&database.to_le_bytes());
+        let checksum = crc32c::crc32c(&empty[..36]);
+        empty[36..].copy_from_slice(&checksum.to_le_bytes());
+        let file = directory.join(log::file_name(database));
+        fs::write(&file, &empty)?;
+        cluster.installation().give(&file)?;
+    }
+    cluster.start_server()?;
+    let encrypt = "CREATE TABLE t AS SELECT 1 AS id; SELECT pagevault.encrypt('t')";
+    run_sql(&mut cluster.client_to("other")?, encrypt)?;
+    ensure!(cluster.text("SELECT id FROM t")? == "7", "the row is lost");
     cluster.finish()
 }

@@ -228,3 +228,30 @@ fn a_backup_from_before_ten_rotations_opens() -> Result<()> {
     restored.finish()?;
     cluster.finish()
 }
+
+#[test]
+fn a_clean_start_takes_older_wrappings_out_of_key_files() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql(TABLE)?;
+    cluster.sql(
+        "DO $$ BEGIN FOR i IN 1..30 LOOP
+            EXECUTE format('CREATE TABLE k%s (id int); SELECT pagevault.encrypt(%L)', i, 'k' || i);
+        END LOOP; END $$",
+    )?;
+    cluster.sql(
+        "DO $$ BEGIN PERFORM pagevault.rotate_database_key() FROM generate_series(1, 20); END $$",
+    )?;
+    let database = cluster.text("SELECT oid FROM pg_database WHERE datname = 'postgres'")?;
+    let path = cluster.data_directory().join(format!("pagevault/{database}.keys"));
+    let size = || Ok::<_, anyhow::Error>(std::fs::metadata(&path)?.len());
+    let before = size()?;
+    for _ in 0..2 {
+        cluster.restart()?;
+        ensure!(size()? < before / 5, "{} bytes of {before} are left", size()?);
+        ensure!(cluster.text("SELECT count(name) FROM t")? == "2000", "rows are missing");
+    }
+    cluster.sql("SELECT pagevault.rotate_database_key(); INSERT INTO k7 VALUES (7)")?;
+    cluster.crash()?;
+    ensure!(cluster.text("SELECT count(name) FROM t, k7")? == "2000", "rows are missing");
+    cluster.finish()
+}

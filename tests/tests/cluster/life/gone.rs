@@ -38,6 +38,10 @@ fn the_key_of_a_dropped_database_is_not_missed() -> Result<()> {
     }
     let log = cluster.log();
     ensure!(!log.contains("revoked"), "its provider is asked");
+    // Nobody proves that a provider whose address changes opens what is gone.
+    let elsewhere = cluster.key_file("elsewhere", "another")?;
+    let options = format!("'{{\"path\": \"{}\"}}'", elsewhere.path().display());
+    cluster.sql(&format!("SELECT pagevault.alter_provider('other', {options})"))?;
     let error = cluster.error("SELECT pagevault.drop_provider('other')")?;
     ensure!(error.hint.contains("These databases are gone"), "{error}");
     // Escrow goes on as well.
