@@ -11,10 +11,11 @@
 #[inline(always)]
 pub(crate) fn point(_name: &str) {}
 
-/// As [`point`], for one relation file: `name relfilenumber`. On the page path, so that it cannot be cancelled there.
+/// As [`point`], for one object: `name number`, of a relation file or a database. On the page path, so that it cannot
+/// be cancelled there.
 #[cfg(not(feature = "fault_points"))]
 #[inline(always)]
-pub(crate) fn point_of(_name: &str, _relation: u32) {}
+pub(crate) fn point_of(_name: &str, _object: u32) {}
 
 #[cfg(feature = "fault_points")]
 pub(crate) use stopping::{point, point_of};
@@ -35,29 +36,29 @@ mod stopping {
         }
     }
 
-    pub(crate) fn point_of(name: &str, relation: u32) {
-        if is_wanted(name, Some(relation)) {
-            stop(name, Some(relation), || {});
+    pub(crate) fn point_of(name: &str, object: u32) {
+        if is_wanted(name, Some(object)) {
+            stop(name, Some(object), || {});
         }
     }
 
     /// The working directory of every process of a server is its data directory.
-    fn is_wanted(name: &str, relation: Option<u32>) -> bool {
+    fn is_wanted(name: &str, object: Option<u32>) -> bool {
         let Ok(text) = fs::read_to_string(STOP_AT) else { return false };
         let mut words = text.split_whitespace();
         words.next() == Some(name)
-            && words.next() == relation.map(|relation| relation.to_string()).as_deref()
+            && words.next() == object.map(|number| number.to_string()).as_deref()
     }
 
     #[cold]
-    fn stop(name: &str, relation: Option<u32>, meanwhile: impl Fn()) {
+    fn stop(name: &str, object: Option<u32>, meanwhile: impl Fn()) {
         let pid = std::process::id();
         pgrx::log!("pagevault: process {pid} stops at {name}");
         // Complete from the first moment that it can be seen.
         let written = format!("{STOPPED}.{pid}");
         let told = fs::write(&written, format!("{pid} {name}"));
         let _ = told.and_then(|()| fs::rename(&written, STOPPED));
-        while is_wanted(name, relation) {
+        while is_wanted(name, object) {
             std::thread::sleep(Duration::from_millis(5));
             meanwhile();
         }

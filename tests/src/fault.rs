@@ -22,7 +22,7 @@ fn have_points(installation: &Installation) -> bool {
 
 impl Cluster {
     /// Has whoever comes by a fault point from now on stay there; who stays at another one goes on. Points on
-    /// the page path want the number of a relation file: `page.sealed 16384`.
+    /// the page path want the number of a relation file: `page.sealed 16384`; `rekey.worker`, that of a database.
     ///
     /// # Errors
     /// When the server was built without fault points.

@@ -5,6 +5,7 @@ use std::ffi::CStr;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
+use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Oid};
 
 use super::compat;
@@ -220,10 +221,35 @@ pub(crate) fn abort_transaction() {
     unsafe { pg_sys::AbortOutOfAnyTransaction() };
 }
 
-/// Makes this background worker a backend of a database, as the bootstrap superuser.
-pub(crate) fn connect_to_database(database: Oid) {
-    // SAFETY: in a background worker that asked for a database connection, once.
-    unsafe { pg_sys::BackgroundWorkerInitializeConnectionByOid(database, Oid::INVALID, 0) };
+/// Makes this background worker a backend of a database, as the bootstrap superuser. If the database was dropped
+/// meanwhile the worker ends, and nobody is alarmed by a FATAL in the server log.
+pub(crate) fn connect_to_database_if_there(database: Oid) {
+    // SAFETY: in a background worker that asked for a database connection, once. The hook is this process's alone, which
+    // has one thread.
+    unsafe {
+        let others = pg_sys::emit_log_hook;
+        OTHERS.with(|kept| *kept = others);
+        pg_sys::emit_log_hook = Some(pass_over_no_database);
+        pg_sys::BackgroundWorkerInitializeConnectionByOid(database, Oid::INVALID, 0);
+        pg_sys::emit_log_hook = others;
+    }
+}
+
+/// Who else wants to see messages before they are logged.
+static OTHERS: ProcessLocal<pg_sys::emit_log_hook_type> = ProcessLocal::new(None);
+
+/// `emit_log_hook` (elog.c), which may keep a message out of the log.
+unsafe extern "C-unwind" fn pass_over_no_database(message: *mut pg_sys::ErrorData) {
+    // The same number as ERRCODE_UNDEFINED_DATABASE.
+    let no_database = PgSqlErrorCode::ERRCODE_INVALID_CATALOG_NAME as i32;
+    // SAFETY: the message that is being reported, and another library's hook, called as the server would.
+    unsafe {
+        if (*message).sqlerrcode == no_database {
+            (*message).output_to_server = false;
+        } else if let Some(hook) = OTHERS.with(|kept| *kept) {
+            hook(message);
+        }
+    }
 }
 
 /// Has the kernel begin early to bring to disk what this background worker writes, as it does for the checkpointer: so

@@ -10,6 +10,7 @@ use pgrx::bgworkers::{
 use pgrx::pg_sys::panic::CaughtError;
 use pgrx::{IntoDatum, PgTryBuilder, pg_guard, pg_sys};
 
+use crate::fault;
 use crate::keys::unlock;
 use crate::pg::{catalog, guc, process};
 use crate::rekey::jobs::End;
@@ -61,6 +62,9 @@ pub extern "C-unwind" fn pagevault_rekey_launcher_main(_argument: pg_sys::Datum)
         while running.len() < guc::rekey_workers()
             && let Some(database) = waiting.pop_front()
         {
+            if !all_databases().contains(&database) {
+                continue; // dropped since
+            }
             match start_worker(database) {
                 Some(worker) => running.push((database, worker)),
                 None => {
@@ -104,8 +108,9 @@ fn start_worker(database: u32) -> Option<DynamicBackgroundWorker> {
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn pagevault_rekey_main(database: pg_sys::Datum) {
     process::handle_worker_signals();
-    let database = pg_sys::Oid::from(database.value() as u32);
-    process::connect_to_database(database);
+    let database = database.value() as u32;
+    fault::point_of("rekey.worker", database);
+    process::connect_to_database_if_there(pg_sys::Oid::from(database));
     process::write_back_soon();
     while let Some(job) = rekey::claim() {
         let outcome = PgTryBuilder::new(AssertUnwindSafe(|| rekey::run(&job).then_some(End::Done)))

@@ -1,8 +1,8 @@
 //! What else goes on in the cluster while a relation is rekeyed.
 
 use anyhow::{Result, ensure};
-use pagevault_tests::Cluster;
 use pagevault_tests::cluster::run_sql;
+use pagevault_tests::{Cluster, StopMode};
 
 use super::{SUM, assert_epoch, cluster, epochs};
 
@@ -70,6 +70,29 @@ fn it_moves_to_another_tablespace() -> Result<()> {
         ensure!(epochs.len() == 1, "{relation}: {epochs:?}");
     }
     ensure!(cluster.text(SUM)? == before, "contents differ");
+    cluster.finish()
+}
+
+/// At the start workers look for jobs in each database.
+#[test]
+fn a_database_is_dropped_before_its_worker_is_there() -> Result<()> {
+    let mut cluster = cluster("pagevault.rekey_rate = 1")?;
+    cluster.allow_log("background worker \"pagevault rekey\"");
+    cluster.sql("CREATE DATABASE app")?;
+    let app = cluster.text("SELECT oid FROM pg_database WHERE datname = 'app'")?;
+    cluster.stop(StopMode::Fast)?;
+    cluster.stop_at(&format!("rekey.worker {app}"))?;
+    cluster.start_server()?;
+    cluster.stopped_at("rekey.worker")?;
+    cluster.sql("DROP DATABASE app")?;
+    cluster.go_on();
+    cluster.eventually(
+        "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'pagevault rekey'",
+        "0",
+    )?;
+    // The launcher goes on with what else there is.
+    let job = begun(&cluster)?;
+    end(&cluster, &job)?;
     cluster.finish()
 }
 
