@@ -10,7 +10,7 @@ mod routes;
 mod snapshots;
 
 use anyhow::{Result, ensure};
-use pagevault_tests::{Cluster, KeyFile, Settings};
+use pagevault_tests::{Cluster, KeyFile, Settings, StopMode};
 
 use crate::wal::{count, insert, switch};
 
@@ -75,6 +75,16 @@ fn rotate_all(cluster: &Cluster) -> Result<()> {
     let done = cluster.text("SELECT pagevault.rekey_wait('t'::regclass, '1min')")?;
     ensure!(done == "t", "new pages are not written in time");
     Ok(())
+}
+
+/// A copy that was taken under load, and then had the WAL of all of it, has what its original has.
+fn ends_as_its_original(copy: Cluster, original: Cluster) -> Result<()> {
+    ensure!(copy.text(BALANCED)? == "t", "balances differ");
+    check(&copy, &original.text(CONTENT)?)?;
+    copy.stop(StopMode::Fast)?;
+    copy.pg_checksums()?;
+    copy.finish()?;
+    original.finish()
 }
 
 /// That all is there and sealed, and can be written, in a copy of a cluster.

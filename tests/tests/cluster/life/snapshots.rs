@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::text;
 use pagevault_tests::installation::run;
-use pagevault_tests::{Cluster, Settings, StopMode};
+use pagevault_tests::{Cluster, Settings};
 use postgres::Client;
 
-use super::{BALANCED, CONTENT, check, each, everything, rotate_all};
+use super::{CONTENT, check, each, ends_as_its_original, everything, rotate_all};
 use crate::wal::insert;
 
 /// Copied in parts that are smaller than a page, so that pages change while they are copied.
@@ -173,12 +173,7 @@ fn a_snapshot_opens(keystore: Keystore, seed: u64) -> Result<()> {
     let _ = load.kill();
     load.wait()?;
     copy.start_server()?;
-    ensure!(copy.text(BALANCED)? == "t", "balances differ");
-    check(&copy, &cluster.text(CONTENT)?)?;
-    copy.stop(StopMode::Fast)?;
-    copy.pg_checksums()?;
-    copy.finish()?;
-    cluster.finish()
+    ends_as_its_original(copy, cluster)
 }
 
 #[test]
