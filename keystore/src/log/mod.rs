@@ -192,12 +192,6 @@ pub fn scope_of(name: &str) -> Option<u32> {
     (file_name(scope) == name).then_some(scope)
 }
 
-/// Removes the log of a dropped database, and with it its keys.
-pub fn remove(storage: &impl Storage, scope: u32) -> Result<(), LogError> {
-    let name = file_name(scope);
-    storage.remove(&name).map_err(|source| LogError::Unsettled { name, action: "remove", source })
-}
-
 /// A log that can be changed.
 #[derive(Debug)]
 pub struct Log<'a, S> {

@@ -266,7 +266,7 @@ fn a_mark_says_no_more_than_was_synced() {
     // Or removes it.
     let ahead = log::Position { end: before.end + 1, ..before };
     assert!(matches!(log.append_settled(&ahead), Err(LogError::Moved { .. })));
-    log::remove(&storage, 5).unwrap();
+    storage.remove(&log::file_name(5)).unwrap();
     assert!(matches!(log.sync(), Err(LogError::Missing { .. })));
 }
 
@@ -428,8 +428,8 @@ fn files_on_disk_are_private_and_replaced_whole() {
     assert_eq!(contents.records, [data_key(1, 1, 1, 1), current(1, 1)]);
     assert_eq!(fs::metadata(&path).unwrap().len(), contents.position.end);
 
-    log::remove(&storage, 5).unwrap();
-    log::remove(&storage, 5).unwrap();
+    storage.remove("5.keys").unwrap();
+    storage.remove("5.keys").unwrap();
     assert!(Log::open(&storage, 5).unwrap().is_none());
 }
 
