@@ -409,3 +409,47 @@ impl<'a> Directory<'a> {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU32, Ordering};
+
+    use super::layout::{file, identity, step};
+    use super::{Directory, KeyInfo};
+    use crate::record::RelFile;
+
+    /// With file numbers as PostgreSQL gives them out: counted up, in several databases, and in steps. Filled to the brim,
+    /// a good hash with as many buckets as files or more leaves about half an entry to pass before the one looked
+    /// for; a bad one leaves thousands.
+    #[test]
+    fn chains_stay_short() {
+        let count = if cfg!(miri) { 200 } else { 100_000 };
+        let info = KeyInfo { epoch: 1, cipher: 1, scope: 0, key_version: 1, length: 92 };
+        for by in [1, 3, 8, 1024] {
+            let words = Directory::words_needed(count);
+            let memory: Vec<AtomicU32> = (0..words).map(|_| AtomicU32::new(0)).collect();
+            let directory = Directory::init_zeroed(&memory, count).unwrap();
+            for n in 0..count {
+                let relation = 16384 + n / 3 * by;
+                let new = RelFile { tablespace: 1663, database: 5 + n % 3, relation };
+                directory.insert(new, 0, &info, &[7; 92]).unwrap();
+            }
+            let mut passed = 0;
+            for info in directory.files().unwrap() {
+                let wanted = info.unwrap().file;
+                let mut next = directory.word(directory.bucket(wanted)).unwrap();
+                let mut bound = u32::MAX;
+                loop {
+                    let found = step(next.load(Ordering::Acquire), &mut bound).unwrap();
+                    let entry = directory.file(super::FileSlot(found.unwrap())).unwrap();
+                    if identity(entry) == wanted {
+                        break;
+                    }
+                    passed += 1;
+                    next = &entry[file::NEXT];
+                }
+            }
+            assert!(passed < count, "{passed} entries passed for {count} files in steps of {by}");
+        }
+    }
+}

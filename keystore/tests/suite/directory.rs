@@ -1,9 +1,9 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
+use pagevault_keystore::Record;
 use pagevault_keystore::directory::{Directory, DirectoryError, KeyInfo};
 use pagevault_keystore::record::{MAX_WRAPPED_DATA_KEY, Phase};
 use pagevault_keystore::state::State;
-use pagevault_keystore::{Record, RelFile};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -428,33 +428,4 @@ fn readers_see_whole_entries_while_files_are_added() {
             assert!(reader.join().unwrap() > 0);
         }
     });
-}
-
-/// No bucket gets long with file numbers as PostgreSQL gives them out: counted up, in several
-/// databases, and in steps.
-#[test]
-fn chains_stay_short() {
-    let count = rounds(100_000);
-    for step in [1, 3, 8, 1024] {
-        let memory = memory(count);
-        let directory = Directory::init(&memory, count).unwrap();
-        for n in 0..count {
-            let database = 5 + n % 3;
-            let mut record = data_key(1, 1, 1, 1);
-            if let Record::DataKey { file, .. } = &mut record {
-                *file = RelFile { tablespace: 1663, database, relation: 16384 + n / 3 * step };
-            }
-            directory.apply(&record).unwrap();
-        }
-        // Filled to the brim, a good hash with as many buckets as files or more leaves about half
-        // an entry to pass before the one looked for; a bad one leaves thousands.
-        let started = std::time::Instant::now();
-        for info in directory.files().unwrap() {
-            let info = info.unwrap();
-            assert_eq!(directory.find(info.file).unwrap(), Some(info.slot));
-        }
-        let each = started.elapsed() / count;
-        println!("step {step}: {each:?} a look-up");
-        assert!(each < std::time::Duration::from_micros(if cfg!(miri) { 100_000 } else { 20 }));
-    }
 }
