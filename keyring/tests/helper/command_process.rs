@@ -49,7 +49,7 @@ fn a_program_that_hangs_is_ended_in_time_with_all_that_it_started() {
     assert_eq!(late.message, format!("program \"{}\" did not end in time", path.display()));
     assert_eq!(reply["results"][0]["failed"]["retry"], true);
     assert!(reply["results"][1].get("wrapped").is_some(), "{reply}");
-    assert!((2000..6000).contains(&elapsed.as_millis()), "{elapsed:?}");
+    assert!((2000..20_000).contains(&elapsed.as_millis()), "{elapsed:?}");
 }
 
 #[test]
@@ -77,7 +77,7 @@ fn what_a_program_leaves_in_the_background_neither_delays_nor_stays() {
     let programs = Programs::new(&format!("sleep 1000 &\necho $! > \"$1\"\n{PLAIN}"));
     let begin = Instant::now();
     programs.wrap(&[1; 32]);
-    assert!(begin.elapsed() < Duration::from_secs(5), "{:?}", begin.elapsed());
+    assert!(begin.elapsed() < Duration::from_secs(20), "{:?}", begin.elapsed());
     all_gone_soon(&programs.wait_for_note(1));
 }
 

@@ -261,7 +261,7 @@ fn only_a_regular_file_is_opened_and_nothing_hangs() {
         let expected = format!("key file \"{}\" is not a regular file", path.display());
         assert_eq!(refused.message, expected);
     }
-    assert!(start.elapsed() < Duration::from_secs(5));
+    assert!(start.elapsed() < Duration::from_secs(20));
 }
 
 #[test]
