@@ -142,7 +142,7 @@ COMMENT ON COLUMN pagevault.stats.open_time IS 'the same for decrypting, in mill
 COMMENT ON COLUMN pagevault.stats.open_failures IS 'reads that were refused because the key was locked, refused, lost or destroyed';
 
 COMMENT ON FUNCTION pagevault.add_provider(text, text, jsonb) IS 'Makes a key provider known. Its options are checked; it is not asked for anything yet. The kind command also needs superuser or pg_execute_server_program.';
-COMMENT ON FUNCTION pagevault.alter_provider(text, jsonb) IS 'Gives a provider other options, after proving that all that it wrapped still unwraps.';
+COMMENT ON FUNCTION pagevault.alter_provider(text, jsonb) IS 'Gives a provider other options, after proving that all that it wrapped still unwraps, but for databases that were dropped.';
 COMMENT ON FUNCTION pagevault.drop_provider(text) IS 'Forgets a provider that wraps nothing.';
 COMMENT ON FUNCTION pagevault.check_provider(text, text) IS 'Looks at everything from the options to a round trip with each master key in use, or with the one named. What is wrong is a row in which ok is false, not an error. Also during recovery.';
 COMMENT ON FUNCTION pagevault.set_cluster_master_key(text, text) IS 'Sets the master key of the cluster, or changes it: to another key of the same provider, which itself wraps again, or to another provider, for which the one that is left need not be there. The key must exist.';
