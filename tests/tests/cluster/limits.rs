@@ -8,7 +8,8 @@ use pagevault_keystore::Record;
 use pagevault_keystore::log::{self, Log};
 use pagevault_keystore::storage::FileStorage;
 use pagevault_tests::cluster::run_sql;
-use pagevault_tests::{Cluster, Settings, SqlError, StopMode};
+use pagevault_tests::standby::wait_for;
+use pagevault_tests::{Cluster, Settings, SqlError, Standby, StopMode};
 
 /// The least that the setting allows.
 const MAX_KEYS: u32 = 1000;
@@ -69,6 +70,7 @@ fn database_keys_without_room_are_refused_and_the_server_starts() -> Result<()> 
     }
     log.append(&gone)?;
     cluster.start_server()?;
+    let mut standby = Standby::default().slot("standby").start(&cluster)?;
     let rotate = "SELECT pagevault.rotate_database_key()";
     cluster.sql(
         "DO $$ BEGIN
@@ -80,9 +82,24 @@ fn database_keys_without_room_are_refused_and_the_server_starts() -> Result<()> 
     let before = keys()?;
     ensure_no_room(&cluster.error(rotate)?)?;
     ensure!(keys()? == before, "what was refused is in the key file");
+    wait_for(&standby, &cluster)?;
     cluster.crash()?;
     cluster.sql(rotate)?;
     ensure!(cluster.text("SELECT id FROM t")? == "7", "the row is lost");
+
+    // By now the standby has less room than its primary, which was started later.
+    standby.allow_log("recovery has no room for another database key");
+    cluster.sql(
+        "DO $$ BEGIN FOR i IN 1..70 LOOP PERFORM pagevault.rotate_database_key(); END LOOP; END $$",
+    )?;
+    standby.eventually_that("the standby stops", || {
+        ensure!(standby.log().contains("database system is shut down"), "it goes on");
+        Ok(())
+    })?;
+    standby.start_server()?;
+    wait_for(&standby, &cluster)?;
+    ensure!(standby.text("SELECT id FROM t")? == "7", "the row is lost");
+    standby.finish()?;
     cluster.finish()
 }
 
