@@ -148,17 +148,37 @@ impl DataFile {
 /// Whether `bytes` holds `wanted` anywhere.
 #[must_use]
 pub fn holds(bytes: &[u8], wanted: &[u8]) -> bool {
+    behind(bytes, wanted).is_some()
+}
+
+/// Whether `name`, a hyphen and a digit stand in `bytes`, as in rows that are named and counted. A short name alone may be
+/// there by chance: a hundred megabytes of ciphertext hold four given bytes once in forty times.
+#[must_use]
+pub fn holds_numbered(bytes: &[u8], name: &str) -> bool {
+    let wanted = format!("{name}-");
+    let mut rest = bytes;
+    while let Some(behind) = behind(rest, wanted.as_bytes()) {
+        if behind.first().is_some_and(u8::is_ascii_digit) {
+            return true;
+        }
+        rest = behind;
+    }
+    false
+}
+
+/// What follows the first `wanted` in `bytes`.
+fn behind<'a>(bytes: &'a [u8], wanted: &[u8]) -> Option<&'a [u8]> {
     // Files of hundreds of megabytes: look only where the first byte matches.
-    let Some(&first) = wanted.first() else { return true };
+    let Some(&first) = wanted.first() else { return Some(bytes) };
     let mut rest = bytes;
     while let Some(at) = rest.iter().position(|byte| *byte == first) {
         rest = &rest[at..];
-        if rest.starts_with(wanted) {
-            return true;
+        if let Some(behind) = rest.strip_prefix(wanted) {
+            return Some(behind);
         }
         rest = &rest[1..];
     }
-    false
+    None
 }
 
 /// Fails unless every page of these files is sealed or zero, and at least one is sealed.
@@ -205,7 +225,7 @@ pub fn assert_plain(files: &[DataFile]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::{DataFile, PAGE_SIZE, PageState, holds, unless_gone};
+    use super::{DataFile, PAGE_SIZE, PageState, holds, holds_numbered, unless_gone};
 
     #[test]
     fn finds_bytes_anywhere() {
@@ -213,6 +233,8 @@ mod tests {
         assert!(holds(b"ab", b"ab"));
         assert!(!holds(b"aa", b"ab"));
         assert!(!holds(b"", b"a"));
+        assert!(holds_numbered(b"finch finch- finch-7", "finch"));
+        assert!(!holds_numbered(b"finch finch-x finch-", "finch"));
     }
 
     #[test]

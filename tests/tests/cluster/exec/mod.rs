@@ -11,7 +11,7 @@ use std::process::Command;
 
 use anyhow::{Result, ensure};
 use pagevault_tests::Cluster;
-use pagevault_tests::datafile::holds;
+use pagevault_tests::datafile::holds_numbered;
 
 use crate::wal::{count, insert, sealing, switch};
 
@@ -43,7 +43,7 @@ fn directory(cluster: &Cluster, name: &str) -> Result<std::path::PathBuf> {
     Ok(path)
 }
 
-/// That no file below a directory holds `canary`.
+/// That no file below a directory holds rows of `canary`.
 fn assert_nowhere(directory: &Path, canary: &str) -> Result<()> {
     for entry in std::fs::read_dir(directory)? {
         let path = entry?.path();
@@ -51,7 +51,7 @@ fn assert_nowhere(directory: &Path, canary: &str) -> Result<()> {
         if kind.is_dir() {
             assert_nowhere(&path, canary)?;
         } else if kind.is_file() {
-            let found = holds(&std::fs::read(&path)?, canary.as_bytes());
+            let found = holds_numbered(&std::fs::read(&path)?, canary);
             ensure!(!found, "{} holds {canary}", path.display());
         }
     }

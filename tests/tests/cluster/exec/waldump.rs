@@ -10,7 +10,8 @@ use super::{assert_nowhere, count, directory, exec, exec_with_keystore, failure,
 /// Sealed WAL, through exec, is the same records as the same WAL received in plaintext.
 #[test]
 fn pg_waldump_shows_the_records_of_plaintext_wal() -> Result<()> {
-    let (mut cluster, _keys) = sealing(&Settings::default().wal_segment_size(1))?;
+    let settings = Settings::default().wal_segment_size(1).conf("wal_keep_size = 1GB");
+    let (mut cluster, _keys) = sealing(&settings)?;
     cluster.allow_log("connection to client lost");
     cluster.allow_log("could not send data to client");
     cluster.sql("SELECT pg_create_physical_replication_slot('slot', true)")?;
@@ -25,10 +26,12 @@ fn pg_waldump_shows_the_records_of_plaintext_wal() -> Result<()> {
     insert(&cluster, "amsel", 3000)?;
     let end = cluster.text("SELECT pg_current_wal_insert_lsn()")?;
     cluster.sql("SELECT pg_switch_wal()")?;
+    // The segment that `end` is in has an end too, and is received as a whole.
+    let switched = cluster.text("SELECT pg_current_wal_lsn()")?;
 
     let plain = directory(&cluster, "plain")?;
     let mut receive = cluster.program("pg_receivewal");
-    run(receive.args(["--slot=slot", "--no-loop", "--endpos", &end, "-D"]).arg(&plain))?;
+    run(receive.args(["--slot=slot", "--no-loop", "--endpos", &switched, "-D"]).arg(&plain))?;
     let range = ["--start", &start, "--end", &end];
     let mut dump = cluster.program("pg_waldump");
     let expected = run(dump.arg("-p").arg(&plain).args(range))?;

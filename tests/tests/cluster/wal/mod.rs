@@ -9,7 +9,7 @@ mod switching;
 mod tools;
 
 use anyhow::{Result, ensure};
-use pagevault_tests::datafile::holds;
+use pagevault_tests::datafile::holds_numbered;
 use pagevault_tests::wal::{PAGE, Segment, WalPage};
 use pagevault_tests::{Cluster, Installation, KeyFile, Settings};
 
@@ -45,9 +45,9 @@ pub(crate) fn segments(cluster: &Cluster) -> Result<Vec<Segment>> {
     Segment::all(&cluster.data_directory().join("pg_wal"))
 }
 
-/// Whether any segment holds `canary`.
+/// Whether any segment holds rows of `canary`, as [`insert`] makes them.
 pub(crate) fn leaks(segments: &[Segment], canary: &str) -> bool {
-    segments.iter().any(|segment| holds(&segment.bytes, canary.as_bytes()))
+    segments.iter().any(|segment| holds_numbered(&segment.bytes, canary))
 }
 
 /// The marks of the pages that are sealed, in order, each once.
