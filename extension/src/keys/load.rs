@@ -1,10 +1,8 @@
 //! Reading the keystore when the server starts, and again after a crash restart.
 
-use std::collections::BTreeSet;
-
 use pagevault_cipher::Secret32;
 use pagevault_keystore::directory::Directory;
-use pagevault_keystore::log::{self, Log, LogError};
+use pagevault_keystore::log::{self, Log, LogError, Position};
 use pagevault_keystore::state::State;
 use pagevault_keystore::storage::FileStorage;
 use pagevault_keystore::{Record, log::Contents, wrappings};
@@ -70,7 +68,8 @@ fn read_logs(storage: &FileStorage, recovering: bool) -> Result<Vec<Contents>> {
             // No backup is under way that could need older wrappings: they go.
             let folded = fold(scope, contents.records.clone())?;
             if contents.records.len() > 2 * folded.len() {
-                rewrite(&mut log, &mut contents, None)?;
+                contents.records = folded;
+                replace(&mut log, &mut contents.position, &contents.records)?;
             }
         }
         logs.push(contents);
@@ -130,8 +129,17 @@ fn rewrite(
         Some(all) => &wrappings::with_older(fold(scope, all.to_vec())?, all),
         None => &contents.records,
     };
-    match log.compact(written) {
-        Ok(()) => contents.position = log.position(),
+    replace(log, &mut contents.position, written)
+}
+
+/// Has a log hold these records, and nothing else.
+fn replace(
+    log: &mut Log<'_, FileStorage>,
+    position: &mut Position,
+    records: &[Record],
+) -> Result<()> {
+    match log.compact(records) {
+        Ok(()) => *position = log.position(),
         // No room for a second copy, say. The log is as it was, which is nearly always right.
         Err(error @ LogError::Io { .. }) => keystore_failure(&error).send(PgLogLevel::WARNING),
         Err(error) => return Err(keystore_failure(&error)),
@@ -166,12 +174,9 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
         .ok()
         .and_then(|keys| keys.checked_add(persist::RESERVED_KEYS))
         .ok_or_else(|| internal("the keystore holds too many data keys".into()))?;
-    let database_keys = logs.iter().flat_map(|log| &log.records);
-    let database_keys = database_keys.filter_map(|record| match record {
-        Record::DatabaseKey { scope, version, .. } => Some((scope, version)),
-        _ => None,
-    });
-    let database_keys = database_keys.collect::<BTreeSet<_>>().len();
+    // Scopes ascend: the cluster's log, which has the database keys, comes first.
+    let database_keys =
+        logs.first().map_or(0, |cluster| wrappings::database_keys(&cluster.records).len());
     let words = Directory::words_needed(capacity);
     let words = mapping::shared_words(words, Kind::Sparse).map_err(|e| no_memory(words, &e))?;
     let control = shared::control_words(logs.len());
