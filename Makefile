@@ -3,7 +3,7 @@
 # except by `make install`.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-unit test-regress test-recovery test-upgrade install bench lint fuzz deb sbom image image-test docker-demo
+.PHONY: help setup demo test test-all test-unit test-regress test-recovery test-upgrade install bench lint fuzz deb sbom image image-test docker-demo
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -15,8 +15,11 @@ setup: ## install what building and testing needs (says what and why)
 demo: ## a throw-away cluster that shows what pagevault does
 	@tools/demo $(or $(PG),15)
 
-test: ## all tests; PG defaults to "15 18"
-	@tools/test $(or $(PG),15 18)
+test: ## all tests on the first PG, on the others what differs by major; PG defaults to "15 16 17 18"
+	@tools/test $(or $(PG),15 16 17 18)
+
+test-all: ## everything on each PG (default all four), PostgreSQL's own suites and upgrades too: hours
+	@tools/test-all $(or $(PG),15 16 17 18)
 
 test-unit: ## only the tests that need no server
 	@tools/test

@@ -1,30 +1,8 @@
--- Jobs of the rekey engine. Its functions and workers write here as the bootstrap superuser; nobody else may.
-
-CREATE TABLE pagevault.rekey_jobs (
-    id bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
-    relation oid NOT NULL,
-    relation_name text NOT NULL, -- for when it is gone
-    kind text NOT NULL CHECK (kind IN ('encrypt', 'rotate', 'decrypt')),
-    cipher text,
-    state text NOT NULL DEFAULT 'waiting'
-        CHECK (state IN ('waiting', 'running', 'paused', 'done', 'cancelled', 'failed')),
-    begun pg_catalog.jsonb NOT NULL DEFAULT '{}', -- relation OID: number of the file whose key was changed
-    pages_done bigint NOT NULL DEFAULT 0,
-    pages_total bigint NOT NULL DEFAULT 0,
-    bytes_per_second double precision,
-    requested_by text NOT NULL DEFAULT session_user,
-    requested_at timestamptz NOT NULL DEFAULT pg_catalog.clock_timestamp(),
-    started_at timestamptz,
-    finished_at timestamptz,
-    error text
-);
-
-CREATE UNIQUE INDEX rekey_jobs_unfinished ON pagevault.rekey_jobs (relation)
-    WHERE state IN ('waiting', 'running', 'paused');
+-- What rekey jobs look like. They stand in the keystore, not in tables.
 
 CREATE VIEW pagevault.rekey_progress AS
-    SELECT j.id AS job,
-           CASE WHEN c.oid IS NULL THEN j.relation_name ELSE c.oid::pg_catalog.regclass::text END AS relation,
+    SELECT j.job,
+           (SELECT c.oid::pg_catalog.regclass::text FROM pg_catalog.pg_class c WHERE c.oid = j.relation) AS relation,
            j.kind, j.state, j.pages_done, j.pages_total,
            CASE WHEN j.state = 'done' THEN 100.0
                 WHEN j.pages_total = 0 THEN 0.0
@@ -35,7 +13,7 @@ CREATE VIEW pagevault.rekey_progress AS
                 pg_catalog.make_interval(secs => pg_catalog.round((greatest(j.pages_total - j.pages_done, 0)
                     * pg_catalog.current_setting('block_size')::bigint / j.bytes_per_second)::numeric)::double precision)
            END AS eta,
-           j.requested_by, j.requested_at, j.started_at, j.finished_at, j.error
-      FROM pagevault.rekey_jobs j
-      LEFT JOIN pg_catalog.pg_class c ON c.oid = j.relation;
+           pg_catalog.pg_get_userbyid(j.requested_by)::text COLLATE pg_catalog."default" AS requested_by,
+           j.requested_at, j.started_at, j.finished_at, j.error
+      FROM pagevault.rekey_rows() j;
 COMMENT ON VIEW pagevault.rekey_progress IS 'relations that are being encrypted, decrypted or given new data keys, and how far that is';

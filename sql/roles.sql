@@ -20,6 +20,15 @@ BEGIN
            AND classid OPERATOR(pg_catalog.<>) 3079::pg_catalog.oid) -- pg_extension
     THEN
         trouble := 'is not empty';
+    -- Who may create something there could do so while this runs; unless the schema was made just now, by this command.
+    ELSIF EXISTS (
+        SELECT FROM pg_catalog.pg_namespace n, pg_catalog.aclexplode(n.nspacl) a
+         WHERE n.nspname OPERATOR(pg_catalog.=) 'pagevault'::pg_catalog.name
+           AND n.xmin OPERATOR(pg_catalog.<>) pg_catalog.pg_current_xact_id()::pg_catalog.xid
+           AND a.privilege_type OPERATOR(pg_catalog.=) 'CREATE'
+           AND a.grantee OPERATOR(pg_catalog.<>) n.nspowner)
+    THEN
+        trouble := 'others may create objects in it';
     END IF;
     IF trouble IS NOT NULL THEN
         RAISE EXCEPTION 'schema pagevault is there already and %', trouble
@@ -31,11 +40,32 @@ END
 $$;
 
 -- The role that manages providers and keys and may remove encryption. Roles belong to the cluster, so
--- a second database finds it there.
+-- a second database finds it there; but nobody is to have it for having made it before. From PostgreSQL 16 on who
+-- makes a role without being superuser is its administrator: ADMIN, without INHERIT and SET (CreateRole in user.c).
 DO $$
+DECLARE
+    maker pg_catalog.name;
 BEGIN
-    IF NOT EXISTS (SELECT FROM pg_catalog.pg_roles WHERE rolname = 'pagevault_admin') THEN
+    IF NOT EXISTS (
+        SELECT FROM pg_catalog.pg_roles WHERE rolname OPERATOR(pg_catalog.=) 'pagevault_admin'::pg_catalog.name)
+    THEN
         CREATE ROLE pagevault_admin NOLOGIN;
+    ELSIF pg_catalog.current_setting('server_version_num')::pg_catalog.int4 OPERATOR(pg_catalog.>=) 160000 THEN
+        EXECUTE $query$
+            SELECT u.rolname
+              FROM pg_catalog.pg_auth_members m
+              JOIN pg_catalog.pg_roles r ON r.oid OPERATOR(pg_catalog.=) m.roleid
+              JOIN pg_catalog.pg_roles u ON u.oid OPERATOR(pg_catalog.=) m.member
+             WHERE r.rolname OPERATOR(pg_catalog.=) 'pagevault_admin'::pg_catalog.name
+               AND m.admin_option AND NOT m.inherit_option AND NOT m.set_option AND NOT u.rolsuper
+             LIMIT 1
+        $query$ INTO maker;
+        IF maker IS NOT NULL THEN
+            RAISE EXCEPTION 'role pagevault_admin is there already and was made by %', pg_catalog.quote_ident(maker)
+                USING ERRCODE = 'object_not_in_prerequisite_state',
+                      DETAIL = 'Who made it can hand it out, and its members may manage keys and remove encryption.',
+                      HINT = 'See who is member of it, then DROP ROLE pagevault_admin.';
+        END IF;
     END IF;
 END
 $$;

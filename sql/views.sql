@@ -118,7 +118,7 @@ COMMENT ON COLUMN pagevault.drift.actual IS 'plain, or encrypted and the cipher,
 COMMENT ON COLUMN pagevault.drift.heal IS 'the command that puts it right; for what follows a table, that of the table often does';
 
 COMMENT ON COLUMN pagevault.rekey_progress.job IS 'number for rekey_wait(), rekey_pause() and the like';
-COMMENT ON COLUMN pagevault.rekey_progress.relation IS 'name of the relation';
+COMMENT ON COLUMN pagevault.rekey_progress.relation IS 'name of the relation; null if it is gone';
 COMMENT ON COLUMN pagevault.rekey_progress.kind IS 'encrypt, rotate or decrypt';
 COMMENT ON COLUMN pagevault.rekey_progress.state IS 'waiting, running, paused, done, cancelled or failed';
 COMMENT ON COLUMN pagevault.rekey_progress.pages_done IS 'pages of the relation, its indexes, TOAST table and owned sequences that are as they should be';
@@ -128,9 +128,9 @@ COMMENT ON COLUMN pagevault.rekey_progress.mb_per_second IS 'how fast it is at p
 COMMENT ON COLUMN pagevault.rekey_progress.eta IS 'how long it will take at this speed';
 COMMENT ON COLUMN pagevault.rekey_progress.requested_by IS 'the session user who asked for it';
 COMMENT ON COLUMN pagevault.rekey_progress.requested_at IS 'when';
-COMMENT ON COLUMN pagevault.rekey_progress.started_at IS 'when a worker began';
+COMMENT ON COLUMN pagevault.rekey_progress.started_at IS 'when a worker began; of an unfinished job, since the server was started';
 COMMENT ON COLUMN pagevault.rekey_progress.finished_at IS 'when it was done, cancelled or failed';
-COMMENT ON COLUMN pagevault.rekey_progress.error IS 'why it has failed';
+COMMENT ON COLUMN pagevault.rekey_progress.error IS 'why it has failed, or was cancelled by something else than rekey_cancel()';
 
 COMMENT ON COLUMN pagevault.stats.kind IS 'relation; wal; temporary: temporary relations and files';
 COMMENT ON COLUMN pagevault.stats.sealed IS 'pages of 8 kB that were encrypted when they were written; pages in plaintext, and empty ones, do not count. A temporary file is written in pieces: each counts as the pages it comes to, at least one';
@@ -182,7 +182,7 @@ COMMENT ON FUNCTION pagevault.status_row() IS 'Serves the view status.';
 COMMENT ON FUNCTION pagevault.provider_rows() IS 'Serves the view providers.';
 COMMENT ON FUNCTION pagevault.master_key_rows() IS 'Serves the view master_keys.';
 COMMENT ON FUNCTION pagevault.data_key_rows() IS 'Serves the views data_keys and relations.';
-COMMENT ON TABLE pagevault.rekey_jobs IS 'Jobs of the rekey engine, which alone writes here; look at rekey_progress instead.';
+COMMENT ON FUNCTION pagevault.rekey_rows() IS 'Serves the view rekey_progress.';
 
 -- Nothing is anybody's, whatever default privileges said (ALTER DEFAULT PRIVILEGES), but for what follows.
 DO $$
@@ -246,6 +246,7 @@ GRANT EXECUTE ON FUNCTION
 
 -- Jobs are watched by who monitors, and waited for by owners (each asks whose relation it is).
 GRANT SELECT ON pagevault.rekey_progress TO pg_monitor, pagevault_admin;
+GRANT EXECUTE ON FUNCTION pagevault.rekey_rows() TO pg_monitor, pagevault_admin;
 GRANT EXECUTE ON FUNCTION
     pagevault.rekey_wait(bigint, interval), pagevault.rekey_wait(integer, interval), pagevault.rekey_wait(regclass, interval)
     TO PUBLIC;

@@ -29,6 +29,10 @@ server_user=pagevault
 # Majors that pagevault supports, oldest first.
 all_versions="15 16 17 18"
 
+# All but the extension, for cargo. What is built and tested is built and tested as a whole: cargo chooses the features of a
+# dependency for those packages that it is given, and builds it anew for others.
+whole=(--workspace --exclude pagevault)
+
 say() { printf '%s\n' "pagevault: $*" >&2; }
 die() { say "$*"; exit 1; }
 
@@ -61,12 +65,25 @@ apt_install() {
     done
     [ ${#missing[@]} -eq 0 ] && return
     say "installing ${missing[*]} ($reason)"
-    if [ -z "$(find /var/lib/apt/lists -maxdepth 1 -name '*_Packages*' -mtime -1 2>/dev/null)" ]; then
-        as_root apt-get -qq update
-    fi
     mkdir -p "$cache/log"
+    if [ -z "$(find /var/lib/apt/lists -maxdepth 1 -name '*_Packages*' -mtime -1 2>/dev/null)" ]; then
+        progress "apt-get update" "$cache/log/apt-update.log" apt_update
+    fi
+    # Somebody else's apt may be at work, unattended upgrades for one: it is waited for.
     progress "apt-get install" "$cache/log/apt.log" as_root env DEBIAN_FRONTEND=noninteractive \
-        apt-get -qq -y --no-install-recommends install "${missing[@]}"
+        apt-get -qq -y -o DPkg::Lock::Timeout=600 --no-install-recommends install "${missing[@]}"
+}
+
+# apt_update: apt-get waits for dpkg's lock if it is told to, for the one of its lists it does not.
+apt_update() {
+    local said waited=0
+    until said=$(as_root env LC_ALL=C apt-get -qq update 2>&1); do
+        printf '%s\n' "$said"
+        case $said in *"Could not get lock"*) ;; *) return 1 ;; esac
+        [ $waited -lt 600 ] || return 1
+        sleep 2
+        waited=$((waited + 2))
+    done
 }
 
 # progress TEXT LOG CMD...: runs CMD with its output in LOG; a line every 15 s says it is alive,
@@ -117,27 +134,48 @@ mirror() {
         awk -v release="$release" '$1 == release && $2 == "main" { print $3; exit }'
 }
 
+# other_suites KIND SUITES...: makes `apt_options` those with which apt-get knows these suites of Debian, their sources
+# (deb-src) or their packages (deb), and nothing else.
+other_suites() {
+    local kind=$1 archive keyring=/usr/share/keyrings/debian-archive-keyring.gpg signed="" suite
+    shift
+    archive=$(mirror)
+    [ -n "$archive" ] || die "apt on this machine names no Debian archive to fetch from"
+    [ -r $keyring ] && signed="[signed-by=$keyring]"
+    local name state
+    name=$(IFS=-; echo "$kind-$*")
+    state=$cache/postgresql/apt/$name
+    mkdir -p "$state/lists/partial" "$state/cache/archives/partial"
+    for suite; do
+        echo "$kind $signed $archive $suite main"
+    done >"$state/sources.list"
+    apt_options=(-qq
+        -o "Dir::Etc::sourcelist=$state/sources.list" -o Dir::Etc::sourceparts=-
+        -o "Dir::State::Lists=$state/lists" -o "Dir::Cache=$state/cache" -o APT::Sandbox::User=)
+    apt-get "${apt_options[@]}" update
+}
+
 # debian_source PACKAGE DIR SUITES...: unpacks the newest source of a package in these suites into DIR,
 # as its authors published it.
 debian_source() {
-    local package=$1 into=$2 archive keyring=/usr/share/keyrings/debian-archive-keyring.gpg signed=""
+    local package=$1 into=$2 apt_options
     shift 2
-    archive=$(mirror)
-    [ -n "$archive" ] || die "apt on this machine names no Debian archive to fetch sources from"
-    [ -r $keyring ] && signed="[signed-by=$keyring]"
-    local state=$cache/postgresql/apt name suite
-    name=$(IFS=-; echo "$*")
-    mkdir -p "$state/lists/partial" "$state/cache/archives/partial" "$into.fetch"
-    for suite; do
-        echo "deb-src $signed $archive $suite main"
-    done >"$state/sources-$name.list"
-    local options=(-qq
-        -o "Dir::Etc::sourcelist=$state/sources-$name.list" -o Dir::Etc::sourceparts=-
-        -o "Dir::State::Lists=$state/lists" -o "Dir::Cache=$state/cache" -o APT::Sandbox::User=)
-    apt-get "${options[@]}" update
-    (cd "$into.fetch" && apt-get "${options[@]}" source --download-only "$package")
+    other_suites deb-src "$@"
+    mkdir -p "$into.fetch"
+    (cd "$into.fetch" && apt-get "${apt_options[@]}" source --download-only "$package")
     rm -rf "$into"
     mkdir -p "$into"
     tar -C "$into" --strip-components=1 -xf "$into.fetch/${package}_"*.orig.tar.*
     rm -rf "$into.fetch"
+}
+
+# debian_package PACKAGE DIR SUITES...: unpacks the newest build of a package in these suites into DIR.
+debian_package() {
+    local package=$1 into=$2 apt_options
+    shift 2
+    other_suites deb "$@"
+    rm -rf "$into"
+    mkdir -p "$into"
+    (cd "$into" && apt-get "${apt_options[@]}" download "$package")
+    dpkg-deb -x "$into/${package}_"*.deb "$into"
 }

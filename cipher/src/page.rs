@@ -34,7 +34,8 @@
 //!   Opening a page gives both back, and PostgreSQL verifies its own checksum end to end.
 //! * A carried checksum of 0 means that the page was sealed with checksums off. If they are on when
 //!   it is opened (`pg_checksums --enable` ran in between), the plaintext checksum is recomputed.
-//! * An all-zero page is a page that was never written; it stays all-zero in both directions.
+//! * An all-zero page is a page that was never written; it stays all-zero in both directions. Whoever writes pages may
+//!   write a page that has nothing but its header so, too ([`is_bare`]).
 //! * A hint bit is set without WAL and without a new LSN, so a torn write of such a page mixes two
 //!   ciphertexts of one tweak. XTS opens each block on its own: the result is the same mixture of
 //!   the two plaintexts, exactly as benign as without pagevault.
@@ -172,6 +173,46 @@ pub fn blank(page: &mut Page, lsn: u64, block: u32, checksums: bool) {
     put(page, CHECKSUM, checksum);
 }
 
+/// `pd_lsn` of a page made by [`stand_in`]: later than any record of WAL, so no page of a server has it.
+const LATER_THAN_WAL: [u8; LSN_SIZE] = [0xFF; LSN_SIZE];
+
+/// Bytes at the end of a [`stand_in`] where others look for the special space of an index page.
+const SPECIAL_SPACE: u16 = 64;
+
+/// Makes the page one that stands in for a page that cannot be opened yet: valid, without room (as a visibility map,
+/// one that says of nothing that it is visible), and changed later than whatever WAL says of it, so that redo passes over it, and
+/// everybody can tell that it is none of the server's ([`is_stand_in`]).
+///
+/// With `checksums` it carries its checksum as block `block` of a fork.
+pub fn stand_in(page: &mut Page, block: u32, checksums: bool) {
+    page.fill(0);
+    page[..LSN_SIZE].copy_from_slice(&LATER_THAN_WAL);
+    put(page, LOWER, PAGE_HEADER);
+    put(page, UPPER, PAGE_HEADER);
+    put(page, SPECIAL, PAGE_SIZE as u16 - SPECIAL_SPACE);
+    put(page, PAGESIZE_VERSION, PAGESIZE_VERSION_VALUE);
+    let checksum = if checksums { page_checksum(page, block) } else { 0 };
+    put(page, CHECKSUM, checksum);
+}
+
+/// Whether a page, of which these are the first [`LSN_SIZE`] bytes, was made by [`stand_in`].
+#[must_use]
+pub fn is_stand_in(lsn: &[u8; LSN_SIZE]) -> bool {
+    *lsn == LATER_THAN_WAL
+}
+
+/// Whether the page has nothing but its header, as `PageInit` (bufpage.c) makes it for a heap or a map, and was never
+/// logged.
+#[must_use]
+pub fn is_bare(page: &Page) -> bool {
+    let header = [(LOWER, PAGE_HEADER), (UPPER, PAGE_SIZE as u16), (SPECIAL, PAGE_SIZE as u16)];
+    page[LSN..LSN + LSN_SIZE] == [0; LSN_SIZE]
+        && get(page, FLAGS) == 0
+        && header.iter().all(|(at, value)| get(page, *at) == *value)
+        && get(page, PAGESIZE_VERSION) == PAGESIZE_VERSION_VALUE
+        && page[PAGESIZE_VERSION + 2..].iter().all(|byte| *byte == 0)
+}
+
 fn tweak(page: &Page, block: u32, fork: Fork) -> Tweak {
     // Put together in registers: bytes written one by one would be slow to read back as a whole.
     let lsn = page[LSN..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
@@ -269,6 +310,33 @@ mod tests {
         assert!(page[20..].iter().all(|byte| *byte == 0));
         blank(&mut page, 1, 9, false);
         assert_eq!(get(&page, CHECKSUM), 0);
+    }
+
+    #[test]
+    fn a_stand_in_is_one_that_postgresql_accepts_and_tells_apart() {
+        let mut page = [7; PAGE_SIZE];
+        assert!(!is_stand_in(page.first_chunk().unwrap()));
+        stand_in(&mut page, 9, true);
+        assert!(is_stand_in(page.first_chunk().unwrap()));
+        // PageIsVerified (bufpage.c): 0 < pd_lower <= pd_upper <= pd_special <= BLCKSZ, the last one aligned.
+        assert_eq!((get(&page, LOWER), get(&page, UPPER), get(&page, SPECIAL)), (24, 24, 8128));
+        assert_eq!((get(&page, FLAGS), get(&page, PAGESIZE_VERSION)), (0, 0x2004));
+        assert_eq!(get(&page, CHECKSUM), page_checksum(&page, 9));
+        assert_eq!(epoch_of(&page), None);
+    }
+
+    #[test]
+    fn a_page_is_bare_until_something_stands_in_it() {
+        let mut page = [0; PAGE_SIZE];
+        assert!(!is_bare(&page));
+        blank(&mut page, 0, 3, true);
+        assert!(is_bare(&page));
+        for bit in 0..PAGE_SIZE * 8 {
+            let in_checksum = (CHECKSUM * 8..FLAGS * 8).contains(&bit);
+            page[bit / 8] ^= 1 << (bit % 8);
+            assert_eq!(is_bare(&page), in_checksum, "bit {bit}");
+            page[bit / 8] ^= 1 << (bit % 8);
+        }
     }
 
     #[test]

@@ -4,41 +4,42 @@
 //! A sealed file is exactly as long as the plaintext.
 //!
 //! ```text
-//! byte   0                  4096               8192        8208      8213
-//!        +------------------+------------------+-----------+---------+
-//!        | XTS, unit 0      | XTS, unit 1      | XTS, ...  | masked  |
-//!        +------------------+------------------+-----------+---------+
-//!         data units of 4096 bytes = 256 blocks;  whole     the last 1 to 15 bytes of the
-//!         each block can be had on its own        blocks    file, if its length is odd
+//! byte   0                  4096               8192        8208      8224  8237
+//!        +------------------+------------------+-----------+---------------+
+//!        | XTS, unit 0      | XTS, unit 1      | XTS, ...  | stealing      |
+//!        +------------------+------------------+-----------+---------------+
+//!         data units of 4096 bytes = 256 blocks;  whole     the last whole block and
+//!         each block can be had on its own        blocks    the 1 to 15 bytes behind it
 //! ```
 //!
-//! Whole blocks are AES-XTS in data units of [`UNIT`] bytes. The tweak, before its own encryption, is the
+//! AES-XTS in data units of [`UNIT`] bytes. The tweak, before its own encryption, is the
 //! number of the unit (offset / 4096) in bytes 0 to 7, little-endian, and zeros. A smaller unit would cost
 //! an encryption of the tweak more often, a larger one more blocks run over in vain by an access that
 //! begins in the middle of a unit.
 //!
-//! The last partial block is XORed with a mask: the encryption, by XTS, of a block of zeros under the
-//! tweak
+//! A file whose length is no multiple of 16 ends by ciphertext stealing, as IEEE 1619 and NIST SP 800-38E define it. What
+//! stands behind the last whole unit and is shorter than a block belongs to that unit, which so has up to 4111
+//! bytes. When such a file grows, or is cut, its last whole block is sealed anew.
+//!
+//! XTS is for 16 bytes and more. A file of 1 to 15 bytes is sealed as a block of that length, by a Feistel network
+//! (module `short`). Its tweaks are kept apart from those of data by their byte 8, which is never zero:
 //!
 //! ```text
-//! byte   0               8            9                  16
-//!        +---------------+------------+-------------------+
-//!        | block u64     | length     | 0 0 0 0 0 0 0     |
-//!        +---------------+------------+-------------------+
+//! byte   0               8            9           10            16
+//!        +---------------+------------+-----------+-------------+
+//!        | 0             | length     | round     | 0           |
+//!        +---------------+------------+-----------+-------------+
 //! ```
 //!
-//! bytes 0 to 7 are offset / 16, byte 8 is the number of bytes, 1 to 15, which is never zero and so keeps
-//! masks apart from data. When the file grows the block becomes whole and is sealed anew.
+//! A block of 16 zero bytes on disk is a hole, or what `ftruncate` added, and reads as zeros; but not the last one before
+//! stolen bytes, which is always written. That a sealed block comes out as zeros has the probability 2^-128.
 //!
-//! A block of 16 zero bytes on disk is a hole, or what `ftruncate` added, and reads as zeros. That a sealed
-//! block comes out as zeros has the probability 2^-128.
-//!
-//! Why XTS: names of temporary files recur within one start of the server, so the same key and offset
-//! meet other data. XTS then shows whether two blocks are equal; a stream cipher would show the exclusive
-//! or of the two. The mask has this weakness, for at most 15 bytes and only if a tail of the same length
-//! stood there before.
+//! Why XTS: names of temporary files recur within one start of the server, and files are written over, so the same key
+//! and offset meet other data. All of this then shows whether two blocks are equal, and nothing else; a stream cipher, or a
+//! mask for the last bytes, would show the exclusive or of the two.
 
 mod file;
+mod short;
 
 pub use file::{File, SCRATCH, Scratch, Stream};
 
@@ -53,39 +54,65 @@ pub const UNIT: usize = 4096;
 
 const UNIT_BLOCKS: usize = UNIT / BLOCK;
 
-/// Seals bytes of a file in place. They begin at `offset`, a multiple of [`BLOCK`]; if their length is
-/// not one too, they are the end of the file.
+/// Seals bytes of a file in place. They begin at `offset`, a multiple of [`BLOCK`]. If their length is not one too, they are
+/// the end of the file, with its last whole block, if there is one; without such an end they must not go up to it.
 pub fn seal(key: &PageKey, offset: u64, bytes: &mut [u8]) {
-    run(key, Direction::Encrypt, offset, bytes);
+    let (blocks, tail) = split(offset, bytes);
+    let first = offset / BLOCK as u64;
+    each_unit(first, blocks, |unit, skip, part| {
+        run_part(key, Direction::Encrypt, unit, skip, part);
+    });
+    match blocks {
+        [] if !tail.is_empty() => short::seal(key, tail),
+        [before @ .., last] if !tail.is_empty() => {
+            last[..tail.len()].swap_with_slice(tail);
+            run_stolen(key, Direction::Encrypt, first + before.len() as u64, last);
+        }
+        _ => {}
+    }
 }
 
-/// Opens bytes of a sealed file in place; `offset` and length are as for [`seal`].
+/// Opens bytes of a sealed file in place; which ones, see [`seal`].
 pub fn open(key: &PageKey, offset: u64, bytes: &mut [u8]) {
-    run(key, Direction::Decrypt, offset, bytes);
+    let (blocks, tail) = split(offset, bytes);
+    let first = offset / BLOCK as u64;
+    match blocks {
+        [] if !tail.is_empty() => short::open(key, tail),
+        [before @ .., last] if !tail.is_empty() => {
+            run_stolen(key, Direction::Decrypt, first + before.len() as u64, last);
+            last[..tail.len()].swap_with_slice(tail);
+        }
+        _ => {}
+    }
+    each_unit(first, blocks, |unit, skip, part| open_part(key, unit, skip, part));
 }
 
-fn run(key: &PageKey, direction: Direction, offset: u64, bytes: &mut [u8]) {
+/// Whole blocks, and what is left.
+fn split(offset: u64, bytes: &mut [u8]) -> (&mut [Block], &mut [u8]) {
     debug_assert!(offset.is_multiple_of(BLOCK as u64));
-    let (mut blocks, tail) = bytes.as_chunks_mut::<BLOCK>();
-    let mut number = offset / BLOCK as u64;
+    let (blocks, tail) = bytes.as_chunks_mut::<BLOCK>();
+    debug_assert!(tail.is_empty() || !blocks.is_empty() || offset == 0, "a tail on its own");
+    (blocks, tail)
+}
+
+/// Calls `f` with the number of each unit, how many of its blocks are before those given, and these.
+fn each_unit(first: u64, mut blocks: &mut [Block], f: impl Fn(u64, usize, &mut [Block])) {
+    let mut number = first;
     while !blocks.is_empty() {
         let skip = (number % UNIT_BLOCKS as u64) as usize;
         let count = blocks.len().min(UNIT_BLOCKS - skip);
         let (part, rest) = blocks.split_at_mut(count);
-        let unit = number / UNIT_BLOCKS as u64;
-        match direction {
-            Direction::Encrypt => run_part(key, direction, unit, skip, part),
-            Direction::Decrypt => open_part(key, unit, skip, part),
-        }
+        f(number / UNIT_BLOCKS as u64, skip, part);
         number += count as u64;
         blocks = rest;
     }
-    if !tail.is_empty() {
-        let mut mask = [[0; BLOCK]];
-        let tweak = Tweak::from(number) | (tail.len() as Tweak) << 64;
-        key.schedule.run(Direction::Encrypt, tweak, &mut mask);
-        tail.iter_mut().zip(mask.as_flattened()).for_each(|(byte, mask)| *byte ^= mask);
-    }
+}
+
+/// Runs over what stands in the place of the last whole block of a file, `number`, when bytes were stolen from it: it is
+/// sealed as the block behind it in the same unit.
+fn run_stolen(key: &PageKey, direction: Direction, number: u64, block: &mut Block) {
+    let skip = (number % UNIT_BLOCKS as u64) as usize + 1;
+    run_part(key, direction, number / UNIT_BLOCKS as u64, skip, std::slice::from_mut(block));
 }
 
 /// Runs over `part`, which stands in its unit after `skip` blocks.
@@ -95,8 +122,8 @@ fn run_part(key: &PageKey, direction: Direction, unit: u64, skip: usize, part: &
         return key.schedule.run(direction, tweak, part);
     }
     // A kernel begins at the beginning of a unit: run over the blocks in front in vain.
-    let mut whole = [[0; BLOCK]; UNIT_BLOCKS];
-    let end = (skip + part.len()).min(UNIT_BLOCKS);
+    let mut whole = [[0; BLOCK]; UNIT_BLOCKS + 1];
+    let end = (skip + part.len()).min(whole.len());
     whole[skip..end].copy_from_slice(part);
     key.schedule.run(direction, tweak, &mut whole[..end]);
     part.copy_from_slice(&whole[skip..end]);
@@ -120,6 +147,7 @@ fn open_part(key: &PageKey, unit: u64, skip: usize, part: &mut [Block]) {
 mod tests {
     use super::*;
     use crate::key::{CipherId, DataKey};
+    use crate::xts::Backend;
     use proptest::prelude::*;
 
     pub(super) fn key(seed: u8) -> PageKey {
@@ -146,18 +174,69 @@ mod tests {
         let mut bytes = [0; 2 * UNIT + 15];
         seal(&key(1), 0, &mut bytes);
         assert!(bytes.as_chunks::<BLOCK>().0.iter().all(|block| *block != [0; BLOCK]));
+        assert_ne!(bytes[2 * UNIT..], [0; 15]);
     }
 
     #[test]
     fn every_offset_length_of_tail_and_key_gives_other_bytes() {
         let mut seen = std::collections::HashSet::new();
         for seed in [1, 2] {
-            for offset in [0, 16, 4096, 1 << 20, 1 << 40, u64::MAX - 15] {
-                for length in [9, 10, 15, 16] {
+            for offset in [0, 16, 4096 - 16, 4096, 1 << 20, 1 << 40, u64::MAX - 15] {
+                for length in [16, 25, 26, 31] {
                     let mut bytes = vec![0; length];
                     seal(&key(seed), offset, &mut bytes);
                     assert!(seen.insert(bytes[..9].to_vec()), "{seed} {offset} {length}");
                 }
+            }
+            for length in 9..16 {
+                let mut bytes = vec![0; length];
+                seal(&key(seed), 0, &mut bytes);
+                assert!(seen.insert(bytes[..9].to_vec()), "{seed} {length}");
+            }
+        }
+    }
+
+    /// What snapshots of the end of a file show, taken before and after it was written over: no difference of the
+    /// two, as a mask would, whatever stands in front, and however short the file is.
+    #[test]
+    fn two_ends_do_not_show_their_difference() {
+        for length in [1, 2, 15, 17, 31, UNIT + 1, UNIT + 15, UNIT + 17] {
+            let mut shown = 0;
+            for other in 1..=255 {
+                let (mut one, mut two) = (vec![7; length], vec![7; length]);
+                two[length - 1] ^= other;
+                seal(&key(1), 0, &mut one);
+                seal(&key(1), 0, &mut two);
+                assert_ne!(one, two);
+                shown += u32::from(one[length - 1] ^ two[length - 1] == other);
+            }
+            // By chance one of 256 is; a mask would show all 255.
+            assert!(shown < 10, "{length}: {shown}");
+        }
+    }
+
+    /// IEEE 1619-2018, annex B, vectors 15 to 18: data units of 17 to 20 bytes.
+    #[test]
+    fn ciphertext_stealing_is_that_of_ieee_1619() {
+        let bytes: [u8; 32] =
+            std::array::from_fn(|i| if i < 16 { 0xFF - i as u8 } else { 0xCF - i as u8 });
+        let sealed: [&[u8]; 4] = [
+            b"\x6c\x16\x25\xdb\x46\x71\x52\x2d\x3d\x75\x99\x60\x1d\xe7\xca\x09\xed",
+            b"\xd0\x69\x44\x4b\x7a\x7e\x0c\xab\x09\xe2\x44\x47\xd2\x4d\xeb\x1f\xed\xbf",
+            b"\xe5\xdf\x13\x51\xc0\x54\x4b\xa1\x35\x0b\x33\x63\xcd\x8e\xf4\xbe\xed\xbf\x9d",
+            b"\x9d\x84\xc8\x13\xf7\x19\xaa\x2c\x7b\xe3\xf6\x61\x71\xc7\xc5\xc2\xed\xbf\x9d\xac",
+        ];
+        let data_key = DataKey::from_bytes(CipherId::Aes128Xts, &bytes).unwrap();
+        let offset = 0x12_3456_789a * UNIT as u64;
+        for backend in Backend::ALL {
+            let Some(key) = PageKey::with_backend(&data_key, backend) else { continue };
+            for sealed in sealed {
+                let plain: Vec<u8> = (0..sealed.len()).map(|i| i as u8).collect();
+                let mut bytes = plain.clone();
+                seal(&key, offset, &mut bytes);
+                assert_eq!(bytes, sealed, "{backend}");
+                open(&key, offset, &mut bytes);
+                assert_eq!(bytes, plain, "{backend}");
             }
         }
     }
@@ -169,10 +248,14 @@ mod tests {
             plain in prop::collection::vec(any::<u8>(), 1..3 * UNIT),
             first in 0_u64..600, cut in 0..3 * UNIT,
         ) {
-            let (key, first) = (key(1), first * BLOCK as u64);
+            // What is shorter than a block is a file of its own.
+            let first = if plain.len() < BLOCK { 0 } else { first * BLOCK as u64 };
+            let key = key(1);
             let mut whole = plain.clone();
             seal(&key, first, &mut whole);
-            let cut = cut.min(plain.len()) / BLOCK * BLOCK;
+            // The end of the file is not cut in two.
+            let end = if plain.len().is_multiple_of(BLOCK) { 0 } else { BLOCK };
+            let cut = cut.min(plain.len().saturating_sub(end)) / BLOCK * BLOCK;
             let mut parts = plain.clone();
             seal(&key, first, &mut parts[..cut]);
             seal(&key, first + cut as u64, &mut parts[cut..]);

@@ -106,6 +106,12 @@ pub fn address_of(header: &[u8]) -> Option<u64> {
     header.first_chunk::<HEADER_SIZE>().map(address)
 }
 
+/// `xlp_tli`, the timeline of the first record on the page; `None` if `header` is too short.
+#[must_use]
+pub fn timeline_of(header: &[u8]) -> Option<u32> {
+    header.first_chunk::<HEADER_SIZE>().map(timeline)
+}
+
 /// Takes the mark away and leaves the rest as it is: for pages that are not what they should be, such
 /// as those of a segment that is used again.
 pub fn clear_mark(page: &mut [u8]) {
@@ -156,15 +162,18 @@ fn address(header: &[u8; HEADER_SIZE]) -> u64 {
     header[ADDRESS..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes))
 }
 
+fn timeline(header: &[u8; HEADER_SIZE]) -> u32 {
+    header[TIMELINE..].first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes))
+}
+
 fn put_mark(header: &mut [u8; HEADER_SIZE], mark: u16) {
     let info = info(header) & VALID_FLAGS | mark << MARK_SHIFT;
     header[INFO..INFO + 2].copy_from_slice(&info.to_le_bytes());
 }
 
 fn tweak(header: &[u8; HEADER_SIZE]) -> Tweak {
-    let timeline = header[TIMELINE..].first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes));
     u128::from(address(header))
-        | u128::from(timeline) << 64
+        | u128::from(timeline(header)) << 64
         | u128::from(u32::from_le_bytes(DOMAIN)) << 96
 }
 

@@ -1,12 +1,30 @@
-//! Stream format version 1 against a file that another program sealed (vectors/stream.py).
+//! Stream format version 1 against files that another program sealed (vectors/stream.py).
 
 use pagevault_cipher::{Backend, CipherId, DataKey, PageKey, stream};
 
-const SEALED: &[u8] = include_bytes!("../vectors/sealed-v1.stream");
+/// What was sealed: the first ends within a unit, the second behind one.
+const SEALED: [&[u8]; 2] = [
+    include_bytes!("../vectors/sealed-v1.stream"),
+    include_bytes!("../vectors/sealed-v1-unit.stream"),
+];
 
-fn plain() -> Vec<u8> {
-    let words = (0_u32..).step_by(4).flat_map(u32::to_le_bytes);
-    words.take(SEALED.len()).collect()
+/// Files of 1 to 15 bytes, one after the other.
+const SHORT: &[u8] = include_bytes!("../vectors/sealed-v1-short.stream");
+
+fn files() -> Vec<&'static [u8]> {
+    let mut files = SEALED.to_vec();
+    let mut rest = SHORT;
+    for length in 1..stream::BLOCK {
+        let (file, next) = rest.split_at(length);
+        files.push(file);
+        rest = next;
+    }
+    assert!(rest.is_empty());
+    files
+}
+
+fn plain(length: usize) -> Vec<u8> {
+    (0_u32..).step_by(4).flat_map(u32::to_le_bytes).take(length).collect()
 }
 
 #[allow(clippy::unwrap_used, reason = "a helper of tests: a key that cannot be had is a failure")]
@@ -17,19 +35,23 @@ fn keys() -> Vec<PageKey> {
 }
 
 #[test]
-fn version_1_seals_to_the_golden_file() {
+fn version_1_seals_to_the_golden_files() {
     for key in keys() {
-        let mut bytes = plain();
-        stream::seal(&key, 0, &mut bytes);
-        assert!(bytes == SEALED, "{}", key.backend());
+        for sealed in files() {
+            let mut bytes = plain(sealed.len());
+            stream::seal(&key, 0, &mut bytes);
+            assert!(bytes == sealed, "{}, {} bytes", key.backend(), sealed.len());
+        }
     }
 }
 
 #[test]
-fn version_1_opens_the_golden_file() {
+fn version_1_opens_the_golden_files() {
     for key in keys() {
-        let mut bytes = SEALED.to_vec();
-        stream::open(&key, 0, &mut bytes);
-        assert!(bytes == plain(), "{}", key.backend());
+        for sealed in files() {
+            let mut bytes = sealed.to_vec();
+            stream::open(&key, 0, &mut bytes);
+            assert!(bytes == plain(sealed.len()), "{}, {} bytes", key.backend(), sealed.len());
+        }
     }
 }

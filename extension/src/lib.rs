@@ -26,13 +26,14 @@ mod shred;
 mod stats;
 mod verify;
 mod workers;
+mod writers;
 
 use pgrx::prelude::*;
 
 pg_module_magic!();
 
 extension_sql_file!("../../sql/roles.sql", name = "roles", bootstrap);
-extension_sql_file!("../../sql/rekey.sql", name = "rekey", requires = ["roles"]);
+extension_sql_file!("../../sql/rekey.sql", name = "rekey", requires = ["roles", rekey_rows]);
 extension_sql_file!("../../sql/views.sql", name = "views", finalize);
 
 /// Called by the server when the library is loaded: in full only from `shared_preload_libraries`.
@@ -57,7 +58,8 @@ pub mod pg_test {
     /// Lines added to the test server's postgresql.conf.
     #[must_use]
     pub fn postgresql_conf_options() -> Vec<&'static str> {
-        let mut lines = vec!["shared_preload_libraries = 'pagevault'"];
+        // The server's role may be called pagevault, and has the schema of its name first in the path else.
+        let mut lines = vec!["shared_preload_libraries = 'pagevault'", "search_path = 'public'"];
         // Beside what this was built to: see tools/test-server. Without it, tests that need keys are skipped.
         let keyring = std::env::current_exe()
             .ok()

@@ -8,11 +8,11 @@ use pagevault_cipher::{CipherId, Epoch, Fork, PAGE_SIZE, Page, PageKey, page};
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 
-use crate::keys::{cache, persist, revoked, shared};
+use crate::keys::{cache, persist, revoked, shared, stand_ins, written_over};
 use crate::pg::compat::SmgrFile;
 use crate::pg::process::{
-    ProcessLocal, data_checksums, hint_bits_are_logged, in_recovery, is_not_consistent_yet,
-    is_startup_process, serves_users,
+    ProcessLocal, data_checksums, in_recovery, is_not_consistent_yet, is_startup_process,
+    serves_users,
 };
 use crate::pg::report::Report;
 use crate::policy;
@@ -42,6 +42,8 @@ pub(crate) enum Cause {
     NoKey { epoch: u16 },
     /// The data key of this epoch was destroyed on purpose.
     Destroyed,
+    /// Recovery has not replayed the key yet, nor those of too many other files.
+    TooManyMissing,
     /// The wrapped data key does not open: the keystore is damaged or not this cluster's.
     Damaged { epoch: u16 },
 }
@@ -82,31 +84,69 @@ pub(crate) fn seal_target(file: SmgrFile) -> Option<SealTarget> {
     shared::current_epoch(file.file).map(|epoch| SealTarget { file, epoch })
 }
 
-/// True if a page of this file must be looked at on disk before it is written over; see [`target_over`].
-#[inline]
-pub(crate) fn must_look(file: SmgrFile) -> bool {
-    shared::anything_rewritten()
-        && !hint_bits_are_logged()
-        && !file.is_temporary()
-        && shared::is_mixed(file.file)
+/// How a page is written over one that is there.
+#[derive(Clone, Copy)]
+pub(crate) struct Writing {
+    /// As [`seal_target`].
+    pub(crate) target: Option<SealTarget>,
+    /// The file is being rewritten, so the page may lie on disk written otherwise: it must be looked at; see
+    /// [`target_over`].
+    pub(crate) must_look: bool,
+    /// In recovery, the file is in plaintext by what is known now: whether it is on disk must be looked at; see
+    /// [`may_write_over`].
+    pub(crate) must_watch: bool,
 }
 
-/// As [`seal_target`], for a page that is written over one which may be written otherwise, because its file is being
-/// rewritten.
+/// Under which key to write over a page, and whether to look at it on disk first: both as they are at one moment.
+#[inline]
+pub(crate) fn writing(file: SmgrFile) -> Writing {
+    let settled = |target| Writing { target, must_look: false, must_watch: false };
+    if file.is_temporary() {
+        return settled(seal_target(file));
+    }
+    if !shared::anything_sealed() {
+        // Nothing yet: WAL may bring the first data key of all.
+        let must_watch = shared::any_database_key() && in_recovery();
+        return Writing { target: None, must_look: false, must_watch };
+    }
+    let writing = shared::writing(file.file);
+    let current = writing.as_ref().and_then(|writing| writing.current);
+    let target =
+        current.and_then(|(epoch, _)| Epoch::new(epoch)).map(|epoch| SealTarget { file, epoch });
+    let must_look = writing.is_some_and(|writing| writing.mixed);
+    let must_watch = (target.is_none() || must_look) && in_recovery();
+    Writing { target, must_look, must_watch }
+}
+
+/// In recovery, before a page is written that is not known to be sealed: the page on disk may be, under a key that is not
+/// known. That is noted; a fault once all WAL is replayed that could have brought the key. See [`written_over`].
+pub(crate) fn may_write_over(file: SmgrFile, block: u32, on_disk: &Page) -> Result<(), PageFault> {
+    match page::epoch_of(on_disk).map(Epoch::get) {
+        Some(epoch)
+            if written_over::is_unknown(file.file, epoch)
+                && !written_over::allow(file.file, epoch, block) =>
+        {
+            Err(PageFault { file, cause: Cause::NoKey { epoch } })
+        }
+        _ => Ok(()),
+    }
+}
+
+/// How to write a page over one that may be written otherwise than `wanted`, because its file is being rewritten.
 ///
-/// Without checksums and `wal_log_hints` a page that has got nothing but hint bits since it was written last (or whatever
-/// else is not logged: free space) goes to disk without WAL, and with the LSN that it has there. Torn under another
-/// key, it would be neither, and nothing would repair it. So it keeps the key that it has on disk, or stays plaintext,
-/// until it changes in WAL: the rekey engine sees to that.
+/// A page may have changed since it was written last without a record in WAL: hint bits, free space, bits of the
+/// visibility map, what an access method remembers for itself (docs/design/changes-without-wal.md has the list). Then it has
+/// the LSN that it has on disk. Torn under another key, it would be neither, and nothing would repair it. So it keeps the
+/// key that it has on disk, or stays plaintext, until it changes in WAL: the rekey engine sees to that.
 ///
 /// # Safety
 /// `page` points to a page of PostgreSQL.
 pub(crate) unsafe fn target_over(
     file: SmgrFile,
+    wanted: Option<SealTarget>,
     page: *const u8,
     on_disk: &Page,
 ) -> Option<SealTarget> {
-    let wanted = seal_target(file);
     // SAFETY: by contract; the LSN does not change while the page is being written.
     let lsn = unsafe { page.cast::<[u8; page::LSN_SIZE]>().read() };
     if !on_disk.starts_with(&lsn) || page::is_zero(on_disk) {
@@ -169,6 +209,10 @@ pub(crate) unsafe fn seal(
                 unsafe {
                     std::ptr::copy_nonoverlapping(*pages.add(i), copy.as_mut_ptr(), PAGE_SIZE)
                 };
+                // Added to a table and not yet used (hio.c), without WAL; on disk it is zero. As in `as_added`.
+                if fork == Fork::Main && page::is_bare(copy) {
+                    copy.fill(0);
+                }
                 let block = first_block + i as u32;
                 sealed += u64::from(page::seal(copy, key, target.epoch, block, fork, checksums));
                 scratch.pointers[i] = copy.as_ptr();
@@ -183,6 +227,32 @@ pub(crate) unsafe fn seal(
         sealed => sealed,
     };
     sealed.map_err(|cause| PageFault { file: target.file, cause })
+}
+
+/// Whether a page stands in for one that could not be opened: it must not be written. See [`stand_ins`].
+///
+/// # Safety
+/// `page` points to a page of PostgreSQL.
+#[inline]
+pub(crate) unsafe fn is_stand_in(page: *const u8) -> bool {
+    // SAFETY: by contract; the LSN does not change while the page is being written.
+    page::is_stand_in(unsafe { &*page.cast() })
+}
+
+/// A page of zeros in the place of one that is added and has nothing but its header; any other as it is.
+///
+/// Up to 15 pages of maps are added so, without WAL (`vm_extend`, `fsm_extend`). Sealed, such a page would be ciphertext
+/// throughout, and torn, the rest of it would open to random bits. Readers make a page of zeros what this one is.
+///
+/// # Safety
+/// As [`is_stand_in`].
+#[inline]
+pub(crate) unsafe fn as_added(page: *const u8) -> *const u8 {
+    #[repr(C, align(4096))]
+    struct Zeros(Page);
+    static ZEROS: Zeros = Zeros([0; PAGE_SIZE]);
+    // SAFETY: by contract; nobody else has the page yet.
+    if page::is_bare(unsafe { &*page.cast() }) { ZEROS.0.as_ptr() } else { page }
 }
 
 /// Opens a page in place if it is sealed.
@@ -222,10 +292,18 @@ fn open_sealed(
             blank_for_redo(file.file, epoch, block, page);
             Ok(())
         }
-        Err(Cause::NoKey { .. }) if is_map(fork) && is_not_consistent_yet() => {
-            // Copied by a base backup after the keystore was, and after its key was made. Redo reads pages of maps that
-            // it has no image of, and takes an empty one as well: it says of nothing that it is visible, or free.
-            page.fill(0);
+        // Copied by a base backup after the keystore was, and after its key was made.
+        Err(Cause::NoKey { .. }) if is_not_consistent_yet() => {
+            if fork_of(fork) == Fork::FreeSpaceMap {
+                // It is changed without a look at its LSN, and what it says may be forgotten. An empty one says that nothing
+                // is free.
+                page.fill(0);
+                return Ok(());
+            }
+            if !stand_ins::wait_for(file.file, epoch.get(), block) {
+                return Err(PageFault { file, cause: Cause::TooManyMissing });
+            }
+            page::stand_in(page, block, data_checksums());
             Ok(())
         }
         Err(cause) => {
@@ -301,11 +379,6 @@ fn check_not_refused(file: SmgrFile) -> Result<(), PageFault> {
     }
 }
 
-/// Free space map and visibility map: what they say may be forgotten.
-fn is_map(fork: i32) -> bool {
-    matches!(fork_of(fork), Fork::FreeSpaceMap | Fork::VisibilityMap)
-}
-
 /// The fork in the tweak of a page.
 fn fork_of(fork: i32) -> Fork {
     match fork {
@@ -347,6 +420,7 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
         .detail("The page is sealed, but the keystore under pagevault/ in the data directory does not hold its key.")
         .hint("Restore the keystore from a backup taken together with this data directory. Do not zero or reset the page: it is intact."),
         Cause::Destroyed => destroyed(&format!("relation file {file}")),
+        Cause::TooManyMissing => stand_ins::too_many(&file),
         Cause::Damaged { epoch } => Report::new(
             PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
             format!("data key of epoch {epoch} of relation file {file} cannot be unwrapped"),

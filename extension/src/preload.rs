@@ -24,6 +24,7 @@ pub(crate) fn start() {
         return;
     }
     guc::define();
+    guc::bound_read_ahead();
     rmgr::register();
     hooks::access::install();
     hooks::ddl::install();

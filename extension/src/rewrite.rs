@@ -1,16 +1,21 @@
-//! Encrypting and decrypting a relation that has data within one command, in place.
+//! Encrypting a relation that has data within one command, in place. Decrypting one is a job always: it could not be rolled back.
 //!
 //! The steps are those of the rekey engine ([`file`]), without waits and without giving back the lock in
 //! between. That lock keeps away VACUUM, which shortens files, and whatever makes new ones; readers and
 //! writers go on. A file may mix pages of any epochs and plaintext, so it stays readable wherever this stops.
+//!
+//! Rekey jobs take a weaker lock, which this one does not keep away: so whoever rewrites a relation, a command or
+//! a job, first gets the right to do so ([`Rewriting`]), and no two switch its key at a time.
 
 use pagevault_cipher::CipherId;
+use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Oid};
 
 use crate::keys::shared;
+use crate::pg::locks::{self, Rewriting};
 use crate::pg::pages::Held;
 use crate::pg::relation::{self, Facts};
-use crate::pg::report::Result;
+use crate::pg::report::{Report, Result};
 use crate::policy;
 use crate::rekey::file::{self, Target};
 use crate::verify;
@@ -55,32 +60,11 @@ pub(crate) fn seal_new_pages(oid: Oid, cipher: Option<CipherId>) -> Result<()> {
     const LOCK: pg_sys::LOCKMODE = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
     let members = relation::family(oid, LOCK);
     if let Some(table) = members.first().and_then(|table| Held::open(table.oid)) {
+        // Without the right to rewrite it: a job may take long, and notices that the key is another one.
         begin_epoch(&table, cipher)?;
     }
     relation::unlock(&members, LOCK);
     Ok(())
-}
-
-/// Turns the same set of relations back into plaintext.
-pub(crate) fn decrypt(oid: Oid) -> Result<()> {
-    decrypt_members(&relation::family(oid, LOCK))
-}
-
-/// As [`decrypt`], for a catalog.
-pub(crate) fn decrypt_catalog(oid: Oid) -> Result<()> {
-    let members = relation::family(oid, LOCK);
-    decrypt_members(&members)?;
-    relation::unlock(&members, LOCK);
-    Ok(())
-}
-
-fn decrypt_members(members: &[Facts]) -> Result<()> {
-    let known: Vec<Facts> =
-        members.iter().filter(|member| shared::is_known(member.file)).cloned().collect();
-    rewrite(&known, |held| {
-        verify::refuse_destroyed(held.file())?;
-        if shared::is_sealed(held.file()) { file::unseal(held).map(Some) } else { Ok(None) }
-    })
 }
 
 /// Has one file after the other written as `switch` says from now on (`None`: as it is), and what is not so
@@ -88,14 +72,32 @@ fn decrypt_members(members: &[Facts]) -> Result<()> {
 fn rewrite(members: &[Facts], switch: impl Fn(&Held) -> Result<Option<Target>>) -> Result<()> {
     for member in members.iter().filter(|member| member.kind.has_storage()) {
         let Some(held) = Held::open(member.oid) else { continue };
-        let switched = switch(&held)?;
+        let _right = right_to_rewrite(&held)?;
+        switch(&held)?;
         // A file without any page has nothing that could be written as it was. Of any other it is not known whether
         // whoever switched it has waited to the end.
         if held.forks().iter().any(|(_, blocks)| *blocks > 0) {
-            file::await_writers();
+            file::await_writers(held.file())?;
         }
-        let target = switched.unwrap_or_else(|| Target::present(member.file));
-        file::rewrite_wholly(&held, target)?;
+        file::rewrite_wholly(&held)?;
     }
     Ok(())
+}
+
+/// Waits for a job that rewrites the relation, unless the job would have to wait for this transaction.
+fn right_to_rewrite(held: &Held) -> Result<Rewriting> {
+    let (oid, is_shared) = (held.oid(), held.is_shared());
+    if let Some(right) = Rewriting::try_for_transaction(oid, is_shared) {
+        return Ok(right);
+    }
+    if locks::relations_locked_against_all().contains(&oid) {
+        let name = relation::qualified_name(oid);
+        return Err(Report::new(
+            PgSqlErrorCode::ERRCODE_OBJECT_IN_USE,
+            format!("{name} is being rekeyed already"),
+        )
+        .detail("A rekey job rewrites it, and waits for a lock that this transaction holds.")
+        .hint("Wait with pagevault.rekey_wait() before the transaction, or end the job with pagevault.rekey_cancel()."));
+    }
+    Ok(Rewriting::wait_in_transaction(oid, is_shared))
 }

@@ -6,16 +6,16 @@
 use pagevault_keystore::batch;
 use pgrx::{PgSqlErrorCode, pg_guard, pg_sys};
 
-use crate::keys::{destruction, persist};
+use crate::keys::{destruction, persist, stand_ins};
 use crate::pg::report::Report;
-use crate::pg::wal;
+use crate::pg::{consistency, wal};
 
 static MANAGER: Manager = Manager(pg_sys::RmgrData {
     rm_name: c"pagevault".as_ptr(),
     rm_redo: Some(redo),
     rm_desc: Some(desc),
     rm_identify: Some(identify),
-    rm_startup: None,
+    rm_startup: Some(startup),
     rm_cleanup: Some(cleanup),
     rm_mask: None,
     rm_decode: None,
@@ -58,17 +58,34 @@ unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
         _ => unknown_op(op).send(pgrx::prelude::PgLogLevel::PANIC),
     }
     let outcome = match wal::split_payload(payload) {
-        Some((scope, id, batch)) => persist::replay(scope, id, batch),
+        Some((scope, id, batch)) => {
+            // SAFETY: the server's own argument.
+            let place = unsafe { ((*record).ReadRecPtr, (*record).EndRecPtr) };
+            persist::replay(scope, id, batch, place)
+        }
         None => Err(damaged()),
     };
     if let Err(report) = outcome {
         report.send(pgrx::prelude::PgLogLevel::PANIC);
     }
+    if stand_ins::are_there()
+        && let Some((_, _, records)) = wal::split_payload(payload)
+        && let Ok(records) = batch::decode(records)
+    {
+        stand_ins::replayed(&records);
+    }
+}
+
+/// Contract: startup process, before it replays the first record; not in a critical section.
+#[pg_guard]
+unsafe extern "C-unwind" fn startup() {
+    consistency::watch(stand_ins::require_none);
 }
 
 /// Contract: startup process, once all WAL is replayed, before the checkpoint that ends recovery.
 #[pg_guard]
 unsafe extern "C-unwind" fn cleanup() {
+    stand_ins::require_none();
     destruction::after_redo();
 }
 

@@ -3,11 +3,32 @@
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys;
 
-use crate::pg::relation;
 use crate::pg::report::{Report, Result};
+use crate::pg::{catalog, relation};
 
 /// The role that may manage providers and keys and remove encryption.
 pub(crate) const ADMIN: &std::ffi::CStr = c"pagevault_admin";
+
+/// A role was made or renamed. What the name [`ADMIN`] gives is not to be had by choosing it: who has CREATEROLE could
+/// make the role before the extension does, or after it was dropped, and from PostgreSQL 16 on is its administrator
+/// then (CreateRole in user.c).
+pub(crate) fn refuse_reserved(role: pg_sys::Oid, is_new: bool) -> Result<()> {
+    let reserved = catalog::new_role_name(role).is_some_and(|name| name.as_c_str() == ADMIN);
+    // SAFETY: a catalog look-up in a transaction.
+    if !reserved || unsafe { pg_sys::superuser() } {
+        return Ok(());
+    }
+    // Its own attributes and members may be changed by whoever may: it has the name already.
+    if !is_new && catalog::role_oid(ADMIN) == role {
+        return Ok(());
+    }
+    Err(Report::new(
+        PgSqlErrorCode::ERRCODE_RESERVED_NAME,
+        "role name \"pagevault_admin\" is reserved",
+    )
+    .detail("Members of the role of this name may manage keys and remove encryption.")
+    .hint("A superuser makes it with CREATE EXTENSION pagevault."))
+}
 
 /// True for superusers and for members of `role`.
 fn has_role(role: &std::ffi::CStr) -> bool {
@@ -52,15 +73,25 @@ pub(crate) fn require_owner_or_admin(relation: pg_sys::Oid, name: &str) -> Resul
     if relation::is_owned_by_caller(relation) || is_admin() {
         return Ok(());
     }
-    Err(Report::new(
-        PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
-        format!("must be owner of relation {name}"),
-    ))
+    Err(not_owner(name))
 }
 
-/// Refuses callers who may not have the server run programs, whatever they may do with keys.
+/// What who does not own a relation is told.
+pub(crate) fn not_owner(name: &str) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
+        format!("must be owner of relation {name}"),
+    )
+}
+
+/// True if the caller may have the server run programs, whatever they may do with keys.
+pub(crate) fn may_run_programs() -> bool {
+    has_role(c"pg_execute_server_program")
+}
+
+/// Refuses callers who may not have the server run programs.
 pub(crate) fn require_program_runner(action: &str) -> Result<()> {
-    if has_role(c"pg_execute_server_program") {
+    if may_run_programs() {
         return Ok(());
     }
     Err(Report::new(

@@ -6,7 +6,8 @@
 //! ([`crate::keys::destruction`]). The relations stay in the catalog, with files that cannot be read: DROP
 //! or TRUNCATE is the user's choice, and views and grants survive until then.
 //!
-//! Nothing of it can be rolled back.
+//! Nothing of it can be rolled back. What is done by ordinary means, deleting statistics, is committed by another process before
+//! the first key is destroyed.
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -20,9 +21,13 @@ use crate::keys::destruction::{self, Former, Outcome};
 use crate::keys::shared;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
+use crate::pg::statistics::Sampled;
+use crate::pg::text::ServerText;
 use crate::pg::{buffers, catalog, compat, locks, process, session};
 use crate::rekey::jobs;
 use crate::verify::{self, PageState};
+use crate::workers;
+use crate::writers::{self, Act};
 
 const LOCK: pg_sys::LOCKMODE = pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE;
 
@@ -65,7 +70,7 @@ pub(crate) fn schema(by: &str, oid: Oid, confirm: &str) -> Result<Shredded> {
     require_confirmation(&name, confirm)?;
     const PUBLIC: u32 = 2200;
     let of_the_system = oid.to_u32() < pg_sys::FirstNormalObjectId && oid.to_u32() != PUBLIC;
-    if of_the_system || oid == protected_schema() {
+    if of_the_system {
         return Err(not_supported(&format!("schema {name}"), "is part of the system"));
     }
     let members = relation::all().into_iter().filter_map(relation::facts);
@@ -80,11 +85,6 @@ pub(crate) fn schema(by: &str, oid: Oid, confirm: &str) -> Result<Shredded> {
         ));
     }
     relations(by, &format!("schema {name}"), &roots)
-}
-
-/// The jobs of the rekey engine are not to be shredded with anything.
-fn protected_schema() -> Oid {
-    catalog::schema_oid(c"pagevault")
 }
 
 fn relations(by: &str, object: &str, roots: &[Oid]) -> Result<Shredded> {
@@ -142,7 +142,10 @@ fn lock_members(roots: &[Oid]) -> Result<Vec<Facts>> {
         }
     }
     if let Some(temporary) = members.iter().find(|facts| facts.temporary) {
-        return Err(not_supported(&temporary.name, "is temporary, and gone when its session ends"));
+        return Err(not_supported(
+            &temporary.name.to_string(),
+            "is temporary, and gone when its session ends",
+        ));
     }
     Ok(members)
 }
@@ -183,30 +186,33 @@ fn require_sealed(facts: &Facts) -> Result<()> {
     .hint("Encrypt it first with pagevault.encrypt(). What was in plaintext once may still be found on the disk."))
 }
 
-/// Sampled values in the statistics are contents, too.
+/// Sampled values in the statistics are contents, too. That they are deleted is committed before any key is destroyed: this
+/// session's transaction may still be rolled back, by an error later in its statement, or when its client goes away.
 fn forget_statistics(relations: &[Oid]) -> Result<i64> {
-    session::as_owner_of_the_cluster(|| {
-        Spi::connect_mut(|spi| {
-            let columns = spi.update(
-                "DELETE FROM pg_catalog.pg_statistic WHERE starelid = ANY ($1)",
-                None,
-                &[relations.to_vec().into()],
-            )?;
-            let deleted = columns.len();
-            let extended = spi.update(
-                "DELETE FROM pg_catalog.pg_statistic_ext_data WHERE stxoid IN
-                    (SELECT oid FROM pg_catalog.pg_statistic_ext WHERE stxrelid = ANY ($1))",
-                None,
-                &[relations.to_vec().into()],
-            )?;
-            Ok((deleted + extended.len()) as i64)
-        })
-    })
+    let relations: HashSet<Oid> = relations.iter().copied().collect();
+    let above = with_ancestors(&relations.iter().copied().collect::<Vec<_>>());
+    let sampled = Sampled { relations, above: above.into_iter().collect() };
+    let before = sampled.rows();
+    if before == 0 {
+        return Ok(0);
+    }
+    workers::statistics::delete_for_this_session()?;
+    match sampled.rows() {
+        0 => Ok(before as i64),
+        rows => Err(Report::new(
+            Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+            format!("{rows} rows of statistics could not be deleted"),
+        )
+        .detail("The background worker that was to do it has failed. Nothing was destroyed.")
+        .hint("The server log tells why.")),
+    }
 }
 
 /// Shreds a database that nobody is connected to: every data key that it ever had.
-pub(crate) fn database(by: &str, name: &str, confirm: &str) -> Result<Shredded> {
-    let oid = catalog::database_oid(name).ok_or_else(|| {
+pub(crate) fn database(by: &str, name: &ServerText, confirm: &str) -> Result<Shredded> {
+    let found = catalog::database_oid(name);
+    let name = &name.to_string();
+    let oid = found.ok_or_else(|| {
         Report::new(
             Code::ERRCODE_INVALID_CATALOG_NAME,
             format!("database \"{name}\" does not exist"),
@@ -257,14 +263,14 @@ pub(crate) fn database(by: &str, name: &str, confirm: &str) -> Result<Shredded> 
 /// from before. Nobody knows any more whose they were, but nobody can read them either, except from backups.
 pub(crate) fn former_files(by: &str, confirm: &str) -> Result<Shredded> {
     let database = process::my_database();
-    let name = catalog::database_name(database).unwrap_or_default();
+    let name = catalog::database_name(database).unwrap_or_default().to_string();
     require_confirmation(&name, confirm)?;
     // What was dropped since the last checkpoint is not quite gone.
     session::as_owner_of_the_cluster(|| Spi::run("CHECKPOINT"))?;
     let mut found = destruction::former_files(database)?;
     require_tablespaces(database, &found)?;
     // Whoever had made a key, and not yet its file, has made the file then.
-    process::wait_until_all_have_passed_by();
+    writers::await_others(Act::Creating, None)?;
     found.retain(Former::is_gone);
     if found.is_empty() {
         return Err(Report::new(
@@ -350,6 +356,7 @@ fn finish(
     }
 }
 
+/// Both as messages show them, so that what a message says is what is to be typed.
 fn require_confirmation(name: &str, confirm: &str) -> Result<()> {
     if confirm == name {
         return Ok(());

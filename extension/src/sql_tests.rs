@@ -203,6 +203,7 @@ mod tests {
             generation: 3,
             end: 0x1_2345_6789,
             settled: 0x1_0000_0001,
+            logged: 0,
         };
         assert!(control.set_position(&position).is_ok());
         assert_eq!(control.position(4_294_967_294), Some(position));

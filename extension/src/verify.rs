@@ -37,6 +37,10 @@ pub(crate) struct PageCount {
     pub(crate) pages: i64,
 }
 
+/// Every fork that a relation may have.
+pub(crate) const ALL_FORKS: std::ops::RangeInclusive<ForkNumber::Type> =
+    ForkNumber::MAIN_FORKNUM..=ForkNumber::INIT_FORKNUM;
+
 const FORKS: [(ForkNumber::Type, &str); 4] = [
     (ForkNumber::MAIN_FORKNUM, "main"),
     (ForkNumber::FSM_FORKNUM, "fsm"),
@@ -86,17 +90,30 @@ pub(crate) fn refuse_destroyed(file: RelFile) -> Result<()> {
 
 /// A page sealed under an epoch that the keystore does not know belongs to a keystore that was lost; a
 /// new key of that epoch would make it unreadable for ever.
-pub(crate) fn refuse_lost_epochs(file: RelFile) -> Result<()> {
-    for count in count_pages(file)? {
-        if let PageState::Sealed(epoch) = count.state
+///
+/// Looks at these blocks of one fork; true if there may be more behind them.
+pub(crate) fn refuse_lost_epochs(
+    file: RelFile,
+    fork: ForkNumber::Type,
+    range: Range<u32>,
+) -> Result<bool> {
+    let mut lost = None;
+    let more = scan(file, fork, range, |block, state| {
+        if let PageState::Sealed(epoch) = state
+            && lost.is_none_or(|(_, known)| known != epoch)
             && !shared::has_key(file, epoch.get())
         {
+            lost.get_or_insert((block, epoch));
+        }
+    })?;
+    match lost {
+        None => Ok(more),
+        Some((block, epoch)) => {
             let cause = page_io::Cause::of_missing_key(file, epoch.get());
             let file = SmgrFile { file, backend: SHARED_BACKEND };
-            return Err(page_io::report(page_io::PageFault { file, cause }, 0));
+            Err(page_io::report(page_io::PageFault { file, cause }, block))
         }
     }
-    Ok(())
 }
 
 /// The blocks of a fork in `range` whose pages on disk are written otherwise than under `wanted` (`None`:
@@ -107,9 +124,39 @@ pub(crate) fn stale_blocks(
     range: Range<u32>,
     wanted: Option<Epoch>,
 ) -> Result<Vec<u32>> {
-    let wanted = wanted.map_or(PageState::Plaintext, PageState::Sealed);
-    let path = compat::relation_path(file, fork);
     let mut stale = Vec::new();
+    let wanted = wanted.map_or(PageState::Plaintext, PageState::Sealed);
+    scan(file, fork, range, |block, state| {
+        if state != PageState::Empty && state != wanted {
+            stale.push(block);
+        }
+    })?;
+    Ok(stale)
+}
+
+/// True if no page among these blocks is written otherwise than under `wanted`, and whether there may be more behind
+/// them; as [`stale_blocks`].
+pub(crate) fn are_fresh(
+    file: RelFile,
+    fork: ForkNumber::Type,
+    range: Range<u32>,
+    wanted: Option<Epoch>,
+) -> Result<(bool, bool)> {
+    let wanted = wanted.map_or(PageState::Plaintext, PageState::Sealed);
+    let mut fresh = true;
+    let found = |_, state| fresh &= state == PageState::Empty || state == wanted;
+    let more = scan(file, fork, range, found)?;
+    Ok((fresh, more))
+}
+
+/// Tells the state of each of these blocks of a fork that is on disk. True if the file does not end before the last of them.
+fn scan(
+    file: RelFile,
+    fork: ForkNumber::Type,
+    range: Range<u32>,
+    mut found: impl FnMut(u32, PageState),
+) -> Result<bool> {
+    let path = compat::relation_path(file, fork);
     let mut next = range.start;
     while next < range.end {
         let segment = next / pg_sys::RELSEG_SIZE;
@@ -118,18 +165,46 @@ pub(crate) fn stale_blocks(
         let path = if segment == 0 { path.clone() } else { format!("{path}.{segment}") };
         let file = match File::open(&path) {
             Ok(file) => file,
-            Err(e) if e.kind() == ErrorKind::NotFound => break,
+            Err(e) if e.kind() == ErrorKind::NotFound => return Ok(false),
             Err(e) => return Err(unreadable(&path, &e)),
         };
-        let found = |block: u32, state: PageState| {
-            if state != PageState::Empty && state != wanted {
-                stale.push(base + block);
-            }
+        let mut seen = next - base;
+        let of_segment = |block: u32, state: PageState| {
+            seen = block + 1;
+            found(base + block, state);
         };
-        read_states(&file, next - base..end - base, found).map_err(|e| unreadable(&path, &e))?;
+        let read = read_states(&file, next - base..end - base, of_segment);
+        read.map_err(|e| unreadable(&path, &e))?;
+        if seen < end - base {
+            return Ok(false);
+        }
         next = end;
     }
-    Ok(stale)
+    Ok(true)
+}
+
+/// Syncs the segment of a fork, as `mdsyncfiletag` (md.c) does: it is opened for that. False if there is none.
+///
+/// Nobody needs to hold the file: if it is gone, or becomes another relation's, nothing depends on it.
+pub(crate) fn sync_segment(file: RelFile, fork: ForkNumber::Type, segment: u32) -> Result<bool> {
+    let path = compat::relation_path(file, fork);
+    let path = if segment == 0 { path } else { format!("{path}.{segment}") };
+    let opened = match File::open(&path) {
+        Ok(opened) => opened,
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(false),
+        Err(e) => return Err(unreadable(&path, &e)),
+    };
+    if process::syncs()
+        && let Err(error) = opened.sync_all()
+    {
+        // What could not be written may be forgotten by the kernel: only WAL has it then (data_sync_retry).
+        Report::new(
+            PgSqlErrorCode::ERRCODE_IO_ERROR,
+            format!("could not fsync file \"{path}\": {error}"),
+        )
+        .send(process::level_of_failed_sync());
+    }
+    Ok(true)
 }
 
 fn count_segment(file: &File, path: &str, states: &mut BTreeMap<PageState, i64>) -> Result<()> {
@@ -197,19 +272,26 @@ fn unreadable(path: &str, error: &std::io::Error) -> Report {
 pub(crate) fn plaintext_files(database: u32) -> Result<usize> {
     let mut count = 0;
     for tablespace in catalog::tablespaces() {
-        let directory = compat::database_path(database, tablespace.to_u32());
-        let entries = match std::fs::read_dir(&directory) {
-            Ok(entries) => entries,
-            Err(e) if e.kind() == ErrorKind::NotFound => continue,
-            Err(e) => return Err(unreadable(&directory, &e)),
-        };
-        for entry in entries {
-            let name = entry.map_err(|e| unreadable(&directory, &e))?.file_name();
-            // Main forks, their first segments: names that are numbers.
-            let Some(relation) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
-            let file = RelFile { tablespace: tablespace.to_u32(), database, relation };
-            count += usize::from(!shared::is_sealed(file));
-        }
+        count += plaintext_files_in(database, tablespace.to_u32(), 0)?;
+    }
+    Ok(count)
+}
+
+/// How many relation files of a database in one tablespace, with numbers from `first` on, are not written sealed.
+pub(crate) fn plaintext_files_in(database: u32, tablespace: u32, first: u32) -> Result<usize> {
+    let directory = compat::database_path(database, tablespace);
+    let entries = match std::fs::read_dir(&directory) {
+        Ok(entries) => entries,
+        Err(e) if e.kind() == ErrorKind::NotFound => return Ok(0),
+        Err(e) => return Err(unreadable(&directory, &e)),
+    };
+    let mut count = 0;
+    for entry in entries {
+        let name = entry.map_err(|e| unreadable(&directory, &e))?.file_name();
+        // Main forks, their first segments: names that are numbers.
+        let Some(relation) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
+        let file = RelFile { tablespace, database, relation };
+        count += usize::from(relation >= first && !shared::is_sealed(file));
     }
     Ok(count)
 }

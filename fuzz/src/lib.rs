@@ -95,14 +95,15 @@ pub fn wal_page(bytes: &[u8]) {
     }
 }
 
-/// Part of a temporary file, at an offset of blocks: what was sealed opens.
+/// The end of a temporary file, from an offset of blocks on: what was sealed opens.
 pub fn stream(bytes: &[u8]) {
-    let whole = bytes.len() / 16 * 16;
-    let offset = u64::from(bytes.first().copied().unwrap_or(0)) * 16;
-    let mut there = bytes[..whole].to_vec();
+    let is_whole_file = bytes.len() < stream::BLOCK;
+    let block = bytes.first().copied().filter(|_| !is_whole_file).unwrap_or(0);
+    let offset = u64::from(block) * stream::BLOCK as u64;
+    let mut there = bytes.to_vec();
     stream::seal(&KEY, offset, &mut there);
     stream::open(&KEY, offset, &mut there);
-    assert!(there == bytes[..whole]);
+    assert!(there == bytes);
     stream::open(&KEY, offset, &mut there);
 }
 
@@ -191,7 +192,8 @@ pub fn key_file(bytes: &[u8]) {
 /// Options of a provider, as in SQL, for every kind.
 pub fn options(bytes: &[u8]) {
     let Ok(options) = serde_json::from_slice::<Map<String, Value>>(bytes) else { return };
-    let environment = Environment { data_directory: Some("/nonexistent".into()), deadline: None };
+    let environment =
+        Environment { data_directory: Some("/nonexistent".into()), deadline: None, programs: true };
     for kind in ["file", "vault", "aws_kms", "command"] {
         let _ = providers::build(kind, &options, &environment);
     }

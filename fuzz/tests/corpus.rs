@@ -30,6 +30,7 @@ fn seeds() -> Vec<Vec<u8>> {
         name: "restored".to_owned(),
         kind: "file".to_owned(),
         options: "{}".to_owned(),
+        programs: false,
     };
     for records in [records, vec![provider]] {
         let restored = escrow::Restored { keystore: [7; 16], records };

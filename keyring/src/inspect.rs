@@ -1,8 +1,8 @@
 //! `pagevault-keyring inspect`: what files say of themselves, without any key. Whatever is in them is shown as text of one line.
 
 use std::fmt::Display;
-use std::fs::{self, File};
-use std::io::{self, Write};
+use std::fs;
+use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use pagevault_cipher::page::{self, PAGE_SIZE};
@@ -12,7 +12,11 @@ use pagevault_keystore::{batch, log};
 use crate::offline::{DIRECTORY, unreadable};
 use crate::options::printable;
 use crate::provider::ProviderError;
+use crate::regular::{open_regular, read_regular};
 use crate::verify::{fill, relation_file, wal_segment};
+
+/// No segment has more bytes, neither of WAL (`WalSegMaxSize`, xlog_internal.h) nor of a relation (`RELSEG_SIZE`).
+const LARGEST_SEGMENT: u64 = 1 << 30;
 
 /// Tells of each file; of a data directory, of its key files.
 ///
@@ -53,7 +57,7 @@ fn one(path: &Path, out: &mut impl Write) -> Result<(), ProviderError> {
     let length = fs::metadata(path).map_err(failed)?.len();
     writeln!(out, "{}: {length} bytes", printable(&path.display().to_string())).map_err(failed)?;
     if let Some(scope) = log::scope_of(&name) {
-        let bytes = read_log(path, length).map_err(failed)?;
+        let bytes = read_regular(path, log::MAX_LOG).map_err(failed)?;
         key_log(&bytes, scope, out).map_err(failed)
     } else if wal_segment(name.strip_suffix(".partial").unwrap_or(&name)) {
         pages(path, wal_state, out).map_err(failed)
@@ -63,13 +67,6 @@ fn one(path: &Path, out: &mut impl Write) -> Result<(), ProviderError> {
         writeln!(out, "  neither a key file, nor a WAL segment, nor a file of a relation")
             .map_err(failed)
     }
-}
-
-fn read_log(path: &Path, length: u64) -> io::Result<Vec<u8>> {
-    if length > log::MAX_LOG {
-        return Err(io::Error::other("larger than any key file"));
-    }
-    fs::read(path)
 }
 
 /// Header and records of a key file.
@@ -125,7 +122,9 @@ fn pages(
     state: impl Fn(&[u8; PAGE_SIZE], u64) -> String,
     out: &mut impl Write,
 ) -> io::Result<()> {
-    let mut input = File::open(path)?;
+    let file = open_regular(path)?;
+    let more = file.metadata()?.len().saturating_sub(LARGEST_SEGMENT);
+    let mut input = file.take(LARGEST_SEGMENT);
     let mut page = [0; PAGE_SIZE];
     let mut run: Option<(u64, String)> = None;
     let mut block = 0;
@@ -144,6 +143,9 @@ fn pages(
         match now {
             Some(now) => run = run.or(Some((block, now))),
             None if length > 0 => return writeln!(out, "  and {length} bytes that are no page"),
+            None if more > 0 => {
+                return writeln!(out, "  and {more} bytes more than any segment has");
+            }
             None => return Ok(()),
         }
         block += 1;

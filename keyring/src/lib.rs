@@ -16,6 +16,8 @@
 //! | [`findings`] | what was found on looking at a provider |
 //! | [`mod@check`] | trying out a provider and a key, in plain words |
 //! | [`keyfile`] | the key file of the `file` provider |
+//! | [`access`] | what is believed of key files that are read without their server |
+//! | `regular` | opening files that anybody may have put there |
 //! | [`offline`] | the keystore of a data directory, without its server |
 //! | [`escrow`] | database keys under an operator's public key, for the day the provider is lost |
 //! | [`mod@exec`] | PostgreSQL's own programs, with the keys of WAL |
@@ -26,6 +28,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod access;
 pub mod check;
 pub mod cli;
 pub mod escrow;
@@ -40,6 +43,7 @@ pub mod options;
 mod program;
 pub mod provider;
 pub mod providers;
+mod regular;
 pub mod retry;
 mod secret_file;
 pub mod serve;

@@ -12,15 +12,15 @@ use pagevault_cipher::wrap::{self, WrapKey};
 use pagevault_cipher::{CipherId, Secret32};
 use pagevault_keystore::escrow::{self, Restored};
 use pagevault_keystore::log;
-use pagevault_keystore::protocol::{
-    Action, Base64, ErrorClass, Operation, Outcome, ProviderSpec, Request,
-};
+use pagevault_keystore::protocol::{Action, Base64, ErrorClass, Operation, Outcome, Request};
 use pagevault_keystore::record::MAX_EPOCH;
 use pagevault_keystore::state::{DataKey, State};
 use pagevault_keystore::wal;
-use pagevault_keystore::{Record, RelFile, data_key_aad, master_context};
+use pagevault_keystore::{CheckValue, Record, RelFile, data_key_aad, master_context};
 use zeroize::Zeroizing;
 
+use crate::access::{Access, enter, read_ours};
+use crate::keyfile::place::What;
 use crate::provider::ProviderError;
 use crate::serve;
 
@@ -36,25 +36,24 @@ pub struct Keystore {
     id: [u8; 16],
     scopes: Vec<u32>,
     state: State,
+    access: Access,
 }
 
-/// The data directory that `path` is, or lies in, by at most two steps: segments do.
+/// Whether `path` is a data directory with a keystore, or a copy that has only that. Nothing above it is looked at: who
+/// may write anywhere above a file would choose the keystore.
 #[must_use]
-pub fn data_directory_of(path: &Path) -> Option<PathBuf> {
-    let path = fs::canonicalize(path).ok()?;
-    let mut places = path.ancestors().take(3);
-    places.find(|place| place.join(DIRECTORY).join(log::file_name(0)).is_file()).map(Path::to_owned)
+pub fn has_keystore(path: &Path) -> bool {
+    path.join(DIRECTORY).join(log::file_name(0)).is_file()
 }
 
 impl Keystore {
-    /// Reads the key files of a data directory, or a copy of it that has only those.
+    /// Reads the key files of a data directory, or a copy of it that has only those. `access` says how providers may be
+    /// asked.
     ///
     /// # Errors
-    /// When they are missing, damaged, or do not belong together.
-    pub fn read(data_directory: &Path) -> Result<Self, ProviderError> {
-        let data_directory =
-            fs::canonicalize(data_directory).map_err(|error| unreadable(data_directory, &error))?;
-        let directory = data_directory.join(DIRECTORY);
+    /// When they are missing, damaged, do not belong together, or somebody else than root and us may have written them.
+    pub fn read(data_directory: &Path, access: Access) -> Result<Self, ProviderError> {
+        let (data_directory, directory) = enter(data_directory, DIRECTORY)?;
         let mut scopes = scopes(&directory)?;
         // The cluster's log comes first: others rely on what it says.
         scopes.sort_unstable();
@@ -77,7 +76,7 @@ impl Keystore {
                     format!("key file \"{}\" is not readable: {what}", path.display()),
                 )
             };
-            let bytes = fs::read(&path).map_err(|error| unreadable(&path, &error))?;
+            let bytes = read_ours(What::Keystore, &path)?;
             let contents = log::replay(&bytes, scope).map_err(|error| damaged(&error))?;
             if *id.get_or_insert(contents.position.keystore_id) != contents.position.keystore_id {
                 return Err(damaged(&"it is of another keystore than the others"));
@@ -92,7 +91,7 @@ impl Keystore {
                 ProviderError::new(ErrorClass::Internal, format!("keystore: {error}"))
             })?;
         }
-        Ok(Self { data_directory, id, scopes, state })
+        Ok(Self { data_directory, id, scopes, state, access })
     }
 
     /// The data directory, without symbolic links.
@@ -151,9 +150,42 @@ impl Keystore {
         }
         let mut keys = BTreeMap::new();
         for (&place, outcome) in wanted.iter().zip(self.ask(operations)) {
-            keys.insert(place, unwrapped(outcome)?);
+            let key = unwrapped(outcome)?;
+            self.require_right(place, &key)?;
+            keys.insert(place, key);
         }
         Ok(DatabaseKeys { keys })
+    }
+
+    /// The check value that a database key of this keystore has.
+    pub(crate) fn check_value(&self, (scope, version): (u32, u32), key: &Secret32) -> CheckValue {
+        CheckValue::of(key, &self.id, scope, version)
+    }
+
+    /// Refuses another key than the one that is recorded, before it opens or wraps anything. One of which there is no record
+    /// passes.
+    pub(crate) fn require_right(
+        &self,
+        (scope, version): (u32, u32),
+        key: &Secret32,
+    ) -> Result<(), ProviderError> {
+        let Some(record) = self.state.database_key(scope, version) else { return Ok(()) };
+        if record.check.fits(key, &self.id, scope, version) {
+            return Ok(());
+        }
+        let whose = match scope {
+            0 => "the cluster".to_owned(),
+            database => format!("database {database}"),
+        };
+        Err(ProviderError::new(
+            ErrorClass::WrongKey,
+            format!("this is not version {version} of the database key of {whose}"),
+        )
+        .with_detail(format!(
+            "It does not fit its check value. The keystore says that it is wrapped by master key \"{}\" of provider \"{}\". Nothing was changed.",
+            record.master_key, record.provider
+        ))
+        .with_hint("Check that the provider, or the bundle, is the right one. If the key files are damaged, restore the directory pagevault/ of the data directory from a backup."))
     }
 
     /// Has providers do what is asked: one outcome for each operation.
@@ -174,10 +206,8 @@ impl Keystore {
             .state
             .provider(name)
             .ok_or_else(|| damaged(format!("the keystore has no provider \"{name}\"")))?;
-        let options = serde_json::from_str(&provider.options)
-            .map_err(|_| damaged(format!("the options of provider \"{name}\" are not JSON")))?;
         Ok(Operation {
-            provider: ProviderSpec { name: name.clone(), kind: provider.kind.clone(), options },
+            provider: self.access.spec(name, provider, &self.data_directory)?,
             key: key.master_key.clone(),
             context: master_context(&self.id, scope),
             action: Action::Unwrap { wrapped: Base64(key.wrapped.clone()) },
@@ -220,10 +250,10 @@ pub(crate) fn not_done(outcome: Outcome) -> ProviderError {
 /// What an escrow was restored to, if the server has not taken that over yet.
 fn restored(directory: &Path, id: [u8; 16]) -> Result<Vec<Record>, ProviderError> {
     let path = directory.join(escrow::RESTORED);
-    let bytes = match fs::read(&path) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
-        bytes => bytes.map_err(|error| unreadable(&path, &error))?,
-    };
+    if fs::symlink_metadata(&path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+        return Ok(Vec::new());
+    }
+    let bytes = read_ours(What::Keystore, &path)?;
     let restored = Restored::decode(&bytes).map_err(|error| {
         ProviderError::new(
             ErrorClass::Internal,

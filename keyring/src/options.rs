@@ -92,6 +92,15 @@ impl<'a> Options<'a> {
         }
     }
 
+    /// Whether something is switched on; off if it is not given.
+    pub fn flag(&self, name: &str) -> Result<bool, ProviderError> {
+        match self.values.get(name) {
+            None => Ok(false),
+            Some(Value::Bool(on)) => Ok(*on),
+            Some(_) => Err(bad(format!("option \"{name}\" must be true or false"))),
+        }
+    }
+
     /// Options within an option, if they are given.
     pub fn object(&self, name: &str) -> Result<Option<&'a Map<String, Value>>, ProviderError> {
         match self.values.get(name) {
@@ -107,8 +116,12 @@ impl<'a> Options<'a> {
     }
 }
 
-/// Accepts `https://host[:port]` as the value of `option`, and `http` to this machine.
-pub(crate) fn server_address(option: &str, text: &str) -> Result<Url, ProviderError> {
+/// The option by which plain http is accepted, to this machine. Its name says what it is: any user of the machine may
+/// listen at a port that is free, and is given keys.
+pub(crate) const CLEAR: &str = "insecure_loopback_http";
+
+/// Accepts `https://host[:port]` as the value of `option`; and `http` to this machine, if `clear` ([`CLEAR`]) is set.
+pub(crate) fn server_address(option: &str, text: &str, clear: bool) -> Result<Url, ProviderError> {
     let wrong = |detail: &str| {
         // Not repeated: somebody may have put a credential into it.
         bad(format!("option \"{option}\" is not the address of a server"))
@@ -120,7 +133,19 @@ pub(crate) fn server_address(option: &str, text: &str) -> Result<Url, ProviderEr
     let here = matches!(host, "localhost" | "127.0.0.1" | "[::1]");
     match url.scheme() {
         "https" => {}
-        "http" if here => {}
+        "http" if here && clear => {}
+        "http" if here => {
+            return Err(ProviderError::new(
+                ErrorClass::Insecure,
+                "keys would go to whoever listens at a port of this machine",
+            )
+            .with_detail(format!(
+                "The option \"{option}\" begins with http: nothing proves that the key server is there, and any user may listen where it is down."
+            ))
+            .with_hint(format!(
+                "Use https, or a Unix socket where the provider has one. For tests there is the option \"{CLEAR}\"."
+            )));
+        }
         "http" => {
             return Err(ProviderError::new(ErrorClass::Insecure, "keys would travel in clear")
                 .with_detail(format!(
@@ -190,11 +215,13 @@ mod tests {
             "https://vault:8200",
             "https://10.0.0.1/",
             "https://vpce-1.kms.eu-central-1.vpce.amazonaws.com",
-            "http://127.0.0.1:8200",
-            "http://localhost:1",
-            "http://[::1]",
         ] {
-            assert!(server_address("address", good).is_ok(), "{good}");
+            assert!(server_address("address", good, false).is_ok(), "{good}");
+        }
+        for here in ["http://127.0.0.1:8200", "http://localhost:1", "http://[::1]"] {
+            let refused = server_address("address", here, false).unwrap_err();
+            assert_eq!(refused.class, ErrorClass::Insecure, "{here}");
+            assert!(server_address("address", here, true).is_ok(), "{here}");
         }
         for bad in [
             "",
@@ -209,7 +236,8 @@ mod tests {
             "http://10.0.0.1",
             "http://127.0.0.1.evil.org",
         ] {
-            let error = server_address("address", bad).err().unwrap_or_else(|| panic!("{bad}"));
+            let error =
+                server_address("address", bad, true).err().unwrap_or_else(|| panic!("{bad}"));
             let text = format!("{error:?}");
             assert!(!text.contains("u:p") && !text.contains("token"), "{text}");
         }

@@ -59,6 +59,8 @@ pub struct Environment {
     pub data_directory: Option<PathBuf>,
     /// When the caller stops waiting. A provider that talks to others bounds its calls by it.
     pub deadline: Option<Instant>,
+    /// Whether this provider may run programs.
+    pub programs: bool,
 }
 
 /// A wrapped key.

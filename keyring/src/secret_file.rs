@@ -1,17 +1,26 @@
-//! Files that hold credentials: options name them, they never hold what is in them.
+//! Files that options name: credentials, of which options hold no word themselves, and certificates.
+//!
+//! One rule for all of them: the file and every directory and link on the way to it belong to root or to us, nobody else
+//! can write there, and it lies in no data directory. Who may read it is what differs.
 
-use std::fs::File;
+use std::fs::{File, OpenOptions};
 use std::io::Read;
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
+use nix::fcntl::OFlag;
 use pagevault_keystore::protocol::ErrorClass;
 use zeroize::Zeroizing;
 
+use crate::keyfile::place::{What, data_directory_above, insecure};
+use crate::keyfile::way::{follow, require_ours};
 use crate::provider::ProviderError;
 
 /// Larger files are no credentials.
 const LIMIT: u64 = 64 * 1024;
+
+/// Larger files are neither certificates nor configuration.
+const TEXT_LIMIT: u64 = 4 * 1024 * 1024;
 
 /// Who may read a file of credentials besides its owner.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,14 +31,29 @@ pub(crate) enum Readers {
     Anybody,
 }
 
-/// Opens a regular file that nobody else can read or write.
+/// Opens a regular file that nobody else can write, nor read unless `readers` may.
 ///
 /// # Errors
-/// `unreachable` if it cannot be opened (a mount or an agent may be late), `insecure` if others can read
-/// or write it, `bad_options` if it is no regular file.
+/// `unreachable` if it cannot be opened (a mount or an agent may be late), `insecure` if others can read,
+/// write or exchange it, `bad_options` if it is no regular file.
 pub(crate) fn open(path: &Path, readers: Readers) -> Result<File, ProviderError> {
     let shown = path.display();
-    let file = File::open(path).map_err(|error| unreadable(path, &error))?;
+    let what = match readers {
+        Readers::Group => What::Credentials,
+        Readers::Anybody => What::Trusted,
+    };
+    let place = follow(what, path).map_err(|astray| astray.or(|error| unreadable(path, error)))?;
+    if let Some(root) = place.parent().and_then(data_directory_above) {
+        return Err(insecure(format!("\"{shown}\" lies inside the data directory"))
+            .with_detail(format!(
+                "What is in \"{}\" is written for users of the database.",
+                root.display()
+            ))
+            .with_hint("Put the file elsewhere, for example under /etc/pagevault."));
+    }
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+    let opened = OpenOptions::new().read(true).custom_flags(flags.bits()).open(&place);
+    let file = opened.map_err(|error| unreadable(path, &error))?;
     let metadata = file.metadata().map_err(|error| unreadable(path, &error))?;
     let forbidden = match readers {
         Readers::Group => 0o027,
@@ -46,6 +70,7 @@ pub(crate) fn open(path: &Path, readers: Readers) -> Result<File, ProviderError>
         .with_detail(format!("Its mode is {:04o}.", metadata.mode() & 0o7777))
         .with_hint(format!("Give it to the server's user alone: chmod 0600 \"{shown}\"")));
     }
+    require_ours(what, path, &metadata)?;
     Ok(file)
 }
 
@@ -72,6 +97,24 @@ pub(crate) fn read(path: &Path, readers: Readers) -> Result<Zeroizing<String>, P
         return Err(wrong("It holds more than one word of printable ASCII."));
     }
     Ok(secret)
+}
+
+/// Reads a file that may have many lines, into memory that is wiped.
+///
+/// # Errors
+/// Those of [`open`], `bad_options` if it is larger than any of its kind.
+pub(crate) fn read_whole(
+    path: &Path,
+    readers: Readers,
+) -> Result<Zeroizing<Vec<u8>>, ProviderError> {
+    let file = open(path, readers)?;
+    let length = file.metadata().map_err(|error| unreadable(path, &error))?.len();
+    if length > TEXT_LIMIT {
+        return Err(wrong(path, "It is too long."));
+    }
+    let mut bytes = Zeroizing::new(Vec::with_capacity(length as usize + 1));
+    file.take(TEXT_LIMIT).read_to_end(&mut bytes).map_err(|error| unreadable(path, &error))?;
+    Ok(bytes)
 }
 
 fn unreadable(path: &Path, error: &std::io::Error) -> ProviderError {

@@ -120,6 +120,7 @@ pub(crate) fn answer(request: Request, start: Instant, limit: Duration) -> Reply
     let environment = Environment {
         data_directory: Some(PathBuf::from(request.data_directory)),
         deadline: Some(deadline),
+        programs: false,
     };
     let titles: Vec<String> = request.operations.iter().map(title).collect();
     let works = match divide(request.operations) {
@@ -205,8 +206,8 @@ fn divide(operations: Vec<Operation>) -> Result<Vec<Work>, ProviderError> {
         let provider = &operation.provider;
         let same = |work: &Work| {
             let other = &work.provider;
-            (&other.name, &other.kind, &other.options)
-                == (&provider.name, &provider.kind, &provider.options)
+            (&other.name, &other.kind, &other.options, other.programs)
+                == (&provider.name, &provider.kind, &provider.options, provider.programs)
         };
         match works.iter().position(same) {
             Some(at) => works[at].operations.push((index, operation)),
@@ -222,6 +223,7 @@ fn divide(operations: Vec<Operation>) -> Result<Vec<Work>, ProviderError> {
 
 impl Work {
     fn run(self, environment: &Environment, sender: &Sender<(usize, Told)>) {
+        let environment = &Environment { programs: self.provider.programs, ..environment.clone() };
         let provider = providers::build(&self.provider.kind, &self.provider.options, environment);
         for (index, operation) in self.operations {
             let start = Instant::now();

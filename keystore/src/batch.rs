@@ -7,17 +7,19 @@
 //!  8  length    u32, of the body
 //! 12  checksum  u32, CRC-32C of the body
 //! 16  settled   u64, in a log: how many of its bytes were known to be durable; else 0
-//! 24  header    u32, CRC-32C of bytes 0 to 23
-//! 28  body      records, see `record`
+//! 24  logged    u64, in a log: a WAL address at or before the batch's WAL record; 0 where none is needed
+//! 32  header    u32, CRC-32C of bytes 0 to 31
+//! 36  body      records, see `record`
 //! ```
 //!
-//! The same bytes are the payload of a WAL record and, but for `settled`, a frame of a key log. The
+//! The same bytes are the payload of a WAL record and, but for `settled` and `logged`, a frame of a key log. The
 //! header has its own checksum so that it can testify even when its body is damaged (see `log`). In a
 //! log, a frame without a body is a *mark*: it is there only for what its header says.
 
 use std::fmt::Write as _;
 
 use crate::error::{FormatError, Problem};
+use crate::job::Request;
 use crate::record::{Record, cipher_name};
 use crate::wal::Switch;
 use crate::wire::Reader;
@@ -27,7 +29,7 @@ pub const MAGIC: [u8; 4] = [0xDB, b'p', b'v', 0xB1];
 /// Batch format version.
 pub const VERSION: u16 = 1;
 /// Bytes before the body.
-pub const HEADER: usize = 28;
+pub const HEADER: usize = 36;
 /// Largest body (256 MiB).
 pub const MAX_BODY: usize = 256 << 20;
 /// Most records in a batch, so that a small hostile batch cannot ask for much memory.
@@ -52,7 +54,8 @@ pub fn encode(records: &[Record]) -> Result<Vec<u8>, FormatError> {
         }
     }
     let (head, body) = out.split_at_mut(HEADER);
-    let header = Header { length: body.len(), checksum: crc32c::crc32c(body), settled: 0 };
+    let checksum = crc32c::crc32c(body);
+    let header = Header { length: body.len(), checksum, settled: 0, logged: 0 };
     head.copy_from_slice(&header.bytes());
     Ok(out)
 }
@@ -76,6 +79,8 @@ pub(crate) struct Frame {
     pub(crate) records: Vec<Record>,
     /// Bytes of the log that were known to be durable when this was written.
     pub(crate) settled: u64,
+    /// A WAL address at or before the batch's WAL record; 0 where none is needed.
+    pub(crate) logged: u64,
     /// Bytes, with the header.
     pub(crate) length: usize,
 }
@@ -100,22 +105,23 @@ pub(crate) fn decode_at(bytes: &[u8], offset: u64) -> Result<Frame, FormatError>
         }
         records.push(Record::take(&mut from)?);
     }
-    Ok(Frame { records, settled: header.settled, length: end })
+    Ok(Frame { records, settled: header.settled, logged: header.logged, length: end })
 }
 
-/// Makes an encoded batch a frame of a log of which `settled` bytes are known to be durable.
-pub(crate) fn stamp(batch: &[u8], settled: u64) -> Vec<u8> {
+/// Makes an encoded batch a frame of a log of which `settled` bytes are known to be durable. `logged`: see the
+/// head of the module.
+pub(crate) fn stamp(batch: &[u8], settled: u64, logged: u64) -> Vec<u8> {
     let mut out = batch.to_vec();
     if let Ok(header) = Header::parse(batch) {
-        let stamped = Header { settled, ..header }.bytes();
+        let stamped = Header { settled, logged, ..header }.bytes();
         out.iter_mut().zip(stamped).for_each(|(byte, stamped)| *byte = stamped);
     }
     out
 }
 
-/// A frame without records, which only says how much of the log is durable.
-pub(crate) fn mark(settled: u64) -> [u8; HEADER] {
-    Header { length: 0, checksum: crc32c::crc32c(&[]), settled }.bytes()
+/// A frame without records, which only says how much of the log is durable, and up to where it has what WAL says.
+pub(crate) fn mark(settled: u64, logged: u64) -> [u8; HEADER] {
+    Header { length: 0, checksum: crc32c::crc32c(&[]), settled, logged }.bytes()
 }
 
 /// Whether a frame is there as it was written, be it understood or not: its checksums are right.
@@ -146,6 +152,7 @@ struct Header {
     length: usize,
     checksum: u32,
     settled: u64,
+    logged: u64,
 }
 
 impl Header {
@@ -158,7 +165,8 @@ impl Header {
             .chain([0, 0])
             .chain(length.to_le_bytes())
             .chain(self.checksum.to_le_bytes())
-            .chain(self.settled.to_le_bytes());
+            .chain(self.settled.to_le_bytes())
+            .chain(self.logged.to_le_bytes());
         out.iter_mut().zip(fields).for_each(|(byte, field)| *byte = field);
         let (fields, checksum) = out.split_at_mut(HEADER - 4);
         checksum.copy_from_slice(&crc32c::crc32c(fields).to_le_bytes());
@@ -187,9 +195,10 @@ impl Header {
         let mut from = Reader::new(fields, 0);
         let mut parse = || -> Result<_, FormatError> {
             from.take(MAGIC.len())?;
-            Ok((from.u16()?, from.u16()?, from.u32()?, from.u32()?, from.u64()?))
+            Ok((from.u16()?, from.u16()?, from.u32()?, from.u32()?, from.u64()?, from.u64()?))
         };
-        let (version, zero, length, checksum, settled) = parse().map_err(|error| error.problem)?;
+        let (version, zero, length, checksum, settled, logged) =
+            parse().map_err(|error| error.problem)?;
         if version != VERSION {
             return Err(Problem::Version(version));
         }
@@ -200,7 +209,7 @@ impl Header {
         if length > MAX_BODY {
             return Err(Problem::TooLarge(MAX_BODY as u64));
         }
-        Ok(Self { length, checksum, settled })
+        Ok(Self { length, checksum, settled, logged })
     }
 }
 
@@ -233,8 +242,8 @@ pub fn describe(record: &Record) -> String {
             let (high, low) = (lsn >> 32, lsn & 0xFFFF_FFFF);
             format!("retired rel {file} after epoch {after} lsn {high:X}/{low:X}")
         }
-        Record::WalSwitch(Switch { start, phase }) => {
-            format!("WAL from {:X}/{:X} {phase}", start >> 32, start & 0xFFFF_FFFF)
+        Record::WalSwitch(Switch { step, start, phase }) => {
+            format!("WAL from {:X}/{:X} {phase} step {step}", start >> 32, start & 0xFFFF_FFFF)
         }
         Record::Destroyed { file, through, whole, .. } => {
             let what = if *whole { " with its database" } else { "" };
@@ -244,6 +253,18 @@ pub fn describe(record: &Record) -> String {
             let state = if *done { "rewritten" } else { "rewriting" };
             let how = if phase.plaintext { "in plaintext after epoch" } else { "with epoch" };
             format!("{state} rel {file} {how} {}", phase.epoch)
+        }
+        Record::Job { job, request } => {
+            let Request { relation, kind, transaction, .. } = request;
+            format!("job {job} {} of {relation} xid {transaction}", kind.name())
+        }
+        Record::JobStep { job, step } => {
+            format!("job {job} step {} {}", step.step, step.state.name())
+        }
+        Record::JobBegun { job, relation } => format!("job {job} begun {relation}"),
+        Record::JobsForgotten { database, through, all } => {
+            let which = if *all { "all" } else { "old" };
+            format!("{which} jobs through {database}/{through} forgotten")
         }
     }
 }

@@ -8,7 +8,7 @@
 //! 11  shared   u8       others may still need it
 //! 12  program  bytes    file name of the program that it is for
 //!     target   bytes    data directory, for rewind
-//!     switches u32, then for each: start u64, generation u32, plaintext u8
+//!     switches u32, then for each: step u32, start u64, generation u32, plaintext u8
 //!     keys     u32, then for each: generation u32, cipher u8, key bytes
 //! ```
 //!
@@ -70,7 +70,7 @@ impl Briefing {
             Role::Probe => (4, &[][..]),
         };
         // With room for all of it, so that it does not grow and leave copies behind.
-        let room = 64 + self.program.len() + target.len() + self.switches.len() * 13;
+        let room = 64 + self.program.len() + target.len() + self.switches.len() * 17;
         let mut out = Zeroizing::new(Vec::with_capacity(room + self.keys.len() * 73));
         out.extend_from_slice(&MAGIC);
         put_u16(&mut out, VERSION);
@@ -79,7 +79,8 @@ impl Briefing {
         put_bytes(&mut out, &self.program);
         put_bytes(&mut out, target);
         put_u32(&mut out, u32::try_from(self.switches.len()).unwrap_or(u32::MAX));
-        for Switch { start, phase } in &self.switches {
+        for Switch { step, start, phase } in &self.switches {
+            put_u32(&mut out, *step);
             put_u64(&mut out, *start);
             put_u32(&mut out, phase.generation);
             put_u8(&mut out, u8::from(phase.plaintext));
@@ -119,9 +120,9 @@ impl Briefing {
         };
         let mut switches = Vec::new();
         for _ in 0..from.u32()? {
-            let start = from.u64()?;
+            let (step, start) = (from.u32()?, from.u64()?);
             let phase = WalPhase { generation: from.u32()?, plaintext: from.u8()? != 0 };
-            switches.push(Switch { start, phase });
+            switches.push(Switch { step, start, phase });
         }
         let mut keys = Vec::new();
         for _ in 0..from.u32()? {
@@ -154,6 +155,7 @@ mod tests {
             shared: true,
             program: b"pg_rewind".to_vec(),
             switches: vec![Switch {
+                step: 3,
                 start: 0x0100_0000,
                 phase: WalPhase { generation: 2, plaintext: false },
             }],

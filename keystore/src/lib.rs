@@ -6,6 +6,7 @@
 //! | module | subject |
 //! |---|---|
 //! | [`record`] | the facts that are kept |
+//! | [`check_value`] | what tells the right database key from a wrong one |
 //! | [`batch`] | the records of one change as one checked piece of bytes, also a WAL record's payload |
 //! | [`log`] | an append-only file of batches: replay, append, compact |
 //! | [`compaction`] | what of a log is written anew, and in which order |
@@ -15,11 +16,15 @@
 //! | [`wal`] | keys of WAL, and from where each is used |
 //! | [`wal_pages`] | opening and completing pages of WAL |
 //! | [`wal_segments`] | reading and writing ranges of segments by these |
+//! | [`wal_timelines`] | which timeline a page is of, and which it should be of |
 //! | [`transfer`] | `read` and `preadv` for who has `pread`, and so on |
 //! | [`wrappings`] | older wrappings of data keys |
 //! | [`escrow`] | which database keys are in escrow, and what a restore left |
 //! | [`briefing`] | what PostgreSQL's own programs are told by `pagevault-keyring exec` |
+//! | [`job`] | rekey jobs |
+//! | [`job_table`] | rekey jobs, in shared memory |
 //! | [`label`] | what a security label asks for |
+//! | [`precedence`] | which of several labels decides |
 //! | [`upgrade`] | what goes along when `pg_upgrade` makes a new cluster |
 //! | [`protocol`] | request to and reply from `pagevault-keyring` |
 
@@ -28,12 +33,16 @@
 pub mod batch;
 mod binding;
 pub mod briefing;
+pub mod check_value;
 pub mod compaction;
 pub mod directory;
 mod error;
 pub mod escrow;
+pub mod job;
+pub mod job_table;
 pub mod label;
 pub mod log;
+pub mod precedence;
 pub mod protocol;
 pub mod record;
 pub mod state;
@@ -43,9 +52,11 @@ pub mod upgrade;
 pub mod wal;
 pub mod wal_pages;
 pub mod wal_segments;
+pub mod wal_timelines;
 mod wire;
 pub mod wrappings;
 
 pub use binding::{data_key_aad, master_context};
+pub use check_value::CheckValue;
 pub use error::{FormatError, Problem};
 pub use record::{Record, RelFile};

@@ -102,6 +102,9 @@ pub struct ProviderSpec {
     pub kind: String,
     /// Options of that kind. The helper refuses names it does not know.
     pub options: serde_json::Map<String, serde_json::Value>,
+    /// Whether it may run programs, also those that a file names which the options name.
+    #[serde(default)]
+    pub programs: bool,
 }
 
 // Options are not shown: an operator may have put a credential there by mistake.
@@ -264,6 +267,9 @@ pub enum ErrorClass {
     Deadline,
     /// Not wrapped by this key, or not for this context.
     WrongCiphertext,
+    /// The database key that was unwrapped does not fit its check value. Only who has that can tell, which is not the
+    /// helper.
+    WrongKey,
     /// An option is missing, unknown or wrong.
     BadOptions,
     /// The request itself is wrong.
@@ -288,6 +294,7 @@ impl ErrorClass {
             Self::Throttled => "throttled",
             Self::Deadline => "deadline",
             Self::WrongCiphertext => "wrong_ciphertext",
+            Self::WrongKey => "wrong_key",
             Self::BadOptions => "bad_options",
             Self::BadRequest => "bad_request",
             Self::Insecure => "insecure",

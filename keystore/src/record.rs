@@ -3,18 +3,24 @@
 //! ```text
 //! type u8 | version u8 | length u32 | payload (length bytes)          little-endian throughout
 //!
-//! 1 Provider      name text, kind text, options text
+//! 1 Provider      programs u8, name text, kind text, options text
 //! 2 DropProvider  name text
-//! 3 DatabaseKey   scope u32, version u32, master_version u64, created i64, provider text, master_key text, wrapped bytes
+//! 3 DatabaseKey   scope u32, version u32, master_version u64, created i64, check value 16 bytes,
+//!                 provider text, master_key text, wrapped bytes
 //! 4 DataKey       file, epoch u16, cipher u8, zero u8, scope u32, key_version u32, owner u32, created i64, wrapped bytes
 //! 5 Current       file, epoch u16, owner u32
 //! 6 Plaintext     file, after u16
 //! 7 Retired       file, after u16, lsn u64
-//! 8 WalSwitch     start u64, generation u32, plaintext u8
+//! 8 WalSwitch     step u32, start u64, generation u32, plaintext u8
 //! 9 Destroyed     file, through u16, cipher u8, whole u8, lsn u64, at i64
 //! 10 Rewriting    file, epoch u16, plaintext u8, done u8
+//! 11 Job          job, relation u32, kind u8, cipher u8, requested_by u32, at i64, transaction u64
+//! 12 JobStep      job, step u32, state u8, started i64, at i64, error text
+//! 13 JobBegun     job, relation u32
+//! 14 JobsForgotten database u32, through u64, all u8
 //!
 //! text, bytes: length u32, then as many bytes; text is UTF-8        file: tablespace, database, relation u32
+//! job: database u32, number u64
 //! ```
 //!
 //! Types are never reused. A change of layout is a new version of its type; readers of old versions
@@ -25,7 +31,9 @@ use std::fmt;
 
 use pagevault_cipher::{CipherId, Epoch, wrap};
 
+use crate::check_value::CheckValue;
 use crate::error::{FormatError, Problem};
+use crate::job::{JobId, JobKind, JobState, MAX_ERROR, MAX_NUMBER, Request, Step};
 use crate::wal::{self, Switch, WalPhase};
 use crate::wire::{Reader, put_bytes, put_i64, put_u8, put_u16, put_u32, put_u64};
 
@@ -71,6 +79,8 @@ pub enum Record {
         kind: String,
         /// JSON object.
         options: String,
+        /// Who set it may have the server run programs, and so may the provider.
+        programs: bool,
     },
     /// A provider is gone.
     DropProvider {
@@ -92,6 +102,8 @@ pub enum Record {
         master_version: u64,
         /// Opaque.
         wrapped: Vec<u8>,
+        /// Of the key that is wrapped.
+        check: CheckValue,
         /// Seconds since 1970.
         created: i64,
     },
@@ -170,6 +182,37 @@ pub enum Record {
         /// All pages on disk are written so.
         done: bool,
     },
+    /// A rekey job was asked for. It counts if its transaction has committed.
+    Job {
+        /// Which one.
+        job: JobId,
+        /// What is to be done.
+        request: Request,
+    },
+    /// What became of a rekey job.
+    JobStep {
+        /// Which one.
+        job: JobId,
+        /// How it stands.
+        step: Step,
+    },
+    /// A rekey job has had the files of a relation written under another key: once is enough.
+    JobBegun {
+        /// Which one.
+        job: JobId,
+        /// OID of the relation.
+        relation: u32,
+    },
+    /// Rekey jobs that are not spoken of in what stands before this are forgotten: who still hears of one, from older WAL say,
+    /// ignores it.
+    JobsForgotten {
+        /// Database OID.
+        database: u32,
+        /// The highest number that is forgotten.
+        through: u64,
+        /// Also those that are known: the database is gone.
+        all: bool,
+    },
 }
 
 /// How a file is written: a step of its life, ordered as the steps follow one another.
@@ -204,6 +247,10 @@ mod kind {
     pub(super) const WAL_SWITCH: u8 = 8;
     pub(super) const DESTROYED: u8 = 9;
     pub(super) const REWRITING: u8 = 10;
+    pub(super) const JOB: u8 = 11;
+    pub(super) const JOB_STEP: u8 = 12;
+    pub(super) const JOB_BEGUN: u8 = 13;
+    pub(super) const JOBS_FORGOTTEN: u8 = 14;
 }
 
 /// Version of every record type so far.
@@ -224,13 +271,17 @@ impl Record {
             | Self::Retired { file, .. }
             | Self::Destroyed { file, .. }
             | Self::Rewriting { file, .. } => file.database,
+            Self::Job { job, .. } | Self::JobStep { job, .. } | Self::JobBegun { job, .. } => {
+                job.database
+            }
+            Self::JobsForgotten { database, .. } => *database,
         }
     }
 
     /// Checks all limits. What passes can be encoded and will decode to the same record.
     pub fn validate(&self) -> Result<(), Problem> {
         match self {
-            Self::Provider { name, kind, options } => {
+            Self::Provider { name, kind, options, .. } => {
                 check_name("provider name", name)?;
                 check_name("provider kind", kind)?;
                 check(options.len() <= MAX_OPTIONS, "provider options", "too long")
@@ -262,7 +313,8 @@ impl Record {
                 check_file(file)?;
                 check_epoch(*after)
             }
-            Self::WalSwitch(Switch { phase, .. }) => {
+            Self::WalSwitch(Switch { step, phase, .. }) => {
+                check(*step > 0, "WAL switch", "must have a number")?;
                 check(phase.generation > 0, "WAL key generation", "must not be 0")
             }
             Self::Destroyed { file, through, .. } => {
@@ -273,6 +325,22 @@ impl Record {
             Self::Rewriting { file, phase, .. } => {
                 check_file(file)?;
                 check_epoch(phase.epoch)
+            }
+            Self::Job { job, request } => {
+                check_job(job)?;
+                check(request.relation != 0, "relation", "must not be 0")
+            }
+            Self::JobStep { job, step } => {
+                check_job(job)?;
+                check(step.step > 0, "step", "must not be 0")?;
+                check(step.error.len() <= MAX_ERROR, "error", "too long")
+            }
+            Self::JobBegun { job, relation } => {
+                check_job(job)?;
+                check(*relation != 0, "relation", "must not be 0")
+            }
+            Self::JobsForgotten { database, through, .. } => {
+                check_job(&JobId { database: *database, number: *through })
             }
         }
     }
@@ -289,6 +357,10 @@ impl Record {
             Self::WalSwitch(_) => kind::WAL_SWITCH,
             Self::Destroyed { .. } => kind::DESTROYED,
             Self::Rewriting { .. } => kind::REWRITING,
+            Self::Job { .. } => kind::JOB,
+            Self::JobStep { .. } => kind::JOB_STEP,
+            Self::JobBegun { .. } => kind::JOB_BEGUN,
+            Self::JobsForgotten { .. } => kind::JOBS_FORGOTTEN,
         }
     }
 
@@ -307,7 +379,8 @@ impl Record {
 
     fn put_payload(&self, out: &mut Vec<u8>) {
         match self {
-            Self::Provider { name, kind, options } => {
+            Self::Provider { name, kind, options, programs } => {
+                put_u8(out, u8::from(*programs));
                 put_bytes(out, name.as_bytes());
                 put_bytes(out, kind.as_bytes());
                 put_bytes(out, options.as_bytes());
@@ -320,12 +393,14 @@ impl Record {
                 master_key,
                 master_version,
                 wrapped,
+                check,
                 created,
             } => {
                 put_u32(out, *scope);
                 put_u32(out, *version);
                 put_u64(out, *master_version);
                 put_i64(out, *created);
+                out.extend_from_slice(check.as_bytes());
                 put_bytes(out, provider.as_bytes());
                 put_bytes(out, master_key.as_bytes());
                 put_bytes(out, wrapped);
@@ -355,7 +430,8 @@ impl Record {
                 put_u16(out, *after);
                 put_u64(out, *lsn);
             }
-            Self::WalSwitch(Switch { start, phase }) => {
+            Self::WalSwitch(Switch { step, start, phase }) => {
+                put_u32(out, *step);
                 put_u64(out, *start);
                 put_u32(out, phase.generation);
                 put_u8(out, u8::from(phase.plaintext));
@@ -374,6 +450,31 @@ impl Record {
                 put_u64(out, *lsn);
                 put_i64(out, *at);
             }
+            Self::Job { job, request } => {
+                put_job(out, job);
+                put_u32(out, request.relation);
+                put_u8(out, request.kind as u8);
+                put_u8(out, request.cipher);
+                put_u32(out, request.requested_by);
+                put_i64(out, request.at);
+                put_u64(out, request.transaction);
+            }
+            Self::JobStep { job, step } => {
+                put_job(out, job);
+                put_u32(out, step.step);
+                put_u8(out, step.state as u8);
+                put_i64(out, step.started);
+                put_i64(out, step.at);
+                put_bytes(out, step.error.as_bytes());
+            }
+            Self::JobBegun { job, relation } => {
+                put_job(out, job);
+                put_u32(out, *relation);
+            }
+            Self::JobsForgotten { database, through, all } => {
+                put_job(out, &JobId { database: *database, number: *through });
+                put_u8(out, u8::from(*all));
+            }
         }
     }
 
@@ -383,7 +484,7 @@ impl Record {
         let at = |problem| FormatError { offset, problem };
         let kind = from.u8()?;
         let version = from.u8()?;
-        if !(kind::PROVIDER..=kind::REWRITING).contains(&kind) {
+        if !(kind::PROVIDER..=kind::JOBS_FORGOTTEN).contains(&kind) {
             return Err(at(Problem::RecordType(kind)));
         }
         if version != VERSION {
@@ -401,17 +502,18 @@ impl Record {
 
     fn take_payload(kind: u8, from: &mut Reader<'_>) -> Result<Self, FormatError> {
         Ok(match kind {
-            kind::PROVIDER => Self::Provider {
-                name: from.text()?.to_owned(),
-                kind: from.text()?.to_owned(),
-                options: from.text()?.to_owned(),
-            },
+            kind::PROVIDER => {
+                let programs = take_bool(from, "provider")?;
+                let (name, kind) = (from.text()?.to_owned(), from.text()?.to_owned());
+                Self::Provider { name, kind, options: from.text()?.to_owned(), programs }
+            }
             kind::DROP_PROVIDER => Self::DropProvider { name: from.text()?.to_owned() },
             kind::DATABASE_KEY => {
                 let scope = from.u32()?;
                 let version = from.u32()?;
                 let master_version = from.u64()?;
                 let created = from.i64()?;
+                let check = CheckValue::from_bytes(from.array()?);
                 let provider = from.text()?.to_owned();
                 let master_key = from.text()?.to_owned();
                 let wrapped = from.bytes()?.to_vec();
@@ -422,6 +524,7 @@ impl Record {
                     master_key,
                     master_version,
                     wrapped,
+                    check,
                     created,
                 }
             }
@@ -447,9 +550,9 @@ impl Record {
                 Self::Retired { file: take_file(from)?, after: from.u16()?, lsn: from.u64()? }
             }
             kind::WAL_SWITCH => {
-                let (start, generation) = (from.u64()?, from.u32()?);
+                let (step, start, generation) = (from.u32()?, from.u64()?, from.u32()?);
                 let plaintext = take_bool(from, "WAL switch")?;
-                Self::WalSwitch(Switch { start, phase: WalPhase { generation, plaintext } })
+                Self::WalSwitch(Switch { step, start, phase: WalPhase { generation, plaintext } })
             }
             kind::DESTROYED => {
                 let (file, through, cipher) = (take_file(from)?, from.u16()?, from.u8()?);
@@ -461,6 +564,31 @@ impl Record {
                 let plaintext = take_bool(from, "rewriting")?;
                 let done = take_bool(from, "rewriting")?;
                 Self::Rewriting { file, phase: Phase { epoch, plaintext }, done }
+            }
+            kind::JOB => {
+                let (job, relation, kind) = (take_job(from)?, from.u32()?, from.u8()?);
+                let kind = JobKind::from_number(kind)
+                    .ok_or_else(|| from.error(Problem::Field("job", "of no known kind")))?;
+                let (cipher, requested_by) = (from.u8()?, from.u32()?);
+                let (at, transaction) = (from.i64()?, from.u64()?);
+                let request = Request { relation, kind, cipher, requested_by, at, transaction };
+                Self::Job { job, request }
+            }
+            kind::JOB_STEP => {
+                let (job, step, state) = (take_job(from)?, from.u32()?, from.u8()?);
+                let state = JobState::from_number(state)
+                    .ok_or_else(|| from.error(Problem::Field("job", "in no known state")))?;
+                let (started, at, error) = (from.i64()?, from.i64()?, from.text()?.to_owned());
+                Self::JobStep { job, step: Step { step, state, started, at, error } }
+            }
+            kind::JOB_BEGUN => Self::JobBegun { job: take_job(from)?, relation: from.u32()? },
+            kind::JOBS_FORGOTTEN => {
+                let JobId { database, number } = take_job(from)?;
+                Self::JobsForgotten {
+                    database,
+                    through: number,
+                    all: take_bool(from, "forgotten jobs")?,
+                }
             }
             other => return Err(from.error(Problem::RecordType(other))),
         })
@@ -487,6 +615,15 @@ fn take_file(from: &mut Reader<'_>) -> Result<RelFile, FormatError> {
     Ok(RelFile { tablespace: from.u32()?, database: from.u32()?, relation: from.u32()? })
 }
 
+fn put_job(out: &mut Vec<u8>, job: &JobId) {
+    put_u32(out, job.database);
+    put_u64(out, job.number);
+}
+
+fn take_job(from: &mut Reader<'_>) -> Result<JobId, FormatError> {
+    Ok(JobId { database: from.u32()?, number: from.u64()? })
+}
+
 fn take_bool(from: &mut Reader<'_>, field: &'static str) -> Result<bool, FormatError> {
     match from.u8()? {
         0 => Ok(false),
@@ -508,6 +645,11 @@ fn check_name(field: &'static str, name: &str) -> Result<(), Problem> {
 
 fn check_epoch(epoch: u16) -> Result<(), Problem> {
     check((1..=MAX_EPOCH).contains(&epoch), "epoch", "outside 1 to 8191")
+}
+
+fn check_job(job: &JobId) -> Result<(), Problem> {
+    check(job.database != 0, "database of a job", "must not be 0")?;
+    check((1..=MAX_NUMBER).contains(&job.number), "number of a job", "out of range")
 }
 
 fn check_file(file: &RelFile) -> Result<(), Problem> {

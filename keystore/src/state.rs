@@ -4,10 +4,12 @@
 //! folding those gives the same state again. It also keeps the one promise on which every page
 //! depends: a file's epoch, once it has a key, keeps that key. What may change is the wrapping.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use crate::check_value::CheckValue;
+use crate::job::{JobId, Jobs};
 use crate::record::{MAX_EPOCH, Phase, Record, RelFile};
-use crate::wal::{self, Switch, WalPhase};
+use crate::wal::{self, Switch};
 
 /// A record that contradicts an earlier one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -21,6 +23,16 @@ pub enum StateError {
         file: RelFile,
         /// Which epoch.
         epoch: u16,
+    },
+    /// Another key under the number of a database key that is known, recognised by its check value.
+    #[error(
+        "version {version} of the database key of scope {scope} is another key than the one that is known"
+    )]
+    DatabaseKeyReplaced {
+        /// Database OID, 0 for the cluster.
+        scope: u32,
+        /// Its version.
+        version: u32,
     },
     /// An epoch is spoken of that has no key.
     #[error("relation file {file} has no key for epoch {epoch}")]
@@ -39,6 +51,8 @@ pub struct Provider {
     pub kind: String,
     /// JSON object.
     pub options: String,
+    /// Who set it may have the server run programs, and so may the provider.
+    pub programs: bool,
 }
 
 /// A database key's present wrapping.
@@ -52,6 +66,8 @@ pub struct DatabaseKey {
     pub master_version: u64,
     /// Opaque.
     pub wrapped: Vec<u8>,
+    /// Of the key that is wrapped.
+    pub check: CheckValue,
     /// Seconds since 1970.
     pub created: i64,
 }
@@ -111,9 +127,10 @@ impl File {
         self.retired.is_some_and(|(after, _)| after >= self.phase.epoch)
     }
 
-    /// Whether pages on disk may be written otherwise than new ones.
+    /// Whether pages on disk may be written otherwise than new ones. A rewriting is announced before the phase that it
+    /// leads to.
     pub fn is_mixed(&self) -> bool {
-        self.rewriting == Some((self.phase, false))
+        self.rewriting.is_some_and(|(phase, done)| phase >= self.phase && !done)
     }
 
     /// Whether the key of an epoch was destroyed, or would be if it came.
@@ -153,7 +170,8 @@ pub struct State {
     providers: BTreeMap<String, Provider>,
     database_keys: BTreeMap<(u32, u32), DatabaseKey>,
     files: BTreeMap<RelFile, File>,
-    wal_switches: BTreeMap<u64, WalPhase>,
+    wal_switches: BTreeSet<Switch>,
+    jobs: BTreeMap<u32, Jobs>,
 }
 
 impl State {
@@ -170,8 +188,8 @@ impl State {
     /// changed. A key that was destroyed does not come back. Of a file's records only those of its keys need their order, see [`Phase`].
     pub fn apply(&mut self, record: Record) -> Result<(), StateError> {
         match record {
-            Record::Provider { name, kind, options } => {
-                self.providers.insert(name, Provider { kind, options });
+            Record::Provider { name, kind, options, programs } => {
+                self.providers.insert(name, Provider { kind, options, programs });
             }
             Record::DropProvider { name } => {
                 self.providers.remove(&name);
@@ -183,9 +201,15 @@ impl State {
                 master_key,
                 master_version,
                 wrapped,
+                check,
                 created,
             } => {
-                let key = DatabaseKey { provider, master_key, master_version, wrapped, created };
+                let known = self.database_keys.get(&(scope, version));
+                if known.is_some_and(|known| known.check != check) {
+                    return Err(StateError::DatabaseKeyReplaced { scope, version });
+                }
+                let key =
+                    DatabaseKey { provider, master_key, master_version, wrapped, check, created };
                 self.database_keys.insert((scope, version), key);
             }
             Record::DataKey {
@@ -229,15 +253,30 @@ impl State {
                 let entry = self.file_with_key(file, phase.epoch)?;
                 entry.rewriting = entry.rewriting.max(Some((phase, done)));
             }
-            Record::WalSwitch(Switch { start, phase }) => {
-                let (file, epoch) = wal::key_place(phase.generation);
+            Record::WalSwitch(switch) => {
+                let (file, epoch) = wal::key_place(switch.phase.generation);
                 self.file_with_key(file, epoch)?;
-                let known = self.wal_switches.entry(start).or_default();
-                *known = phase.max(*known);
+                self.wal_switches.insert(switch);
             }
             Record::Destroyed { file, through, cipher, whole, lsn, at } => {
                 let destroyed = Destroyed { through, lsn, cipher, whole, at };
                 self.files.entry(file).or_default().destroy(destroyed);
+            }
+            Record::Job { job, request } => {
+                self.jobs.entry(job.database).or_default().ask(job.number, request);
+            }
+            Record::JobStep { job, step } => {
+                if let Some(jobs) = self.jobs.get_mut(&job.database) {
+                    jobs.step(job.number, step);
+                }
+            }
+            Record::JobBegun { job, relation } => {
+                if let Some(jobs) = self.jobs.get_mut(&job.database) {
+                    jobs.begin(job.number, relation);
+                }
+            }
+            Record::JobsForgotten { database, through, all } => {
+                self.jobs.entry(database).or_default().forget(through, all);
             }
         }
         Ok(())
@@ -261,10 +300,10 @@ impl State {
         let files = self.files.iter().filter(|(file, _)| file.database == home);
         files.for_each(|(file, entry)| records.extend(file_records(*file, entry)));
         if home == 0 {
-            let switches = self.wal_switches.iter();
-            records.extend(
-                switches.map(|(&start, &phase)| Record::WalSwitch(Switch { start, phase })),
-            );
+            records.extend(self.wal_switches().map(Record::WalSwitch));
+        }
+        if let Some(jobs) = self.jobs.get(&home) {
+            records.extend(job_records(home, jobs));
         }
         records
     }
@@ -274,6 +313,7 @@ impl State {
             name: name.clone(),
             kind: provider.kind.clone(),
             options: provider.options.clone(),
+            programs: provider.programs,
         })
     }
 
@@ -285,6 +325,7 @@ impl State {
             master_key: key.master_key.clone(),
             master_version: key.master_version,
             wrapped: key.wrapped.clone(),
+            check: key.check,
             created: key.created,
         })
     }
@@ -321,13 +362,18 @@ impl State {
     }
 
     /// All changes of how WAL is written.
-    pub fn wal_switches(&self) -> impl Iterator<Item = Switch> {
-        self.wal_switches.iter().map(|(&start, &phase)| Switch { start, phase })
+    pub fn wal_switches(&self) -> impl Iterator<Item = Switch> + Clone {
+        self.wal_switches.iter().copied()
     }
 
     /// All relation files.
     pub fn files(&self) -> impl Iterator<Item = (RelFile, &File)> {
         self.files.iter().map(|(file, entry)| (*file, entry))
+    }
+
+    /// Rekey jobs of a database.
+    pub fn jobs(&self, database: u32) -> Option<&Jobs> {
+        self.jobs.get(&database)
     }
 
     /// A relation file.
@@ -358,4 +404,18 @@ fn file_records(file: RelFile, entry: &File) -> impl Iterator<Item = Record> {
     let retired = entry.retired.map(|(after, lsn)| Record::Retired { file, after, lsn });
     let rewriting = entry.rewriting.map(|(phase, done)| Record::Rewriting { file, phase, done });
     destroyed.into_iter().chain(keys).chain(phase).chain(retired).chain(rewriting)
+}
+
+/// What is forgotten comes last: before it stands all that is not.
+fn job_records(database: u32, jobs: &Jobs) -> impl Iterator<Item = Record> {
+    let known = jobs.iter().flat_map(move |(number, known)| {
+        let job = JobId { database, number };
+        let request = Record::Job { job, request: known.request };
+        let begun = known.begun.iter().map(move |&relation| Record::JobBegun { job, relation });
+        let step = known.step.clone().map(|step| Record::JobStep { job, step });
+        [request].into_iter().chain(begun).chain(step)
+    });
+    let forgotten = Some(jobs.forgotten()).filter(|through| *through != 0);
+    let all = false;
+    known.chain(forgotten.map(|through| Record::JobsForgotten { database, through, all }))
 }

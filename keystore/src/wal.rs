@@ -7,14 +7,18 @@
 //! Which key a WAL page is sealed with depends on the page's address alone: a page is written again
 //! and again as it fills, and must not change its key meanwhile. [`Switches`] says it: each switch is
 //! an address, that of a page not begun yet, and how WAL is written from there on.
+//!
+//! Switches have a number, in the order in which they were decided. In one history of WAL addresses have the same
+//! order; but a switch may be safe in the keystore when WAL is lost before it came there, in a crash or by recovery to
+//! a point before it. WAL then takes another course, to which that switch does not belong: what is decided later counts
+//! against it wherever both apply.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use crate::record::{MAX_EPOCH, RelFile};
 
-/// How WAL is written. Ordered as the steps follow one another: sealed with generation n, in plaintext
-/// after generation n, sealed with generation n + 1.
+/// How WAL is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct WalPhase {
     /// Of the key; 0 before the first: in plaintext.
@@ -51,9 +55,11 @@ pub const fn is_key_place(file: RelFile) -> bool {
     file.tablespace == 0
 }
 
-/// A change of how WAL is written.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// A change of how WAL is written. The greater of two was decided later.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Switch {
+    /// Its number among the decisions, from 1.
+    pub step: u32,
     /// Address of the first page that is concerned.
     pub start: u64,
     /// How it is written.
@@ -71,19 +77,20 @@ pub struct Stretch {
     pub phase: WalPhase,
 }
 
-/// How the page at `address` is written, after all switches, and how far around it that is so.
-///
-/// Where two switches have one start, because WAL did not move between them, the later step counts.
-pub fn stretch_at(switches: impl IntoIterator<Item = Switch>, address: u64) -> Stretch {
-    let mut stretch = Stretch { from: 0, to: u64::MAX, phase: WalPhase::default() };
-    for Switch { start, phase } in switches {
-        if start > address {
-            stretch.to = stretch.to.min(start);
-        } else if (start, phase) >= (stretch.from, stretch.phase) {
-            (stretch.from, stretch.phase) = (start, phase);
-        }
+/// How the page at `address` is written, after all switches, and how far around it that is so: of those that apply there
+/// the one that was decided last counts.
+pub fn stretch_at<I>(switches: I, address: u64) -> Stretch
+where
+    I: IntoIterator<Item = Switch, IntoIter: Clone>,
+{
+    let switches = switches.into_iter();
+    let last = switches.clone().filter(|switch| switch.start <= address).max();
+    let later = switches.filter(|switch| switch.start > address && Some(*switch) > last);
+    let to = later.map(|switch| switch.start).min().unwrap_or(u64::MAX);
+    match last {
+        Some(Switch { start, phase, .. }) => Stretch { from: start, to, phase },
+        None => Stretch { from: 0, to, phase: WalPhase::default() },
     }
-    stretch
 }
 
 /// No room for another switch.
@@ -94,7 +101,7 @@ pub struct Full;
 /// All switches, in shared memory, in any order.
 ///
 /// ```text
-/// count u32, then for each switch: start u64, generation u32, plaintext u32
+/// count u32, then for each switch: start u64, generation u32, plaintext u32, step u32
 /// ```
 ///
 /// Switches are only added, so readers need no lock: they see the first `count`, whole. One writer at
@@ -104,7 +111,7 @@ pub struct Switches<'a> {
     words: &'a [AtomicU32],
 }
 
-const ENTRY: usize = 4;
+const ENTRY: usize = 5;
 
 impl<'a> Switches<'a> {
     /// Most switches.
@@ -129,12 +136,13 @@ impl<'a> Switches<'a> {
     }
 
     /// All switches, in the order in which they were added.
-    pub fn iter(&self) -> impl Iterator<Item = Switch> + use<'a> {
+    pub fn iter(&self) -> impl Iterator<Item = Switch> + Clone + use<'a> {
         let entries = self.words.get(1..).unwrap_or_default().chunks_exact(ENTRY);
         entries.take(self.count() as usize).map(|entry| {
-            let [low, high, generation, plaintext] =
-                [0, 1, 2, 3].map(|at| entry.get(at).map_or(0, |w| w.load(Ordering::Relaxed)));
+            let [low, high, generation, plaintext, step] =
+                [0, 1, 2, 3, 4].map(|at| entry.get(at).map_or(0, |w| w.load(Ordering::Relaxed)));
             Switch {
+                step,
                 start: u64::from(low) | u64::from(high) << 32,
                 phase: WalPhase { generation, plaintext: plaintext != 0 },
             }
@@ -155,12 +163,17 @@ impl<'a> Switches<'a> {
         else {
             return Err(Full);
         };
-        let Switch { start, phase } = switch;
-        let values =
-            [start as u32, (start >> 32) as u32, phase.generation, u32::from(phase.plaintext)];
+        let Switch { step, start, phase } = switch;
+        let (low, high) = (start as u32, (start >> 32) as u32);
+        let values = [low, high, phase.generation, u32::from(phase.plaintext), step];
         entry.iter().zip(values).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
         counter.store(count + 1, Ordering::Release);
         Ok(())
+    }
+
+    /// Whether [`Switches::add`] would find room for a switch.
+    pub fn has_room_for(&self, switch: Switch) -> bool {
+        (self.count() as usize) < Self::CAPACITY || self.contains(switch)
     }
 
     /// Whether a switch is known.
@@ -174,9 +187,9 @@ impl<'a> Switches<'a> {
         stretch_at(self.iter(), address)
     }
 
-    /// How WAL is written at its end.
-    pub fn newest(&self) -> WalPhase {
-        self.at(u64::MAX).phase
+    /// The switch that was decided last.
+    pub fn newest(&self) -> Option<Switch> {
+        self.iter().max()
     }
 
     /// Whether any page at `address` or behind it is sealed.

@@ -63,21 +63,21 @@ pub struct Fault<E> {
     pub cause: E,
 }
 
-/// Opens a page that was read from where, as the caller knows, `belongs` says which addresses belong.
+/// Opens a page that was read from where `belongs` says which timeline and address belong.
 ///
-/// A page that does not is left from an earlier use of the segment: it loses its mark, and is refused by
-/// its address by who reads WAL.
+/// A page that does not is left from an earlier use of the segment: it loses its mark, and is refused by who reads WAL, by
+/// its address, by its timeline, or by what is in it where a record should go on.
 ///
 /// # Errors
 /// When the key is not to be had; the page is as it was.
 pub fn open<K: WalKeys>(
     keys: &K,
     page: &mut [u8],
-    belongs: impl FnOnce(u64) -> bool,
+    belongs: impl FnOnce(u32, u64) -> bool,
 ) -> Result<(), Fault<K::Error>> {
     let Some(mark) = wal::mark_of(page) else { return Ok(()) };
     let address = wal::address_of(page).unwrap_or(0);
-    if !belongs(address) {
+    if !belongs(wal::timeline_of(page).unwrap_or(0), address) {
         wal::clear_mark(page);
         return Ok(());
     }
@@ -102,9 +102,15 @@ pub fn seal<K: WalKeys>(
     }
 }
 
-/// How a page on disk is written; `None` if it is not the page of this address.
-pub fn phase_of<K: WalKeys>(keys: &K, page: &[u8], address: u64) -> Option<WalPhase> {
-    if wal::address_of(page) != Some(address) {
+/// How a page on disk is written; `None` if it is not the page of this address, or `is_left_over` says of its timeline
+/// that a parent left it there.
+pub fn phase_of<K: WalKeys>(
+    keys: &K,
+    page: &[u8],
+    address: u64,
+    is_left_over: impl FnOnce(u32) -> bool,
+) -> Option<WalPhase> {
+    if wal::address_of(page) != Some(address) || wal::timeline_of(page).is_some_and(is_left_over) {
         return None;
     }
     Some(match wal::mark_of(page) {
@@ -115,7 +121,7 @@ pub fn phase_of<K: WalKeys>(keys: &K, page: &[u8], address: u64) -> Option<WalPh
 
 /// Puts `bytes` into the page at `address` from `offset` on, where they have room, and seals it. The page
 /// is as it was on disk, zero where there was nothing; one that is there already keeps its key. What is not
-/// known of it is zero.
+/// known of it is zero. `is_left_over` is as for [`phase_of`].
 ///
 /// # Errors
 /// When a key is not to be had.
@@ -123,13 +129,14 @@ pub fn complete<K: WalKeys>(
     keys: &K,
     page: &mut [u8],
     address: u64,
+    is_left_over: impl FnOnce(u32) -> bool,
     offset: usize,
     bytes: &[u8],
 ) -> Result<(), Fault<K::Error>> {
     let switched = keys.phase_at(address);
     let size = page.len();
     let is_all = bytes.len() == size;
-    let on_disk = phase_of(keys, page, address);
+    let on_disk = phase_of(keys, page, address, is_left_over);
     let mut phase = on_disk.unwrap_or(switched);
     match on_disk.map(WalPhase::sealed) {
         Some(Some(generation)) => {

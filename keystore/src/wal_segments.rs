@@ -17,24 +17,38 @@ pub trait Segment {
     /// Whether a page that says it has this address belongs `at` this offset.
     fn belongs(&self, address: u64, at: u64) -> bool;
 
+    /// Whether a page of this timeline, at its address, was left there by a parent of the segment's timeline
+    /// ([`wal_timelines::is_left_over`](crate::wal_timelines::is_left_over)).
+    fn is_left_over(&self, timeline: u32, address: u64) -> bool;
+
     /// The address of the page `at` this offset, into which `bytes` go from its byte `offset` on; `page` is as on
     /// disk.
     fn address(&self, at: u64, page: &[u8], offset: usize, bytes: &[u8]) -> u64;
 }
 
-/// The number of the segment that a file is named after, in two parts of 32 bits: the last two of three words of
-/// 8 hexadecimal digits (`XLogFileName`, src/include/access/xlog_internal.h), of which the first is the timeline.
+/// What a segment is named after: three words of 8 hexadecimal digits (`XLogFileName`,
+/// src/include/access/xlog_internal.h).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Name {
+    /// Its timeline.
+    pub timeline: u32,
+    /// Its number, in two parts of 32 bits.
+    pub number: (u32, u32),
+}
+
+/// The parts of a segment's name; `None` if it is not one.
 #[must_use]
-pub fn number_of(name: &[u8]) -> Option<(u32, u32)> {
+pub fn parse_name(name: &[u8]) -> Option<Name> {
     let [timeline, high, low] = name.as_chunks::<8>().0 else { return None };
     if name.len() != 24 {
         return None;
     }
-    hexadecimal(timeline)?;
-    Some((hexadecimal(high)?, hexadecimal(low)?))
+    let number = (hexadecimal(high)?, hexadecimal(low)?);
+    Some(Name { timeline: hexadecimal(timeline)?, number })
 }
 
-fn hexadecimal(digits: &[u8; 8]) -> Option<u32> {
+/// The number that up to 8 hexadecimal digits make.
+pub(crate) fn hexadecimal(digits: &[u8]) -> Option<u32> {
     digits.iter().try_fold(0, |number, digit| Some(number << 4 | char::from(*digit).to_digit(16)?))
 }
 
@@ -66,7 +80,9 @@ pub fn read<K: WalKeys>(
         for (page, at) in
             pages[..whole].chunks_exact_mut(page_size).zip((first..).step_by(page_size))
         {
-            wal_pages::open(keys, page, |address| segment.belongs(address, at))?;
+            wal_pages::open(keys, page, |timeline, address| {
+                segment.belongs(address, at) && !segment.is_left_over(timeline, address)
+            })?;
         }
         let bytes = pages[..whole].get(skip..).unwrap_or_default();
         let count = bytes.len().min(to.len() - done);
@@ -106,7 +122,8 @@ pub fn write<K: WalKeys>(
         for (page, at) in pages.chunks_exact_mut(page_size).zip((first..).step_by(page_size)) {
             let (part, others) = rest.split_at(rest.len().min(page_size - offset));
             let address = segment.address(at, page, offset, part);
-            wal_pages::complete(keys, page, address, offset, part)?;
+            let is_left_over = |timeline| segment.is_left_over(timeline, address);
+            wal_pages::complete(keys, page, address, is_left_over, offset, part)?;
             (rest, offset) = (others, 0);
         }
         let wrote = write_whole(segment, pages, page_size, first);

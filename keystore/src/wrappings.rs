@@ -100,6 +100,7 @@ mod tests {
             master_key: "main".into(),
             master_version: 1,
             wrapped: vec![1; 60],
+            check: crate::CheckValue::from_bytes([version as u8; 16]),
             created: 7,
         }
     }

@@ -39,16 +39,16 @@ def record(kind, payload):
     return struct.pack("<BB", kind, 1) + blob(payload)
 
 
-def provider(name, kind, options):
-    return record(1, text(name) + text(kind) + text(options))
+def provider(name, kind, options, programs):
+    return record(1, struct.pack("<B", programs) + text(name) + text(kind) + text(options))
 
 
 def drop_provider(name):
     return record(2, text(name))
 
 
-def database_key(scope, version, name, key, key_version, wrapped, created):
-    fixed = struct.pack("<IIQq", scope, version, key_version, created)
+def database_key(scope, version, name, key, key_version, wrapped, check, created):
+    fixed = struct.pack("<IIQq", scope, version, key_version, created) + check
     return record(3, fixed + text(name) + text(key) + blob(wrapped))
 
 
@@ -69,8 +69,8 @@ def retired(file, after, lsn):
     return record(7, file + struct.pack("<HQ", after, lsn))
 
 
-def wal_switch(start, generation, plaintext):
-    return record(8, struct.pack("<QIB", start, generation, plaintext))
+def wal_switch(step, start, generation, plaintext):
+    return record(8, struct.pack("<IQIB", step, start, generation, plaintext))
 
 
 def destroyed(file, through, cipher, whole, lsn, at):
@@ -81,9 +81,9 @@ def rewriting(file, epoch, plaintext, done):
     return record(10, file + struct.pack("<HBB", epoch, plaintext, done))
 
 
-def frame(settled, records):
+def frame(settled, logged, records):
     body = b"".join(records)
-    head = b"\xdbpv\xb1" + struct.pack("<HHIIQ", 1, 0, len(body), crc32c(body), settled)
+    head = b"\xdbpv\xb1" + struct.pack("<HHIIQQ", 1, 0, len(body), crc32c(body), settled, logged)
     return head + struct.pack("<I", crc32c(head)) + body
 
 
@@ -91,21 +91,23 @@ class Log:
     """A new log, which is wholly durable and ends in a mark that says so."""
 
     def __init__(self, scope, generation):
+        self.logged = 0
         fixed = struct.pack("<HH", 1, 0) + KEYSTORE_ID + struct.pack("<II", scope, generation)
         self.content = b"pvkeys\r\n" + fixed
         self.content += struct.pack("<I", crc32c(self.content))
         self.settle()
 
-    def append_unsynced(self, *records):
-        self.content += frame(self.settled, records)
+    def stage(self, logged, *records):
+        self.content += frame(self.settled, logged, records)
+        self.logged = max(self.logged, logged)
 
     def append(self, *records):
-        self.append_unsynced(*records)
+        self.stage(0, *records)
         self.settled = len(self.content)
 
     def settle(self):
         self.settled = len(self.content)
-        self.append_unsynced()
+        self.stage(self.logged)
 
 
 WRAPPED_64 = bytes(range(92))
@@ -115,33 +117,34 @@ SHARED = rel(1664, 0, 1260)
 
 cluster = Log(0, 0)
 cluster.append(
-    provider("disk", "file", '{"path": "/etc/pagevault/keys"}'),
-    provider("Schlüssel", "vault", "{}"),
+    provider("disk", "file", '{"path": "/etc/pagevault/keys"}', 0),
+    provider("Schlüssel", "vault", "{}", 1),
 )
 cluster.append(
-    database_key(0, 1, "disk", "main", 1, b"\x01\x02\x03", 1700000000),
-    database_key(5, 2, "disk", "schlüssel", 2**40 + 7, bytes(range(60)), -1),
+    database_key(0, 1, "disk", "main", 1, b"\x01\x02\x03", b"\xc1" * 16, 1700000000),
+    database_key(5, 2, "disk", "schlüssel", 2**40 + 7, bytes(range(60)), KEYSTORE_ID, -1),
 )
 cluster.append(drop_provider("Schlüssel"))
 cluster.append(data_key(SHARED, 1, 2, 0, 1, WRAPPED_32, 1260, 1700000001), current(SHARED, 1, 1260))
 
 database = Log(5, 3)
-database.append_unsynced(
+database.stage(
+    0x1000,
     data_key(FILE, 1, 1, 5, 1, WRAPPED_64, 16384, 1700000002),
     current(FILE, 1, 16384),
 )
-database.append_unsynced(data_key(FILE, 8191, 2, 0, 4000000000, WRAPPED_32, 16385, 1700000003))
+database.stage(0x1_0000_1000, data_key(FILE, 8191, 2, 0, 4000000000, WRAPPED_32, 16385, 1700000003))
 database.settle()
 database.append(plaintext(FILE, 8191))
-database.append_unsynced(retired(FILE, 8191, 0x16B374D8F))
+database.stage(0x1_0000_2000, retired(FILE, 8191, 0x16B374D8F))
 
 # Generation n of the WAL key is recorded as that of relation file 0/0/1 + (n - 1) / 8191, epoch 1 + (n - 1) % 8191.
 wal = Log(0, 0)
 wal.append(data_key(rel(0, 0, 1), 1, 1, 0, 1, WRAPPED_64, 0, 1700000004))
-wal.append(wal_switch(0x1_6B374000, 1, 0))
-wal.append(wal_switch(0x2_00002000, 1, 1))
+wal.append(wal_switch(1, 0x1_6B374000, 1, 0))
+wal.append(wal_switch(2, 0x2_00002000, 1, 1))
 wal.append(data_key(rel(0, 0, 2), 1, 2, 0, 1, WRAPPED_32, 0, 1700000005))
-wal.append(wal_switch(0xFFFF_FFFF_0000_0000, 8192, 0))
+wal.append(wal_switch(4000000000, 0xFFFF_FFFF_0000_0000, 8192, 0))
 
 shredded = Log(6, 1)
 OTHER = rel(1663, 6, 16384)

@@ -1,13 +1,14 @@
 //! What a path is to us, and which descriptor is open on what.
 
-use std::ffi::{CStr, OsStr, c_int};
+use std::ffi::{CStr, CString, OsStr, c_int};
 use std::fs;
 use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
-use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
 use pagevault_keystore::briefing::Role;
-use pagevault_keystore::wal_segments;
+use pagevault_keystore::wal_segments::{self, Name};
+use pagevault_keystore::wal_timelines;
 
 use crate::begin::Work;
 use crate::raw;
@@ -33,9 +34,9 @@ pub(crate) fn opening(work: &Work, path: &CStr, flags: c_int) -> Opening {
     let writes = flags & libc::O_ACCMODE != libc::O_RDONLY;
     match &work.role {
         Role::Probe => Opening::Other,
-        Role::Read if !writes && segment_number(name).is_some() => Opening::Segment,
+        Role::Read if !writes && segment_name(name).is_some() => Opening::Segment,
         Role::Read => Opening::Other,
-        Role::Seal if segment_number(name).is_some() => Opening::Segment,
+        Role::Seal if segment_name(name).is_some() => Opening::Segment,
         Role::Seal if writes && is_compressed_segment(name) => Opening::Refused(
             "compressed WAL cannot be sealed: leave out the option for compression",
         ),
@@ -47,7 +48,7 @@ pub(crate) fn opening(work: &Work, path: &CStr, flags: c_int) -> Opening {
             let target = Path::new(OsStr::from_bytes(target));
             let is_in = |folder: &str| is_in(path, &target.join(folder));
             match (writes, name) {
-                (false, name) if segment_number(name).is_some() && is_in("pg_wal") => {
+                (false, name) if segment_name(name).is_some() && is_in("pg_wal") => {
                     Opening::Segment
                 }
                 (true, b"pg_control") if is_in("global") => Opening::Control,
@@ -65,13 +66,13 @@ pub(crate) fn is_in(path: &Path, directory: &Path) -> bool {
     parent.is_some() && parent == fs::canonicalize(directory).ok()
 }
 
-/// The number of a segment, in two parts, from its name; of one that is not finished too.
-fn segment_number(name: &[u8]) -> Option<(u32, u32)> {
-    wal_segments::number_of(name.strip_suffix(b".partial").unwrap_or(name))
+/// The parts of a segment's name; of one that is not finished too.
+fn segment_name(name: &[u8]) -> Option<Name> {
+    wal_segments::parse_name(name.strip_suffix(b".partial").unwrap_or(name))
 }
 
 fn is_compressed_segment(name: &[u8]) -> bool {
-    name.get(..24).is_some_and(|segment| segment_number(segment).is_some())
+    name.get(..24).is_some_and(|segment| segment_name(segment).is_some())
         && [&b".gz"[..], b".lz4", b".zst"]
             .iter()
             .any(|ending| name.strip_suffix(b".partial").unwrap_or(name).ends_with(ending))
@@ -83,11 +84,17 @@ const DESCRIPTORS: usize = 4096;
 /// The number of the segment that each descriptor is open on, plus 1; 0 if it is not.
 static SEGMENTS: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
 
+/// The timelines of these segments, and where they began (0 if that is not known: none begins there).
+static TIMELINES: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
+static BEGINS: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
+
 /// An open segment.
 #[derive(Clone, Copy)]
 pub(crate) struct Segment {
     pub(crate) fd: c_int,
     number: (u32, u32),
+    timeline: u32,
+    begin: u64,
 }
 
 impl Segment {
@@ -99,25 +106,54 @@ impl Segment {
         let is_size = size.is_power_of_two() && (1 << 20..=1 << 30).contains(&size);
         (is_size && low < (1 << 32) / size).then(|| (high << 32) + low * size)
     }
+
+    /// Whether a page of a timeline, at its address, was left there by a parent of the segment's timeline.
+    pub(crate) fn has_left_over(self, timeline: u32, address: u64) -> bool {
+        let begin = Some(self.begin).filter(|begin| *begin > 0);
+        wal_timelines::is_left_over(timeline, address, self.timeline, || begin)
+    }
 }
 
 /// What a descriptor is open on.
 #[inline]
 pub(crate) fn segment(fd: c_int) -> Option<Segment> {
-    let entry = SEGMENTS.get(usize::try_from(fd).ok()?)?.load(Relaxed);
-    let number = entry.checked_sub(1)?;
-    Some(Segment { fd, number: ((number >> 32) as u32, number as u32) })
+    let at = usize::try_from(fd).ok()?;
+    let number = SEGMENTS.get(at)?.load(Relaxed).checked_sub(1)?;
+    let number = ((number >> 32) as u32, number as u32);
+    let (timeline, begin) = (TIMELINES[at].load(Relaxed), BEGINS[at].load(Relaxed));
+    Some(Segment { fd, number, timeline, begin })
 }
 
 /// A descriptor was opened on a segment. False if it is too high to be remembered.
 pub(crate) fn opened(fd: c_int, path: &CStr) -> bool {
     let name = path.to_bytes().rsplit(|c| *c == b'/').next().unwrap_or_default();
-    let entry = usize::try_from(fd).ok().and_then(|fd| SEGMENTS.get(fd));
-    let (Some((high, low)), Some(entry)) = (segment_number(name), entry) else { return false };
+    let at = usize::try_from(fd).ok().filter(|at| *at < DESCRIPTORS);
+    let (Some(Name { timeline, number: (high, low) }), Some(at)) = (segment_name(name), at) else {
+        return false;
+    };
     let number = u64::from(high) << 32 | u64::from(low);
     let Some(number) = number.checked_add(1) else { return false };
-    entry.store(number, Relaxed);
+    TIMELINES[at].store(timeline, Relaxed);
+    BEGINS[at].store(begin_beside(path, name.len(), timeline).unwrap_or(0), Relaxed);
+    SEGMENTS[at].store(number, Relaxed);
     true
+}
+
+/// Where a timeline began: from its history file, which stands beside the segments in `pg_wal` and in archives.
+fn begin_beside(segment: &CStr, name: usize, timeline: u32) -> Option<u64> {
+    let bytes = segment.to_bytes();
+    let directory = bytes.get(..bytes.len().checked_sub(name)?).filter(|_| timeline > 1)?;
+    let path = [directory, &wal_timelines::history_name(timeline)].concat();
+    let fd = raw::openat(libc::AT_FDCWD, &CString::new(path).ok()?, libc::O_RDONLY, 0);
+    if fd < 0 {
+        return None;
+    }
+    let mut tail = [0; wal_timelines::HISTORY_TAIL];
+    let from = raw::length(fd).saturating_sub(tail.len() as u64);
+    // SAFETY: the memory has room for as many bytes.
+    let got = unsafe { raw::pread(fd, tail.as_mut_ptr(), tail.len(), from as libc::off_t) };
+    raw::close(fd);
+    wal_timelines::begin_of(tail.get(..usize::try_from(got).ok()?)?)
 }
 
 /// A descriptor is about to be closed, or was opened on something else.

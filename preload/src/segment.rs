@@ -45,6 +45,10 @@ impl wal_segments::Segment for Segment {
         }
     }
 
+    fn is_left_over(&self, timeline: u32, address: u64) -> bool {
+        self.has_left_over(timeline, address)
+    }
+
     /// The size of a segment that does not have it yet is told by its first page.
     fn address(&self, at: u64, page: &[u8], offset: usize, bytes: &[u8]) -> u64 {
         self.base().map_or_else(

@@ -7,6 +7,7 @@ use anyhow::{Context, Result, bail, ensure};
 use postgres::{Client, NoTls, SimpleQueryMessage};
 use tempfile::TempDir;
 
+use crate::initdb::initdb;
 use crate::installation::run;
 use crate::{DataFile, Installation, KeyFile, SqlError, log, process};
 
@@ -137,17 +138,8 @@ impl Cluster {
         };
         installation.give(directory.path())?;
         let cluster = Cluster { installation, directory, allowed: Vec::new(), finished: false };
-        let mut initdb = installation.command("initdb");
-        initdb.args(["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync"]);
-        match (settings.checksums, installation.major) {
-            (true, _) => initdb.arg("--data-checksums"),
-            (false, 18..) => initdb.arg("--no-data-checksums"),
-            (false, _) => &mut initdb,
-        };
-        if let Some(size) = settings.wal_segment_size {
-            initdb.arg(format!("--wal-segsize={size}"));
-        }
-        run(initdb.arg("-D").arg(cluster.data_directory()))?;
+        let data = cluster.data_directory();
+        initdb(installation, &data, settings.checksums, settings.wal_segment_size)?;
         cluster.append_conf(&format!(
             "listen_addresses = ''\n\
              unix_socket_directories = '{}'\n\

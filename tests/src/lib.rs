@@ -17,6 +17,7 @@ pub mod cluster;
 pub mod datafile;
 pub mod errors;
 pub mod fault;
+mod initdb;
 pub mod installation;
 pub mod key_servers;
 pub mod keyfile;
@@ -29,6 +30,7 @@ pub mod tools;
 mod version;
 pub mod waiting;
 pub mod wal;
+pub mod witnesses;
 
 pub use cluster::{Cluster, Settings, StopMode};
 pub use datafile::DataFile;

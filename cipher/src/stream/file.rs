@@ -34,12 +34,12 @@ pub trait File {
     fn set_length(&mut self, length: u64) -> Result<(), Self::Error>;
 }
 
-/// Bytes of [`Scratch`]: a multiple of the unit, so that only the first and last access of a long run
-/// are not whole units.
+/// Most bytes that are read or written at once, but for the end of a file: a multiple of the unit, so that only the first
+/// and last access of a long run are not whole units.
 pub const SCRATCH: usize = 8 * UNIT;
 
-/// Where bytes are sealed and opened.
-pub type Scratch = [u8; SCRATCH];
+/// Where bytes are sealed and opened: one block more, for what belongs together at the end of a file.
+pub type Scratch = [u8; SCRATCH + BLOCK];
 
 /// A sealed file, for the time of one call.
 pub struct Stream<'a, F> {
@@ -59,6 +59,15 @@ const fn block_of(offset: u64) -> u64 {
     offset - offset % BLOCK as u64
 }
 
+/// Where in a file of this length the bytes begin that are sealed together because it does not end with a whole block: its
+/// last whole block, if there is one. The length itself, if it does.
+const fn end_of_whole(length: u64) -> u64 {
+    match within_block(length) {
+        0 => length,
+        _ => block_of(length).saturating_sub(BLOCK as u64),
+    }
+}
+
 impl<F: File> Stream<'_, F> {
     /// Reads plaintext at `offset`. Fewer bytes than asked for mean the end of the file, or an error
     /// behind them; 0 is the end.
@@ -70,29 +79,45 @@ impl<F: File> Stream<'_, F> {
         while done < into.len() {
             let at = offset + done as u64;
             let start = block_of(at);
-            let skip = (at - start) as usize;
             // Up to the end of a unit, so that the next round begins with one.
             let room = SCRATCH - (start % UNIT as u64) as usize;
-            let wanted = (skip + into.len() - done).next_multiple_of(BLOCK).min(room);
-            let got = match fill(&mut self.file, start, &mut self.scratch[..wanted]) {
-                Ok(got) => got,
+            let asked = within_block(at) + into.len() - done;
+            let wanted = asked.next_multiple_of(BLOCK).min(room);
+            let (start, got) = match self.fetch(start, wanted) {
+                Ok(fetched) => fetched,
                 Err(error) if done == 0 => return Err(error),
                 Err(_) => break,
             };
             open(self.key, start, &mut self.scratch[..got]);
-            let plain = self.scratch[..got].get(skip..).unwrap_or_default();
+            let plain = self.scratch[..got].get((at - start) as usize..).unwrap_or_default();
             let count = plain.len().min(into.len() - done);
             into[done..done + count].copy_from_slice(&plain[..count]);
             done += count;
-            if got < wanted {
+            if count == 0 {
                 break;
             }
         }
         Ok(done)
     }
 
+    /// Reads whole blocks from `start` on, and what has to be opened together with them at the end of the file; where they
+    /// begin, and how many bytes they are.
+    fn fetch(&mut self, start: u64, wanted: usize) -> Result<(u64, usize), F::Error> {
+        // The next block as well: if it is not whole, the one before it is not sealed by itself.
+        let got = fill(&mut self.file, start, &mut self.scratch[..wanted + BLOCK])?;
+        if got == wanted + BLOCK {
+            return Ok((start, wanted));
+        }
+        if got == 0 || got >= BLOCK || start == 0 {
+            return Ok((start, got));
+        }
+        let start = start - BLOCK as u64;
+        Ok((start, fill(&mut self.file, start, &mut self.scratch[..2 * BLOCK])?))
+    }
+
     /// Writes plaintext at `offset`. Fewer bytes than given mean an error behind them (no space left,
-    /// mostly), as with `pwrite`; the block in which it struck is lost.
+    /// mostly), as with `pwrite`. If it strikes in the middle of the file, what is sealed together with the byte in which it
+    /// struck is lost.
     ///
     /// # Errors
     /// What the file says, if nothing was written.
@@ -100,36 +125,75 @@ impl<F: File> Stream<'_, F> {
         if bytes.is_empty() {
             return Ok(0);
         }
-        let length = self.file.length()?;
-        if block_of(offset) > length {
-            self.make_whole(length)?;
+        let mut old = self.file.length()?;
+        if block_of(offset) > old {
+            old = self.make_whole(old)?;
         }
         let end = offset + bytes.len() as u64;
-        let (front, front_len) = self.existing_around(offset, length)?;
-        let (back, back_len) = self.existing_around(end, length)?;
-        let before = within_block(offset);
-        let head = &front[..front_len.min(before)];
-        let tail = back[..back_len].get(within_block(end)..).unwrap_or_default();
+        let new = old.max(end);
+        let mut start = block_of(offset);
+        let mut stop = end.next_multiple_of(BLOCK as u64).min(new);
+        if stop > end_of_whole(new) {
+            start = start.min(end_of_whole(new));
+            stop = new;
+        }
+        if new > old && within_block(old) != 0 {
+            start = start.min(end_of_whole(old));
+        }
+        let front = self.existing(start, offset, old)?;
+        let back = self.existing(end, stop, old)?;
         // What lies between the end of the file and `offset` becomes zeros.
-        let zeros = before - head.len();
+        let zeros = (offset - start) as usize - front.bytes().len();
 
-        let mut merged = Merged { parts: [head, &[0; BLOCK][..zeros], bytes, tail] };
-        let mut at = block_of(offset);
-        loop {
+        let zeros = &[0; 2 * BLOCK][..zeros];
+        let mut merged = Merged { parts: [front.bytes(), zeros, bytes, back.bytes()] };
+        let mut at = start;
+        while at < stop {
+            let left = (stop - at) as usize;
             let room = SCRATCH - (at % UNIT as u64) as usize;
-            let count = merged.take(&mut self.scratch[..room]);
-            if count == 0 {
-                return Ok(bytes.len());
-            }
-            let sealed = &mut self.scratch[..count];
-            seal(self.key, at, sealed);
-            let (written, error) = put(&mut self.file, at, sealed);
+            // A partial block goes with the one before it.
+            let count = if left < room + BLOCK { left } else { room };
+            let piece = &mut self.scratch[..count];
+            merged.take(piece);
+            seal(self.key, at, piece);
+            let (written, error) = put(&mut self.file, at, piece);
             if written < count {
-                let done = block_of(at + written as u64).saturating_sub(offset) as usize;
+                let good = self.mend(at, count, written, [old, new])?;
+                let done = (good.saturating_sub(offset) as usize).min(bytes.len());
                 return error.filter(|_| done == 0).map_or(Ok(done), Err);
             }
             at += count as u64;
         }
+        Ok(bytes.len())
+    }
+
+    /// After a write of `count` sealed bytes at `at` stopped short: seals the end of the file anew, if it is now the end;
+    /// up to where everything can be opened. The file had, and was to have, the lengths given.
+    fn mend(
+        &mut self,
+        at: u64,
+        count: usize,
+        written: usize,
+        lengths: [u64; 2],
+    ) -> Result<u64, F::Error> {
+        let end = at + written as u64;
+        if end < lengths[0] {
+            let whole = lengths.map(end_of_whole).into_iter().filter(|whole| end > *whole);
+            return Ok(whole.fold(block_of(end), u64::min));
+        }
+        if written == 0 {
+            return Ok(end); // with the whole blocks of the piece before, or as it was
+        }
+        open(self.key, at, &mut self.scratch[..count]);
+        let start = block_of(end).saturating_sub(BLOCK as u64);
+        let mut last = [0; 2 * BLOCK];
+        let before = self.existing(start, at, at)?;
+        let (front, rest) = last[..(end - start) as usize].split_at_mut(before.bytes().len());
+        front.copy_from_slice(before.bytes());
+        rest.copy_from_slice(&self.scratch[written - rest.len()..written]);
+        let last = &mut last[..(end - start) as usize];
+        seal(self.key, start, last);
+        put(&mut self.file, start, last).1.map_or(Ok(end), Err)
     }
 
     /// Cuts the file at any byte, or extends it: what is added reads as zeros.
@@ -137,47 +201,80 @@ impl<F: File> Stream<'_, F> {
     /// # Errors
     /// What the file says.
     pub fn truncate(&mut self, new: u64) -> Result<(), F::Error> {
-        let old = self.file.length()?;
-        let (mut last, _) = self.existing(block_of(new), old)?;
-        if block_of(old) < block_of(new) {
-            self.make_whole(old)?;
+        let mut old = self.file.length()?;
+        if old < new {
+            old = if block_of(old) < block_of(new) {
+                self.make_whole(old)?
+            } else {
+                return self.write_zeros(old, (new - old) as usize);
+            };
         }
+        // Its last block is sealed by itself, before and after.
+        if within_block(new) == 0 && (new <= end_of_whole(old) || within_block(old) == 0) {
+            return self.file.set_length(new);
+        }
+        let start = block_of(new).saturating_sub(BLOCK as u64);
+        let existing = self.existing(start, new, old)?;
+        let mut last = [0; 2 * BLOCK];
+        let last = &mut last[..(new - start) as usize];
+        last[..existing.bytes().len()].copy_from_slice(existing.bytes());
         self.file.set_length(new)?;
-        let last = &mut last[..within_block(new)];
-        seal(self.key, block_of(new), last);
-        put(&mut self.file, block_of(new), last).1.map_or(Ok(()), Err)
+        seal(self.key, start, last);
+        put(&mut self.file, start, last).1.map_or(Ok(()), Err)
     }
 
-    /// Seals the partial block at the end of a file of this length as a whole one, filled up with zeros:
-    /// the file is about to grow beyond it.
-    fn make_whole(&mut self, length: u64) -> Result<(), F::Error> {
-        if length.is_multiple_of(BLOCK as u64) {
-            return Ok(());
+    /// Fills the partial block at the end of a file of this length up with zeros: the file is about to grow beyond it. Its
+    /// length is then what is returned.
+    fn make_whole(&mut self, length: u64) -> Result<u64, F::Error> {
+        let whole = length.next_multiple_of(BLOCK as u64);
+        self.write_zeros(length, (whole - length) as usize)?;
+        Ok(whole)
+    }
+
+    /// Writes less than a block of zeros.
+    fn write_zeros(&mut self, mut offset: u64, mut count: usize) -> Result<(), F::Error> {
+        while count > 0 {
+            match self.write(offset, &[0; BLOCK][..count])? {
+                0 => break,
+                written => {
+                    offset += written as u64;
+                    count -= written;
+                }
+            }
         }
-        let (mut block, _) = self.existing(block_of(length), length)?;
-        seal(self.key, block_of(length), &mut block);
-        put(&mut self.file, block_of(length), &block).1.map_or(Ok(()), Err)
+        Ok(())
     }
 
-    /// Opens what a file of this length holds of the block that `offset` cuts in two.
-    fn existing_around(
-        &mut self,
-        offset: u64,
-        length: u64,
-    ) -> Result<([u8; BLOCK], usize), F::Error> {
-        match within_block(offset) {
-            0 => Ok(([0; BLOCK], 0)),
-            _ => self.existing(block_of(offset), length),
+    /// Opens what a file of this length holds from `start` to `stop`, 31 bytes at most.
+    fn existing(&mut self, start: u64, stop: u64, length: u64) -> Result<Existing, F::Error> {
+        let mut existing = Existing { bytes: [0; 3 * BLOCK], from: 0, to: 0 };
+        let stop = stop.min(length);
+        if start >= stop {
+            return Ok(existing);
         }
+        let (mut first, mut last) = (block_of(start), stop.next_multiple_of(BLOCK as u64));
+        if stop > end_of_whole(length) {
+            (first, last) = (first.min(end_of_whole(length)), length);
+        }
+        let wanted = (last - first) as usize;
+        let got = fill(&mut self.file, first, &mut existing.bytes[..wanted])?;
+        open(self.key, first, &mut existing.bytes[..got]);
+        existing.to = got.min((stop - first) as usize);
+        existing.from = existing.to.min((start - first) as usize);
+        Ok(existing)
     }
+}
 
-    /// Opens what a file of this length holds of the block at `start`: how much, then zeros.
-    fn existing(&mut self, start: u64, length: u64) -> Result<([u8; BLOCK], usize), F::Error> {
-        let mut block = [0; BLOCK];
-        let wanted = length.saturating_sub(start).min(BLOCK as u64) as usize;
-        let got = fill(&mut self.file, start, &mut block[..wanted])?;
-        open(self.key, start, &mut block[..got]);
-        Ok((block, got))
+/// Plaintext next to what is written.
+struct Existing {
+    bytes: [u8; 3 * BLOCK],
+    from: usize,
+    to: usize,
+}
+
+impl Existing {
+    fn bytes(&self) -> &[u8] {
+        &self.bytes[self.from..self.to]
     }
 }
 
@@ -319,6 +416,24 @@ mod tests {
         model[offset..offset + bytes.len()].copy_from_slice(bytes);
     }
 
+    /// Where one piece of a long write ends and the next begins.
+    #[test]
+    fn no_space_between_two_pieces_is_told() {
+        for before in [0, 5, 16, 37] {
+            let (key, mut memory) = (key(4), Memory::new(usize::MAX));
+            let mut scratch = [0; SCRATCH + BLOCK];
+            let mut stream = Stream { key: &key, file: &mut memory, scratch: &mut scratch };
+            let mut model = vec![1; before];
+            stream.write(0, &model).unwrap();
+            stream.file.room = SCRATCH;
+            let written = stream.write(before as u64, &[2; 2 * SCRATCH]);
+            assert_eq!(written, Ok(SCRATCH - before));
+            model.resize(SCRATCH, 2);
+            open(&key, 0, &mut memory.bytes);
+            assert!(memory.bytes == model, "{before}");
+        }
+    }
+
     proptest! {
         #[test]
         fn a_sealed_file_is_a_file(
@@ -326,7 +441,7 @@ mod tests {
             longest in prop_oneof![1 => 1..40_usize, 3 => 1000..100_000_usize],
         ) {
             let (key, mut memory, mut model) = (key(3), Memory::new(longest), Vec::new());
-            let mut scratch = [0; SCRATCH];
+            let mut scratch = [0; SCRATCH + BLOCK];
             for step in steps {
                 let mut stream =
                     Stream { key: &key, file: &mut memory, scratch: &mut scratch };
@@ -361,14 +476,15 @@ mod tests {
             }
         }
 
-        /// What a full disk lets through is there, but for the block in which it struck; what `write`
-        /// says is never more than that.
+        /// What a full disk lets through is there, to the byte, and what `write` says is just that; the file can be read and
+        /// written on.
         #[test]
         fn no_space_is_told(
             before in some_bytes(), bytes in some_bytes(), offset in 0..SCRATCH, room in 0..2 * SCRATCH,
+            after in some_bytes(),
         ) {
             let (key, mut memory) = (key(4), Memory::new(5000));
-            let mut scratch = [0; SCRATCH];
+            let mut scratch = [0; SCRATCH + BLOCK];
             let mut stream = Stream { key: &key, file: &mut memory, scratch: &mut scratch };
             stream.write(0, &before).unwrap();
             let offset = offset.min(before.len());
@@ -376,16 +492,21 @@ mod tests {
             let room = stream.file.room;
             let written = stream.write(offset as u64, &bytes);
             let end = offset + bytes.len();
-            prop_assert_eq!(written == Ok(bytes.len()), end <= room);
-            if end > room {
-                let count = written.unwrap_or(0);
-                prop_assert!(count <= room - offset && count + 2 * BLOCK > room - offset);
-                let mut all = memory.bytes.clone();
-                open(&key, 0, &mut all);
-                let intact = offset / BLOCK * BLOCK;
-                prop_assert!(all[..intact] == before[..intact]);
-                prop_assert!(count == 0 || all[offset..offset + count] == bytes[..count]);
-            }
+            let fits = bytes.len().min(room - offset);
+            prop_assert_eq!(&written, &if fits == 0 { Err(NoSpace) } else { Ok(fits) });
+            let mut model = before.clone();
+            write_model(&mut model, offset, &bytes[..fits]);
+            let mut all = memory.bytes.clone();
+            open(&key, 0, &mut all);
+            prop_assert!(all == model, "{} {}", end, room);
+
+            memory.room = usize::MAX;
+            let mut stream = Stream { key: &key, file: &mut memory, scratch: &mut scratch };
+            prop_assert_eq!(stream.write(model.len() as u64, &after), Ok(after.len()));
+            model.extend(&after);
+            let mut all = memory.bytes.clone();
+            open(&key, 0, &mut all);
+            prop_assert!(all == model);
         }
     }
 }

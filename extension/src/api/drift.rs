@@ -22,12 +22,16 @@ fn drift(
     (
         name!(relation, Oid),
         name!(wanted, String),
-        name!(why, String),
+        name!(why, Vec<u8>),
         name!(actual, String),
-        name!(heal, String),
+        name!(heal, Vec<u8>),
     ),
 > {
     preload::require_active().or_raise();
     let found = drift::find(check_files).or_raise();
-    TableIterator::new(found.into_iter().map(|d| (d.relation, d.wanted, d.why, d.actual, d.heal)))
+    TableIterator::new(
+        found
+            .into_iter()
+            .map(|d| (d.relation, d.wanted, d.why.into_column(), d.actual, d.heal.into_column())),
+    )
 }

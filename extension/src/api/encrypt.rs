@@ -4,8 +4,11 @@ use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
 
 use crate::keys::shared;
-use crate::pg::report::{OrRaise, Report, Result};
-use crate::pg::{relation, session};
+use crate::pg::labels::Object;
+use crate::pg::relation;
+use crate::pg::report::{OrRaise, Result};
+use crate::pg::text::ServerText;
+use crate::policy::labels;
 use crate::rekey::requests;
 use crate::verify::{self, PageState};
 use crate::{policy, preload, roles};
@@ -15,18 +18,17 @@ use crate::{policy, preload, roles};
     CREATE FUNCTION pagevault.encrypt(rel regclass, cipher text DEFAULT NULL) RETURNS void
     LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
-fn encrypt(rel: Option<Oid>, cipher: Option<&str>) {
+fn encrypt(rel: Option<Oid>, cipher: Option<&[u8]>) {
     preload::require_active().or_raise();
     let Some(rel) = rel else { return };
     let label = match cipher {
         None => "encrypted".to_owned(),
-        Some(cipher) => format!("encrypted {cipher}"),
+        Some(cipher) => format!("encrypted {}", ServerText::from_bytes(cipher)),
     };
     // Refused before the statement is built; the label provider checks again.
     policy::label::parse(&label).or_raise();
     relation::require(rel).or_raise();
-    // As the statement will lock it; until then nobody gives its name to another.
-    relation::lock(rel, pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE);
+    lock_as_label(rel);
     let facts = relation::require(rel).or_raise();
     if !facts.user_made {
         let cipher = match policy::label::parse(&label).or_raise() {
@@ -37,7 +39,15 @@ fn encrypt(rel: Option<Oid>, cipher: Option<&str>) {
             .and_then(|()| policy::catalogs::encrypt(&facts, cipher))
             .or_raise();
     }
-    set_label(&relation::label_target(&facts), &format!("'{label}'")).or_raise();
+    labels::set(Object::relation(rel), &format!("'{label}'")).or_raise();
+}
+
+/// As the statement will lock it, so that nobody gives its name to another until then. Who may not label it does not
+/// keep others waiting: the statement refuses that.
+fn lock_as_label(rel: Oid) {
+    if relation::is_owned_by_caller(rel) {
+        relation::lock(rel, pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE);
+    }
 }
 
 /// The label 'plain' as a function; of system catalogs, which have no label, where nothing wants them
@@ -50,19 +60,16 @@ fn decrypt(rel: Oid) {
     let decrypt = || {
         preload::require_active()?;
         roles::require_admin("take encryption away")?;
+        relation::require(rel)?;
+        lock_as_label(rel);
         let facts = relation::require(rel)?;
         if facts.user_made {
-            set_label(&relation::label_target(&facts), "'plain'")
+            labels::set(Object::relation(rel), "'plain'")
         } else {
             policy::catalogs::decrypt(&facts)
         }
     };
     decrypt().or_raise();
-}
-
-/// Sets a label as the caller would.
-fn set_label(target: &str, label: &str) -> Result<()> {
-    Spi::run(&policy::labels::statement_on(target, label)).map_err(Report::from)
 }
 
 /// Labels this database and has everything in it encrypted, by jobs where there is much. Returns the number
@@ -76,29 +83,25 @@ fn encrypt_database() -> i64 {
         preload::require_active()?;
         roles::require_admin("encrypt a database")?;
         if !policy::labels::database_is_labelled_encrypted()? {
-            let database = Spi::get_one::<String>(THIS_DATABASE)?.unwrap_or_default();
-            set_label(&format!("DATABASE {database}"), "'encrypted'")?;
+            labels::set(Object::my_database(), "'encrypted'")?;
         }
         requests::encrypt_all_wanted()
     };
     encrypt().or_raise()
 }
 
-const THIS_DATABASE: &str =
-    "SELECT pg_catalog.quote_ident(pg_catalog.current_database()::pg_catalog.text)";
-
-/// What SECURITY LABEL names this database and all that is labelled encrypted in it.
-fn labelled_encrypted() -> Result<Vec<String>> {
-    const LABELLED: &str = "SELECT objtype || ' ' || objname FROM pg_catalog.pg_seclabels
-          WHERE provider = 'pagevault' AND label LIKE 'encrypted%' AND objtype <> 'tablespace'
-            AND (objtype <> 'database' OR objname = pg_catalog.quote_ident(pg_catalog.current_database()::text))";
-    let found = session::as_owner_of_the_cluster(|| {
-        Spi::connect(|spi| {
-            let rows = spi.select(LABELLED, None, &[])?;
-            rows.map(|row| row.get::<String>(1)).collect::<std::result::Result<Vec<_>, _>>()
-        })
-    })?;
-    Ok(found.into_iter().flatten().collect())
+/// This database and all that is in it, as far as it is labelled encrypted.
+fn labelled_encrypted() -> Result<Vec<Object>> {
+    let mut found = crate::pg::labels::labelled();
+    found.push(Object::my_database());
+    let mut wanted = Vec::new();
+    for object in found {
+        let label = object.label().as_ref().map(policy::label::of_text).transpose()?;
+        if matches!(label, Some(policy::label::Label::Encrypted(_))) {
+            wanted.push(object);
+        }
+    }
+    Ok(wanted)
 }
 
 /// Takes away every label that wants encryption in this database, and the encryption, by jobs. Returns their
@@ -111,8 +114,8 @@ fn decrypt_database() -> i64 {
     let decrypt = || {
         preload::require_active()?;
         roles::require_admin("decrypt a database")?;
-        for target in labelled_encrypted()? {
-            set_label(&target, "NULL")?;
+        for object in labelled_encrypted()? {
+            labels::set(object, "NULL")?;
         }
         requests::decrypt_all()
     };

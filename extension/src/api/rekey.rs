@@ -11,7 +11,7 @@ use crate::keys::shared;
 use crate::pg::process;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{OrRaise, Report, Result};
-use crate::rekey;
+use crate::rekey::Kind;
 use crate::rekey::jobs::{self, Order};
 use crate::rekey::requests;
 use crate::{preload, roles};
@@ -36,7 +36,7 @@ fn rotate_data_key(rel: Oid) -> i64 {
             .hint("Use pagevault.encrypt()."));
         }
         requests::refuse_destroyed(&facts)?;
-        jobs::submit(rel, &name, rekey::Kind::Rotate, None)
+        jobs::submit(rel, &name, Kind::Rotate, None)
     };
     rotate().or_raise()
 }
@@ -89,7 +89,7 @@ fn rotate_all_data_keys() -> i64 {
                 && jobs::unfinished_of(facts.oid)?.is_none()
             {
                 let name = relation::quoted_name(&facts);
-                jobs::submit(facts.oid, &name, rekey::Kind::Rotate, None)?;
+                jobs::submit(facts.oid, &name, Kind::Rotate, None)?;
                 count += 1;
             }
         }
@@ -137,7 +137,12 @@ fn rekey_cancel(job: i64) {
     LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
 fn rekey_wait(job: Option<i64>, timeout: Option<Interval>) -> Option<bool> {
-    job.map(|job| allowed(job).and_then(|()| wait(job, limit_of(timeout))).or_raise())
+    let waited = |job| {
+        allowed(job)?;
+        jobs::subject_of(job)?;
+        wait(job, limit_of(timeout))
+    };
+    job.map(|job| waited(job).or_raise())
 }
 
 /// As above: a number without a cast could mean either of the other two.
@@ -174,9 +179,8 @@ fn rekey_wait_for_relation(rel: Option<Oid>, timeout: Option<Interval>) -> Optio
 }
 
 fn limit_of(timeout: Option<Interval>) -> Option<Duration> {
-    let timeout = timeout?;
-    let seconds = timeout.as_micros().max(0) / 1_000_000;
-    Some(Duration::from_secs(u64::try_from(seconds).unwrap_or(u64::MAX)))
+    let limit = timeout?.as_micros().max(0);
+    Some(Duration::from_micros(u64::try_from(limit).unwrap_or(u64::MAX)))
 }
 
 /// How often a waiting session looks.
@@ -185,8 +189,9 @@ const LOOK: Duration = Duration::from_millis(100);
 fn wait(job: i64, limit: Option<Duration>) -> Result<bool> {
     let start = Instant::now();
     loop {
-        let (state, error) = jobs::state_of(job)?;
-        match state.as_str() {
+        // Gone meanwhile: what it was for was done otherwise.
+        let Some((state, error)) = jobs::state_of(job)? else { return Ok(false) };
+        match state {
             "done" => return Ok(true),
             "paused" | "cancelled" => return Ok(false),
             "failed" => {
@@ -194,31 +199,44 @@ fn wait(job: i64, limit: Option<Duration>) -> Result<bool> {
                     PgSqlErrorCode::ERRCODE_DATA_EXCEPTION,
                     format!("rekey job {job} has failed"),
                 )
-                .detail(error.unwrap_or_default())
+                .detail(error)
                 .hint(format!(
                     "Nothing is lost. Remove the cause, then use pagevault.rekey_resume({job})."
                 )));
             }
             _ => {}
         }
-        if jobs::is_uncommitted(job)? {
-            return Err(Report::new(
-                PgSqlErrorCode::ERRCODE_ACTIVE_SQL_TRANSACTION,
-                format!("rekey job {job} begins when this transaction commits"),
-            )
-            .hint("Commit before you wait."));
+        let left = limit.map(|limit| limit.saturating_sub(start.elapsed()));
+        match left {
+            Some(Duration::ZERO) => return Ok(false),
+            // Not less than the latch counts in.
+            Some(left) => process::sleep(left.clamp(Duration::from_millis(1), LOOK)),
+            None => process::sleep(LOOK),
         }
-        if limit.is_some_and(|limit| start.elapsed() >= limit) {
-            return Ok(false);
-        }
-        process::sleep(LOOK);
     }
 }
 
 fn order(job: i64, order: Order) -> Result<()> {
     allowed(job)?;
     require_primary("change rekey jobs")?;
+    if order == Order::Resume {
+        let (rel, kind) = jobs::subject_of(job)?;
+        if kind == Kind::Decrypt && relation::facts(rel).is_some() {
+            require_right_to_decrypt(rel)?;
+        }
+    }
     jobs::obey(job, order)
+}
+
+/// Going on with a decryption takes what asking for it took: the right to take encryption away, and that to label the relation. And
+/// meanwhile somebody may have wanted it encrypted.
+fn require_right_to_decrypt(rel: Oid) -> Result<()> {
+    let name = relation::qualified_name(rel);
+    roles::require_admin(&format!("remove the encryption of {name}"))?;
+    if !relation::is_owned_by_caller(rel) {
+        return Err(roles::not_owner(&name));
+    }
+    requests::refuse_wanted(&relation::require(rel)?)
 }
 
 /// Jobs are the business of administrators and of who owns the relation.
@@ -227,9 +245,64 @@ fn allowed(job: i64) -> Result<()> {
     if roles::is_admin() {
         return Ok(());
     }
-    let rel = jobs::relation_of(job)?;
+    let (rel, _) = jobs::subject_of(job)?;
     match relation::facts(rel) {
         Some(_) => roles::require_owner_or_admin(rel, &relation::qualified_name(rel)),
         None => roles::require_admin("change rekey jobs of relations that are gone"),
     }
+}
+
+/// Serves the view rekey_progress. Takes no lock on what it tells of.
+#[pg_extern(sql = "
+    CREATE FUNCTION pagevault.rekey_rows()
+    RETURNS TABLE (job bigint, relation oid, kind text, state text, pages_done bigint, pages_total bigint,
+                   bytes_per_second double precision, requested_by oid, requested_at timestamptz,
+                   started_at timestamptz, finished_at timestamptz, error text)
+    STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+")]
+#[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
+fn rekey_rows() -> TableIterator<
+    'static,
+    (
+        name!(job, i64),
+        name!(relation, Oid),
+        name!(kind, &'static str),
+        name!(state, &'static str),
+        name!(pages_done, i64),
+        name!(pages_total, i64),
+        name!(bytes_per_second, f64),
+        name!(requested_by, Oid),
+        name!(requested_at, Option<TimestampWithTimeZone>),
+        name!(started_at, Option<TimestampWithTimeZone>),
+        name!(finished_at, Option<TimestampWithTimeZone>),
+        name!(error, Option<String>),
+    ),
+> {
+    let jobs = preload::require_active().and_then(|()| jobs::all()).or_raise();
+    let rows = jobs.into_iter().map(|known| {
+        (
+            known.job.number as i64,
+            known.request.relation.into(),
+            known.request.kind.name(),
+            jobs::shown_state(&known),
+            known.progress.pages_done,
+            known.progress.pages_total,
+            known.progress.bytes_per_second,
+            known.request.requested_by.into(),
+            moment(known.request.at),
+            moment(known.started),
+            moment(known.ended),
+            Some(known.error).filter(|error| !error.is_empty()),
+        )
+    });
+    TableIterator::new(rows)
+}
+
+/// A moment in microseconds since 1970; `None` for 0.
+fn moment(us_since_1970: i64) -> Option<TimestampWithTimeZone> {
+    const EPOCH: i64 = (pg_sys::POSTGRES_EPOCH_JDATE as i64 - pg_sys::UNIX_EPOCH_JDATE as i64)
+        * pg_sys::SECS_PER_DAY as i64
+        * 1_000_000;
+    let moment = Some(us_since_1970).filter(|us| *us != 0)?;
+    TimestampWithTimeZone::try_from(moment - EPOCH).ok()
 }

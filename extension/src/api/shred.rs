@@ -8,6 +8,7 @@ use pgrx::prelude::*;
 use super::require_key_admin;
 use crate::keys::{destruction, master_keys, persist};
 use crate::pg::report::{OrRaise, Report, Result};
+use crate::pg::text::ServerText;
 use crate::pg::{compat, process, session};
 use crate::shred::{self, Shredded};
 
@@ -22,7 +23,7 @@ type Row = (String, String, Option<String>, Option<i32>, String);
 #[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
 fn shred(
     rel: Oid,
-    confirm: &str,
+    confirm: &[u8],
     fcinfo: pg_sys::FunctionCallInfo,
 ) -> TableIterator<
     'static,
@@ -34,7 +35,7 @@ fn shred(
         name!(detail, String),
     ),
 > {
-    rows("shred", fcinfo, || shred::relation("shred", rel, confirm)).or_raise()
+    rows("shred", fcinfo, || shred::relation("shred", rel, &shown(confirm))).or_raise()
 }
 
 /// Destroys the data keys of all relations in a schema.
@@ -46,7 +47,7 @@ fn shred(
 #[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
 fn shred_schema(
     schema: Oid,
-    confirm: &str,
+    confirm: &[u8],
     fcinfo: pg_sys::FunctionCallInfo,
 ) -> TableIterator<
     'static,
@@ -58,7 +59,8 @@ fn shred_schema(
         name!(detail, String),
     ),
 > {
-    rows("shred_schema", fcinfo, || shred::schema("shred_schema", schema, confirm)).or_raise()
+    rows("shred_schema", fcinfo, || shred::schema("shred_schema", schema, &shown(confirm)))
+        .or_raise()
 }
 
 /// Destroys all data keys of a database that nobody is connected to.
@@ -69,8 +71,8 @@ fn shred_schema(
 ")]
 #[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
 fn shred_database(
-    database: &str,
-    confirm: &str,
+    database: &[u8],
+    confirm: &[u8],
     fcinfo: pg_sys::FunctionCallInfo,
 ) -> TableIterator<
     'static,
@@ -82,7 +84,8 @@ fn shred_database(
         name!(detail, String),
     ),
 > {
-    rows("shred_database", fcinfo, || shred::database("shred_database", database, confirm))
+    let database = ServerText::from_bytes(database);
+    rows("shred_database", fcinfo, || shred::database("shred_database", &database, &shown(confirm)))
         .or_raise()
 }
 
@@ -94,7 +97,7 @@ fn shred_database(
 ")]
 #[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
 fn shred_former_files(
-    confirm: &str,
+    confirm: &[u8],
     fcinfo: pg_sys::FunctionCallInfo,
 ) -> TableIterator<
     'static,
@@ -106,8 +109,15 @@ fn shred_former_files(
         name!(detail, String),
     ),
 > {
-    rows("shred_former_files", fcinfo, || shred::former_files("shred_former_files", confirm))
-        .or_raise()
+    rows("shred_former_files", fcinfo, || {
+        shred::former_files("shred_former_files", &shown(confirm))
+    })
+    .or_raise()
+}
+
+/// A name as messages show it. Arguments are bytes: names need not be UTF-8.
+fn shown(name: &[u8]) -> String {
+    ServerText::from_bytes(name).to_string()
 }
 
 fn rows(
@@ -125,6 +135,7 @@ fn rows(
         .detail("Destroyed keys do not come back when a transaction is rolled back.")
         .hint(format!("Use SELECT * FROM pagevault.{function}(...) as a statement of its own.")));
     }
+    session::commit_after_this_statement();
     Ok(TableIterator::new(proof(&shred()?)?))
 }
 

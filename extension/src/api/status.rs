@@ -7,7 +7,7 @@ use pgrx::prelude::*;
 use crate::keys::gone::is_gone;
 use crate::keys::health::Moment;
 use crate::keys::secrets::State;
-use crate::keys::{escrow, helper, persist, provider_admin};
+use crate::keys::{escrow, helper, persist, provider_admin, wal_switch};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{OrRaise, Report, Result};
 use crate::{preload, roles};
@@ -62,12 +62,13 @@ fn status_row() -> TableIterator<
     keys.retain(|(scope, _, _)| !is_gone(*scope));
     let is_locked = |state: State| matches!(state, State::Locked | State::Refused);
     let locked = keys.iter().filter(|(_, _, state)| is_locked(*state)).count() as i64;
-    let (failure, last_revalidation, wal_problem) = {
+    let (failure, last_revalidation) = {
         let lock = KeystoreLock::acquire();
         let revalidation = shared.health.last_revalidation(&lock);
-        (shared.control.unlock_failure(), revalidation, shared.wal.problem())
+        (shared.control.unlock_failure(), revalidation)
     };
-    let wal_key = shared.wal.switches.newest().sealed();
+    let wal_key = shared.wal.written().sealed();
+    let wal_problem = wal_switch::problem().or_raise();
     let state = match (keys.is_empty(), locked) {
         (true, _) => "no master key",
         (false, 0) => "unlocked",
@@ -90,7 +91,7 @@ fn status_row() -> TableIterator<
         timestamp(last_revalidation),
         Some(if wal_key.is_some() { "encrypted" } else { "plaintext" }),
         wal_key.map(i64::from),
-        Some(wal_problem).filter(|text| privileged && !text.is_empty()),
+        wal_problem.filter(|_| privileged),
         escrow.as_ref().map(|mark| pgrx::datum::datetime_support::to_timestamp(mark.made as f64)),
         Some(missing as i64),
     ))

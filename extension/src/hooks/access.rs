@@ -65,7 +65,7 @@ unsafe fn refuse_locked(range_table: *mut pg_sys::List) {
         for facts in relation::with_partitions(oid) {
             let scope = Some(facts.file).filter(|_| facts.is_stored());
             if let Some(scope) = scope.and_then(shared::refused_scope) {
-                revoked::relation_refused(&facts.name, scope).raise();
+                revoked::relation_refused(&facts.name.to_string(), scope).raise();
             }
         }
     }

@@ -1,8 +1,17 @@
 //! PostgreSQL 18: completion of asynchronous reads.
 //!
-//! Contract of the completion: runs in whichever process finds the I/O finished (backends, I/O
-//! workers, the checkpointer), inside a critical section, with the buffers' I/O flags held. It may
-//! not allocate, raise, or wait for a lock. Keys come from shared memory without locks.
+//! A read has two completions (aio_callback.c), both in a critical section. `complete_shared` runs once, in whichever
+//! process finds that the read is done: its owner, an I/O worker, or, with `io_method = io_uring`, any process that waits for
+//! any read of the same owner, for it takes all that is done from the owner's ring (`pgaio_uring_drain_locked`).
+//! Only what lies in shared memory may be followed there. `complete_local` runs in the owner alone, when it takes its
+//! handle back (`pgaio_io_reclaim`), however it comes to that: after its own wait, when it runs out of handles, when a
+//! transaction is aborted, when it exits.
+//!
+//! Pages in shared buffers are opened in the first: from then on everybody may use them. Pages of temporary tables are
+//! opened in the second, just before the server itself verifies them: their buffers, and the number that their key
+//! is derived with, are the owner's.
+//!
+//! Contract of both: they may not allocate, raise, or wait for a lock. Keys come from shared memory without locks.
 
 use std::ffi::c_void;
 
@@ -49,11 +58,32 @@ pub(super) type GetTargetData = unsafe extern "C-unwind" fn(*mut c_void) -> *con
 /// `pgaio_io_get_handle_data`
 pub(super) type GetHandleData = unsafe extern "C-unwind" fn(*mut c_void, *mut u8) -> *const u64;
 
+/// `aio_md_readv_cb.complete_shared`
 pub(super) static MD_READV_COMPLETE: Forward<Complete> = Forward::unresolved();
+/// `aio_local_buffer_readv_cb.complete_local`
+pub(super) static LOCAL_READV_COMPLETE: Forward<Complete> = Forward::unresolved();
 pub(super) static GET_TARGET_DATA: Forward<GetTargetData> = Forward::unresolved();
 pub(super) static GET_HANDLE_DATA: Forward<GetHandleData> = Forward::unresolved();
 
-/// `aio_md_readv_cb.complete_shared`: opens the blocks that were really read.
+impl IoResult {
+    /// How many blocks were really read.
+    fn blocks(self) -> u32 {
+        match (self.bits & STATUS_MASK) >> STATUS_SHIFT {
+            STATUS_OK | STATUS_PARTIAL => self.result.max(0) as u32,
+            _ => 0,
+        }
+    }
+
+    /// The read failed: no key.
+    const NO_KEY: IoResult = IoResult {
+        bits: CALLBACK_MD_READV
+            | (STATUS_ERROR << STATUS_SHIFT)
+            | ((libc::ENOKEY as u32) << ERROR_SHIFT),
+        result: 0,
+    };
+}
+
+/// `aio_md_readv_cb.complete_shared`: opens what was read into shared buffers.
 ///
 /// A page whose key cannot be had turns the result into an error with ENOKEY, which the server
 /// reports as a failed read in the backend that waits for it.
@@ -62,34 +92,49 @@ pub(super) unsafe extern "C-unwind" fn md_readv_complete(
     prior: IoResult,
     data: u8,
 ) -> IoResult {
-    // SAFETY: forwarded as received. Afterwards the handle's target and buffers are stable until we
-    // return, and the first `result` buffers hold pages that only this completion touches.
+    // SAFETY: forwarded as received. The handle's target is in shared memory.
     unsafe {
-        let mut done = MD_READV_COMPLETE.get()(handle, prior, data);
-        let status = (done.bits & STATUS_MASK) >> STATUS_SHIFT;
-        if status != STATUS_OK && status != STATUS_PARTIAL {
+        let done = MD_READV_COMPLETE.get()(handle, prior, data);
+        let target = &*GET_TARGET_DATA.get()(handle);
+        if target.flags & FLAG_IS_TEMP != 0 {
             return done;
         }
+        open(handle, target, compat::SHARED_BACKEND, done)
+    }
+}
+
+/// `aio_local_buffer_readv_cb.complete_local`: opens what was read into local buffers, which the server then verifies.
+pub(super) unsafe extern "C-unwind" fn local_readv_complete(
+    handle: *mut c_void,
+    prior: IoResult,
+    data: u8,
+) -> IoResult {
+    // SAFETY: forwarded as received, but for the result; we are in the process that began the read.
+    unsafe {
         let target = &*GET_TARGET_DATA.get()(handle);
-        // Only the owner of a temporary relation completes reads of it.
-        let is_temporary = target.flags & FLAG_IS_TEMP != 0;
-        let backend =
-            if is_temporary { compat::temporary_backend() } else { compat::SHARED_BACKEND };
-        let file = SmgrFile { file: compat::rel_file(target.locator), backend };
-        let mut buffers: u8 = 0;
+        let opened = open(handle, target, compat::temporary_backend(), prior);
+        LOCAL_READV_COMPLETE.get()(handle, opened, data)
+    }
+}
+
+/// Opens the blocks that were really read; the result is that of the read, or that there is no key.
+///
+/// # Safety
+/// In a completion of the read, in a process that has its buffers. Handle, target and buffers are stable until it
+/// returns, and nobody else touches the pages that were read.
+#[inline]
+unsafe fn open(handle: *mut c_void, target: &TargetData, backend: i32, done: IoResult) -> IoResult {
+    let file = SmgrFile { file: compat::rel_file(target.locator), backend };
+    let mut buffers: u8 = 0;
+    // SAFETY: by contract; the handle has as many buffers as it says.
+    unsafe {
         let buffer_ids = GET_HANDLE_DATA.get()(handle, &mut buffers);
-        let blocks = u32::from(buffers).min(done.result.max(0) as u32);
-        for i in 0..blocks {
+        for i in 0..done.blocks().min(u32::from(buffers)) {
             let page = compat::buffer_page(*buffer_ids.add(i as usize) as pg_sys::Buffer);
-            let block = target.block + i;
-            if page_io::open(file, i32::from(target.fork), block, page).is_err() {
-                done.bits = CALLBACK_MD_READV
-                    | (STATUS_ERROR << STATUS_SHIFT)
-                    | ((libc::ENOKEY as u32) << ERROR_SHIFT);
-                done.result = 0;
-                return done;
+            if page_io::open(file, i32::from(target.fork), target.block + i, page).is_err() {
+                return IoResult::NO_KEY;
             }
         }
-        done
     }
+    done
 }

@@ -1,6 +1,6 @@
 //! Object access hook and label provider: where the policy hears of new relations and labels.
 
-use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ffi::{c_char, c_int, c_void};
 
 use pagevault_keystore::RelFile;
 use pgrx::pg_guard;
@@ -10,7 +10,8 @@ use crate::pg::labels::{Object, PROVIDER};
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::relation;
 use crate::pg::report::OrRaise;
-use crate::policy;
+use crate::pg::text::ServerText;
+use crate::{policy, roles};
 
 static PREVIOUS: ProcessLocal<pg_sys::object_access_hook_type> = ProcessLocal::new(None);
 
@@ -51,9 +52,10 @@ unsafe extern "C-unwind" fn object_access(
     }
     use pg_sys::ObjectAccessType::{OAT_DROP, OAT_POST_ALTER, OAT_POST_CREATE};
     let changes = matches!(access, OAT_POST_CREATE | OAT_POST_ALTER);
+    let is_role = changes && class == pg_sys::AuthIdRelationId;
     if (changes || (access == OAT_DROP && class == pg_sys::ExtensionRelationId))
         && sub_id == 0
-        && !policy::is_idle()
+        && (is_role || !policy::is_idle())
         && process::runs_transactions()
     {
         // SAFETY: the guarded function has the hook's own contract, and nothing here has a destructor.
@@ -75,6 +77,13 @@ unsafe extern "C-unwind" fn object_changed(
         }
         (pg_sys::ObjectAccessType::OAT_POST_ALTER, pg_sys::DatabaseRelationId) => {
             policy::databases::altered(object).or_raise();
+        }
+        (
+            pg_sys::ObjectAccessType::OAT_POST_CREATE | pg_sys::ObjectAccessType::OAT_POST_ALTER,
+            pg_sys::AuthIdRelationId,
+        ) => {
+            let is_new = access == pg_sys::ObjectAccessType::OAT_POST_CREATE;
+            roles::refuse_reserved(object, is_new).or_raise();
         }
         (pg_sys::ObjectAccessType::OAT_DROP, _) => {
             policy::removal::refuse_if_anything_is_sealed(object).or_raise();
@@ -122,10 +131,7 @@ pub(super) fn decides() -> bool {
 #[pg_guard]
 unsafe extern "C-unwind" fn relabel(object: *const pg_sys::ObjectAddress, label: *const c_char) {
     // SAFETY: the server's own arguments; `label` is null or NUL-terminated.
-    let (object, label) = unsafe {
-        let label = (!label.is_null()).then(|| CStr::from_ptr(label).to_string_lossy());
-        (*object, label)
-    };
+    let (object, label) = unsafe { (*object, ServerText::copied(label)) };
     let (of, column) = (Object { class: object.classId, oid: object.objectId }, object.objectSubId);
-    policy::labels::relabelled(of, column, label.as_deref()).or_raise();
+    policy::labels::relabelled(of, column, label).or_raise();
 }

@@ -5,7 +5,7 @@ use pagevault_interpose::{Code, Executable, Expected, Plan};
 use pgrx::PgSqlErrorCode;
 
 use super::forward::Forward;
-use super::{aio, files, smgr, sync};
+use super::{aio, files, smgr, sync, writing};
 use crate::pg::compat::MAJOR;
 use crate::pg::report::{Report, Result};
 use crate::pg::wal;
@@ -35,15 +35,15 @@ fn swap(name: &'static str, ours: *const (), keep: &'static dyn Keep) -> Swap {
 /// What is replaced in `smgrsw[0]` of this major version.
 fn storage_manager() -> Vec<Swap> {
     let mut swaps = vec![
-        swap("mdextend", smgr::mdextend as *const (), &smgr::MDEXTEND),
-        swap("mdcreate", smgr::mdcreate as *const (), &smgr::MDCREATE),
+        swap("mdextend", writing::mdextend as *const (), &smgr::MDEXTEND),
+        swap("mdcreate", writing::mdcreate as *const (), &smgr::MDCREATE),
     ];
     if MAJOR >= 17 {
         swaps.push(swap("mdreadv", smgr::mdreadv as *const (), &smgr::MDREADV));
-        swaps.push(swap("mdwritev", smgr::mdwritev as *const (), &smgr::MDWRITEV));
+        swaps.push(swap("mdwritev", writing::mdwritev as *const (), &smgr::MDWRITEV));
     } else {
         swaps.push(swap("mdread", smgr::mdread as *const (), &smgr::MDREAD));
-        swaps.push(swap("mdwrite", smgr::mdwrite as *const (), &smgr::MDWRITE));
+        swaps.push(swap("mdwrite", writing::mdwrite as *const (), &smgr::MDWRITE));
     }
     if MAJOR >= 16 {
         swaps.push(swap("mdzeroextend", smgr::mdzeroextend as *const (), &smgr::MDZEROEXTEND));
@@ -119,22 +119,27 @@ fn plan_sync_handler(plan: &mut Plan<'_>) -> std::result::Result<(), pagevault_i
     Ok(())
 }
 
-/// PostgreSQL 18: `aio_md_readv_cb`, a `PgAioHandleCallbacks` of four pointers: stage,
-/// complete_shared, complete_local, report.
+/// PostgreSQL 18: `aio_md_readv_cb` and `aio_local_buffer_readv_cb`, each a `PgAioHandleCallbacks` of four pointers:
+/// stage, complete_shared, complete_local, report. Which process calls which: see [`super::aio`].
 fn plan_read_completion(
     exe: &Executable,
     plan: &mut Plan<'_>,
 ) -> std::result::Result<(), pagevault_interpose::Error> {
-    const CALLBACKS: &str = "aio_md_readv_cb";
+    const OF_FILES: &str = "aio_md_readv_cb";
+    const OF_LOCAL_BUFFERS: &str = "aio_local_buffer_readv_cb";
     const COMPLETE_SHARED: usize = size_of::<*const ()>();
     const COMPLETE_LOCAL: usize = 2 * size_of::<*const ()>();
     aio::GET_TARGET_DATA.resolve(exe.function("pgaio_io_get_target_data")?.as_ptr());
     aio::GET_HANDLE_DATA.resolve(exe.function("pgaio_io_get_handle_data")?.as_ptr());
-    // If the server used this one, temporary relations would pass us by.
-    plan.require_null(CALLBACKS, COMPLETE_LOCAL)?;
+    // A server with these would look at pages before we do, or open those of temporary relations in any process.
+    plan.require_null(OF_FILES, COMPLETE_LOCAL)?;
+    plan.require_null(OF_LOCAL_BUFFERS, COMPLETE_SHARED)?;
     let ours = aio::md_readv_complete as *const ();
-    let original = plan.pointer(CALLBACKS, COMPLETE_SHARED, Expected::OwnFunction, ours)?;
+    let original = plan.pointer(OF_FILES, COMPLETE_SHARED, Expected::OwnFunction, ours)?;
     aio::MD_READV_COMPLETE.resolve(original.as_ptr());
+    let ours = aio::local_readv_complete as *const ();
+    let original = plan.pointer(OF_LOCAL_BUFFERS, COMPLETE_LOCAL, Expected::OwnFunction, ours)?;
+    aio::LOCAL_READV_COMPLETE.resolve(original.as_ptr());
     Ok(())
 }
 

@@ -16,3 +16,4 @@ pub(crate) mod statistics;
 pub(crate) mod sync;
 pub(crate) mod transaction;
 pub(crate) mod utility;
+pub(crate) mod writing;

@@ -6,12 +6,13 @@
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use pagevault_cipher::{Epoch, Page, page};
 use pgrx::pg_sys::{self, BlockNumber, SMgrRelation};
 
 use super::ddl;
 use super::forward::Forward;
 use crate::fault;
-use crate::page_io::{self, PageFault, SealTarget};
+use crate::page_io::{self, PageFault, SealTarget, Writing};
 use crate::pg::compat::{self, SmgrFile};
 
 type ForkNumber = i32;
@@ -179,11 +180,11 @@ pub(super) unsafe extern "C-unwind" fn mdwrite(
     // SAFETY: the server's own arguments; there is one page at `buffer`.
     unsafe {
         let file = compat::smgr_file(reln);
-        let target = if page_io::must_look(file) {
-            target_over(reln, fork, block, buffer)
-        } else {
-            page_io::seal_target(file)
-        };
+        if page_io::is_stand_in(buffer.cast()) {
+            return;
+        }
+        let writing = page_io::writing(file);
+        let target = target_over(reln, writing, fork, block, buffer);
         let sealed = seal_one(target, fork, block, buffer);
         MDWRITE.get()(reln, fork, block, sealed, skip_fsync);
     }
@@ -204,7 +205,10 @@ pub(super) unsafe extern "C-unwind" fn mdextend(
         if let Err(fault) = page_io::check_not_destroyed(file) {
             raise(fault, block);
         }
-        let sealed = seal_one(page_io::seal_target(file), fork, block, buffer);
+        let target = page_io::seal_target(file);
+        let buffer =
+            if target.is_some() { page_io::as_added(buffer.cast()).cast() } else { buffer };
+        let sealed = seal_one(target, fork, block, buffer);
         fault::point_of("page.extend", file.file.relation);
         MDEXTEND.get()(reln, fork, block, sealed, skip_fsync);
     }
@@ -223,16 +227,23 @@ pub(super) unsafe extern "C-unwind" fn mdwritev(
     // memory, not the stack, so a longjmp out of the forwarded call leaves nothing behind.
     unsafe {
         let file = compat::smgr_file(reln);
-        if page_io::must_look(file) {
+        let writing = page_io::writing(file);
+        if writing.must_look
+            || writing.must_watch
+            || (0..count).any(|i| page_io::is_stand_in((*buffers.add(i as usize)).cast()))
+        {
             for i in 0..count {
                 let page = *buffers.add(i as usize);
-                let target = target_over(reln, fork, block + i, page);
+                if page_io::is_stand_in(page.cast()) {
+                    continue;
+                }
+                let target = target_over(reln, writing, fork, block + i, page);
                 let sealed = seal_one(target, fork, block + i, page);
                 MDWRITEV.get()(reln, fork, block + i, &raw const sealed, 1, skip_fsync);
             }
             return;
         }
-        let Some(target) = page_io::seal_target(file) else {
+        let Some(target) = writing.target else {
             return MDWRITEV.get()(reln, fork, block, buffers, count, skip_fsync);
         };
         let mut done = 0;
@@ -284,7 +295,7 @@ pub(super) unsafe extern "C-unwind" fn mdcreate(
                 check_still_open(reln, file);
             }
         }
-        // Nothing between the key and its file waits or checks for interrupts: shred::former_files counts on it.
+        // Between the two marks of `writing::mdcreate`: shred::former_files counts on it.
         fault::point_of("storage.decided", 0);
         MDCREATE.get()(reln, fork, is_redo);
     }
@@ -319,19 +330,67 @@ unsafe fn check_still_open(reln: SMgrRelation, file: SmgrFile) {
     }
 }
 
-/// How to write one page of a file that is being rewritten, by what lies there on disk.
+/// How to write one page.
 ///
 /// # Safety
 /// As [`mdwrite`].
-#[cold]
+#[inline]
 unsafe fn target_over(
     reln: SMgrRelation,
+    writing: Writing,
     fork: ForkNumber,
     block: BlockNumber,
     buffer: *const c_void,
 ) -> Option<SealTarget> {
-    let on_disk = page_io::place_for_disk();
+    if writing.must_look || writing.must_watch {
+        // SAFETY: by contract.
+        unsafe { target_by_disk(reln, writing, fork, block, buffer) }
+    } else {
+        writing.target
+    }
+}
+
+/// How to write one page of a file that is being rewritten, or may be sealed though nobody knows it yet, by what lies there
+/// on disk.
+///
+/// # Safety
+/// As [`mdwrite`].
+#[cold]
+unsafe fn target_by_disk(
+    reln: SMgrRelation,
+    writing: Writing,
+    fork: ForkNumber,
+    block: BlockNumber,
+    buffer: *const c_void,
+) -> Option<SealTarget> {
     // SAFETY: by contract; the place has room for a page and is ours until the next call.
+    unsafe {
+        // mdread raises an error for a page beyond the end, and only the startup process is spared.
+        if !writing.must_look && block >= compat::smgr_blocks(reln, fork) {
+            return writing.target;
+        }
+        let file = compat::smgr_file(reln);
+        let on_disk = read_past_us(reln, fork, block);
+        if writing.must_watch
+            && let Err(fault) = page_io::may_write_over(file, block, &*on_disk)
+        {
+            raise(fault, block);
+        }
+        if writing.must_look {
+            page_io::target_over(file, writing.target, buffer.cast(), &*on_disk)
+        } else {
+            writing.target
+        }
+    }
+}
+
+/// A page as it is on disk.
+///
+/// # Safety
+/// As [`mdread`], of a block that exists. What is pointed to is good until the next call.
+unsafe fn read_past_us(reln: SMgrRelation, fork: ForkNumber, block: BlockNumber) -> *mut Page {
+    let on_disk = page_io::place_for_disk();
+    // SAFETY: by contract; the place has room for a page.
     unsafe {
         let mut place = on_disk.cast::<c_void>();
         if compat::MAJOR >= 17 {
@@ -339,7 +398,19 @@ unsafe fn target_over(
         } else {
             MDREAD.get()(reln, fork, block, place);
         }
-        page_io::target_over(compat::smgr_file(reln), buffer.cast(), &*on_disk)
+    }
+    on_disk
+}
+
+/// The epoch that a page on disk is sealed under. In the startup process.
+pub(crate) fn epoch_on_disk(file: SmgrFile, fork: ForkNumber, block: BlockNumber) -> Option<Epoch> {
+    // SAFETY: not in a critical section; the object lives on, and the block is there when it is read.
+    unsafe {
+        let reln = compat::open_smgr_of(file);
+        if block >= compat::smgr_blocks(reln, fork) {
+            return None;
+        }
+        page::epoch_of(&*read_past_us(reln, fork, block))
     }
 }
 

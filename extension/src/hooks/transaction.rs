@@ -1,4 +1,4 @@
-//! The end of transactions: what they made necessary is done before they commit.
+//! The end of transactions: what they made necessary is done before they commit, and what an ERROR left begun ends.
 
 use std::ffi::c_void;
 
@@ -7,11 +7,27 @@ use pgrx::pg_sys;
 
 use crate::pg::report::OrRaise;
 use crate::policy::catalogs;
+use crate::writers;
 
-/// Installs the callback; from `_PG_init`. Processes inherit it.
+/// Installs the callbacks; from `_PG_init`. Processes inherit them.
 pub(crate) fn install() {
-    // SAFETY: in the postmaster, before anything is forked; the function lives as long as the library.
-    unsafe { pg_sys::RegisterXactCallback(Some(transaction_event), std::ptr::null_mut()) };
+    // SAFETY: in the postmaster, before anything is forked; the functions live as long as the library.
+    unsafe {
+        pg_sys::RegisterXactCallback(Some(transaction_event), std::ptr::null_mut());
+        pg_sys::RegisterSubXactCallback(Some(subtransaction_event), std::ptr::null_mut());
+    }
+}
+
+/// Contract: called at the beginning and the end of a subtransaction; when it is rolled back nothing may be raised.
+unsafe extern "C-unwind" fn subtransaction_event(
+    event: pg_sys::SubXactEvent::Type,
+    _own: pg_sys::SubTransactionId,
+    _parent: pg_sys::SubTransactionId,
+    _argument: *mut c_void,
+) {
+    if event == pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB {
+        writers::end_all();
+    }
 }
 
 /// Contract: called at several points of the end of a transaction. Before it commits or is prepared,
@@ -20,7 +36,12 @@ unsafe extern "C-unwind" fn transaction_event(
     event: pg_sys::XactEvent::Type,
     _argument: *mut c_void,
 ) {
-    use pg_sys::XactEvent::{XACT_EVENT_ABORT, XACT_EVENT_PRE_COMMIT, XACT_EVENT_PRE_PREPARE};
+    use pg_sys::XactEvent::{
+        XACT_EVENT_ABORT, XACT_EVENT_PARALLEL_ABORT, XACT_EVENT_PRE_COMMIT, XACT_EVENT_PRE_PREPARE,
+    };
+    if matches!(event, XACT_EVENT_ABORT | XACT_EVENT_PARALLEL_ABORT) {
+        writers::end_all();
+    }
     if catalogs::any() {
         match event {
             // SAFETY: the guarded function has the callback's own contract.

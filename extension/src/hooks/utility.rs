@@ -13,6 +13,7 @@ use super::ddl;
 use crate::pg::labels::PROVIDER;
 use crate::pg::process::ProcessLocal;
 use crate::pg::report::OrRaise;
+use crate::pg::text::ServerText;
 use crate::policy;
 
 static PREVIOUS: ProcessLocal<pg_sys::ProcessUtility_hook_type> = ProcessLocal::new(None);
@@ -45,8 +46,6 @@ unsafe extern "C-unwind" fn process_utility(
     unsafe {
         let node = (*statement).utilityStmt;
         if concerns_us((*node).type_) {
-            let top_level = context == pg_sys::ProcessUtilityContext::PROCESS_UTILITY_TOPLEVEL;
-            LABEL_AT_TOP_LEVEL.with(|flag| *flag = top_level);
             pg_sys::panic::pgrx_extern_c_guard(|| prepare(node));
         }
         let next = PREVIOUS.with(|previous| *previous).unwrap_or(raw::standard_ProcessUtility);
@@ -58,16 +57,6 @@ unsafe extern "C-unwind" fn process_utility(
             pg_sys::panic::pgrx_extern_c_guard(|| policy::catalogs::follow().or_raise());
         }
     }
-}
-
-/// Whether the last command that concerned us was the client's own, not part of a function.
-static LABEL_AT_TOP_LEVEL: ProcessLocal<bool> = ProcessLocal::new(false);
-
-/// True if the command being carried out can still be rolled back together with others.
-pub(crate) fn in_transaction_block() -> bool {
-    // SAFETY: looks at this process's transaction state.
-    let block = unsafe { pg_sys::IsTransactionBlock() || pg_sys::IsSubTransaction() };
-    block || !LABEL_AT_TOP_LEVEL.with(|flag| *flag)
 }
 
 /// Declared here because pgrx's declaration has a guard around it.
@@ -103,9 +92,8 @@ unsafe fn prepare(statement: *mut pg_sys::Node) {
             pg_sys::NodeTag::T_CreatedbStmt => {
                 let options = (*statement.cast::<pg_sys::CreatedbStmt>()).options;
                 let file_copy = option(options, c"strategy")
-                    .is_some_and(|strategy| strategy.eq_ignore_ascii_case("file_copy"));
-                let template =
-                    option(options, c"template").unwrap_or_else(|| "template1".to_owned());
+                    .is_some_and(|strategy| strategy.bytes().eq_ignore_ascii_case(b"file_copy"));
+                let template = option(options, c"template").unwrap_or_else(|| "template1".into());
                 policy::databases::creating(template, file_copy);
             }
             pg_sys::NodeTag::T_SecLabelStmt => {
@@ -119,19 +107,17 @@ unsafe fn prepare(statement: *mut pg_sys::Node) {
     }
 }
 
-/// The text of an option of a command.
+/// The text of an option of a command. `TEMPLATE DEFAULT` and the like have none, and mean the same as no option (gram.y
+/// makes a DefElem without argument of them, and createdb in dbcommands.c looks for one).
 ///
 /// # Safety
 /// `options` is a list of DefElem or NIL.
-unsafe fn option(options: *mut pg_sys::List, name: &CStr) -> Option<String> {
+unsafe fn option(options: *mut pg_sys::List, name: &CStr) -> Option<ServerText> {
     // SAFETY: by contract.
     unsafe {
         PgList::<DefElem>::from_pg(options)
             .iter_ptr()
-            .find(|option| CStr::from_ptr((**option).defname) == name)
-            .map(|option| {
-                let text = pg_sys::defGetString(option);
-                CStr::from_ptr(text).to_string_lossy().into_owned()
-            })
+            .find(|option| !(**option).arg.is_null() && CStr::from_ptr((**option).defname) == name)
+            .and_then(|option| ServerText::copied(pg_sys::defGetString(option)))
     }
 }

@@ -1,7 +1,7 @@
 //! Data keys: made, wrapped by a database key, wrapped again by another.
 
 use pagevault_cipher::wrap::{self, WrapKey};
-use pagevault_cipher::{CipherId, DataKey, Secret32};
+use pagevault_cipher::{CipherId, DataKey, Epoch, Secret32};
 use pagevault_keystore::record::{MAX_WRAPPED_DATA_KEY, Phase};
 use pagevault_keystore::{Record, RelFile, data_key_aad, log, state};
 use pgrx::PgSqlErrorCode;
@@ -127,9 +127,10 @@ fn make_epoch(
             .hint("Rewrite the relation into a new file with VACUUM FULL or REINDEX.")
         })?,
     };
-    let mut records =
-        vec![make_key(file, epoch, cipher)?, Record::Current { file, epoch, owner: 0 }];
+    // The rewriting comes before the phase, so that nobody sees the phase without it.
+    let mut records = vec![make_key(file, epoch, cipher)?];
     records.extend(pages.rewriting(file, Phase { epoch, plaintext: false }));
+    records.push(Record::Current { file, epoch, owner: 0 });
     append(&lock, file.database, &records)
 }
 
@@ -142,17 +143,21 @@ pub(crate) fn write_plaintext(file: RelFile, pages: Pages) -> Result<()> {
     let directory = &shared_memory()?.directory;
     let Some(slot) = directory.find(file)? else { return Ok(()) };
     let after = directory.last_epoch(slot)?;
-    let mut records = vec![Record::Plaintext { file, after }];
-    records.extend(pages.rewriting(file, Phase { epoch: after, plaintext: true }));
+    let rewriting = pages.rewriting(file, Phase { epoch: after, plaintext: true });
+    let mut records: Vec<_> = rewriting.into_iter().collect();
+    records.push(Record::Plaintext { file, after });
     append(&lock, file.database, &records).map(|_| ())
 }
 
-/// Notes that no page of a file is written under the epochs before its current one any more; if it is
-/// written in plaintext, under none.
-pub(crate) fn retire_older_epochs(file: RelFile) -> Result<()> {
+/// Notes that no page of a file is written under another epoch than `proven` any more; `None`: that all are plaintext. False
+/// if the file is to be written otherwise by now: then that is not what was proven.
+pub(crate) fn retire_older_epochs(file: RelFile, proven: Option<Epoch>) -> Result<bool> {
     let lock = KeystoreLock::acquire();
+    if shared::current_epoch(file) != proven {
+        return Ok(false);
+    }
     let directory = &shared_memory()?.directory;
-    let Some(slot) = directory.find(file)? else { return Ok(()) };
+    let Some(slot) = directory.find(file)? else { return Ok(true) };
     let mut records = Vec::new();
     if directory.is_mixed(slot)? {
         let phase = directory.info(slot)?.phase;
@@ -164,10 +169,10 @@ pub(crate) fn retire_older_epochs(file: RelFile) -> Result<()> {
     if after != 0 && directory.would_change(&record)? && shared::has_key(file, after) {
         records.push(record);
     }
-    if records.is_empty() {
-        return Ok(());
+    if !records.is_empty() {
+        append(&lock, file.database, &records)?;
     }
-    append(&lock, file.database, &records).map(|_| ())
+    Ok(true)
 }
 
 /// Wraps every data key in the log of `home` that `from` wraps with the key `to` instead. Returns how
@@ -229,6 +234,28 @@ pub(super) fn present_key(file: RelFile, epoch: u16) -> Option<DataKey> {
     let secret = shared::secrets()?.get(found.scope, found.key_version)?;
     let cipher = CipherId::try_from(found.cipher).ok()?;
     cache::open_data_key(&WrapKey::new(secret.expose()), file, epoch, cipher, &wrapped[..found.len])
+}
+
+/// Whether a record brings another key for an epoch that has one, not the same key in another wrapping. No, where either
+/// of them cannot be unwrapped now.
+pub(super) fn is_another_key(record: &Record) -> bool {
+    let Record::DataKey { file, epoch, cipher, scope, key_version, wrapped, .. } = record else {
+        return false;
+    };
+    let mut known = [0; MAX_WRAPPED_DATA_KEY];
+    let Some(found) = shared::data_key(*file, *epoch, &mut known) else { return false };
+    if known[..found.len] == wrapped[..] {
+        return false;
+    }
+    let brought = || {
+        let secret = shared::secrets()?.get(*scope, *key_version)?;
+        let cipher = CipherId::try_from(*cipher).ok()?;
+        cache::open_data_key(&WrapKey::new(secret.expose()), *file, *epoch, cipher, wrapped)
+    };
+    match (present_key(*file, *epoch), brought()) {
+        (Some(present), Some(brought)) => present.expose() != brought.expose(),
+        _ => false,
+    }
 }
 
 /// The logs that may hold data keys wrapped by a scope's key: the database's own, or for the cluster

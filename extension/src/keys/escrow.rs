@@ -38,7 +38,8 @@ pub(super) fn take_over(storage: &FileStorage, logs: &mut [Contents]) -> Result<
         .map_err(|e| persist::internal(format!("keystore: {e}")))?;
     let mut with_restored = state.clone();
     let folded = restored.iter().cloned().try_for_each(|record| with_restored.apply(record));
-    if folded.is_ok() && with_restored == state {
+    folded.map_err(|e| not_ours(&e.to_string()))?;
+    if with_restored == state {
         return Ok(());
     }
     let mut log = Log::resume(storage, cluster.position);
@@ -85,6 +86,16 @@ fn read(storage: &FileStorage, id: [u8; 16]) -> Result<Option<Vec<Record>>> {
         .hint("Remove it from the directory pagevault/ of the data directory, and restore the escrow again.")
     })?;
     Ok((restored.keystore == id).then_some(restored.records))
+}
+
+/// What was restored contradicts the keystore. Written down, it would make the keystore unreadable.
+fn not_ours(problem: &str) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
+        format!("key file \"{RESTORED}\" does not belong here: {problem}"),
+    )
+    .detail("Nothing was changed.")
+    .hint("Remove it from the directory pagevault/ of the data directory, and restore the escrow again.")
 }
 
 fn not_read(error: &std::io::Error) -> Report {

@@ -2,7 +2,8 @@
 
 use pagevault_cipher::Secret32;
 use pagevault_keystore::directory::Directory;
-use pagevault_keystore::log::{self, Log, LogError, Position};
+use pagevault_keystore::job_table::JobTable;
+use pagevault_keystore::log::{self, Log, LogError, Position, Trust};
 use pagevault_keystore::state::State;
 use pagevault_keystore::storage::FileStorage;
 use pagevault_keystore::{Record, log::Contents, wrappings};
@@ -15,13 +16,14 @@ use super::persist::{self, internal, keystore_failure};
 use super::secrets::{self, Secrets};
 use super::shared::{self, Control, Shared};
 use super::wal::{self, Wal};
-use super::{unlock, upgrade};
+use super::{unlock, upgrade, written_over};
 use crate::pg::compat;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::mapping::{self, Kind};
 use crate::pg::report::{Report, Result};
 use crate::pg::{guc, process};
 use crate::stats::{self, Stats};
+use crate::writers::{self, Writers};
 
 /// Stage 3 of start-up, in the postmaster.
 pub(crate) fn start() -> Result<()> {
@@ -48,14 +50,20 @@ const LARGE: u64 = 64 << 10;
 
 fn read_logs(storage: &FileStorage, recovering: bool) -> Result<Vec<Contents>> {
     let mut logs = Vec::new();
+    // Of what no checkpoint has settled WAL knows whether it has happened.
+    let trust =
+        if recovering { Trust::Settled { redo: process::redo_start() } } else { Trust::All };
     for scope in log::scopes(storage).map_err(|e| keystore_failure(&e))? {
         if !recovering {
             refuse_torn(storage, scope)?;
         }
-        let opened = Log::open(storage, scope).map_err(|e| keystore_failure(&e))?;
+        let opened = Log::open(storage, scope, trust).map_err(|e| keystore_failure(&e))?;
         let Some((mut log, mut contents)) = opened else { continue };
         if contents.torn > 0 {
             cut_off(scope, contents.torn).send(PgLogLevel::LOG);
+        }
+        if contents.unbelieved > 0 {
+            left_to_wal(scope, contents.unbelieved).send(PgLogLevel::LOG);
         }
         if recovering {
             // Scopes ascend: the cluster's log, which has the database keys, comes first.
@@ -165,6 +173,17 @@ fn cut_off(scope: u32, bytes: u64) -> Report {
     )
 }
 
+fn left_to_wal(scope: u32, bytes: u64) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
+        format!(
+            "pagevault: cut {bytes} bytes off \"{}\" that no checkpoint has settled",
+            log::file_name(scope)
+        ),
+    )
+    .detail("What of them has happened is in WAL, and is replayed.")
+}
+
 /// First start: maps the memory that every process will inherit.
 fn map(logs: &[Contents]) -> Result<&'static Shared> {
     let existing = logs.iter().flat_map(|log| &log.records);
@@ -196,9 +215,31 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
     let counters = stats::words_needed(compat::most_processes());
     let counters =
         mapping::shared_words(counters, Kind::Sparse).map_err(|e| no_memory(counters * 2, &e))?;
+    // Unfinished jobs concern files that have keys, or will have. Those that are over are few.
+    let jobs = logs.iter().flat_map(|log| &log.records);
+    let jobs = jobs.filter(|record| matches!(record, Record::Job { .. })).count();
+    let most_jobs = jobs + capacity as usize;
+    let jobs = JobTable::words_needed(most_jobs);
+    let jobs = mapping::shared_words(jobs, Kind::Sparse).map_err(|e| no_memory(jobs, &e))?;
+    let jobs = JobTable::new(jobs, most_jobs);
+    let words_of_writers = writers::words_needed(compat::most_processes());
+    let words_of_writers = mapping::shared_words(words_of_writers, Kind::Sparse)
+        .map_err(|e| no_memory(words_of_writers, &e))?;
+    let written_over = written_over::map(no_memory)?;
     let (control, health, wal) = (Control::new(control), Health::new(health), Wal::new(wal));
-    let stats = Stats::new(counters);
-    Ok(shared::publish(Shared { directory, words, secrets, control, health, wal, stats }))
+    let (stats, writers) = (Stats::new(counters), Writers::new(words_of_writers));
+    Ok(shared::publish(Shared {
+        directory,
+        words,
+        secrets,
+        control,
+        health,
+        wal,
+        stats,
+        writers,
+        jobs,
+        written_over,
+    }))
 }
 
 /// Crash restart: a process may have died while writing, so the directory is made anew.
@@ -209,6 +250,10 @@ fn reset() -> Result<&'static Shared> {
     Directory::init_zeroed(shared.words, capacity)?;
     shared.control.reset();
     shared.wal.reset();
+    shared.jobs.reset();
+    shared.writers.reset();
+    let cleared = shared.written_over.reset();
+    cleared.map_err(|e| internal(format!("could not clear memory: {e}")))?;
     Ok(shared)
 }
 

@@ -4,12 +4,15 @@
 //! Killed at any step it ends wholly old or wholly new. Versions of a database key go to the provider together, not
 //! one by one.
 
+use std::borrow::Borrow;
+
 use pagevault_cipher::Secret32;
-use pagevault_keystore::Record;
 use pagevault_keystore::protocol::{Action, Base64, ProviderSpec, SecretBytes};
 use pagevault_keystore::state::{DatabaseKey, State};
+use pagevault_keystore::{CheckValue, Record};
 use pgrx::PgSqlErrorCode as Code;
 
+use super::proof::{self, Expects};
 use super::provider_admin::check_key_name;
 use super::providers::{self, Answer, Question};
 use super::{data_keys, persist, revoked};
@@ -34,6 +37,8 @@ pub(crate) fn set(by: &str, scope: u32, provider: &str, key: &str) -> Result<()>
 fn set_first(by: &str, scope: u32, spec: &ProviderSpec, key: &str) -> Result<()> {
     if scope != 0 {
         revoked::require_usable(0)?;
+        // Its key opens what is to be wrapped anew.
+        require_unlocked(&persist::current_cluster_state()?, 0)?;
     }
     let secret = Secret32::random()?;
     let record = wrap_new(by, scope, 1, spec, key, &secret)?;
@@ -51,14 +56,11 @@ pub(crate) fn rotate(by: &str, scope: u32) -> Result<i64> {
     let state = persist::current_cluster_state()?;
     let (_, current) = state.current_database_key(scope).ok_or_else(|| no_master_key(scope))?;
     revoked::require_usable(scope)?;
+    require_unlocked(&state, scope)?;
     let key = current.master_key.clone();
     let spec = providers::spec_of(&state, &current.provider)?;
-    let question = Question {
-        provider: spec.clone(),
-        key: key.clone(),
-        scope: Some(scope),
-        action: Action::Rotate { wrapped: Base64(current.wrapped.clone()) },
-    };
+    let action = Action::Rotate { wrapped: Base64(current.wrapped.clone()) };
+    let question = Question::new(spec.clone(), key.clone(), Some(scope), action);
     providers::ask_one(by, question)?.rotated(&format!("rotate master key \"{key}\""))?;
     let version = move_to(by, &state, scope, &spec, &key)?;
     i64::try_from(version).map_err(|_| persist::internal("master key version out of range".into()))
@@ -75,25 +77,23 @@ fn move_to(by: &str, state: &State, scope: u32, spec: &ProviderSpec, key: &str) 
     let mut versions = Vec::new();
     for (_, version, record) in state.database_keys().filter(|(s, _, _)| *s == scope) {
         let secret = secrets.get(scope, version).ok_or_else(|| data_keys::locked(scope))?;
+        proof::require_right(Expects { scope, version, check: record.check }, &secret)?;
         let action = if record.provider == spec.name {
             let wrapped = Base64(record.wrapped.clone());
             Action::Rewrap { from_key: record.master_key.clone(), wrapped }
         } else {
             Action::Wrap { plaintext: SecretBytes::from_slice(secret.expose()) }
         };
-        questions.push(Question {
-            provider: spec.clone(),
-            key: key.to_owned(),
-            scope: Some(scope),
-            action,
-        });
-        versions.push((version, secret));
+        questions.push(Question::new(spec.clone(), key.to_owned(), Some(scope), action));
+        versions.push((version, secret, record.check));
     }
     let mut moved = Vec::new();
-    for ((version, secret), answer) in versions.into_iter().zip(providers::ask(by, questions)?) {
-        moved.push((version, secret, record_of(spec, key, answer)?));
+    for ((version, secret, check), answer) in
+        versions.into_iter().zip(providers::ask(by, questions)?)
+    {
+        moved.push((version, secret, record_of(spec, key, check, answer)?));
     }
-    prove(by, scope, spec, moved.iter().map(|(_, secret, record)| (secret, record)))?;
+    prove(by, scope, spec, &moved)?;
     let newest = moved.last().map_or(0, |(_, _, record)| record.master_version);
     let records =
         moved.into_iter().map(|(version, _, record)| database_key_record(scope, version, record));
@@ -111,6 +111,7 @@ pub(crate) fn rotate_database_key(by: &str, database: u32) -> Result<i64> {
     let (version, current) =
         state.current_database_key(scope).ok_or_else(|| no_master_key(database))?;
     revoked::require_usable(scope)?;
+    require_unlocked(&state, scope)?;
     let spec = providers::spec_of(&state, &current.provider)?;
     let new_version = version + 1;
     let secret = Secret32::random()?;
@@ -127,6 +128,16 @@ pub(crate) fn rotate_database_key(by: &str, database: u32) -> Result<i64> {
     Ok(i64::from(new_version))
 }
 
+/// Refuses to begin with a key of which a version is locked: what it wraps could not be wrapped anew.
+fn require_unlocked(state: &State, scope: u32) -> Result<()> {
+    let secrets = &persist::shared_memory()?.secrets;
+    let mut versions = state.database_keys().filter(|(s, _, _)| *s == scope);
+    match versions.any(|(_, version, _)| secrets.get(scope, version).is_none()) {
+        true => Err(data_keys::locked(scope)),
+        false => Ok(()),
+    }
+}
+
 /// Wraps a new database key and proves that the provider gives it back.
 fn wrap_new(
     by: &str,
@@ -138,31 +149,30 @@ fn wrap_new(
 ) -> Result<Record> {
     let plaintext = SecretBytes::from_slice(secret.expose());
     let action = Action::Wrap { plaintext };
-    let question =
-        Question { provider: spec.clone(), key: key.to_owned(), scope: Some(scope), action };
-    let record = record_of(spec, key, providers::ask_one(by, question)?)?;
-    prove(by, scope, spec, [(secret, &record)])?;
+    let question = Question::new(spec.clone(), key.to_owned(), Some(scope), action);
+    let check = proof::check_value(scope, version, secret)?;
+    let record = record_of(spec, key, check, providers::ask_one(by, question)?)?;
+    let wrapped = [(version, secret, record)];
+    prove(by, scope, spec, &wrapped)?;
+    let [(_, _, record)] = wrapped;
     Ok(database_key_record(scope, version, record))
 }
 
-/// Proves that the provider unwraps each wrapped key to the secret that it is.
-fn prove<'a>(
+/// Proves that the provider unwraps each wrapped key, given with its version, to the secret that it is. Only then are the
+/// new wrappings written down; until then the keystore has the old ones, and goes by them.
+fn prove<S: Borrow<Secret32>>(
     by: &str,
     scope: u32,
     spec: &ProviderSpec,
-    keys: impl IntoIterator<Item = (&'a Secret32, &'a DatabaseKey)>,
+    keys: &[(u32, S, DatabaseKey)],
 ) -> Result<()> {
-    let (secrets, records): (Vec<_>, Vec<_>) = keys.into_iter().unzip();
-    let question = |record: &DatabaseKey| Question {
-        provider: spec.clone(),
-        key: record.master_key.clone(),
-        scope: Some(scope),
-        action: Action::Unwrap { wrapped: Base64(record.wrapped.clone()) },
+    let question = |(version, _, record): &(u32, S, DatabaseKey)| {
+        Question::unwrap_by(spec.clone(), scope, *version, record)
     };
-    let answers = providers::ask(by, records.into_iter().map(question).collect())?;
+    let answers = providers::ask(by, keys.iter().map(question).collect())?;
     let what = format!("unwrap the key of {}", scope_name(scope));
-    for (secret, answer) in secrets.into_iter().zip(answers) {
-        if answer.unwrapped(&what)?.expose() != secret.expose() {
+    for ((_, secret, _), answer) in keys.iter().zip(answers) {
+        if answer.unwrapped(&what)?.expose() != secret.borrow().expose() {
             return Err(providers::unproven(&spec.name));
         }
     }
@@ -170,7 +180,12 @@ fn prove<'a>(
 }
 
 /// The record of a database key that was just wrapped.
-fn record_of(spec: &ProviderSpec, key: &str, answer: Answer) -> Result<DatabaseKey> {
+fn record_of(
+    spec: &ProviderSpec,
+    key: &str,
+    check: CheckValue,
+    answer: Answer,
+) -> Result<DatabaseKey> {
     let what = format!("wrap a database key with master key \"{key}\"");
     let (wrapped, master_version) = answer.wrapped(&what)?;
     Ok(DatabaseKey {
@@ -178,13 +193,23 @@ fn record_of(spec: &ProviderSpec, key: &str, answer: Answer) -> Result<DatabaseK
         master_key: key.to_owned(),
         master_version,
         wrapped,
+        check,
         created: persist::now(),
     })
 }
 
 fn database_key_record(scope: u32, version: u32, key: DatabaseKey) -> Record {
-    let DatabaseKey { provider, master_key, master_version, wrapped, created } = key;
-    Record::DatabaseKey { scope, version, provider, master_key, master_version, wrapped, created }
+    let DatabaseKey { provider, master_key, master_version, wrapped, check, created } = key;
+    Record::DatabaseKey {
+        scope,
+        version,
+        provider,
+        master_key,
+        master_version,
+        wrapped,
+        check,
+        created,
+    }
 }
 
 /// Writes a new database key down and makes it usable in one step, so that nobody meets it locked.

@@ -1,16 +1,22 @@
-//! Writing keys down. Always in this order: the keystore file; then WAL; then the shared directory, from
-//! where other processes use them. Killed between any two, the server restarts with what the file and
-//! WAL say: a key too many, never one too few.
+//! Writing keys down. WAL is the truth, and the keystore's files are what checkpoints make of it.
 //!
-//! Database keys are durable in the file at once. Data keys are durable in WAL before a page that needs
-//! them is, and in the file at the next checkpoint (`hooks/sync.rs`), so that making an encrypted
-//! table costs no fsync of its own.
+//! A change is *staged* at the end of the file, which proves that there is room; then logged in WAL; then put into the
+//! shared directory, from where other processes use it. A server that replays WAL after a crash goes by what is
+//! *settled* in the files, all of which is durable in WAL, and hears of the rest from WAL or, as standbys and
+//! archives, not at all (`pagevault_keystore::log`). So no server ever uses a key that WAL does not bring to
+//! the others.
+//!
+//! Data keys of new files are durable in WAL before a page that needs them reaches the disk, and are settled by the
+//! next checkpoint (`hooks/sync.rs`): making an encrypted table costs no fsync of its own. What may be needed before
+//! replay comes to it (database keys, keys of WAL, keys of files that have pages already) is settled before
+//! anyone uses it.
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use pagevault_cipher::secret::{RandomError, fill_random};
 use pagevault_keystore::directory::DirectoryError;
-use pagevault_keystore::log::{self, Contents, Log, LogError};
+use pagevault_keystore::job_table;
+use pagevault_keystore::log::{self, Contents, Log, LogError, Position};
 use pagevault_keystore::state::State;
 use pagevault_keystore::storage::{FileStorage, Storage};
 use pagevault_keystore::wal as wal_keys;
@@ -18,14 +24,14 @@ use pagevault_keystore::{FormatError, Problem, Record, batch, compaction, wrappi
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
-use super::destruction;
 use super::secrets;
 use super::shared::{self, Shared};
 use super::unlock;
+use super::{data_keys, destruction};
 use crate::fault;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
-use crate::pg::{checkpoint, process, wal};
+use crate::pg::{checkpoint, critical, process, wal};
 
 /// The keystore's directory inside the data directory.
 const DIRECTORY: &str = "pagevault";
@@ -62,6 +68,13 @@ fn require_room(scope: u32, records: &[Record]) -> Result<()> {
         return Err(no_room(
             "database keys",
             "Each version of a database key counts, also those of dropped databases: old backups need them.",
+        ));
+    }
+    let jobs = records.iter().filter(|record| matches!(record, Record::Job { .. })).count();
+    if jobs > 0 && !shared.jobs.has_room(jobs) {
+        return Err(no_room(
+            "rekey jobs",
+            "There are as many that are not done as there may be data keys.",
         ));
     }
     let counts = shared.directory.counts()?;
@@ -145,24 +158,41 @@ pub(crate) fn keystore_failure(error: &LogError) -> Report {
 ///
 /// The proof of the lock is the first argument: positions and directory have one writer at a time.
 pub(crate) fn append(lock: &KeystoreLock, scope: u32, records: &[Record]) -> Result<u64> {
-    append_as(lock, scope, records, Durable::of(records))
+    append_as(lock, scope, records, Settle::of(records))
 }
 
-fn append_as(lock: &KeystoreLock, scope: u32, records: &[Record], durable: Durable) -> Result<u64> {
-    require_room(scope, records)?;
-    let batch = batch::encode(records).map_err(|e| internal(format!("keystore: {e}")))?;
-    let id = write_file(lock, scope, &batch, durable, None)?;
-    fault::point("keys.in_file");
-    let lsn = wal::insert_keys(scope, &id, &batch);
-    fault::point("keys.in_wal");
-    apply(lock, records)?;
-    Ok(lsn)
-}
-
-/// As [`append`], but the records are safe in the file before anyone uses them: for a key of a file that
-/// exists, some pages of which are written without waiting for WAL.
+/// As [`append`], but the records are safe in WAL and file before anyone uses them: for a key of a file that
+/// exists, some pages of which are written without waiting for WAL, and may be read before WAL brings the key.
 pub(crate) fn append_durably(lock: &KeystoreLock, scope: u32, records: &[Record]) -> Result<u64> {
-    append_as(lock, scope, records, Durable::Now)
+    append_as(lock, scope, records, Settle::Now)
+}
+
+fn append_as(lock: &KeystoreLock, scope: u32, records: &[Record], settle: Settle) -> Result<u64> {
+    if process::in_recovery() {
+        return Err(internal("keys cannot be changed during recovery".to_owned()));
+    }
+    require_room(scope, records)?;
+    shared_memory()?.directory.check(records)?;
+    let batch = batch::encode(records).map_err(|e| internal(format!("keystore: {e}")))?;
+    // With fsync off no checkpoint waits for us, and none settles what we stage.
+    let synced = process::fsync();
+    let settle = if synced { settle } else { Settle::Now };
+    let staged = stage(lock, scope, None, |log| {
+        let logged = wal::end();
+        if synced { log.stage_batch(&batch, logged) } else { log.stage_doubtful(&batch, logged) }
+    })?;
+    fault::point("keys.in_file");
+    let lsn = critical::section(|| {
+        // From here on there is no way back: what is in WAL is so.
+        let lsn = wal::insert_keys(scope, &staged.keystore_id, &batch);
+        remember(&staged, lsn).map(|()| lsn)
+    })?;
+    fault::point("keys.in_wal");
+    if settle == Settle::Now {
+        settle_now(lock, scope);
+    }
+    take_in(lock, records);
+    Ok(lsn)
 }
 
 /// Adds records to the cluster's log and returns once they are safe.
@@ -172,38 +202,53 @@ pub(crate) fn write_cluster(records: &[Record]) -> Result<()> {
     Ok(())
 }
 
-/// When a batch must be durable in its file.
+/// When a batch is settled in its file.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Durable {
+enum Settle {
     /// Before anyone uses it.
     Now,
     /// When the next checkpoint ends; until then WAL has it.
     AtCheckpoint,
 }
 
-impl Durable {
-    fn of(records: &[Record]) -> Durable {
-        // WAL cannot testify to the keys that it is sealed with itself.
-        let of_file = |r: &Record| match r {
+impl Settle {
+    fn of(records: &[Record]) -> Settle {
+        // What unlocks the server, and opens WAL, is needed before WAL is read.
+        let can_wait = |r: &Record| match r {
             Record::DataKey { file, .. } => !wal_keys::is_key_place(*file),
             Record::Current { .. }
             | Record::Plaintext { .. }
             | Record::Retired { .. }
-            | Record::Rewriting { .. } => true,
+            | Record::Rewriting { .. }
+            | Record::Job { .. }
+            | Record::JobStep { .. }
+            | Record::JobBegun { .. }
+            | Record::JobsForgotten { .. } => true,
             _ => false,
         };
-        if records.iter().all(of_file) { Durable::AtCheckpoint } else { Durable::Now }
+        if records.iter().all(can_wait) { Settle::AtCheckpoint } else { Settle::Now }
+    }
+
+    /// Of what redo has met. A server that is started again may have pages under the keys of files that are older than
+    /// these keys, and meet them before it meets the keys once more.
+    fn in_redo(records: &[Record]) -> Settle {
+        let is_of_file_in_use = |r: &Record| match r {
+            Record::DataKey { epoch, .. } => *epoch > 1,
+            Record::Rewriting { .. } => true,
+            _ => false,
+        };
+        if records.iter().any(is_of_file_in_use) { Settle::Now } else { Settle::of(records) }
     }
 }
 
-/// Adds a batch to a log file, making the log (and with it, first of all, the keystore) if need be.
-fn write_file(
+/// Adds a batch to the end of a log file, where it counts for nothing yet; makes the log (and with it, first of all, the
+/// keystore) if need be. The next checkpoint settles it, if [`remember`] was called. Returns where the log ends then.
+fn stage(
     _lock: &KeystoreLock,
     scope: u32,
-    batch: &[u8],
-    durable: Durable,
     id_from_wal: Option<[u8; 16]>,
-) -> Result<[u8; 16]> {
+    add: impl FnOnce(&mut Log<'_, FileStorage>) -> std::result::Result<(), LogError>,
+) -> Result<Position> {
     let shared = shared_memory()?;
     let storage = storage()?;
     let id = match shared.control.keystore_id().or(id_from_wal) {
@@ -214,18 +259,51 @@ fn write_file(
         Some(position) => Log::resume(&storage, position),
         None => Log::create(&storage, id, scope, &[]).map_err(|e| keystore_failure(&e))?,
     };
-    let added = match durable {
-        Durable::Now => log.append_batch(batch),
-        Durable::AtCheckpoint => log.append_batch_unsynced(batch),
-    };
-    added.map_err(|e| keystore_failure(&e))?;
-    if durable == Durable::AtCheckpoint {
-        checkpoint::request_sync(scope);
-    }
     shared.control.set_keystore_id(&id);
     let remembered = shared.control.set_position(&log.position());
     remembered.map_err(|shared::TooManyLogs| recovery_needs_room("key file"))?;
-    Ok(id)
+    // First of all: a checkpoint that begins behind the address at which the batch is staged waits for the lock, and finds
+    // the batch logged.
+    checkpoint::request_sync(scope);
+    add(&mut log).map_err(|e| keystore_failure(&e))?;
+    Ok(log.position())
+}
+
+/// Has what was staged count: its WAL record, which ends at `lsn`, is inserted.
+fn remember(staged: &Position, lsn: u64) -> Result<()> {
+    let control = &shared_memory()?.control;
+    control.set_logged(lsn);
+    control.set_position(staged).map_err(|shared::TooManyLogs| recovery_needs_room("key file"))
+}
+
+/// Settles a log at once, under the lock. A failure ends the server: WAL has what the file cannot take, and at the next
+/// start it is replayed.
+fn settle_now(_lock: &KeystoreLock, scope: u32) {
+    let settle = || -> Result<()> {
+        let control = &shared_memory()?.control;
+        let Some(position) = control.position(scope) else { return Ok(()) };
+        wal::flush(control.logged());
+        let storage = storage()?;
+        let mut log = Log::resume(&storage, position);
+        let sync = |log: &Log<'_, FileStorage>| if process::fsync() { log.sync() } else { Ok(()) };
+        let settled = sync(&log)
+            .and_then(|()| log.append_settled(&position))
+            .and_then(|marked| if marked { sync(&log) } else { Ok(()) });
+        settled.map_err(|e| keystore_failure(&e))?;
+        control
+            .set_position(&log.position())
+            .map_err(|_| internal("a key file has lost its place".to_owned()))
+    };
+    if let Err(report) = settle() {
+        report.send(PgLogLevel::PANIC);
+    }
+}
+
+/// [`apply`], of what was checked and is in WAL.
+fn take_in(lock: &KeystoreLock, records: &[Record]) {
+    if let Err(report) = apply(lock, records) {
+        report.send(PgLogLevel::PANIC);
+    }
 }
 
 fn new_keystore_id() -> Result<[u8; 16]> {
@@ -246,12 +324,12 @@ pub(crate) fn apply(_lock: &KeystoreLock, records: &[Record]) -> Result<()> {
             Report::new(PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED, e.to_string())
                 .hint("Raise pagevault.max_keys and restart the server.")
         })?;
+        shared.jobs.apply(record).map_err(|job_table::Full| recovery_needs_room("rekey job"))?;
         match record {
             Record::DataKey { file, .. } if wal_keys::is_key_place(*file) => {
                 shared.wal.set_has_keys();
             }
             Record::DataKey { .. } => shared.control.set_sealed(),
-            Record::Rewriting { done: false, .. } => shared.control.set_rewriting(),
             Record::Destroyed { .. } => {
                 // Pages sealed under the key are still there, and must be told from plaintext.
                 shared.control.set_sealed();
@@ -276,6 +354,8 @@ pub(crate) fn compact(lock: &KeystoreLock, scope: u32) -> Result<()> {
     let batches = read(&storage, scope, log::batches)?.unwrap_or_default();
     let records = wrappings::with_older(log_state(lock, scope)?.records(scope), &batches.concat());
     let batches = compaction::in_place(records, &batches);
+    // All that a log holds when it is written anew is settled.
+    wal::flush(control.logged());
     let mut log = Log::resume(&storage, position);
     fault::point("keys.compaction");
     log.compact_to(&batches).map_err(|e| keystore_failure(&e))?;
@@ -299,8 +379,14 @@ pub(crate) fn recovery_needs_room(what: &str) -> Report {
         .hint("Start the server again: when it starts it makes room for more than there are.")
 }
 
-/// Replays a WAL record: adds what the keystore does not have yet.
-pub(crate) fn replay(scope: u32, id: &[u8; 16], batch: &[u8]) -> Result<()> {
+/// Replays a WAL record from `start` to `end`: adds what the keystore does not have yet. All of it is checked before
+/// anything is written.
+pub(crate) fn replay(
+    scope: u32,
+    id: &[u8; 16],
+    batch: &[u8],
+    (start, end): (u64, u64),
+) -> Result<()> {
     let mut records = batch::decode(batch).map_err(|e| {
         Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, format!("pagevault WAL record: {e}"))
     })?;
@@ -313,15 +399,25 @@ pub(crate) fn replay(scope: u32, id: &[u8; 16], batch: &[u8]) -> Result<()> {
     if records.iter().all(is_known) {
         return Ok(());
     }
-    if records.iter().any(is_of_destroyed_key) {
-        records.retain(|record| !is_of_destroyed_key(record));
-        let batch = batch::encode(&records).map_err(|e| internal(format!("keystore: {e}")))?;
-        write_file(&lock, scope, &batch, Durable::of(&records), Some(*id))?;
-    } else {
-        write_file(&lock, scope, batch, Durable::of(&records), Some(*id))?;
+    // What this server heard later counts.
+    let is_old = shared_memory()?.control.position(scope).is_some_and(|log| start < log.logged);
+    records.retain(|record| {
+        let is_superseded = is_old && is_replaced_by_later(record);
+        !(is_superseded || is_of_destroyed_key(record))
+    });
+    if records.is_empty() {
+        return Ok(());
+    }
+    require_consistent(scope, id, &records)?;
+    require_no_other_database_key(&lock, &records)?;
+    let batch = batch::encode(&records).map_err(|e| internal(format!("keystore: {e}")))?;
+    let staged = stage(&lock, scope, Some(*id), |log| log.stage_batch(&batch, start))?;
+    remember(&staged, end)?;
+    if Settle::in_redo(&records) == Settle::Now {
+        settle_now(&lock, scope);
     }
     fault::point("redo.keys_in_file");
-    apply(&lock, &records)?;
+    take_in(&lock, &records);
     if destroys && let Err(report) = compact(&lock, scope) {
         // The keys are not used any more. Their bytes stay in the file until it is written anew.
         report.send(PgLogLevel::WARNING);
@@ -339,6 +435,77 @@ pub(crate) fn replay(scope: u32, id: &[u8; 16], batch: &[u8]) -> Result<()> {
     Ok(())
 }
 
+/// Refuses records from WAL that do not go together with this server's keystore, or for which it has no room.
+fn require_consistent(scope: u32, id: &[u8; 16], records: &[Record]) -> Result<()> {
+    let shared = shared_memory()?;
+    if shared.control.keystore_id().is_some_and(|own| own != *id) {
+        return Err(contradiction("it is of another keystore".to_owned()));
+    }
+    if shared.control.position(scope).is_none() && !shared.control.has_any_room() {
+        return Err(recovery_needs_room("key file"));
+    }
+    let jobs = |r: &&Record| matches!(r, Record::Job { .. } | Record::JobsForgotten { .. });
+    let jobs = records.iter().filter(jobs).count();
+    if jobs > 0 && !shared.jobs.has_room(jobs) {
+        return Err(recovery_needs_room("rekey job"));
+    }
+    for record in records {
+        match record {
+            Record::DatabaseKey { scope, version, .. }
+                if !shared.secrets.could_announce(*scope, *version) =>
+            {
+                return Err(recovery_needs_room("database key"));
+            }
+            Record::WalSwitch(switch) if !shared.wal.switches.has_room_for(*switch) => {
+                return Err(recovery_needs_room("switch of WAL keys"));
+            }
+            Record::DataKey { file, epoch, .. } if data_keys::is_another_key(record) => {
+                let error = DirectoryError::KeyReplaced { file: *file, epoch: *epoch };
+                return Err(contradiction(error.to_string()));
+            }
+            _ => {}
+        }
+    }
+    shared.directory.check(records).map_err(|error| match error {
+        DirectoryError::Full { .. } => {
+            Report::new(PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED, error.to_string())
+                .hint("Raise pagevault.max_keys and start the server again.")
+        }
+        _ => contradiction(error.to_string()),
+    })
+}
+
+fn contradiction(detail: String) -> Report {
+    let message = "pagevault: a record of keys in WAL contradicts this server's keystore";
+    Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, message)
+        .detail(format!("{}{}. Nothing was changed.", detail[..1].to_uppercase(), &detail[1..]))
+        .hint("The keystore is not of the history that is replayed. Make this server anew from a base backup, with the directory pagevault/ of that backup.")
+}
+
+/// Refuses a database key that is another one than the keystore has under its number, before anything is written: what
+/// the key that is there wraps would be lost, and the log not be read any more.
+fn require_no_other_database_key(lock: &KeystoreLock, records: &[Record]) -> Result<()> {
+    if !records.iter().any(|record| matches!(record, Record::DatabaseKey { .. })) {
+        return Ok(());
+    }
+    let mut state = cluster_state(lock)?;
+    let keys = records.iter().filter(|record| matches!(record, Record::DatabaseKey { .. }));
+    let folded = keys.cloned().try_for_each(|record| state.apply(record));
+    folded.map_err(|error| contradiction(error.to_string()))
+}
+
+/// Whether the last record of the kind that is heard counts, and this one takes the place of another: an older wrapping by a
+/// master key that is gone since, or an older address of a provider, would be what the next start goes by.
+fn is_replaced_by_later(record: &Record) -> bool {
+    match record {
+        Record::DatabaseKey { scope, version, .. } => {
+            shared::secrets().is_some_and(|keys| keys.state(*scope, *version).is_some())
+        }
+        Record::Provider { .. } | Record::DropProvider { .. } => true,
+        _ => false,
+    }
+}
+
 /// Whether the record would bring back the key of an epoch that was destroyed.
 fn is_of_destroyed_key(record: &Record) -> bool {
     matches!(record, Record::DataKey { file, epoch, .. } if shared::destroyed_at(*file, *epoch).is_some())
@@ -349,6 +516,10 @@ fn is_known(record: &Record) -> bool {
     let Some(shared) = shared::get() else { return false };
     match record {
         Record::WalSwitch(switch) => shared.wal.switches.contains(*switch),
+        Record::Job { .. }
+        | Record::JobStep { .. }
+        | Record::JobBegun { .. }
+        | Record::JobsForgotten { .. } => !shared.jobs.would_change(record),
         _ => shared.directory.would_change(record) == Ok(false),
     }
 }
@@ -359,7 +530,7 @@ pub(crate) struct SyncFailure {
     pub(crate) errno: i32,
 }
 
-/// Makes the log of a scope durable and has it say so; for the checkpointer.
+/// Settles the log of a scope; for the checkpointer.
 pub(crate) fn settle(scope: u32) -> std::result::Result<(), SyncFailure> {
     let failed = |error: LogError| {
         let errno = match &error {
@@ -374,11 +545,13 @@ pub(crate) fn settle(scope: u32) -> std::result::Result<(), SyncFailure> {
     let unavailable = |_: Report| SyncFailure { file: DIRECTORY.to_owned(), errno: libc::EIO };
     let control = &shared_memory().map_err(unavailable)?.control;
     let storage = storage().map_err(unavailable)?;
-    let position = {
+    let (position, logged) = {
         let _lock = KeystoreLock::acquire_absorbing_requests();
-        control.position(scope)
+        (control.position(scope), control.logged())
     };
     let Some(before) = position.filter(|position| !position.is_settled()) else { return Ok(()) };
+    // What is settled must be in WAL: in recovery, before what this server has to replay to be consistent.
+    wal::flush(logged);
     Log::resume(&storage, before).sync().map_err(failed)?;
     let marked = {
         let _lock = KeystoreLock::acquire_absorbing_requests();

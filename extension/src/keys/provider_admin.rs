@@ -45,9 +45,8 @@ pub(crate) fn alter(name: &str, options: &Value) -> Result<()> {
     let wrapped: Vec<_> =
         state.database_keys().filter(|(scope, _, key)| is_missed(*scope, key)).collect();
     let mut questions = Vec::new();
-    for (scope, _, record) in &wrapped {
-        let question = Question::unwrap(&state, *scope, record)?;
-        questions.push(Question { provider: spec.clone(), ..question });
+    for (scope, version, record) in &wrapped {
+        questions.push(Question::unwrap_by(spec.clone(), *scope, *version, record));
     }
     let answers = providers::try_out(BY, questions)?;
     for ((scope, version, _), answer) in wrapped.iter().zip(answers) {
@@ -115,8 +114,7 @@ pub(crate) fn check(name: &str, key: Option<&str>) -> Result<Vec<Checked>> {
             if keys.is_empty() { vec![String::new()] } else { keys }
         }
     };
-    let question =
-        |key| Question { provider: spec.clone(), key, scope: None, action: Action::Check };
+    let question = |key| Question::new(spec.clone(), key, None, Action::Check);
     let answers = providers::ask("check_provider", keys.into_iter().map(question).collect())?;
     let mut lines = Vec::new();
     for answer in answers {
@@ -156,18 +154,19 @@ fn checked_options(by: &str, name: &str, kind: &str, options: &Value) -> Result<
         )
         .hint("For a key file: '{\"path\": \"/etc/pagevault/keys\"}'."));
     };
+    // As recorded, it goes for all programs that the provider may come to, also those that a file names.
+    let programs = roles::may_run_programs();
     if kind == "command" {
         // Whoever may choose a program and its arguments is the server's operating system user.
         roles::require_program_runner("set the programs of a key provider")?;
     }
-    let provider =
-        ProviderSpec { name: name.to_owned(), kind: kind.to_owned(), options: map.clone() };
-    let question = Question {
-        provider: provider.clone(),
-        key: String::new(),
-        scope: None,
-        action: Action::CheckOptions,
+    let provider = ProviderSpec {
+        name: name.to_owned(),
+        kind: kind.to_owned(),
+        options: map.clone(),
+        programs,
     };
+    let question = Question::new(provider.clone(), String::new(), None, Action::CheckOptions);
     let what = format!("use key provider \"{name}\"");
     let answers = providers::try_out(by, vec![question])?;
     answers.into_iter().try_for_each(|answer: Answer| answer.options_ok(&what))?;
@@ -179,6 +178,7 @@ fn provider_record(spec: &ProviderSpec) -> Record {
         name: spec.name.clone(),
         kind: spec.kind.clone(),
         options: Value::Object(spec.options.clone()).to_string(),
+        programs: spec.programs,
     }
 }
 

@@ -16,6 +16,7 @@ use pgrx::PgSqlErrorCode as Code;
 
 use super::audit::{self, Event};
 use super::health::Trouble;
+use super::proof::{self, Expects};
 use super::refusal::{self, Subject};
 use super::{helper, persist};
 use crate::pg::guc;
@@ -31,17 +32,45 @@ pub(crate) struct Question {
     /// Whose database key is meant, which is what a wrapped key is bound to.
     pub(crate) scope: Option<u32>,
     pub(crate) action: Action,
+    /// Which database key an unwrapping must give. Without it no key is taken from the answer.
+    expects: Option<Expects>,
 }
 
 impl Question {
-    /// To unwrap a scope's database key as its record says.
-    pub(crate) fn unwrap(state: &State, scope: u32, record: &DatabaseKey) -> Result<Question> {
-        Ok(Question {
-            provider: spec_of(state, &record.provider)?,
+    /// To do something that gives no database key in clear.
+    pub(crate) fn new(
+        provider: ProviderSpec,
+        key: String,
+        scope: Option<u32>,
+        action: Action,
+    ) -> Question {
+        Question { provider, key, scope, action, expects: None }
+    }
+
+    /// To unwrap a version of a scope's database key as its record says.
+    pub(crate) fn unwrap(
+        state: &State,
+        scope: u32,
+        version: u32,
+        record: &DatabaseKey,
+    ) -> Result<Question> {
+        Ok(Question::unwrap_by(spec_of(state, &record.provider)?, scope, version, record))
+    }
+
+    /// As [`Question::unwrap`], by a provider whose options are not recorded yet.
+    pub(crate) fn unwrap_by(
+        provider: ProviderSpec,
+        scope: u32,
+        version: u32,
+        record: &DatabaseKey,
+    ) -> Question {
+        Question {
+            provider,
             key: record.master_key.clone(),
             scope: Some(scope),
             action: Action::Unwrap { wrapped: Base64(record.wrapped.clone()) },
-        })
+            expects: Some(Expects { scope, version, check: record.check }),
+        }
     }
 }
 
@@ -68,7 +97,7 @@ impl Answer {
         }
     }
 
-    /// The unwrapped database key.
+    /// The unwrapped database key, which is the right one: see [`proof`].
     pub(crate) fn unwrapped(&self, what: &str) -> Result<Secret32> {
         match &self.outcome {
             Outcome::Unwrapped { plaintext, .. } => {
@@ -154,6 +183,7 @@ struct Asked {
     action: &'static str,
     from_key: Option<String>,
     scope: Option<u32>,
+    expects: Option<Expects>,
 }
 
 /// Questions of one run of the helper: few enough for its time, and for the size of a message and of a pipe.
@@ -174,7 +204,7 @@ fn ask_noting(by: &str, questions: Vec<Question>, note: Note) -> Result<Vec<Answ
 fn run_helper(by: &str, questions: Vec<Question>, note: Note) -> Result<Vec<Answer>> {
     let mut asked = Vec::with_capacity(questions.len());
     let mut operations = Vec::with_capacity(questions.len());
-    for Question { provider, key, scope, action } in questions {
+    for Question { provider, key, scope, action, expects } in questions {
         asked.push(Asked {
             subject: Subject {
                 provider: provider.name.clone(),
@@ -187,6 +217,7 @@ fn run_helper(by: &str, questions: Vec<Question>, note: Note) -> Result<Vec<Answ
                 _ => None,
             },
             scope,
+            expects,
         });
         let context = scope.map(context).transpose()?.unwrap_or_default();
         operations.push(Operation { provider, key, context, action });
@@ -199,6 +230,7 @@ fn run_helper(by: &str, questions: Vec<Question>, note: Note) -> Result<Vec<Answ
             for ((asked, outcome), elapsed_us) in
                 asked.into_iter().zip(reply.results).zip(reply.elapsed_us)
             {
+                let outcome = proof::proven(outcome, &asked.subject, asked.expects);
                 asking.record(&asked, &ended(&outcome), elapsed_us)?;
                 answers.push(Answer { subject: asked.subject, outcome });
             }
@@ -306,7 +338,12 @@ pub(crate) fn spec_of(state: &State, name: &str) -> Result<ProviderSpec> {
             format!("options of key provider \"{name}\" in the keystore are not JSON: {e}"),
         )
     })?;
-    Ok(ProviderSpec { name: name.to_owned(), kind: provider.kind.clone(), options })
+    Ok(ProviderSpec {
+        name: name.to_owned(),
+        kind: provider.kind.clone(),
+        options,
+        programs: provider.programs,
+    })
 }
 
 /// The report for a name that no provider has.

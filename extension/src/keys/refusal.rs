@@ -12,6 +12,7 @@
 //! | `key_missing` | 42704 `undefined_object` | yes |
 //! | `key_disabled` | 55000 `object_not_in_prerequisite_state` | yes |
 //! | `wrong_ciphertext` | 22000 `data_exception` | yes |
+//! | `wrong_key` | XX001 `data_corrupted` | yes |
 //! | `bad_options` | 22023 `invalid_parameter_value` | no: it was not asked |
 //! | `insecure` | F0000 `config_file_error`, as for the mode of a TLS key file | no: it was not asked |
 //! | `bad_request` | 39000 `external_routine_invocation_exception` | no: it was not asked |
@@ -71,6 +72,7 @@ pub(crate) fn sqlstate(class: ErrorClass) -> PgSqlErrorCode {
         ErrorClass::KeyMissing => E::ERRCODE_UNDEFINED_OBJECT,
         ErrorClass::KeyDisabled => E::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
         ErrorClass::WrongCiphertext => E::ERRCODE_DATA_EXCEPTION,
+        ErrorClass::WrongKey => E::ERRCODE_DATA_CORRUPTED,
         ErrorClass::BadOptions => E::ERRCODE_INVALID_PARAMETER_VALUE,
         ErrorClass::Insecure => E::ERRCODE_CONFIG_FILE_ERROR,
         ErrorClass::BadRequest => E::ERRCODE_EXTERNAL_ROUTINE_INVOCATION_EXCEPTION,
@@ -102,6 +104,9 @@ pub(crate) fn hint(class: ErrorClass) -> &'static str {
         ErrorClass::WrongCiphertext => {
             "Check that the provider holds the key that wrapped this, not another of the same name."
         }
+        ErrorClass::WrongKey => {
+            "Check that the provider's address and credentials lead to the right server, and that it holds the key that wrapped this. If the key files are damaged, restore the directory pagevault/ of the data directory from a backup."
+        }
         ErrorClass::BadOptions => "Correct the provider's options.",
         ErrorClass::Insecure => "Close the access that is named, and consider rotating the key.",
         ErrorClass::BadRequest => {
@@ -121,6 +126,7 @@ pub(super) fn is_answer(class: ErrorClass) -> bool {
             | ErrorClass::KeyMissing
             | ErrorClass::KeyDisabled
             | ErrorClass::WrongCiphertext
+            | ErrorClass::WrongKey
     )
 }
 
@@ -133,5 +139,6 @@ pub(super) fn is_revocation(class: ErrorClass) -> bool {
             | ErrorClass::KeyMissing
             | ErrorClass::KeyDisabled
             | ErrorClass::WrongCiphertext
+            | ErrorClass::WrongKey
     )
 }

@@ -96,7 +96,7 @@ pub(crate) fn revalidate(said: &mut Said) -> Result<()> {
     let mut asked = Vec::new();
     for (scope, version) in scopes {
         let Some(record) = state.database_key(scope, version) else { continue };
-        questions.push(Question::unwrap(&state, scope, record)?);
+        questions.push(Question::unwrap(&state, scope, version, record)?);
         asked.push(Asked { scope, version, record });
     }
     match providers::ask(BY, questions) {
@@ -123,7 +123,7 @@ fn judge(asked: &Asked<'_>, answer: &Answer) -> Verdict {
                 Verdict::Good
             } else {
                 let text = "it unwraps to another database key".to_owned();
-                Verdict::Revoked { cause: ErrorClass::WrongCiphertext, text }
+                Verdict::Revoked { cause: ErrorClass::WrongKey, text }
             }
         }
         (Err(_), Some(failure)) if refusal::is_revocation(failure.class) => {

@@ -90,6 +90,7 @@ fn in_words(cause: ErrorClass) -> &'static str {
         ErrorClass::Denied => "its use is denied",
         ErrorClass::KeyMissing => "the key does not exist there",
         ErrorClass::KeyDisabled => "the key is disabled or pending deletion",
+        ErrorClass::WrongKey => "it gives another database key than the one that was wrapped",
         _ => "the key there is not the one that wrapped the database key",
     }
 }

@@ -45,11 +45,12 @@ const REVOKED: u32 = 3;
 const REFUSED: u32 = 4;
 
 /// Causes of a revocation, by the number that a slot holds.
-const CAUSES: [ErrorClass; 4] = [
+const CAUSES: [ErrorClass; 5] = [
     ErrorClass::WrongCiphertext,
     ErrorClass::Denied,
     ErrorClass::KeyMissing,
     ErrorClass::KeyDisabled,
+    ErrorClass::WrongKey,
 ];
 
 /// No room for another database key.
@@ -126,6 +127,12 @@ impl Secrets {
 
     fn find(&self, scope: u32, version: u32) -> Option<&'static [AtomicU32]> {
         self.slots().find(|s| s[1].load(Relaxed) == scope && s[2].load(Relaxed) == version)
+    }
+
+    /// Whether [`Secrets::announce`] would find room.
+    pub(crate) fn could_announce(&self, scope: u32, version: u32) -> bool {
+        self.find(scope, version).is_some()
+            || self.places().any(|slot| slot[0].load(Acquire) == FREE)
     }
 
     /// Makes a database key known, locked until [`Secrets::unlock`].

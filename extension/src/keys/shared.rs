@@ -7,7 +7,8 @@ use std::sync::atomic::{AtomicU32, Ordering::*};
 
 use pagevault_cipher::{CipherId, Epoch};
 use pagevault_keystore::RelFile;
-use pagevault_keystore::directory::Directory;
+use pagevault_keystore::directory::{Directory, Writing};
+use pagevault_keystore::job_table::JobTable;
 use pagevault_keystore::log::Position;
 use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 
@@ -15,9 +16,11 @@ use super::health::Health;
 use super::secrets::Secrets;
 use crate::rekey::wishes;
 use crate::stats::Stats;
+use crate::writers::Writers;
 
 use super::wal::Wal;
 use super::words::{load_text, load_u64, store_text, store_u64};
+use super::written_over::WrittenOver;
 
 /// Handles to the shared memory; the same in every process.
 pub(crate) struct Shared {
@@ -29,6 +32,9 @@ pub(crate) struct Shared {
     pub(crate) health: Health,
     pub(crate) wal: Wal,
     pub(crate) stats: Stats,
+    pub(crate) writers: Writers,
+    pub(crate) jobs: JobTable<'static>,
+    pub(super) written_over: WrittenOver,
 }
 
 static SHARED: OnceLock<Shared> = OnceLock::new();
@@ -92,19 +98,11 @@ pub(crate) fn anything_sealed_in(database: u32) -> bool {
         .any(|known| known.file.database == database && known.current.is_some())
 }
 
-/// Was the encryption of any file with pages changed, now or in what the keystore remembers?
+/// How pages of this file are written at this moment; `None` if it never had a key.
 #[inline]
-pub(crate) fn anything_rewritten() -> bool {
-    get().is_some_and(|shared| shared.control.rewriting())
-}
-
-/// True if pages of the file may lie on disk written otherwise than new ones are.
-pub(crate) fn is_mixed(file: RelFile) -> bool {
-    let mixed = || {
-        let directory = &get()?.directory;
-        directory.is_mixed(directory.find(file).ok()??).ok()
-    };
-    mixed() == Some(true)
+pub(crate) fn writing(file: RelFile) -> Option<Writing> {
+    let directory = &get()?.directory;
+    directory.writing(directory.find(file).ok()??).ok()
 }
 
 /// True if the file ever had a data key.
@@ -207,7 +205,7 @@ pub(crate) fn cipher_of_namesake(file: RelFile) -> Option<CipherId> {
         .and_then(|(_, cipher)| CipherId::try_from(cipher).ok())
 }
 
-/// Control words: flags, the keystore's identity, where each log ends, the last failed unlock.
+/// Control words: flags, the keystore's identity, where each log ends and WAL had it, the last failed unlock.
 ///
 /// All but the flags are read and written under the keystore lock.
 #[derive(Clone, Copy)]
@@ -219,12 +217,12 @@ const SEALED: usize = 0;
 const HAS_ID: usize = 1;
 const ID: usize = 2;
 const ID_WORDS: usize = 4;
-const REWRITING: usize = 6;
-const DESTRUCTIONS: usize = 7;
-const FAILURE: Range<usize> = 8..256;
+const DESTRUCTIONS: usize = 6;
+const LOGGED: Range<usize> = 8..10;
+const FAILURE: Range<usize> = 10..256;
 const REKEY: Range<usize> = FAILURE.end..FAILURE.end + wishes::WORDS;
 const LOGS: usize = REKEY.end;
-const LOG_STRIDE: usize = 6;
+const LOG_STRIDE: usize = 8;
 /// Logs for which there is always room.
 const LOGS_LEAST: usize = 8192;
 /// More than there are when the server starts.
@@ -261,16 +259,6 @@ impl Control {
     /// Raises the flag. It is never lowered while the server runs.
     pub(crate) fn set_sealed(&self) {
         self.words[SEALED].store(1, Release);
-    }
-
-    #[inline]
-    fn rewriting(&self) -> bool {
-        self.words[REWRITING].load(Acquire) != 0
-    }
-
-    /// Raises the flag of [`anything_rewritten`]. It is never lowered while the server runs.
-    pub(crate) fn set_rewriting(&self) {
-        self.words[REWRITING].store(1, Release);
     }
 
     #[inline]
@@ -324,6 +312,21 @@ impl Control {
         self.logs().count() + LOGS_RESERVED < self.places().count()
     }
 
+    /// Whether another log may be made in recovery.
+    pub(crate) fn has_any_room(&self) -> bool {
+        self.logs().count() < self.places().count()
+    }
+
+    /// Up to where WAL must be durable before a log may say that it is settled: the end of the last record about keys.
+    pub(crate) fn logged(&self) -> u64 {
+        load_u64(&self.words[LOGGED])
+    }
+
+    /// Remembers the end of a record about keys.
+    pub(crate) fn set_logged(&self, lsn: u64) {
+        store_u64(&self.words[LOGGED], lsn);
+    }
+
     /// Where the log of a scope ends; `None` if there is no such log.
     pub(crate) fn position(&self, scope: u32) -> Option<Position> {
         let entry = self.log(scope)?;
@@ -333,6 +336,7 @@ impl Control {
             generation: entry[1].load(Relaxed),
             end: load_u64(&entry[2..4]),
             settled: load_u64(&entry[4..6]),
+            logged: load_u64(&entry[6..8]),
         })
     }
 
@@ -345,6 +349,7 @@ impl Control {
         entry[1].store(position.generation, Relaxed);
         store_u64(&entry[2..4], position.end);
         store_u64(&entry[4..6], position.settled);
+        store_u64(&entry[6..8], position.logged);
         entry[0].store(position.scope.wrapping_add(1), Release);
         Ok(())
     }

@@ -63,7 +63,7 @@ fn ask_for(by: &str, keys: Vec<(u32, u32)>) -> Result<Attempt> {
     let mut asked = Vec::new();
     for (scope, version) in keys {
         let Some(record) = state.database_key(scope, version) else { continue };
-        questions.push(Question::unwrap(&state, scope, record)?);
+        questions.push(Question::unwrap(&state, scope, version, record)?);
         asked.push((scope, version));
     }
     let answers = match providers::ask(by, questions) {

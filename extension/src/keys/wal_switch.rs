@@ -12,7 +12,19 @@
 //!
 //! Killed after 1 or 2, the server has a key too many. After 3, pages may be sealed with a key that it
 //! has, though it knows nothing of the switch: pages say what they are, so they are read; it goes on as
-//! before the switch, and the worker switches again.
+//! before the switch, and the worker switches again. After the first half of 4, or when WAL up to the switch is lost,
+//! the keystore has a switch to which WAL never came. It must not apply when WAL comes to its address on another course:
+//! whoever begins to write WAL leaves out all that is known of switches behind it ([`Wal::begin`](super::wal::Wal::begin)),
+//! and the worker decides anew what holds, for the next start and for standbys ([`reconcile`]).
+//!
+//! Where the first half of 4 fails, as on a full disk, the switch stays in force: pages may be sealed already. It is
+//! remembered as unrecorded; whoever comes next, the worker at the latest, records it before anything else is decided
+//! ([`record_newest`]), and until then it is a problem. After a crash it is as if killed after 3.
+//!
+//! The keystore lock is held in 1, and in 3 and 4 up to the record: not while the barrier is written, nor while anything
+//! waits for WAL. So others may rotate the key or switch meanwhile: each has its own key and barrier, and in 3 it is
+//! asked once more whether the switch is still wanted. What others log before or within a barrier makes it longer. A
+//! barrier that nobody uses, or half of one, does no harm.
 
 use pagevault_cipher::CipherId;
 use pagevault_keystore::wal::{Switch, Switches, WalPhase, key_place};
@@ -21,37 +33,35 @@ use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
 use super::persist::{self, internal, shared_memory};
+use super::wal::Wal;
 use super::{data_keys, revoked, shared};
+use crate::fault;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
-use crate::pg::{guc, wal};
+use crate::pg::{guc, process, wal};
 
 /// The cluster's database key wraps WAL keys.
 const SCOPE: u32 = 0;
 
-/// Smallest barrier, in bytes. Standbys may have a larger buffer for decoded records than this server.
-const BARRIER_MIN: usize = 1 << 20;
-
-/// Makes a new WAL key and has it used from now on; returns its generation.
+/// Makes a new WAL key and has it used from now on; returns its generation, or that of a key which somebody else made
+/// after it.
 ///
 /// # Errors
 /// When WAL is not encrypted.
 pub(crate) fn rotate() -> Result<u32> {
-    let lock = KeystoreLock::acquire();
-    if shared_memory()?.wal.switches.newest().sealed().is_none() {
-        return Err(Report::new(
-            PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-            "WAL is not encrypted",
-        )
-        .hint("Turn on pagevault.wal_encryption first."));
-    }
-    seal_with_new_key(&lock)
+    seal_with_new_key(true)?.ok_or_else(not_encrypted)
+}
+
+fn not_encrypted() -> Report {
+    Report::new(PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE, "WAL is not encrypted")
+        .hint("Turn on pagevault.wal_encryption first.")
 }
 
 /// Brings WAL to what `pagevault.wal_encryption` wants; for the worker. Remembers for the status why
 /// that was not possible.
 pub(crate) fn reconcile() -> Result<()> {
-    let done = guc::wal_encryption().map_or(Ok(()), switch_to);
+    shared_memory()?.wal.set_worker();
+    let done = guc::wal_encryption().map_or(Ok(()), switch_to).and(lead_back());
     let problem = done.as_ref().err().map_or("", |report| report.message());
     {
         let _lock = KeystoreLock::acquire();
@@ -60,21 +70,65 @@ pub(crate) fn reconcile() -> Result<()> {
     done
 }
 
+/// Why WAL is not written as `pagevault.wal_encryption` wants it, here or on standbys.
+pub(crate) fn problem() -> Result<Option<String>> {
+    let wal = &shared_memory()?.wal;
+    let (unrecorded, known) = {
+        let _lock = KeystoreLock::acquire();
+        (wal.unrecorded(), wal.problem())
+    };
+    if unrecorded.is_some() {
+        let what = "a switch of WAL encryption is not recorded, and standbys do not follow it";
+        let why = if known.is_empty() { "it is about to be" } else { &known };
+        return Ok(Some(format!("{what}: {why}")));
+    }
+    let is_sealed = wal.written().sealed().is_some();
+    let Some(wanted) = guc::wal_encryption().filter(|wanted| *wanted != is_sealed) else {
+        return Ok(None);
+    };
+    if !known.is_empty() {
+        return Ok(Some(known));
+    }
+    let how = if is_sealed { "encrypted" } else { "in plaintext" };
+    let setting = if wanted { "on" } else { "off" };
+    let why = if process::in_recovery() {
+        "a standby follows its primary until it is promoted"
+    } else {
+        "it is about to be switched"
+    };
+    Ok(Some(format!("WAL is written {how} and pagevault.wal_encryption is {setting}: {why}")))
+}
+
 fn switch_to(sealed: bool) -> Result<()> {
-    let lock = KeystoreLock::acquire();
-    let switches = &shared_memory()?.wal.switches;
-    // Not the newest switch: after pg_resetwal or recovery to a point WAL may end before it.
-    if switches.at(wal::end()).phase.sealed().is_some() == sealed {
+    if sealed {
+        if let Some(generation) = seal_with_new_key(false)? {
+            said(format!("pagevault: WAL is encrypted from now on, key generation {generation}"));
+        }
         return Ok(());
     }
-    if sealed {
-        let generation = seal_with_new_key(&lock)?;
-        said(format!("pagevault: WAL is encrypted from now on, key generation {generation}"));
-    } else {
-        let phase = WalPhase { plaintext: true, ..switches.newest() };
-        switch(&lock, phase, 0)?;
-        said("pagevault: WAL is not encrypted any more".to_owned());
-    }
+    let start = {
+        let lock = KeystoreLock::acquire();
+        if begun(&lock)?.heading().sealed().is_none() {
+            return Ok(());
+        }
+        switch(&lock, in_plaintext, 0)?
+    };
+    reach(start);
+    said("pagevault: WAL is not encrypted any more".to_owned());
+    Ok(())
+}
+
+/// Where the keystore has a switch to which WAL never came, decides anew that WAL is written as it is.
+fn lead_back() -> Result<()> {
+    let start = {
+        let lock = KeystoreLock::acquire();
+        if !begun(&lock)?.is_led_astray() {
+            return Ok(());
+        }
+        switch(&lock, as_it_is, 0)?
+    };
+    reach(start);
+    said("pagevault: a switch of WAL encryption that was lost with WAL does not count".to_owned());
     Ok(())
 }
 
@@ -82,28 +136,67 @@ fn said(message: String) {
     Report::new(PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION, message).send(PgLogLevel::LOG);
 }
 
-/// Steps 1 to 4.
-fn seal_with_new_key(lock: &KeystoreLock) -> Result<u32> {
+/// What is known of WAL keys, once this server has begun to write WAL and what is in force is recorded.
+fn begun(lock: &KeystoreLock) -> Result<&'static Wal> {
+    let wal = &shared_memory()?.wal;
+    wal::at_unwritten_page(0, |end, _| wal.begin(end));
+    if let Some(switch) = wal.unrecorded() {
+        record_newest(lock, switch)?;
+        // Under the lock, so that nobody finds it recorded before WAL is there; the record was waited for as well.
+        reach(switch.start);
+        said(
+            "pagevault: a switch of WAL encryption that could not be recorded is recorded now"
+                .to_owned(),
+        );
+    }
+    Ok(wal)
+}
+
+/// Steps 1 to 4, if WAL is sealed, or not yet, as the caller expects. `None` if it is not so, from the beginning or after
+/// the barrier.
+fn seal_with_new_key(is_sealed: bool) -> Result<Option<u32>> {
     let cipher = guc::cipher().map_err(|name| {
         Report::new(
             PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
             format!("unknown cipher \"{name}\""),
         )
     })?;
-    require_room()?;
-    let generation = next_generation()?;
-    let record = new_key(generation, cipher)?;
-    let end = persist::append(lock, SCOPE, &[record])?;
+    let expected = |wal: &Wal| wal.heading().sealed().is_some() == is_sealed;
+    let (generation, end) = {
+        let lock = KeystoreLock::acquire();
+        if !expected(begun(&lock)?) {
+            return Ok(None);
+        }
+        require_room()?;
+        let generation = next_generation()?;
+        let record = new_key(generation, cipher)?;
+        (generation, persist::append(&lock, SCOPE, &[record])?)
+    };
     wal::flush(end);
-    let behind = wal::insert_barrier(BARRIER_MIN.max(2 * guc::wal_decode_buffer_size()));
-    switch(lock, WalPhase { generation, plaintext: false }, behind)?;
-    Ok(generation)
+    let behind = wal::insert_barrier(|| {
+        fault::point("wal_switch.barrier");
+        fault::point_of("wal_switch.barrier_of", generation);
+        process::check_for_interrupts();
+    });
+    let start = {
+        let lock = KeystoreLock::acquire();
+        let wal = begun(&lock)?;
+        if !expected(wal) {
+            return Ok(None);
+        }
+        if let Some(newer) = wal.heading().sealed().filter(|newer| *newer > generation) {
+            return Ok(Some(newer));
+        }
+        switch(&lock, |_| WalPhase { generation, plaintext: false }, behind)?
+    };
+    reach(start);
+    Ok(Some(generation))
 }
 
 /// Before anything is written.
 fn require_room() -> Result<()> {
-    // One is left for switching off.
-    if (shared_memory()?.wal.switches.count() as usize) < Switches::CAPACITY - 1 {
+    // Some are left for switching off.
+    if (shared_memory()?.wal.switches.count() as usize) < Switches::CAPACITY - 16 {
         return Ok(());
     }
     Err(Report::new(
@@ -113,9 +206,15 @@ fn require_room() -> Result<()> {
     .detail("All changes are kept, for WAL that is archived."))
 }
 
+/// The newest generation that any switch is to, be it that WAL never came there.
+fn newest_generation() -> Result<u32> {
+    let switches = shared_memory()?.wal.switches.iter();
+    Ok(switches.map(|switch| switch.phase.generation).max().unwrap_or(0))
+}
+
 /// The generation after all for which there is a key, be it that it was never used.
 fn next_generation() -> Result<u32> {
-    let mut generation = shared_memory()?.wal.switches.newest().generation;
+    let mut generation = newest_generation()?;
     loop {
         generation = generation
             .checked_add(1)
@@ -140,25 +239,65 @@ fn new_key(generation: u32, cipher: CipherId) -> Result<Record> {
     data_keys::make_key(file, epoch, cipher)
 }
 
-/// Steps 3 and 4: the switch begins at `behind` or later.
-fn switch(lock: &KeystoreLock, phase: WalPhase, behind: u64) -> Result<()> {
-    let switches = &shared_memory()?.wal.switches;
-    let (added, start) =
-        wal::at_unwritten_page(behind, |start| (switches.add(Switch { start, phase }), start));
+/// Steps 3 and 4 up to the record: the switch begins at `behind` or later. Returns where; WAL must come there
+/// ([`reach`]), once the lock is given back.
+fn switch(
+    lock: &KeystoreLock,
+    phase: impl FnOnce(WalPhase) -> WalPhase,
+    behind: u64,
+) -> Result<u64> {
+    let wal = &shared_memory()?.wal;
+    let last = wal.switches.newest();
+    let step = last.map_or(0, |switch| switch.step).checked_add(1);
+    let step = step.ok_or_else(|| internal("WAL has used up its switches".to_owned()))?;
+    let phase = phase(wal.heading());
+    // Plaintext has the number of a key as well: that of one that there is.
+    let generation = if phase.generation > 0 { phase.generation } else { newest_generation()? };
+    let phase = WalPhase { generation, ..phase };
+    let (added, switch) = wal::at_unwritten_page(behind, |_, start| {
+        let switch = Switch { step, start, phase };
+        (wal.put_in_force(switch), switch)
+    });
     added.map_err(|full| internal(full.to_string()))?;
-    persist::append(lock, SCOPE, &[Record::WalSwitch(Switch { start, phase })])?;
-    // What anyone logs after this call is behind the switch.
-    let end = wal::fill_up_to(start);
-    wal::flush(end);
+    fault::point("wal_switch.in_memory");
+    // The worker tries again; it may be asleep, and this be another process.
+    record_newest(lock, switch).inspect_err(|_| wal.wake_worker())?;
+    Ok(switch.start)
+}
+
+/// Step 4 up to the record. An error leaves the switch in force and unrecorded: it cannot be taken back, for pages may be
+/// written after it.
+fn record_newest(lock: &KeystoreLock, switch: Switch) -> Result<()> {
+    let recorded = persist::append(lock, SCOPE, &[Record::WalSwitch(switch)]);
+    recorded.map_err(|report| {
+        report.detail("The switch is in force here, standbys do not follow it. Recording it is tried again every few seconds.")
+    })?;
+    shared_memory()?.wal.set_recorded();
     Ok(())
 }
 
+fn in_plaintext(before: WalPhase) -> WalPhase {
+    WalPhase { plaintext: true, ..before }
+}
+
+fn as_it_is(before: WalPhase) -> WalPhase {
+    if before.sealed().is_some() { before } else { in_plaintext(before) }
+}
+
+/// Has WAL come to the beginning of a switch: what anyone logs after this is behind it.
+fn reach(start: u64) {
+    wal::flush(wal::fill_up_to(start));
+}
+
 /// Logs the newest switch once more, after a start: if the server crashed before its record was
-/// durable, the keystore has it and standbys do not.
+/// durable, the keystore has it and standbys do not. One that is not recorded at all is left to [`reconcile`].
 pub(crate) fn repeat_newest() -> Result<()> {
     let _lock = KeystoreLock::acquire();
     let shared = shared_memory()?;
-    let newest = shared.wal.switches.iter().max_by_key(|switch| (switch.start, switch.phase));
+    if shared.wal.unrecorded().is_some() {
+        return Ok(());
+    }
+    let newest = shared.wal.switches.newest();
     let (Some(switch), Some(id)) = (newest, shared.control.keystore_id()) else { return Ok(()) };
     let batch = batch::encode(&[Record::WalSwitch(switch)]);
     let batch = batch.map_err(|error| internal(format!("keystore: {error}")))?;

@@ -1,9 +1,17 @@
-//! Shared buffers, and what recovery has to know when they are dropped.
+//! Shared buffers, and what recovery has to know when they are dropped; memory that takes the place of a buffer.
 
 use pagevault_keystore::RelFile;
 use pgrx::pg_sys::{self, Oid};
 
 use super::compat::{self, SHARED_BACKEND, SmgrFile};
+
+/// A page that is read or written past buffers, aligned as the server's buffers are (`PG_IO_ALIGN_SIZE`, pg_config_manual.h;
+/// 16+): with `debug_io_direct = data` the kernel asks for it, and mdreadv, mdwritev and mdextend assert it.
+#[repr(C, align(4096))]
+pub(crate) struct AlignedPage(pub(crate) [u8; pg_sys::BLCKSZ as usize]);
+
+#[cfg(not(feature = "pg15"))]
+const _: () = assert!(align_of::<AlignedPage>().is_multiple_of(pg_sys::PG_IO_ALIGN_SIZE as usize));
 
 /// Writes what is dirty of a relation, which the caller has locked so that nobody changes it.
 pub(crate) fn flush_relation(oid: Oid) {
@@ -39,6 +47,21 @@ pub(crate) fn drop_files(files: &[RelFile]) {
     unsafe { compat::drop_buffers(&mut open) };
 }
 
+/// Writes what is dirty of these files, and drops all buffers of them. Nobody else uses the files.
+pub(crate) fn flush_and_drop_files(files: &[RelFile]) {
+    if files.is_empty() {
+        return;
+    }
+    // SAFETY: as in drop_files().
+    let mut open: Vec<_> = files
+        .iter()
+        .map(|&file| unsafe { compat::open_smgr_of(SmgrFile { file, backend: SHARED_BACKEND }) })
+        .collect();
+    // SAFETY: the array holds as many objects of the storage manager.
+    unsafe { pg_sys::FlushRelationsAllBuffers(open.as_mut_ptr(), open.len() as i32) };
+    drop_files(files);
+}
+
 /// In recovery: ends the sessions of hot standby in a database and keeps others away, then drops its buffers.
 pub(crate) fn drop_database_in_redo(database: u32) {
     let oid = Oid::from(database);
@@ -65,4 +88,24 @@ pub(crate) fn set_recovery_minimum() {
         let mut timeline = 0;
         pg_sys::XLogFlush(pg_sys::GetCurrentReplayRecPtr(&raw mut timeline));
     }
+}
+
+/// How many shared buffers there are.
+pub(crate) fn count() -> usize {
+    // SAFETY: a plain global, set when the server starts.
+    usize::try_from(unsafe { pg_sys::NBuffers }).unwrap_or(0)
+}
+
+/// File, fork and block of the page in a shared buffer, if it is to be written.
+pub(crate) fn dirty(index: usize) -> Option<(RelFile, i32, u32)> {
+    if index >= count() {
+        return None;
+    }
+    // SAFETY: there are as many.
+    unsafe { compat::dirty_buffer(index) }
+}
+
+/// Whether a fork of a file exists.
+pub(crate) fn is_there(file: RelFile, fork: i32) -> bool {
+    std::path::Path::new(&compat::relation_path(file, fork)).exists()
 }

@@ -1,17 +1,20 @@
 //! Rows of catalogs by OID, and databases.
 
-use std::ffi::{CStr, CString};
+use std::ffi::CStr;
 
 use pgrx::pg_sys::{self, Oid};
 
+use super::statement::quoted_identifier;
+use super::text::ServerText;
+
 /// Reads the row of a catalog whose first indexed column is `oid`, with `SnapshotSelf`: also one that the
 /// current command has made.
-pub(super) fn find_row(
+pub(super) fn find_row<T>(
     catalog: Oid,
     index: Oid,
     oid: Oid,
-    read: impl FnOnce(pg_sys::HeapTuple) -> Oid,
-) -> Option<Oid> {
+    read: impl FnOnce(pg_sys::HeapTuple) -> T,
+) -> Option<T> {
     const FIRST_COLUMN: pg_sys::AttrNumber = 1;
     // SAFETY: a catalog scan by OID; the tuple is read before the scan ends.
     unsafe {
@@ -42,18 +45,23 @@ pub(super) fn find_row(
 }
 
 /// A database's name; `None` if there is no such database.
-pub(crate) fn database_name(oid: u32) -> Option<String> {
+pub(crate) fn database_name(oid: u32) -> Option<ServerText> {
     // SAFETY: a catalog look-up in a transaction; the result is null or a palloc'd copy.
-    unsafe {
-        let name = pg_sys::get_database_name(oid.into());
-        (!name.is_null()).then(|| CStr::from_ptr(name).to_string_lossy().into_owned())
-    }
+    unsafe { ServerText::copied(pg_sys::get_database_name(oid.into())) }
 }
 
 /// What `read` takes from each row of a catalog, in a transaction.
 pub(super) fn scan<T>(
     catalog: Oid,
     mut read: impl FnMut(pg_sys::HeapTuple) -> Option<T>,
+) -> Vec<T> {
+    scan_columns(catalog, |row, _| read(row))
+}
+
+/// As [`scan`], with the description of the rows.
+pub(super) fn scan_columns<T>(
+    catalog: Oid,
+    mut read: impl FnMut(pg_sys::HeapTuple, pg_sys::TupleDesc) -> Option<T>,
 ) -> Vec<T> {
     let mut found = Vec::new();
     // SAFETY: a scan of a catalog; each tuple is read before the next is fetched.
@@ -67,7 +75,7 @@ pub(super) fn scan<T>(
             if tuple.is_null() {
                 break;
             }
-            found.extend(read(tuple));
+            found.extend(read(tuple, (*catalog).rd_att));
         }
         pg_sys::systable_endscan(scan);
         pg_sys::table_close(catalog, lock);
@@ -75,13 +83,29 @@ pub(super) fn scan<T>(
     found
 }
 
-/// OIDs of the databases that can be connected to.
+/// OIDs of the databases that can be connected to: not of those that an interrupted DROP DATABASE has left
+/// (`database_is_invalid_form`, dbcommands.c).
 pub(crate) fn databases() -> Vec<Oid> {
     // SAFETY: a row of pg_database.
     scan(pg_sys::DatabaseRelationId, |row| unsafe {
         let row = pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_database>();
-        (*row).datallowconn.then_some((*row).oid)
+        let is_valid = (*row).datconnlimit != pg_sys::DATCONNLIMIT_INVALID_DB;
+        ((*row).datallowconn && is_valid).then_some((*row).oid)
     })
+}
+
+/// OIDs of all databases.
+pub(crate) fn all_databases() -> Vec<Oid> {
+    // SAFETY: a row of pg_database.
+    scan(pg_sys::DatabaseRelationId, |row| unsafe {
+        Some((*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_database>()).oid)
+    })
+}
+
+/// Whether this extension is installed in this database.
+pub(crate) fn has_extension() -> bool {
+    // SAFETY: a catalog look-up in a transaction. Nobody but a superuser makes an extension of this name.
+    unsafe { pg_sys::get_extension_oid(c"pagevault".as_ptr(), true) != Oid::INVALID }
 }
 
 /// OIDs of all tablespaces.
@@ -92,27 +116,58 @@ pub(crate) fn tablespaces() -> Vec<Oid> {
     })
 }
 
-/// A schema's name, as SQL would write it; `None` if there is no such schema.
+/// OIDs of all schemas of this database.
+pub(crate) fn schemas() -> Vec<Oid> {
+    // SAFETY: a row of pg_namespace.
+    scan(pg_sys::NamespaceRelationId, |row| unsafe {
+        Some((*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_namespace>()).oid)
+    })
+}
+
+/// A schema's name; `None` if there is no such schema.
+pub(crate) fn bare_schema_name(oid: Oid) -> Option<ServerText> {
+    // SAFETY: a catalog look-up; the result is null or a palloc'd copy.
+    unsafe { ServerText::copied(pg_sys::get_namespace_name(oid)) }
+}
+
+/// A schema's name as SQL would write it, for messages; `None` if there is no such schema.
 pub(crate) fn schema_name(oid: Oid) -> Option<String> {
-    // SAFETY: a catalog look-up; the result is null or a palloc'd copy, and quoted into another one.
+    bare_schema_name(oid).map(|name| quoted_identifier(&name).to_string())
+}
+
+/// The relation of this name in a schema.
+pub(crate) fn relation_in_schema(schema: Oid, name: &CStr) -> Option<Oid> {
+    // SAFETY: a catalog look-up by name.
+    let oid = unsafe { pg_sys::get_relname_relid(name.as_ptr(), schema) };
+    (oid != Oid::INVALID).then_some(oid)
+}
+
+/// True if a schema is a member of the extension of this name: made by its script, or added by its owner.
+pub(crate) fn is_schema_of_extension(schema: Oid, extension: &CStr) -> bool {
+    // SAFETY: catalog look-ups in a transaction.
     unsafe {
-        let name = pg_sys::get_namespace_name(oid);
-        let quoted = |name| CStr::from_ptr(pg_sys::quote_identifier(name));
-        (!name.is_null()).then(|| quoted(name).to_string_lossy().into_owned())
+        let extension = pg_sys::get_extension_oid(extension.as_ptr(), true);
+        extension != Oid::INVALID
+            && pg_sys::getExtensionOfObject(pg_sys::NamespaceRelationId, schema) == extension
     }
 }
 
-/// A schema's OID; invalid if there is none of this name.
-pub(crate) fn schema_oid(name: &CStr) -> Oid {
+/// The OID of the role of this name, as the current command has found it; invalid if there is none.
+pub(crate) fn role_oid(name: &CStr) -> Oid {
     // SAFETY: a catalog look-up by name.
-    unsafe { pg_sys::get_namespace_oid(name.as_ptr(), true) }
+    unsafe { pg_sys::get_role_oid(name.as_ptr(), true) }
+}
+
+/// True if a role is superuser.
+pub(crate) fn is_superuser(role: Oid) -> bool {
+    // SAFETY: a catalog look-up in a transaction.
+    unsafe { pg_sys::superuser_arg(role) }
 }
 
 /// A database's OID; `None` if there is none of this name.
-pub(crate) fn database_oid(name: &str) -> Option<Oid> {
-    let name = CString::new(name).ok()?;
+pub(crate) fn database_oid(name: &ServerText) -> Option<Oid> {
     // SAFETY: a catalog look-up by name.
-    let oid = unsafe { pg_sys::get_database_oid(name.as_ptr(), true) };
+    let oid = unsafe { pg_sys::get_database_oid(name.as_c_str().as_ptr(), true) };
     (oid != Oid::INVALID).then_some(oid)
 }
 
@@ -123,6 +178,27 @@ pub(crate) fn new_tablespace_of_database(database: Oid) -> Option<Oid> {
         (*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_database>()).dattablespace
     };
     find_row(pg_sys::DatabaseRelationId, pg_sys::DatabaseOidIndexId.into(), database, read)
+}
+
+/// A database's name as the current command leaves it.
+pub(crate) fn new_database_name(database: Oid) -> Option<ServerText> {
+    // SAFETY: a row of pg_database, whose name is NUL-terminated.
+    let read = |row: pg_sys::HeapTuple| unsafe {
+        let row = pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_database>();
+        ServerText::copied((*row).datname.data.as_ptr())
+    };
+    find_row(pg_sys::DatabaseRelationId, pg_sys::DatabaseOidIndexId.into(), database, read)
+        .flatten()
+}
+
+/// A role's name as the current command leaves it.
+pub(crate) fn new_role_name(role: Oid) -> Option<ServerText> {
+    // SAFETY: a row of pg_authid, whose name is NUL-terminated.
+    let read = |row: pg_sys::HeapTuple| unsafe {
+        let row = pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_authid>();
+        ServerText::copied((*row).rolname.data.as_ptr())
+    };
+    find_row(pg_sys::AuthIdRelationId, pg_sys::AuthIdOidIndexId.into(), role, read).flatten()
 }
 
 /// A database's default tablespace as the current command has found it.
@@ -143,10 +219,90 @@ pub(crate) fn tablespace_of_database(database: Oid) -> Option<Oid> {
     }
 }
 
-/// A text as an SQL literal, right whatever `standard_conforming_strings` says.
-pub(crate) fn quoted_literal(text: &str) -> String {
-    let Ok(raw) = CString::new(text) else { return "''".to_owned() };
-    // SAFETY: makes a palloc'd copy of a NUL-terminated string.
-    let quoted = unsafe { CStr::from_ptr(pg_sys::quote_literal_cstr(raw.as_ptr())) };
-    quoted.to_string_lossy().into_owned()
+/// A database other than `template0`, which nobody adds anything to.
+pub(crate) struct Database {
+    pub(crate) oid: Oid,
+    pub(crate) name: ServerText,
+}
+
+/// These, as of now. That nobody may connect to a database, or that it is a template, its owner can say at any time; so
+/// that is no reason to pass over one.
+pub(crate) fn databases_in_use() -> Vec<Database> {
+    // SAFETY: a row of pg_database, whose name is NUL-terminated.
+    scan(pg_sys::DatabaseRelationId, |row| unsafe {
+        let row = &*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_database>();
+        let name = ServerText::copied(row.datname.data.as_ptr())?;
+        (row.oid.to_u32() != pg_sys::Template0DbOid).then_some(Database { oid: row.oid, name })
+    })
+}
+
+/// `DbRoleSettingRelationId`, not among pgrx's bindings.
+const DATABASE_SETTINGS: Oid = Oid::from_u32(2964);
+
+/// The first columns of pg_db_role_setting.
+#[repr(C)]
+struct DatabaseSetting {
+    database: Oid,
+    role: Oid,
+}
+
+/// What ALTER DATABASE ... SET and ALTER ROLE ... IN DATABASE ... SET say of a boolean setting.
+pub(crate) fn settings_of_databases(name: &CStr) -> Vec<(Oid, bool)> {
+    const SETTINGS: std::ffi::c_int = 3;
+    let found = scan_columns(DATABASE_SETTINGS, |row, columns| {
+        // SAFETY: a row of pg_db_role_setting; its third column is an array of texts, or null.
+        let (database, settings) = unsafe {
+            let database = (*pg_sys::GETSTRUCT(row).cast::<DatabaseSetting>()).database;
+            let mut null = false;
+            let settings = pg_sys::heap_getattr(row, SETTINGS, columns, &mut null);
+            if null || database == Oid::INVALID {
+                return None;
+            }
+            (database, texts_of(settings))
+        };
+        let values = settings.iter().filter_map(|setting| value_of(setting.bytes(), name));
+        Some(values.map(|value| (database, value)).collect::<Vec<_>>())
+    });
+    found.into_iter().flatten().collect()
+}
+
+/// # Safety
+/// `array` is an array of texts.
+unsafe fn texts_of(array: pg_sys::Datum) -> Vec<ServerText> {
+    const OF_ANY_LENGTH: std::ffi::c_int = -1;
+    let (mut elements, mut nulls, mut count) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
+    // SAFETY: by contract; what deconstruct_array and text_to_cstring return is palloc'd and not null.
+    unsafe {
+        let array = pg_sys::pg_detoast_datum(array.cast_mut_ptr()).cast::<pg_sys::ArrayType>();
+        pg_sys::deconstruct_array(
+            array,
+            pg_sys::TEXTOID,
+            OF_ANY_LENGTH,
+            false,
+            pg_sys::TYPALIGN_INT as std::ffi::c_char,
+            &raw mut elements,
+            &raw mut nulls,
+            &raw mut count,
+        );
+        (0..usize::try_from(count).unwrap_or(0))
+            .filter(|index| !*nulls.add(*index))
+            .filter_map(|index| {
+                let text = (*elements.add(index)).cast_mut_ptr::<pg_sys::text>();
+                ServerText::copied(pg_sys::text_to_cstring(text))
+            })
+            .collect()
+    }
+}
+
+/// The value of a boolean setting in a text `name=value`, if that is its name.
+fn value_of(setting: &[u8], name: &CStr) -> Option<bool> {
+    let (key, rest) = setting.split_at_checked(name.count_bytes())?;
+    if !key.eq_ignore_ascii_case(name.to_bytes()) {
+        return None;
+    }
+    let value = ServerText::from_bytes(rest.strip_prefix(b"=")?);
+    let mut on = false;
+    // SAFETY: reads a NUL-terminated text.
+    let valid = unsafe { pg_sys::parse_bool(value.as_c_str().as_ptr(), &raw mut on) };
+    valid.then_some(on)
 }

@@ -30,13 +30,14 @@ impl SmgrFile {
     }
 }
 
-/// `RelFileLocator` of a keystore log: no relation has tablespace and number 0.
+/// `RelFileLocator` of a keystore log: no relation is in tablespace 0. The scope stands in place of the file number,
+/// not of the database: what is asked for in the name of a database is cancelled when the database is dropped or moved
+/// to another tablespace, by a standby as well (`ForgetDatabaseSyncRequests`, md.c), and its keys live on.
 fn keystore_locator(scope: u32) -> Locator {
-    locator(RelFile { tablespace: 0, database: scope, relation: 0 })
+    locator(RelFile { tablespace: 0, database: 0, relation: scope })
 }
 
-/// The sync request that stands for the keystore log of `scope`. Dropping the database cancels it,
-/// like those of its relations.
+/// The sync request that stands for the keystore log of `scope`.
 pub(crate) fn keystore_tag(scope: u32) -> pg_sys::FileTag {
     pg_sys::FileTag {
         handler: pg_sys::SyncRequestHandler::SYNC_HANDLER_MD as i16,
@@ -55,7 +56,7 @@ pub(crate) fn keystore_of_tag(tag: &pg_sys::FileTag) -> Option<u32> {
     let file = rel_file(tag.rnode);
     #[cfg(not(feature = "pg15"))]
     let file = rel_file(tag.rlocator);
-    (file.tablespace == 0 && file.relation == 0).then_some(file.database)
+    (file.tablespace == 0 && file.database == 0).then_some(file.relation)
 }
 
 #[cfg(feature = "pg15")]
@@ -273,6 +274,49 @@ pub(crate) unsafe fn smgr_read(reln: pg_sys::SMgrRelation, block: u32, page: *mu
         pg_sys::smgrread(reln, fork, block, page.cast());
         #[cfg(any(feature = "pg17", feature = "pg18"))]
         pg_sys::smgrreadv(reln, fork, block, &mut page.cast(), 1);
+    }
+}
+
+/// How many blocks a fork has (`smgrnblocks`). Raises what the server raises, past our frames.
+///
+/// # Safety
+/// `reln` is live, and the fork exists; no frame between here and the server's call holds anything with a destructor.
+pub(crate) unsafe fn smgr_blocks(reln: pg_sys::SMgrRelation, fork: i32) -> u32 {
+    unsafe extern "C-unwind" {
+        fn smgrnblocks(reln: pg_sys::SMgrRelation, fork: i32) -> u32;
+    }
+    // SAFETY: by contract.
+    unsafe { smgrnblocks(reln, fork) }
+}
+
+/// Which page a shared buffer holds, if it is to be written. What a moment later may be otherwise: no lock is taken.
+///
+/// # Safety
+/// `index` is less than `NBuffers`.
+pub(crate) unsafe fn dirty_buffer(index: usize) -> Option<(RelFile, i32, u32)> {
+    const WANTED: u32 = pg_sys::BM_VALID | pg_sys::BM_DIRTY;
+    // SAFETY: by contract; plain fields in shared memory, which others may change meanwhile.
+    unsafe {
+        let descriptor = &raw const (*pg_sys::BufferDescriptors.add(index)).bufferdesc;
+        let state = || (&raw const (*descriptor).state.value).read_volatile();
+        let before = state();
+        if before & WANTED != WANTED {
+            return None;
+        }
+        let tag = (&raw const (*descriptor).tag).read_volatile();
+        // A buffer gets another page only after it was written.
+        if state() & WANTED != WANTED {
+            return None;
+        }
+        #[cfg(feature = "pg15")]
+        let file = rel_file(tag.rnode);
+        #[cfg(not(feature = "pg15"))]
+        let file = RelFile {
+            tablespace: tag.spcOid.to_u32(),
+            database: tag.dbOid.to_u32(),
+            relation: tag.relNumber.to_u32(),
+        };
+        Some((file, tag.forkNum, tag.blockNum))
     }
 }
 

@@ -1,10 +1,14 @@
 //! Settings.
 
-use std::ffi::CString;
+use std::ffi::{CStr, CString, OsString};
+use std::os::unix::ffi::OsStringExt;
 use std::time::Duration;
 
 use pagevault_cipher::CipherId;
-use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PostgresGucEnum};
+use pgrx::prelude::PgLogLevel;
+use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PgSqlErrorCode, PostgresGucEnum};
+
+use super::report::Report;
 
 static DEFAULT_ENCRYPTION: GucSetting<bool> = GucSetting::<bool>::new(false);
 static ENFORCE: GucSetting<bool> = GucSetting::<bool>::new(false);
@@ -23,6 +27,8 @@ static MAX_KEYS: GucSetting<i32> = GucSetting::<i32>::new(1_000_000);
 static REKEY_WORKERS: GucSetting<i32> = GucSetting::<i32>::new(2);
 static REKEY_THRESHOLD: GucSetting<i32> = GucSetting::<i32>::new(1024);
 static REKEY_RATE: GucSetting<i32> = GucSetting::<i32>::new(32);
+
+static WRITERS_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(60_000);
 
 static REVALIDATE_INTERVAL: GucSetting<i32> = GucSetting::<i32>::new(300);
 static REVOKED_KEY_GRACE: GucSetting<i32> = GucSetting::<i32>::new(3600);
@@ -194,6 +200,16 @@ pub(crate) fn define() {
         GucFlags::default(),
     );
     GucRegistry::define_int_guc(
+        c"pagevault.writers_timeout",
+        c"Longest wait for processes that are writing a page, or making a file, when keys change.",
+        c"A command gives up then, and names the process; a rekey job writes to the server log whom it waits for, and goes on waiting. 0 means no limit.",
+        &WRITERS_TIMEOUT,
+        0,
+        i32::MAX,
+        GucContext::Suset,
+        GucFlags::UNIT_MS,
+    );
+    GucRegistry::define_int_guc(
         c"pagevault.revalidate_interval",
         c"How often key providers are asked whether they would still unwrap the keys in use.",
         c"0 turns this off.",
@@ -262,10 +278,32 @@ pub(crate) fn wal_encryption() -> Option<bool> {
     }
 }
 
-/// `wal_decode_buffer_size` in bytes.
-pub(crate) fn wal_decode_buffer_size() -> usize {
-    // SAFETY: a plain global of this process.
-    unsafe { pgrx::pg_sys::wal_decode_buffer_size.max(0) as usize }
+/// Lowers `wal_decode_buffer_size` to what a barrier in WAL keeps recovery from reading past; in the postmaster, while
+/// libraries are loaded. It is the reader's setting that counts, and who writes a barrier cannot know it.
+pub(crate) fn bound_read_ahead() {
+    const SETTING: &CStr = c"wal_decode_buffer_size";
+    const MOST: &CStr = c"4MB";
+    const _: () = assert!(super::wal::READ_AHEAD == 4 << 20);
+    // SAFETY: a plain global; a setting of the server, with a value that it takes, at a time when it may be changed.
+    let was = unsafe {
+        let was = usize::try_from(pgrx::pg_sys::wal_decode_buffer_size).unwrap_or(0);
+        if was <= super::wal::READ_AHEAD {
+            return;
+        }
+        pgrx::pg_sys::SetConfigOption(
+            SETTING.as_ptr(),
+            MOST.as_ptr(),
+            pgrx::pg_sys::GucContext::PGC_POSTMASTER,
+            pgrx::pg_sys::GucSource::PGC_S_OVERRIDE,
+        );
+        was
+    };
+    Report::new(
+        PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
+        format!("pagevault: wal_decode_buffer_size is 4 MB, not {} MB", was >> 20),
+    )
+    .detail("Recovery must not read past a key of WAL that it has not replayed yet.")
+    .send(PgLogLevel::LOG);
 }
 
 /// `pagevault.cipher`; an unknown name is an error to report to the user.
@@ -275,8 +313,8 @@ pub(crate) fn cipher() -> Result<CipherId, String> {
 }
 
 /// `pagevault.keyring_command`, empty for the default.
-pub(crate) fn keyring_command() -> String {
-    KEYRING_COMMAND.get().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default()
+pub(crate) fn keyring_command() -> OsString {
+    KEYRING_COMMAND.get().map(|path| OsString::from_vec(path.into_bytes())).unwrap_or_default()
 }
 
 /// `pagevault.keyring_timeout` in seconds.
@@ -302,6 +340,12 @@ pub(crate) fn rekey_threshold() -> u64 {
 /// `pagevault.rekey_rate` in bytes per second, unless it is unlimited.
 pub(crate) fn rekey_rate() -> Option<f64> {
     Some(f64::from(REKEY_RATE.get()) * 1_048_576.0).filter(|rate| *rate > 0.0)
+}
+
+/// `pagevault.writers_timeout`, unless there is no limit.
+pub(crate) fn writers_timeout() -> Option<Duration> {
+    let milliseconds = WRITERS_TIMEOUT.get().max(0) as u64;
+    Some(Duration::from_millis(milliseconds)).filter(|limit| !limit.is_zero())
 }
 
 /// `pagevault.recovery_waits_for_keys`

@@ -4,6 +4,10 @@ use std::ffi::CStr;
 
 use pgrx::pg_sys::{self, Oid};
 
+use super::statement::quoted_identifier;
+use super::text::ServerText;
+use super::{catalog, relation};
+
 /// The label provider's name.
 pub(crate) const PROVIDER: &CStr = c"pagevault";
 
@@ -27,6 +31,10 @@ impl Object {
         Object { class: pg_sys::TableSpaceRelationId, oid }
     }
 
+    pub(crate) fn database(oid: Oid) -> Object {
+        Object { class: pg_sys::DatabaseRelationId, oid }
+    }
+
     /// The database of this session.
     pub(crate) fn my_database() -> Object {
         // SAFETY: a plain global of this process.
@@ -38,23 +46,52 @@ impl Object {
     }
 
     /// Its label, read from `pg_seclabel` or `pg_shseclabel`.
-    pub(crate) fn label(self) -> Option<String> {
+    pub(crate) fn label(self) -> Option<ServerText> {
         // SAFETY: a catalog look-up in a transaction; the result is null or a palloc'd copy.
-        unsafe {
-            let label = pg_sys::GetSecurityLabel(&self.address(), PROVIDER.as_ptr());
-            (!label.is_null()).then(|| CStr::from_ptr(label).to_string_lossy().into_owned())
-        }
+        unsafe { ServerText::copied(pg_sys::GetSecurityLabel(&self.address(), PROVIDER.as_ptr())) }
     }
 
     /// Kind and name, e.g. `schema app`.
-    pub(crate) fn describe(self) -> String {
+    pub(crate) fn describe(self) -> ServerText {
+        let address = self.address();
         // SAFETY: a catalog look-up in a transaction; null for an object that is gone.
-        unsafe {
-            let text = pg_sys::getObjectDescription(&self.address(), true);
-            if text.is_null() {
-                return format!("object {}", self.oid.to_u32());
+        let text = unsafe { ServerText::copied(pg_sys::getObjectDescription(&address, true)) };
+        let gone = || ServerText::from_bytes(format!("object {}", self.oid.to_u32()).as_bytes());
+        text.unwrap_or_else(gone)
+    }
+
+    /// What SECURITY LABEL calls a relation, a schema or a database; `None` if it is gone.
+    pub(crate) fn label_target(self) -> Option<ServerText> {
+        let named = |keyword: &str, name: ServerText| {
+            ServerText::join(&[keyword.as_bytes(), quoted_identifier(&name).bytes()])
+        };
+        match self.class {
+            pg_sys::RelationRelationId => relation::facts(self.oid).map(|facts| {
+                let keyword = relation::label_keyword(facts.kind);
+                ServerText::join(&[keyword.as_bytes(), b" ", relation::sql_name(&facts).bytes()])
+            }),
+            pg_sys::NamespaceRelationId => {
+                catalog::bare_schema_name(self.oid).map(|name| named("SCHEMA ", name))
             }
-            CStr::from_ptr(text).to_string_lossy().into_owned()
+            pg_sys::DatabaseRelationId => {
+                catalog::database_name(self.oid.to_u32()).map(|name| named("DATABASE ", name))
+            }
+            _ => None,
         }
     }
+}
+
+/// What has a label of ours in this database.
+pub(crate) fn labelled() -> Vec<Object> {
+    const WHOLE: i32 = 0;
+    let mut found = catalog::scan(pg_sys::SecLabelRelationId, |row| {
+        // SAFETY: a row of pg_seclabel.
+        let row = unsafe { &*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_seclabel>() };
+        let object = Object { class: row.classoid, oid: row.objoid };
+        (row.objsubid == WHOLE).then_some(object)
+    });
+    found.retain(|object| object.label().is_some());
+    found.sort_by_key(|object| (object.class.to_u32(), object.oid.to_u32()));
+    found.dedup();
+    found
 }

@@ -4,6 +4,8 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use pgrx::pg_sys;
 
+use super::process::ProcessLocal;
+
 /// Name of our lock tranche, as `pg_stat_activity.wait_event` shows it.
 const TRANCHE: &std::ffi::CStr = c"pagevault";
 
@@ -111,33 +113,90 @@ pub(crate) fn lock_database(database: pg_sys::Oid) -> (i32, i32) {
     (sessions, prepared)
 }
 
-/// Rekey jobs are locked as objects of this class (`pg_extension`), so that it shows in `pg_locks`.
-fn job_tag(id: i64) -> pg_sys::LOCKTAG {
-    const JOB: u16 = u16::from_be_bytes(*b"pv");
+/// Whose pages of a relation are rewritten: one command's or one job's at a time, in whatever state the relation is
+/// locked. Locked as an object of class `pg_extension`.
+fn rewriting_tag(relation: pg_sys::Oid, is_shared: bool) -> pg_sys::LOCKTAG {
+    const REWRITING: u16 = u16::from_be_bytes(*b"pr");
     pg_sys::LOCKTAG {
-        locktag_field1: super::process::my_database(),
+        locktag_field1: if is_shared { SHARED } else { super::process::my_database() },
         locktag_field2: pg_sys::ExtensionRelationId.to_u32(),
-        locktag_field3: id as u32,
-        locktag_field4: JOB,
+        locktag_field3: relation.to_u32(),
+        locktag_field4: REWRITING,
         locktag_type: pg_sys::LockTagType::LOCKTAG_OBJECT as u8,
         locktag_lockmethodid: pg_sys::DEFAULT_LOCKMETHOD as u8,
     }
 }
 
-/// Makes a rekey job this process's own, until it gives it back or ends; false if another's it is.
-pub(crate) fn try_lock_job(id: i64) -> bool {
-    // SAFETY: a lock of the session on a name of ours, without waiting.
-    let outcome = unsafe {
-        let mode = pg_sys::ExclusiveLock as pg_sys::LOCKMODE;
-        pg_sys::LockAcquire(&job_tag(id), mode, true, true)
-    };
-    outcome != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL
+/// The right to rewrite a relation in place, until this is dropped or, at the latest, until an ERROR ends the transaction, and
+/// with it all locks.
+pub(crate) struct Rewriting {
+    tag: pg_sys::LOCKTAG,
+    of_session: bool,
 }
 
-/// Gives a job back.
-pub(crate) fn unlock_job(id: i64) {
-    // SAFETY: a lock that this session holds.
-    unsafe { pg_sys::LockRelease(&job_tag(id), pg_sys::ExclusiveLock as pg_sys::LOCKMODE, true) };
+impl Rewriting {
+    /// Of this session, over its transactions; `None` if somebody else has it.
+    pub(crate) fn try_for_session(relation: pg_sys::Oid, is_shared: bool) -> Option<Rewriting> {
+        release_at_exit();
+        Rewriting::acquire(rewriting_tag(relation, is_shared), true, true)
+    }
+
+    /// Of this transaction; `None` if somebody else has it.
+    pub(crate) fn try_for_transaction(relation: pg_sys::Oid, is_shared: bool) -> Option<Rewriting> {
+        Rewriting::acquire(rewriting_tag(relation, is_shared), false, true)
+    }
+
+    /// Of this transaction, after waiting for it as for any lock.
+    pub(crate) fn wait_in_transaction(relation: pg_sys::Oid, is_shared: bool) -> Rewriting {
+        let tag = rewriting_tag(relation, is_shared);
+        // Where it may wait it has the lock, or raises.
+        Rewriting::acquire(tag, false, false)
+            .unwrap_or_else(|| Rewriting { tag, of_session: false })
+    }
+
+    fn acquire(tag: pg_sys::LOCKTAG, of_session: bool, at_once: bool) -> Option<Rewriting> {
+        // SAFETY: a lock on a name of ours; waiting may raise, and nothing here has a destructor then.
+        let outcome = unsafe {
+            let mode = pg_sys::ExclusiveLock as pg_sys::LOCKMODE;
+            pg_sys::LockAcquire(&tag, mode, of_session, at_once)
+        };
+        let have = outcome != pg_sys::LockAcquireResult::LOCKACQUIRE_NOT_AVAIL;
+        // Not made where it is not ours: it would be released.
+        have.then(|| Rewriting { tag, of_session })
+    }
+}
+
+impl Drop for Rewriting {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return; // an ERROR is on its way, and takes the locks of session and transaction with it
+        }
+        let mode = pg_sys::ExclusiveLock as pg_sys::LOCKMODE;
+        // SAFETY: a lock that this process holds.
+        unsafe { pg_sys::LockRelease(&self.tag, mode, self.of_session) };
+    }
+}
+
+/// Gives back all locks of the session.
+pub(crate) fn release_session_locks() {
+    // SAFETY: looks through this process's own table of locks.
+    unsafe { pg_sys::LockReleaseSession(pg_sys::DEFAULT_LOCKMETHOD as pg_sys::LOCKMETHODID) }
+}
+
+/// Has this process give back its session's locks when it exits. The server does so only if it exits within a transaction
+/// (`AbortTransaction`; `ShutdownPostgres` in postinit.c releases advisory locks); otherwise they would stay until the server is
+/// started again.
+fn release_at_exit() {
+    static REGISTERED: ProcessLocal<bool> = ProcessLocal::new(false);
+    if !REGISTERED.with(|registered| std::mem::replace(registered, true)) {
+        // SAFETY: once per process; the function lives as long as the library.
+        unsafe { pg_sys::before_shmem_exit(Some(exiting), pg_sys::Datum::null()) };
+    }
+}
+
+/// Contract: called when this process exits, before it gives up its place in shared memory; must not raise.
+unsafe extern "C-unwind" fn exiting(_code: std::ffi::c_int, _argument: pg_sys::Datum) {
+    release_session_locks();
 }
 
 /// `dlist_node` and, before 16, `SHM_QUEUE`: the same two words.
@@ -161,10 +220,18 @@ const SHARED: u32 = 0;
 
 /// OIDs of the relations of the current database and of the cluster on which this backend holds a lock strong enough
 /// to replace their storage.
-///
+pub(crate) fn relations_locked_for_rewrite() -> Vec<pg_sys::Oid> {
+    relations_locked(REPLACING_MODES)
+}
+
+/// As [`relations_locked_for_rewrite`], for a lock so strong that nobody else can open them.
+pub(crate) fn relations_locked_against_all() -> Vec<pg_sys::Oid> {
+    relations_locked(1 << pg_sys::AccessExclusiveLock)
+}
+
 /// Walks our own lists under the partition locks, as `PostPrepare_Locks` in lock.c does: the cost
 /// depends on the locks we hold, not on the number of relations.
-pub(crate) fn relations_locked_for_rewrite() -> Vec<pg_sys::Oid> {
+fn relations_locked(modes: i32) -> Vec<pg_sys::Oid> {
     let mut found = Vec::new();
     // SAFETY: backend globals of this process; MyProc may be null in a few auxiliary moments.
     let (proc, database) = unsafe { (pg_sys::MyProc, pg_sys::MyDatabaseId) };
@@ -189,7 +256,7 @@ pub(crate) fn relations_locked_for_rewrite() -> Vec<pg_sys::Oid> {
                 let tag = &(*(*proclock).tag.myLock).tag;
                 if tag.locktag_type == pg_sys::LockTagType::LOCKTAG_RELATION as u8
                     && (tag.locktag_field1 == database.to_u32() || tag.locktag_field1 == SHARED)
-                    && (*proclock).holdMask & REPLACING_MODES != 0
+                    && (*proclock).holdMask & modes != 0
                 {
                     found.push(pg_sys::Oid::from(tag.locktag_field2));
                 }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use pagevault_keystore::RelFile;
 use pgrx::pg_sys::{self, ForkNumber, Oid};
 
+use super::buffers::AlignedPage;
 use super::compat;
 
 /// A relation in use, held so that its file is neither replaced nor cut, and nobody else is kept waiting but
@@ -63,6 +64,18 @@ impl Held {
         forks.filter_map(|fork| Some((fork, blocks(fork)?))).collect()
     }
 
+    /// Its OID.
+    pub(crate) fn oid(&self) -> Oid {
+        // SAFETY: open.
+        unsafe { (*self.relation).rd_id }
+    }
+
+    /// True for a catalog that all databases share.
+    pub(crate) fn is_shared(&self) -> bool {
+        // SAFETY: open.
+        unsafe { (*(*self.relation).rd_rel).relisshared }
+    }
+
     /// Its file.
     pub(crate) fn file(&self) -> RelFile {
         // SAFETY: open.
@@ -76,7 +89,8 @@ impl Held {
     }
 
     /// Marks a page dirty, with a full-page image in WAL where the relation is logged, so that it is written
-    /// again under the key that is current now. A page that is all zero stays as it is.
+    /// again under the key that is current now. A page that is all zero stays as it is; but a page of a map that cannot be
+    /// read, which reads as zero, is made anew, as PostgreSQL's readers of maps do.
     pub(crate) fn rewrite(&self, fork: ForkNumber::Type, block: u32, ring: &Ring) {
         // SAFETY: open and locked; the block exists, as the caller has seen since the lock was taken. The init
         // fork of an unlogged relation is logged although the relation is not.
@@ -136,16 +150,16 @@ unsafe fn sync(relation: pg_sys::Relation) {
     }
 }
 
-/// Reads block 0 of a shared catalog past shared buffers, from the file.
+/// Reads block 0 of a shared catalog past shared buffers, from the file. Raises what keeps it from that.
 pub(crate) fn read_from_disk(shared_catalog: Oid) {
-    let mut page = Box::new([0u64; pg_sys::BLCKSZ as usize / size_of::<u64>()]);
+    let mut page = Box::new(AlignedPage([0; pg_sys::BLCKSZ as usize]));
     // SAFETY: in a transaction; the buffer holds one page; shared catalogs are never empty.
     unsafe {
         pg_sys::StartTransactionCommand();
         let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
         let relation = pg_sys::relation_open(shared_catalog, lock);
         let smgr = compat::open_smgr(relation);
-        compat::smgr_read(smgr, 0, page.as_mut_ptr().cast());
+        compat::smgr_read(smgr, 0, page.0.as_mut_ptr());
         pg_sys::relation_close(relation, lock);
         pg_sys::CommitTransactionCommand();
     }
@@ -167,17 +181,20 @@ unsafe fn rewrite_page(
     // SAFETY: by contract. Inside the critical section nothing of ours can fail: marking a locked
     // buffer dirty and logging its image only raise what the server itself makes a PANIC.
     unsafe {
-        let buffer = pg_sys::ReadBufferExtended(
-            relation,
-            fork,
-            block,
-            pg_sys::ReadBufferMode::RBM_NORMAL,
-            ring,
-        );
+        // vm_readbuf and fsm_readbuf (visibilitymap.c, freespace.c): a torn map does not keep anyone from anything.
+        let is_map = matches!(fork, ForkNumber::FSM_FORKNUM | ForkNumber::VISIBILITYMAP_FORKNUM);
+        let mode = match is_map {
+            true => pg_sys::ReadBufferMode::RBM_ZERO_ON_ERROR,
+            false => pg_sys::ReadBufferMode::RBM_NORMAL,
+        };
+        let buffer = pg_sys::ReadBufferExtended(relation, fork, block, mode, ring);
         pg_sys::LockBuffer(buffer, pg_sys::BUFFER_LOCK_EXCLUSIVE as i32);
         let page = compat::buffer_page(buffer).cast::<pg_sys::PageHeaderData>();
         let is_new = (*page).pd_upper == 0;
-        if !is_new {
+        if is_new && is_map {
+            pg_sys::PageInit(page.cast(), pg_sys::BLCKSZ as usize, 0);
+        }
+        if !is_new || is_map {
             pg_sys::CritSectionCount += 1;
             if (*(*relation).rd_rel).relkind as u8 == pg_sys::RELKIND_SEQUENCE {
                 forget_values_in_wal(page.cast());

@@ -1,14 +1,15 @@
 //! Facts about the process we run in, and state that belongs to one process.
 
 use std::cell::UnsafeCell;
-use std::ffi::CStr;
+use std::ffi::{CStr, OsStr};
+use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Oid};
 
-use super::compat;
+use super::{compat, locks};
 
 /// A value of one PostgreSQL process.
 ///
@@ -42,14 +43,14 @@ impl<T> ProcessLocal<T> {
 pub(crate) fn data_directory() -> PathBuf {
     // SAFETY: DataDir is set before libraries are preloaded and never changes.
     let dir = unsafe { CStr::from_ptr(pg_sys::DataDir) };
-    PathBuf::from(dir.to_string_lossy().into_owned())
+    PathBuf::from(OsStr::from_bytes(dir.to_bytes()))
 }
 
 /// The directory of the server's own binary.
 pub(crate) fn server_binary_directory() -> PathBuf {
     // SAFETY: my_exec_path is a NUL-terminated array set at the very start of main().
     let path = unsafe { CStr::from_ptr((&raw const pg_sys::my_exec_path).cast()) };
-    let mut path = PathBuf::from(path.to_string_lossy().into_owned());
+    let mut path = PathBuf::from(OsStr::from_bytes(path.to_bytes()));
     path.pop();
     path
 }
@@ -89,21 +90,6 @@ pub(crate) fn creates_us() -> bool {
     }
 }
 
-/// True for the transaction that this process is in, and its subtransactions.
-pub(crate) fn is_own_transaction(xid: u32) -> bool {
-    // SAFETY: looks at this process's transaction state only.
-    unsafe { pg_sys::TransactionIdIsCurrentTransactionId(xid.into()) }
-}
-
-/// Sets the latch of another process of this server, if it still is one.
-pub(crate) fn wake(pid: u32) {
-    if let Ok(pid @ 1..) = libc::pid_t::try_from(pid) {
-        // SAFETY: the server's processes take this signal as "look at your latch" (procsignal.c). The number
-        // may be that of a process that has ended; then it is another's of this user, or nobody's.
-        unsafe { libc::kill(pid, libc::SIGUSR1) };
-    }
-}
-
 /// Tells pg_stat_activity what this process does; nothing while it is idle.
 pub(crate) fn show_activity(text: Option<&str>) {
     let text = text.and_then(|text| std::ffi::CString::new(text).ok());
@@ -115,19 +101,23 @@ pub(crate) fn show_activity(text: Option<&str>) {
     unsafe { pg_sys::pgstat_report_activity(state, text) };
 }
 
+/// The setting `fsync`: without it PostgreSQL asks nobody to sync anything.
+pub(crate) fn fsync() -> bool {
+    // SAFETY: a plain global of this process.
+    unsafe { pg_sys::enableFsync }
+}
+
 /// True while this cluster replays WAL (crash recovery or standby).
 pub(crate) fn in_recovery() -> bool {
     // SAFETY: reads shared state that exists in every process that gets here.
     unsafe { pg_sys::RecoveryInProgress() }
 }
 
-/// True in the process that replays WAL, until the data directory is consistent: pages on disk may be newer than
-/// what is replayed.
+/// True in the process that replays WAL (in single-user mode, the only one), until the data directory is consistent: pages
+/// on disk may be newer than what is replayed. In crash recovery that is until all WAL is replayed.
 pub(crate) fn is_not_consistent_yet() -> bool {
-    // SAFETY: plain globals of this process; the second one means something in the startup process only.
-    unsafe {
-        pg_sys::MyBackendType == pg_sys::BackendType::B_STARTUP && !pg_sys::reachedConsistency
-    }
+    // SAFETY: plain globals of this process; false and false in all that do not replay.
+    unsafe { pg_sys::InRecovery && !pg_sys::reachedConsistency }
 }
 
 /// Ends the statement or the session if someone asked for it. Does nothing in the postmaster, which
@@ -205,24 +195,30 @@ pub(crate) fn timestamp_text(us_since_1970: u64) -> String {
     text.to_string_lossy().into_owned()
 }
 
-/// Waits until every process of the server is done with what it was doing between two checks for
-/// interrupts: whatever it looked up before, it has looked up anew.
-pub(crate) fn wait_until_all_have_passed_by() {
-    // SAFETY: not in a critical section, no lock held that another process might wait for inside such work.
-    unsafe {
-        let barrier = pg_sys::ProcSignalBarrierType::PROCSIGNAL_BARRIER_SMGRRELEASE;
-        pg_sys::WaitForProcSignalBarrier(pg_sys::EmitProcSignalBarrier(barrier));
-    }
+/// `fsync`
+pub(crate) fn syncs() -> bool {
+    // SAFETY: a plain global of this process.
+    unsafe { pg_sys::enableFsync }
 }
 
-/// Ends whatever transaction an ERROR has left open.
+/// How the server takes it that data could not be synced (`data_sync_elevel`, fd.c).
+pub(crate) fn level_of_failed_sync() -> pgrx::prelude::PgLogLevel {
+    use pgrx::prelude::PgLogLevel;
+    // SAFETY: looks at a setting.
+    let level = unsafe { pg_sys::data_sync_elevel(PgLogLevel::ERROR as i32) };
+    if level == PgLogLevel::ERROR as i32 { PgLogLevel::ERROR } else { PgLogLevel::PANIC }
+}
+
+/// Ends whatever transaction an ERROR has left open, and gives back the locks of the session: where there was no transaction,
+/// its abort has not done that.
 pub(crate) fn abort_transaction() {
     // SAFETY: outside of any code that belongs to the transaction.
     unsafe { pg_sys::AbortOutOfAnyTransaction() };
+    locks::release_session_locks();
 }
 
 /// Makes this background worker a backend of a database, as the bootstrap superuser. If the database was dropped
-/// meanwhile the worker ends, and nobody is alarmed by a FATAL in the server log.
+/// meanwhile, or DROP DATABASE was interrupted, the worker ends, and nobody is alarmed by a FATAL in the server log.
 pub(crate) fn connect_to_database_if_there(database: Oid) {
     // SAFETY: in a background worker that asked for a database connection, once. The hook is this process's alone, which
     // has one thread.
@@ -242,9 +238,11 @@ static OTHERS: ProcessLocal<pg_sys::emit_log_hook_type> = ProcessLocal::new(None
 unsafe extern "C-unwind" fn pass_over_no_database(message: *mut pg_sys::ErrorData) {
     // The same number as ERRCODE_UNDEFINED_DATABASE.
     let no_database = PgSqlErrorCode::ERRCODE_INVALID_CATALOG_NAME as i32;
+    // An invalid database, or one that lets nobody in any more (CheckMyDatabase, postinit.c).
+    let not_now = PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE as i32;
     // SAFETY: the message that is being reported, and another library's hook, called as the server would.
     unsafe {
-        if (*message).sqlerrcode == no_database {
+        if [no_database, not_now].contains(&(*message).sqlerrcode) {
             (*message).output_to_server = false;
         } else if let Some(hook) = OTHERS.with(|kept| *kept) {
             hook(message);
@@ -287,14 +285,6 @@ pub(crate) fn shut_server_down() {
 pub(crate) fn data_checksums() -> bool {
     // SAFETY: reads the control file's copy in shared memory; cannot raise.
     unsafe { raw::DataChecksumsEnabled() }
-}
-
-/// True if the first change of a page after a checkpoint is in WAL even if it is one of hint bits
-/// (`XLogHintBitIsNeeded`, xlog.h).
-#[inline]
-pub(crate) fn hint_bits_are_logged() -> bool {
-    // SAFETY: a plain global.
-    data_checksums() || unsafe { pg_sys::wal_log_hints }
 }
 
 /// Functions of the server without pgrx's guard: none of these can raise.

@@ -2,16 +2,18 @@
 
 use pagevault_keystore::RelFile;
 use pgrx::pg_sys::{self, Oid};
-use pgrx::{PgList, PgRelation, PgSqlErrorCode};
+use pgrx::{PgList, PgSqlErrorCode};
 
 use super::report::{Report, Result};
+use super::text::ServerText;
 use super::{catalog, compat, process};
 
 /// Facts about a relation, copied out of its relation cache entry.
 #[derive(Clone)]
 pub(crate) struct Facts {
     pub(crate) oid: Oid,
-    pub(crate) name: String,
+    pub(crate) name: ServerText,
+    pub(crate) owner: Oid,
     pub(crate) kind: Kind,
     pub(crate) temporary: bool,
     /// Its file, for kinds with storage.
@@ -224,13 +226,13 @@ unsafe fn facts_of(relation: pg_sys::Relation) -> Facts {
     // SAFETY: rd_rel is set in every open relation.
     unsafe {
         let class = &*(*relation).rd_rel;
-        let name = std::ffi::CStr::from_ptr(class.relname.data.as_ptr());
         let toast = class.reltoastrelid;
         let index = (*relation).rd_index;
         let indexed_table = (!index.is_null()).then(|| (*index).indrelid);
         Facts {
             oid: (*relation).rd_id,
-            name: name.to_string_lossy().into_owned(),
+            name: ServerText::copied(class.relname.data.as_ptr()).unwrap_or_default(),
+            owner: class.relowner,
             kind: Kind::of(class.relkind as u8),
             temporary: class.relpersistence as u8 == b't',
             file: compat::rel_file(compat::relation_locator(relation)),
@@ -249,15 +251,24 @@ unsafe fn facts_of(relation: pg_sys::Relation) -> Facts {
     }
 }
 
-/// True for a table of this extension. Its schema can hold others': it comes first in the search path of a
-/// role of the same name.
+/// True for a table of this extension. Its schema can hold others'; and where the extension is not installed, a
+/// schema of that name is anyone's.
 fn is_ours(schema: Oid, table: Oid) -> bool {
     // SAFETY: catalog look-ups in a transaction.
     unsafe {
-        schema == pg_sys::get_namespace_oid(c"pagevault".as_ptr(), true)
+        is_our_schema(schema)
             && (process::creates_us()
                 || pg_sys::getExtensionOfObject(pg_sys::RelationRelationId, table)
                     == pg_sys::get_extension_oid(c"pagevault".as_ptr(), true))
+    }
+}
+
+/// True for the schema of this extension, in a database that has it.
+pub(crate) fn is_our_schema(schema: Oid) -> bool {
+    // SAFETY: catalog look-ups in a transaction.
+    unsafe {
+        schema == pg_sys::get_namespace_oid(c"pagevault".as_ptr(), true)
+            && pg_sys::get_extension_oid(c"pagevault".as_ptr(), true) != Oid::INVALID
     }
 }
 
@@ -349,50 +360,42 @@ pub(crate) fn lock(oid: Oid, mode: pg_sys::LOCKMODE) {
     }
 }
 
-/// The relation's name as SQL would write it.
-pub(crate) fn qualified_name(oid: Oid) -> String {
-    // SAFETY: open with a lock for the moment of reading the names.
-    let relation =
-        unsafe { PgRelation::with_lock(oid, pg_sys::AccessShareLock as pg_sys::LOCKMODE) };
-    // SAFETY: quote_qualified_identifier copies both names.
-    unsafe {
-        let namespace = std::ffi::CString::new(relation.namespace()).unwrap_or_default();
-        let name = std::ffi::CString::new(relation.name()).unwrap_or_default();
-        let text = pg_sys::quote_qualified_identifier(namespace.as_ptr(), name.as_ptr());
-        std::ffi::CStr::from_ptr(text).to_string_lossy().into_owned()
-    }
+/// As [`lock`], without waiting; false if somebody else has a lock that is in the way. The relation may be gone.
+pub(crate) fn try_lock(oid: Oid, mode: pg_sys::LOCKMODE) -> bool {
+    // SAFETY: a lock on a name, held until the end of the transaction.
+    unsafe { pg_sys::ConditionalLockRelationOid(oid, mode) }
 }
 
-/// The name of the relation's schema; empty if it is gone.
-pub(crate) fn schema_name(facts: &Facts) -> String {
-    // SAFETY: a catalog look-up; the result is null or a palloc'd copy.
-    unsafe {
-        let name = pg_sys::get_namespace_name(facts.schema);
-        if name.is_null() {
-            return String::new();
-        }
-        std::ffi::CStr::from_ptr(name).to_string_lossy().into_owned()
-    }
-}
-
-/// As [`qualified_name`], without a lock.
-pub(crate) fn quoted_name(facts: &Facts) -> String {
-    let name = std::ffi::CString::new(facts.name.as_str()).unwrap_or_default();
+/// The relation's name with its schema's, as SQL would write it: bytes, for SQL.
+pub(crate) fn sql_name(facts: &Facts) -> ServerText {
     // SAFETY: get_namespace_name returns null or a palloc'd copy; quote_qualified_identifier copies both,
     // and leaves out a schema that is null.
     unsafe {
         let namespace = pg_sys::get_namespace_name(facts.schema);
-        let text = pg_sys::quote_qualified_identifier(namespace, name.as_ptr());
-        std::ffi::CStr::from_ptr(text).to_string_lossy().into_owned()
+        let name = facts.name.as_c_str().as_ptr();
+        ServerText::copied(pg_sys::quote_qualified_identifier(namespace, name)).unwrap_or_default()
     }
 }
 
-/// What SECURITY LABEL names a relation by.
-pub(crate) fn label_target(facts: &Facts) -> String {
-    format!("{} {}", label_keyword(facts.kind), quoted_name(facts))
+/// As [`sql_name`], for messages: not for SQL, nor for a look-up.
+pub(crate) fn quoted_name(facts: &Facts) -> String {
+    sql_name(facts).to_string()
 }
 
-fn label_keyword(kind: Kind) -> &'static str {
+/// As [`quoted_name`], of a relation that is locked for the moment of reading the names, and must be there.
+pub(crate) fn qualified_name(oid: Oid) -> String {
+    let mode = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
+    // SAFETY: raises if the relation is gone; the lock is given back when the names are copied.
+    unsafe {
+        let relation = pg_sys::relation_open(oid, mode);
+        let name = quoted_name(&facts_of(relation));
+        pg_sys::relation_close(relation, mode);
+        name
+    }
+}
+
+/// What SECURITY LABEL calls relations of this kind.
+pub(crate) fn label_keyword(kind: Kind) -> &'static str {
     match kind {
         Kind::MaterializedView => "MATERIALIZED VIEW",
         Kind::Sequence => "SEQUENCE",

@@ -3,8 +3,12 @@
 use std::ffi::CStr;
 
 use pgrx::pg_sys::{self, Oid};
+use pgrx::spi::SpiError;
 
+use super::report::Report;
+use super::text::ServerText;
 use super::{catalog, process};
+use crate::keys::persist::internal;
 
 /// Runs `work` as the bootstrap superuser, with a search path that nobody else can put anything into. Is
 /// undone by the end of `work`, or by the abort of the (sub)transaction.
@@ -16,7 +20,9 @@ pub(crate) fn as_owner_of_the_cluster<R>(work: impl FnOnce() -> R) -> R {
         pg_sys::GetUserIdAndSecContext(&raw mut user, &raw mut context);
         pg_sys::SetUserIdAndSecContext(
             pg_sys::BOOTSTRAP_SUPERUSERID.into(),
-            context | pg_sys::SECURITY_LOCAL_USERID_CHANGE as i32,
+            context
+                | (pg_sys::SECURITY_LOCAL_USERID_CHANGE | pg_sys::SECURITY_RESTRICTED_OPERATION)
+                    as i32,
         );
         let level = pg_sys::NewGUCNestLevel();
         pg_sys::set_config_option(
@@ -36,8 +42,18 @@ pub(crate) fn as_owner_of_the_cluster<R>(work: impl FnOnce() -> R) -> R {
     }
 }
 
+impl From<SpiError> for Report {
+    fn from(error: SpiError) -> Report {
+        internal(format!("a statement of pagevault's own has failed: {error}"))
+    }
+}
+
 /// True if a function was called by a statement of the client's own, in no transaction block: not by another
-/// function, and not together with anything that could be rolled back.
+/// function, and not behind anything that could be rolled back.
+///
+/// What comes before it in a pipeline of the extended protocol is in the same transaction. 15 to 17 say so by a flag
+/// only (`XACT_FLAGS_PIPELINING`, set by exec_execute_message in postgres.c), later minors of 17 and 18 begin an implicit
+/// transaction block with the second command (start_xact_command).
 ///
 /// # Safety
 /// `call` is the call that this process is carrying out.
@@ -46,6 +62,11 @@ pub(crate) unsafe fn is_statement_of_its_own(call: pg_sys::FunctionCallInfo) -> 
     // the portal is alive while a statement of it runs.
     unsafe {
         if pg_sys::IsTransactionBlock() || pg_sys::IsSubTransaction() {
+            return false;
+        }
+        let in_pipeline = pg_sys::MyXactFlags as u32 & pg_sys::XACT_FLAGS_PIPELINING != 0;
+        let has_written = pg_sys::GetTopTransactionIdIfAny() != pg_sys::InvalidTransactionId;
+        if in_pipeline || has_written {
             return false;
         }
         let (portal, result) = (pg_sys::ActivePortal, (*call).resultinfo);
@@ -63,7 +84,14 @@ pub(crate) unsafe fn is_statement_of_its_own(call: pg_sys::FunctionCallInfo) -> 
     }
 }
 
-/// Role and database of a session; nothing in processes that have none.
+/// Has the present statement, for which [`is_statement_of_its_own`] is true, committed as soon as it has ended, also in a pipeline:
+/// what `PreventInTransactionBlock` (xact.c) does after its checks.
+pub(crate) fn commit_after_this_statement() {
+    // SAFETY: a plain global of this process, which the start of a transaction clears.
+    unsafe { pg_sys::MyXactFlags |= pg_sys::XACT_FLAGS_NEEDIMMEDIATECOMMIT as i32 }
+}
+
+/// Role and database of a session, as messages show them; nothing in processes that have none.
 #[derive(Default)]
 pub(crate) struct Identity {
     /// The session user.
@@ -83,14 +111,12 @@ pub(crate) fn identity() -> Identity {
     Identity {
         role: role_name(session),
         current_role: if current == session { None } else { role_name(current) },
-        database: catalog::database_name(process::my_database()),
+        database: catalog::database_name(process::my_database()).map(|name| name.to_string()),
     }
 }
 
 fn role_name(role: Oid) -> Option<String> {
     // SAFETY: a catalog look-up in a transaction; the result is null or a palloc'd copy.
-    unsafe {
-        let name = pg_sys::GetUserNameFromId(role, true);
-        (!name.is_null()).then(|| CStr::from_ptr(name).to_string_lossy().into_owned())
-    }
+    let name = unsafe { ServerText::copied(pg_sys::GetUserNameFromId(role, true)) };
+    name.map(|name| name.to_string())
 }

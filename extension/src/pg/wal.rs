@@ -34,31 +34,61 @@ pub(crate) fn insert_keys(scope: u32, keystore_id: &[u8; 16], batch: &[u8]) -> u
 /// Op code: nothing; the record is only large.
 pub(crate) const OP_BARRIER: u8 = 0x20;
 
-/// Inserts records of `size` zero bytes together, or a little more. Returns the end of the last.
-pub(crate) fn insert_barrier(size: usize) -> u64 {
-    const LARGEST: usize = 1 << 20;
-    let zeros = vec![0; size.min(LARGEST)];
+/// Most that recovery reads ahead of what it replays, in bytes of decoded records, on every server that has pagevault
+/// loaded ([`bound_read_ahead`](super::guc::bound_read_ahead)). Eight times PostgreSQL's default; at the default
+/// `maintenance_io_concurrency` recovery looks ahead for no more than 64 blocks, half a megabyte of full-page images.
+pub(crate) const READ_AHEAD: usize = 4 << 20;
+
+/// Inserts records that together do not fit into recovery's buffer for decoded records, and so cannot be read before
+/// what stands before them is replayed: that takes up the buffer until it is (`XLogReadRecordAlloc`, xlogreader.c,
+/// which makes room outside of it only when nothing is left to be replayed). Returns the end of the last.
+///
+/// `between` is called after each, and may raise: half of it does no harm.
+pub(crate) fn insert_barrier(between: impl Fn()) -> u64 {
+    const PART: usize = 1 << 20;
+    // Decoded, a record takes more than its data.
+    const PARTS: usize = READ_AHEAD.div_ceil(PART);
+    let zeros = vec![0; PART];
     let mut end = 0;
-    for _ in 0..size.div_ceil(LARGEST).max(1) {
-        // SAFETY: as insert_keys(); the size is far below XLogRecordMaxSize.
-        end = unsafe {
-            pg_sys::XLogBeginInsert();
-            compat::xlog_register_data(&zeros);
-            pg_sys::XLogInsert(RMGR_ID, OP_BARRIER)
-        };
+    for _ in 0..PARTS {
+        end = insert_zeros(&zeros);
+        between();
     }
     end
 }
 
-/// Makes WAL at least as long as `lsn`. Returns its end.
+/// Makes WAL at least as long as `lsn`, which is not more than a page away. Returns its end.
 pub(crate) fn fill_up_to(lsn: u64) -> u64 {
-    insert_barrier(lsn.saturating_sub(end()) as usize)
+    let zeros = [0; pg_sys::XLOG_BLCKSZ as usize];
+    let missing = lsn.saturating_sub(end()) as usize;
+    insert_zeros(zeros.get(..missing).unwrap_or(&zeros))
+}
+
+fn insert_zeros(zeros: &[u8]) -> u64 {
+    // SAFETY: as insert_keys(); the size is far below XLogRecordMaxSize.
+    unsafe {
+        pg_sys::XLogBeginInsert();
+        compat::xlog_register_data(zeros);
+        pg_sys::XLogInsert(RMGR_ID, OP_BARRIER)
+    }
 }
 
 /// Where the next record will be.
 pub(crate) fn end() -> u64 {
     // SAFETY: reads shared state; the caller is not in recovery.
     unsafe { pg_sys::GetXLogInsertRecPtr() }
+}
+
+/// The end of the WAL that this server has: the next record's place, or, in recovery, what is received or replayed.
+pub(crate) fn reached() -> u64 {
+    if !super::process::in_recovery() {
+        return end();
+    }
+    // SAFETY: reads shared state.
+    unsafe {
+        let received = pg_sys::GetWalRcvFlushRecPtr(std::ptr::null_mut(), std::ptr::null_mut());
+        received.max(pg_sys::GetXLogReplayRecPtr(std::ptr::null_mut()))
+    }
 }
 
 /// Number of WALWriteLock (lwlocklist.h; lwlocknames.txt before 17), and its name.
@@ -93,16 +123,17 @@ pub(crate) fn check_layout() -> Result<(), String> {
     Ok(())
 }
 
-/// Runs `f` with the address of the first WAL page at `behind` or after it that is not begun on disk.
-/// No WAL is written meanwhile, so `f` must be short, and must not raise.
-pub(crate) fn at_unwritten_page<R>(behind: u64, f: impl FnOnce(u64) -> R) -> R {
+/// Runs `f` with the end of what is written of WAL, and with the address of the first page at `behind` or after it that is
+/// not begun on disk. No WAL is written meanwhile, so `f` must be short, and must not raise.
+pub(crate) fn at_unwritten_page<R>(behind: u64, f: impl FnOnce(u64, u64) -> R) -> R {
     // SAFETY: the lock's place is checked at start; as with any LWLock, the server releases it should
     // anything raise. GetXLogWriteRecPtr takes a spinlock at most.
     unsafe {
         let lock = &raw mut (*pg_sys::MainLWLockArray.add(WAL_WRITE_LOCK)).lock;
         pg_sys::LWLockAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE);
         let written = pg_sys::GetXLogWriteRecPtr();
-        let result = f(written.max(behind).next_multiple_of(u64::from(pg_sys::XLOG_BLCKSZ)));
+        let next = written.max(behind).next_multiple_of(u64::from(pg_sys::XLOG_BLCKSZ));
+        let result = f(written, next);
         pg_sys::LWLockRelease(lock);
         result
     }

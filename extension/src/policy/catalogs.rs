@@ -22,6 +22,7 @@ use crate::pg::labels::Object;
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::relation::{self, Facts, Kind};
 use crate::pg::report::{Report, Result};
+use crate::rekey::requests;
 use crate::rewrite;
 
 /// The database of files of shared catalogs, and of the transient tables by which VACUUM FULL rewrites them.
@@ -210,7 +211,7 @@ pub(crate) fn decrypt(catalog: &Facts) -> Result<()> {
         .detail(detail)
         .hint(hint));
     }
-    rewrite::decrypt_catalog(catalog.oid)
+    requests::decrypt(catalog).map(|_| ())
 }
 
 fn require_table(catalog: &Facts) -> Result<()> {

@@ -4,16 +4,19 @@
 //! commit; so the keys are in the keystore and in WAL before.
 
 use pagevault_keystore::RelFile;
-use pgrx::pg_sys::Oid;
+use pgrx::pg_sys::{self, Oid};
 
+use super::{enforce, shared_labels};
 use crate::keys::copies;
 use crate::pg::catalog;
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::report::Result;
+use crate::pg::text::ServerText;
+use crate::verify;
 
 /// What CREATE DATABASE copies, and how.
 struct Template {
-    name: String,
+    name: ServerText,
     /// Its files are copied as they are.
     raw: bool,
 }
@@ -33,7 +36,7 @@ struct DatabaseCopy {
 static COPY: ProcessLocal<Option<DatabaseCopy>> = ProcessLocal::new(None);
 
 /// CREATE DATABASE is about to be carried out; `raw` if it copies files as they are.
-pub(crate) fn creating(template: String, raw: bool) {
+pub(crate) fn creating(template: ServerText, raw: bool) {
     TEMPLATE.with(|slot| *slot = Some(Template { name: template, raw }));
 }
 
@@ -56,6 +59,7 @@ pub(crate) fn created(database: Oid) -> Result<()> {
     if process::is_binary_upgrade() {
         return Ok(()); // it is made of initdb's template; what it held comes with keys of its own
     }
+    refuse_plaintext_copies(copy)?;
     if !raw {
         return Ok(()); // each file will be created and written as any other
     }
@@ -82,7 +86,37 @@ pub(crate) fn altered(database: Oid) -> Result<()> {
     if old == new {
         return Ok(());
     }
+    if !process::is_binary_upgrade() {
+        refuse_plaintext_in(database, database, old, new)?;
+    }
     copies::copy_keys(database.to_u32(), database.to_u32(), |file| {
         (file.tablespace == old.to_u32()).then(|| RelFile { tablespace: new.to_u32(), ..file })
     })
+}
+
+/// Both commands bring files to other places as they are: `pagevault.enforce` asks what is wanted there. The new
+/// database has no label yet, and no settings of its own.
+fn refuse_plaintext_copies(copy: DatabaseCopy) -> Result<()> {
+    for tablespace in catalog::tablespaces() {
+        let moves = tablespace.to_u32() == copy.tablespace;
+        let to = if moves { copy.new_tablespace.into() } else { tablespace };
+        refuse_plaintext_in(copy.from.into(), copy.to.into(), tablespace, to)?;
+    }
+    Ok(())
+}
+
+/// Refuses files in plaintext of a database and tablespace that are copied to others where encryption is enforced.
+/// Of a database that is not this one it is not known which of its files are catalogs that were rewritten; a label on
+/// it covers them too.
+fn refuse_plaintext_in(from: Oid, to: Oid, old: Oid, new: Oid) -> Result<()> {
+    if !shared_labels::is_enforced_in(to)? || !shared_labels::is_wanted_in(to, new)? {
+        return Ok(());
+    }
+    let first = pg_sys::FirstNormalObjectId; // smaller numbers are those of initdb's catalogs
+    let files = verify::plaintext_files_in(from.to_u32(), old.to_u32(), first)?;
+    if files == 0 {
+        return Ok(());
+    }
+    let name = catalog::new_database_name(to).unwrap_or_default();
+    Err(enforce::plaintext_files(&name.to_string(), new, files))
 }

@@ -1,15 +1,18 @@
-//! What is wanted of a relation, and what says so: the nearest label, or the setting.
+//! What is wanted of a relation, and what says so: the nearest label, or the setting. Which of several labels
+//! decides is said by [`pagevault_keystore::precedence`], without a server; here is what they are the labels of.
 
 use pagevault_cipher::CipherId;
+use pagevault_keystore::precedence::{self, Decided, Location, Surroundings};
 use pgrx::pg_sys::Oid;
 
 use super::label::Label;
-use super::{catalogs, default_cipher, memo};
+use super::{catalogs, default_cipher, memo, repack};
 use crate::keys::shared;
 use crate::pg::guc;
 use crate::pg::labels::Object;
 use crate::pg::relation::{self, Facts, Kind};
-use crate::pg::report::Result;
+use crate::pg::report::{Report, Result};
+use crate::pg::text::ServerText;
 
 /// What is wanted, and why.
 #[derive(Clone, Copy)]
@@ -35,11 +38,11 @@ pub(crate) enum Source {
 
 impl Source {
     /// Kind and name of what decides.
-    pub(crate) fn describe(self) -> String {
+    pub(crate) fn describe(self) -> ServerText {
         match self {
             Source::Own(oid) | Source::Leader(oid) => Object::relation(oid).describe(),
             Source::Around(object) => object.describe(),
-            Source::Setting(name) => format!("setting {name}"),
+            Source::Setting(name) => ServerText::join(&[b"setting ", name.as_bytes()]),
         }
     }
 }
@@ -84,6 +87,42 @@ impl Decision {
     }
 }
 
+/// The labels as they are, or as they would be after a change.
+#[derive(Clone, Copy, Default)]
+pub(super) struct Labels {
+    /// This object has this label.
+    instead: Option<(Object, Option<Label>)>,
+}
+
+impl Labels {
+    /// As they are, but for this one.
+    pub(super) fn with(object: Object, label: Option<Label>) -> Labels {
+        Labels { instead: Some((object, label)) }
+    }
+}
+
+impl Surroundings for Labels {
+    type Object = Object;
+    type Error = Report;
+
+    fn label_of(&self, object: Object) -> Result<Option<Label>> {
+        match self.instead {
+            Some((changed, label)) if changed == object => Ok(label),
+            _ => memo::label_of(object),
+        }
+    }
+
+    fn parent_of(&self, object: Object) -> Result<Option<Object>> {
+        let is_partition = relation::facts(object.oid).is_some_and(|table| table.is_partition);
+        let parent = if is_partition { memo::parent_of(object.oid)? } else { None };
+        Ok(parent.map(Object::relation))
+    }
+
+    fn default_encryption(&self) -> bool {
+        guc::default_encryption()
+    }
+}
+
 /// What is wanted of a relation; `None` if nothing says.
 pub(crate) fn wanted(facts: &Facts) -> Result<Option<Decision>> {
     wanted_in(facts, facts.tablespace)
@@ -91,27 +130,46 @@ pub(crate) fn wanted(facts: &Facts) -> Result<Option<Decision>> {
 
 /// As [`wanted`], for a file in this tablespace: the relation may be on its way there.
 pub(crate) fn wanted_in(facts: &Facts, tablespace: Oid) -> Result<Option<Decision>> {
-    match own_label(facts)? {
-        Some(decision) => Ok(Some(decision)),
-        None => wanted_without_own_label(facts, tablespace),
-    }
+    wanted_by(Labels::default(), facts, tablespace)
 }
 
-/// As [`wanted_in`], as if the relation itself had no label.
-pub(crate) fn wanted_without_own_label(facts: &Facts, tablespace: Oid) -> Result<Option<Decision>> {
-    let Some(leader) = leader_of(facts)? else { return wanted_around(facts, tablespace) };
+/// As [`wanted_in`], if these were the labels.
+pub(super) fn wanted_by(
+    labels: Labels,
+    facts: &Facts,
+    tablespace: Oid,
+) -> Result<Option<Decision>> {
+    if let Some(decision) = own_label(labels, facts)? {
+        return Ok(Some(decision));
+    }
+    let Some(leader) = leader_of(facts)? else { return wanted_around(labels, facts, tablespace) };
     let Some(leader) = relation::facts(leader) else { return Ok(None) };
+    let decision = wanted_of_follower(labels, facts, &leader, tablespace)?;
+    let copied = facts.kind == Kind::Table && facts.rewrites.is_none();
+    let firm = decision.is_some_and(|decision| decision.is_encrypted());
+    if copied && !firm && !repack::may_be_plain_like(&leader, facts) {
+        return wanted_around(labels, facts, tablespace);
+    }
+    Ok(decision)
+}
+
+fn wanted_of_follower(
+    labels: Labels,
+    facts: &Facts,
+    leader: &Facts,
+    tablespace: Oid,
+) -> Result<Option<Decision>> {
     let decision = match facts.kind {
         // The original of a transient relation follows nothing, whatever it is called.
-        Kind::Table | Kind::MaterializedView => match own_label(&leader)? {
+        Kind::Table | Kind::MaterializedView => match own_label(labels, leader)? {
             Some(decision) => Some(decision),
-            None => wanted_around(&leader, tablespace)?,
+            None => wanted_around(labels, leader, tablespace)?,
         },
         // Indexes and sequences may lie elsewhere than their table.
-        Kind::Index | Kind::Sequence => wanted(&leader)?,
-        _ => wanted_in(&leader, tablespace)?,
+        Kind::Index | Kind::Sequence => wanted_by(labels, leader, leader.tablespace)?,
+        _ => wanted_by(labels, leader, tablespace)?,
     };
-    Ok(follow(&leader, decision))
+    Ok(follow(leader, decision))
 }
 
 /// What follows an encrypted relation is encrypted, unless the label of that relation says otherwise.
@@ -125,68 +183,65 @@ fn follow(leader: &Facts, decision: Option<Decision>) -> Option<Decision> {
     decision.map(|decision| Decision { like: like.or(decision.like), ..decision })
 }
 
-fn own_label(facts: &Facts) -> Result<Option<Decision>> {
+fn own_label(labels: Labels, facts: &Facts) -> Result<Option<Decision>> {
     if !facts.user_made || !takes_labels(facts.kind) {
         return Ok(None);
     }
-    let label = memo::label_of(Object::relation(facts.oid))?;
+    let label = labels.label_of(Object::relation(facts.oid))?;
     Ok(label.map(|label| Decision::new(label, Source::Own(facts.oid))))
 }
 
-fn wanted_around(facts: &Facts, tablespace: Oid) -> Result<Option<Decision>> {
-    let parent = if facts.is_partition { memo::parent_of(facts.oid)? } else { None };
-    wanted_below(parent, facts, tablespace)
+fn wanted_around(labels: Labels, facts: &Facts, tablespace: Oid) -> Result<Option<Decision>> {
+    let parent = labels.parent_of(Object::relation(facts.oid))?;
+    wanted_beneath(labels, parent, facts, tablespace)
 }
 
 /// What is said around a relation that follows no other: by the partitioned table `parent` and those above
 /// it, schema, tablespace, database, setting.
 pub(crate) fn wanted_below(
-    mut parent: Option<Oid>,
+    parent: Option<Oid>,
+    facts: &Facts,
+    tablespace: Oid,
+) -> Result<Option<Decision>> {
+    wanted_beneath(Labels::default(), parent.map(Object::relation), facts, tablespace)
+}
+
+fn wanted_beneath(
+    labels: Labels,
+    parent: Option<Object>,
     facts: &Facts,
     tablespace: Oid,
 ) -> Result<Option<Decision>> {
     if !facts.user_made {
         return catalogs::wanted(facts);
     }
-    while let Some(oid) = parent {
-        if let Some(decision) = label_around(Object::relation(oid))? {
-            return Ok(Some(decision));
-        }
-        parent = match relation::facts(oid) {
-            Some(table) if table.is_partition => memo::parent_of(oid)?,
-            _ => None,
-        };
-    }
-    match label_around(Object::schema(facts.schema))? {
-        Some(decision) => Ok(Some(decision)),
-        None => wanted_of_place(tablespace),
-    }
+    let at = Location {
+        parent,
+        schema: Object::schema(facts.schema),
+        tablespace: Object::tablespace(tablespace),
+        database: Object::my_database(),
+    };
+    precedence::below(&labels, at).map(around)
 }
 
 /// What tablespace, database and setting say.
 pub(crate) fn wanted_of_place(tablespace: Oid) -> Result<Option<Decision>> {
-    match label_around(Object::tablespace(tablespace))? {
-        Some(decision) => Ok(Some(decision)),
-        None => wanted_of_database(),
-    }
+    let tablespace = Object::tablespace(tablespace);
+    precedence::of_place(&Labels::default(), tablespace, Object::my_database()).map(around)
 }
 
-/// What database and setting say.
-pub(crate) fn wanted_of_database() -> Result<Option<Decision>> {
-    Ok(label_around(Object::my_database())?.or_else(setting))
-}
-
-/// What `pagevault.default_encryption` says: on, or nothing.
-pub(crate) fn setting() -> Option<Decision> {
-    guc::default_encryption().then(|| {
-        Decision::new(Label::Encrypted(None), Source::Setting("pagevault.default_encryption"))
+fn around(decided: Decided<Object>) -> Option<Decision> {
+    decided.map(|(label, source)| {
+        let source = match source {
+            precedence::Source::Label(object) => Source::Around(object),
+            precedence::Source::Setting => Source::Setting(DEFAULT_ENCRYPTION),
+        };
+        Decision::new(label, source)
     })
 }
 
-fn label_around(object: Object) -> Result<Option<Decision>> {
-    let label = memo::label_of(object)?;
-    Ok(label.map(|label| Decision::new(label, Source::Around(object))))
-}
+/// The last that is asked.
+pub(super) const DEFAULT_ENCRYPTION: &str = "pagevault.default_encryption";
 
 /// The kinds of relations that labels are put on.
 pub(crate) fn takes_labels(kind: Kind) -> bool {
@@ -197,22 +252,11 @@ pub(crate) fn takes_labels(kind: Kind) -> bool {
 pub(crate) fn leader_of(facts: &Facts) -> Result<Option<Oid>> {
     Ok(match facts.kind {
         Kind::Index => facts.indexed_table.or_else(|| relation::table_of_index(facts.oid)),
-        Kind::Toast => oid_after(&facts.name, "pg_toast_"),
+        // Nobody else makes relations of this kind, or gives them other names (RangeVarCallbackForRenameRelation).
+        Kind::Toast => repack::oid_after(&facts.name, "pg_toast_"),
         Kind::Sequence => memo::owner_of(facts.oid)?,
-        Kind::Table => facts.rewrites.or_else(|| repacked(facts)),
+        Kind::Table => facts.rewrites.or_else(|| repack::original_of(facts)),
         Kind::MaterializedView => facts.rewrites,
         Kind::PartitionedTable | Kind::WithoutStorage => None,
     })
-}
-
-/// The table that pg_repack fills anew, or logs the changes of, in a relation of its schema. In the end the two
-/// exchange their files, and no command tells that to anyone; so what is filled must be as the original from
-/// the start. Only who may create tables in that schema, a superuser, can make use of the name.
-fn repacked(facts: &Facts) -> Option<Oid> {
-    let oid = oid_after(&facts.name, "table_").or_else(|| oid_after(&facts.name, "log_"))?;
-    (relation::schema_name(facts) == "repack").then_some(oid)
-}
-
-fn oid_after(name: &str, prefix: &str) -> Option<Oid> {
-    name.strip_prefix(prefix)?.parse::<u32>().ok().map(Oid::from)
 }

@@ -1,13 +1,15 @@
 //! What differs from the policy: labels decide for storage that is made after them.
 
+use pagevault_keystore::job::{JobKind, JobState};
 use pgrx::pg_sys::Oid;
 
 use super::decision::{self, Decision, Source};
 use super::label::Label;
 use crate::keys::shared;
-use crate::pg::catalog;
 use crate::pg::relation::{self, Facts, Kind};
 use crate::pg::report::Result;
+use crate::pg::statement;
+use crate::pg::text::ServerText;
 use crate::rekey::jobs;
 use crate::verify::{self, PageState};
 
@@ -16,10 +18,10 @@ pub(crate) struct Drift {
     pub(crate) relation: Oid,
     pub(crate) wanted: String,
     /// The label or setting that decides.
-    pub(crate) why: String,
+    pub(crate) why: ServerText,
     pub(crate) actual: String,
     /// SQL that puts it right.
-    pub(crate) heal: String,
+    pub(crate) heal: ServerText,
     /// True if it is to be sealed and is not, or not wholly, and no job has been asked to do that.
     pub(crate) wants_encryption: bool,
 }
@@ -45,29 +47,42 @@ pub(crate) fn find(check_files: bool) -> Result<Vec<Drift>> {
 fn drift_of_jobs() -> Result<(Vec<Drift>, Vec<Oid>)> {
     let (mut found, mut at_work) = (Vec::new(), Vec::new());
     for job in jobs::unsettled()? {
-        if relation::facts(job.relation).is_none() {
+        let relation: Oid = job.request.relation.into();
+        if relation::facts(relation).is_none() {
             continue; // dropped meanwhile
         }
-        let stopped = matches!(job.state.as_str(), "paused" | "cancelled" | "failed");
+        let (id, state, progress) = (job.job.number, jobs::shown_state(&job), job.progress);
+        let stopped = job.state != JobState::Waiting;
         if !stopped {
-            at_work.extend(relation::with_partitions(job.relation).iter().map(|table| table.oid));
+            at_work.extend(relation::with_partitions(relation).iter().map(|table| table.oid));
         }
-        let wanted = match job.kind.as_str() {
-            "encrypt" => "encrypted",
-            "decrypt" => "plain",
-            _ => "encrypted with a new data key",
+        if stopped && job.request.kind == JobKind::Decrypt && is_wanted_encrypted(relation)? {
+            continue; // nobody is to go on with it
+        }
+        let wanted = match job.request.kind {
+            JobKind::Encrypt => "encrypted",
+            JobKind::Decrypt => "plain",
+            JobKind::Rotate => "encrypted with a new data key",
         };
         let heal = if stopped { "rekey_resume" } else { "rekey_wait" };
         found.push(Drift {
-            relation: job.relation,
+            relation,
             wanted: wanted.to_owned(),
-            why: format!("rekey job {}", job.id),
-            actual: format!("{}, {} of {} pages done", job.state, job.pages_done, job.pages_total),
-            heal: format!("SELECT pagevault.{heal}({})", job.id),
+            why: ServerText::from_bytes(format!("rekey job {id}").as_bytes()),
+            actual: format!(
+                "{state}, {} of {} pages done",
+                progress.pages_done, progress.pages_total
+            ),
+            heal: ServerText::from_bytes(format!("SELECT pagevault.{heal}({id})").as_bytes()),
             wants_encryption: false,
         });
     }
     Ok((found, at_work))
+}
+
+fn is_wanted_encrypted(relation: Oid) -> Result<bool> {
+    let Some(facts) = relation::facts(relation) else { return Ok(false) };
+    Ok(decision::wanted(&facts)?.is_some_and(|wanted| wanted.is_encrypted()))
 }
 
 fn drift_of(facts: &Facts, check_files: bool) -> Result<Option<Drift>> {
@@ -106,10 +121,10 @@ fn stray_pages(facts: &Facts, decision: &Decision) -> Result<i64> {
 }
 
 /// Online, and without a label that stays behind. Catalogs have none anyway.
-fn heal(facts: &Facts) -> Result<String> {
-    let function = if facts.user_made { "reconcile" } else { "encrypt" };
-    let name = catalog::quoted_literal(&relation::quoted_name(&root_of(facts)?));
-    Ok(format!("SELECT pagevault.{function}({name})"))
+fn heal(facts: &Facts) -> Result<ServerText> {
+    let function: &[u8] = if facts.user_made { b"reconcile" } else { b"encrypt" };
+    let name = statement::quoted_literal(&relation::sql_name(&root_of(facts)?));
+    Ok(ServerText::join(&[b"SELECT pagevault.", function, b"(", name.bytes(), b")"]))
 }
 
 /// The relation that an index or TOAST table belongs to in the end.

@@ -3,12 +3,17 @@
 //! New storage follows the policy anyway. What is left to refuse is a policy that is taken away, and a
 //! plaintext relation that is brought to where one holds.
 
+use pagevault_keystore::precedence::Change;
 use pgrx::PgSqlErrorCode;
+use pgrx::pg_sys::Oid;
 
-use super::decision::{self, Decision, Source};
+use super::decision::{self, Decision, Labels, Source};
+use super::label::Label;
 use super::labels;
 use crate::keys::shared;
+use crate::pg::catalog::Database;
 use crate::pg::guc;
+use crate::pg::labels::Object;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
 
@@ -25,32 +30,85 @@ pub(super) fn refuse_plaintext(facts: &Facts) -> Result<()> {
                 &format!("{name} would be in plaintext where encryption is enforced"),
                 decision.source,
             )
-            .hint(format!("Encrypt it first: {}.", labels::statement(facts, "'encrypted'"))))
+            .hint(format!("Encrypt it first: {}.", labels::statement(facts))))
         }
     }
 }
 
-/// Refuses a label that takes encryption away: before it `present` is in force, after it `after`.
-pub(super) fn refuse_loss(
-    object: &str,
-    present: Option<Decision>,
-    after: Option<Decision>,
-) -> Result<()> {
-    let Some(present) = present.filter(Decision::is_encrypted) else { return Ok(()) };
-    if !guc::enforce() || after.is_some_and(|after| after.is_encrypted()) {
+/// Refuses a label of a relation that takes encryption away, from it or from one of its partitions.
+pub(super) fn refuse_loss(facts: &Facts, name: &str, label: Option<Label>) -> Result<()> {
+    if !guc::enforce() {
         return Ok(());
     }
-    Err(refused(&format!("the encryption of {object} is enforced"), present.source)
-        .hint("A superuser may SET pagevault.enforce = off."))
+    let changed = Labels::with(Object::relation(facts.oid), label);
+    for relation in relation::with_partitions(facts.oid) {
+        let Some(present) = decision::wanted(&relation)?.filter(Decision::is_encrypted) else {
+            continue;
+        };
+        let after = decision::wanted_by(changed, &relation, relation.tablespace)?;
+        if !after.is_some_and(|after| after.is_encrypted()) {
+            return Err(refused(&format!("the encryption of {name} is enforced"), present.source)
+                .hint(TURN_OFF));
+        }
+    }
+    Ok(())
+}
+
+const TURN_OFF: &str = "A superuser may SET pagevault.enforce = off.";
+
+/// A label of something around relations takes encryption away, in this database or in another one. `elsewise` is
+/// what wanted it if not that label.
+pub(super) fn loss(
+    object: Object,
+    change: Change,
+    elsewise: Option<Source>,
+    database: Option<&Database>,
+) -> Report {
+    let said = match change.from {
+        Some(Label::Encrypted(_)) => Some(Source::Around(object)),
+        _ => elsewise,
+    };
+    let report = Report::new(
+        PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
+        format!("the encryption of {} is enforced", object.describe()),
+    );
+    let mut detail = said.map(detail_of).unwrap_or_default();
+    let other = database.filter(|database| {
+        Object::database(database.oid) != object && database.oid != Object::my_database().oid
+    });
+    if let Some(database) = other {
+        detail.push_str(&format!(" Relations of database \"{}\" would lose it.", database.name));
+    }
+    match database {
+        Some(database) if !guc::enforce() => report.detail(detail).hint(format!(
+            "pagevault.enforce is set for database \"{}\", where a superuser may turn it off with ALTER DATABASE.",
+            database.name
+        )),
+        _ => report.detail(detail).hint(TURN_OFF),
+    }
+}
+
+/// Files of a database would be brought, as they are, to where encryption is wanted of them.
+pub(super) fn plaintext_files(database: &str, tablespace: Oid, files: usize) -> Report {
+    let tablespace = Object::tablespace(tablespace).describe();
+    Report::new(
+        PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
+        format!("relations of database \"{database}\" would be in plaintext in {tablespace}, where encryption is enforced"),
+    )
+    .detail(format!("Their files are copied as they are. In plaintext: {files}."))
+    .hint("Connect to the database that they are in, and encrypt them first: SELECT pagevault.encrypt_database().")
 }
 
 fn refused(message: &str, source: Source) -> Report {
-    let detail = match source {
+    Report::new(PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE, message).detail(detail_of(source))
+}
+
+fn detail_of(source: Source) -> String {
+    match source {
         Source::Own(_) | Source::Around(_) => {
             format!("The label of {} says encrypted.", source.describe())
         }
         Source::Leader(_) => format!("It follows {}, which is encrypted.", source.describe()),
         Source::Setting(name) => format!("{name} is on."),
-    };
-    Report::new(PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE, message).detail(detail)
+    }
 }

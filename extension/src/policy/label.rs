@@ -4,11 +4,17 @@ use pagevault_keystore::label::LabelError;
 use pgrx::PgSqlErrorCode;
 
 use crate::pg::report::{Report, Result};
+use crate::pg::text::ServerText;
 
 pub(crate) use pagevault_keystore::label::Label;
 
 /// A HINT that names the ciphers.
 pub(crate) const KNOWN_CIPHERS: &str = "Known ciphers are aes-256-xts and aes-128-xts.";
+
+/// Reads a label as the server holds it. All of them are ASCII.
+pub(crate) fn of_text(text: &ServerText) -> Result<Label> {
+    parse(&text.to_string())
+}
 
 /// Reads a label.
 ///

@@ -1,36 +1,80 @@
 //! The security label provider: `SECURITY LABEL FOR pagevault ON TABLE x IS 'encrypted'`.
 
+use pagevault_keystore::precedence::Change;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys;
 
-use super::decision::{self, Decision, Source};
 use super::label::{self, Label};
-use super::{catalogs, enforce, memo};
+use super::{catalogs, decision, enforce, memo, shared_labels};
 use crate::keys::data_keys;
 use crate::pg::labels::Object;
-use crate::pg::process;
+use crate::pg::process::{self, ProcessLocal};
 use crate::pg::relation::{self, Facts, Kind};
 use crate::pg::report::{Report, Result};
+use crate::pg::statement;
+use crate::pg::text::ServerText;
 use crate::rekey::requests;
 use crate::roles;
 
-/// The command that puts a label (in quotes, or NULL) on a relation.
-pub(crate) fn statement(facts: &Facts, label: &str) -> String {
-    statement_on(&relation::label_target(facts), label)
+/// The command that labels a relation encrypted, for messages.
+pub(crate) fn statement(facts: &Facts) -> String {
+    let (kind, name) = (relation::label_keyword(facts.kind), relation::quoted_name(facts));
+    format!("SECURITY LABEL FOR pagevault ON {kind} {name} IS 'encrypted'")
 }
 
-/// As [`statement`], on what SECURITY LABEL calls `target`.
-pub(crate) fn statement_on(target: &str, label: &str) -> String {
-    format!("SECURITY LABEL FOR pagevault ON {target} IS {label}")
+/// What the label that this session is about to set by its own statement is meant for.
+static MEANT_FOR: ProcessLocal<Option<Object>> = ProcessLocal::new(None);
+
+/// Sets a label (in quotes, or NULL) as the caller would, with the statement, so that event triggers and others that
+/// look at statements hear of it. The statement names the object, and names may change their bearers until the
+/// server has looked them up; so the label provider compares.
+pub(crate) fn set(object: Object, label: &str) -> Result<()> {
+    let Some(target) = object.label_target() else { return Err(gone(object)) };
+    let statement = ServerText::join(&[
+        b"SECURITY LABEL FOR pagevault ON ",
+        target.bytes(),
+        b" IS ",
+        label.as_bytes(),
+    ]);
+    /// Also where the statement fails.
+    struct Forgotten;
+    impl Drop for Forgotten {
+        fn drop(&mut self) {
+            MEANT_FOR.with(|meant| *meant = None);
+        }
+    }
+    let _forgotten = Forgotten;
+    MEANT_FOR.with(|meant| *meant = Some(object));
+    statement::run(statement.as_c_str())
+}
+
+fn gone(object: Object) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
+        format!("{} is not there any more", object.describe()),
+    )
+}
+
+fn renamed(object: Object) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_OBJECT_IN_USE,
+        format!("{} was given another name meanwhile", object.describe()),
+    )
+    .hint("Try again.")
 }
 
 /// A label is about to be set (`Some`) or removed (`None`). The server has checked that the caller owns the
 /// object.
-pub(crate) fn relabelled(object: Object, column: i32, text: Option<&str>) -> Result<()> {
+pub(crate) fn relabelled(object: Object, column: i32, text: Option<ServerText>) -> Result<()> {
+    if let Some(meant) = MEANT_FOR.with(Option::take)
+        && meant != object
+    {
+        return Err(renamed(meant));
+    }
     if column != 0 {
         return Err(unsupported("a column", "Label the table: pages hold all columns of a row."));
     }
-    let label = text.map(label::parse).transpose()?;
+    let label = text.as_ref().map(label::of_text).transpose()?;
     let outcome = match object.class {
         pg_sys::RelationRelationId => match relation::facts(object.oid) {
             Some(facts) => relation_relabelled(&facts, label),
@@ -44,7 +88,7 @@ pub(crate) fn relabelled(object: Object, column: i32, text: Option<&str>) -> Res
 
 /// True if the label of this database says encrypted.
 pub(crate) fn database_is_labelled_encrypted() -> Result<bool> {
-    let label = Object::my_database().label().as_deref().map(label::parse).transpose()?;
+    let label = Object::my_database().label().as_ref().map(label::of_text).transpose()?;
     Ok(matches!(label, Some(Label::Encrypted(_))))
 }
 
@@ -58,8 +102,10 @@ fn relation_relabelled(facts: &Facts, label: Option<Label>) -> Result<()> {
     if process::is_binary_upgrade() {
         return Ok(());
     }
-    let outer = decision::wanted_without_own_label(facts, facts.tablespace)?;
-    check_loss(Object::relation(facts.oid), &name, label, outer)?;
+    if takes_encryption_away(Object::relation(facts.oid), label)?.is_some() {
+        roles::require_admin(&format!("remove the encryption of {name}"))?;
+        enforce::refuse_loss(facts, &name, label)?;
+    }
     match label {
         None => Ok(()),
         Some(Label::Encrypted(_)) if facts.kind == Kind::PartitionedTable => {
@@ -100,10 +146,9 @@ fn check_relation(facts: &Facts, name: &str) -> Result<()> {
 /// A schema, tablespace or database: decides for storage that is made from now on.
 fn surroundings_relabelled(object: Object, label: Option<Label>) -> Result<()> {
     let here = Object::my_database();
-    let (outer, database) = match object.class {
-        pg_sys::NamespaceRelationId => (decision::wanted_of_database()?, here.oid),
-        pg_sys::TableSpaceRelationId => (decision::wanted_of_database()?, here.oid),
-        pg_sys::DatabaseRelationId => (decision::setting(), object.oid),
+    let database = match object.class {
+        pg_sys::NamespaceRelationId | pg_sys::TableSpaceRelationId => here.oid,
+        pg_sys::DatabaseRelationId => object.oid,
         _ if label.is_none() => return Ok(()),
         _ => return Err(unsupported("this kind of object", LABEL_THESE)),
     };
@@ -116,10 +161,17 @@ fn surroundings_relabelled(object: Object, label: Option<Label>) -> Result<()> {
         }
         return Ok(());
     }
-    check_loss(object, &object.describe(), label, outer)?;
+    if let Some(change) = takes_encryption_away(object, label)? {
+        roles::require_admin(&format!("remove the encryption of {}", object.describe()))?;
+        shared_labels::refuse_loss(object, change)?;
+    }
     match label {
         Some(Label::Encrypted(_)) => {
-            data_keys::require_master_key(database.to_u32())?;
+            if object.class == pg_sys::TableSpaceRelationId {
+                shared_labels::require_master_keys()?;
+            } else {
+                data_keys::require_master_key(database.to_u32())?;
+            }
             match object.class {
                 pg_sys::NamespaceRelationId => catalogs::note_encryption(),
                 pg_sys::DatabaseRelationId if object == here => catalogs::note_database_label(),
@@ -150,23 +202,12 @@ fn check_surroundings(object: Object) -> Result<()> {
 /// `pg_global`
 const GLOBAL_TABLESPACE: u32 = 1664;
 
-/// Anyone may add encryption to what they own; to take it away is the administrator's. `outer` is what
-/// holds where the object has no label.
-fn check_loss(
-    object: Object,
-    name: &str,
-    label: Option<Label>,
-    outer: Option<Decision>,
-) -> Result<()> {
-    let old = object.label().as_deref().map(label::parse).transpose()?;
-    let says_encrypted = matches!(old, Some(Label::Encrypted(_)));
-    if label == Some(Label::Plain) || (label.is_none() && says_encrypted) {
-        roles::require_admin(&format!("remove the encryption of {name}"))?;
-        let labelled =
-            |label: Option<Label>| label.map(|l| Decision::new(l, Source::Around(object)));
-        enforce::refuse_loss(name, labelled(old).or(outer), labelled(label).or(outer))?;
-    }
-    Ok(())
+/// Anyone may add encryption to what they own; to take it away, or to make an exception, is the administrator's.
+fn takes_encryption_away(object: Object, to: Option<Label>) -> Result<Option<Change>> {
+    let from = object.label().as_ref().map(label::of_text).transpose()?;
+    let says_encrypted = matches!(from, Some(Label::Encrypted(_)));
+    let takes_away = to == Some(Label::Plain) || (to.is_none() && says_encrypted);
+    Ok(takes_away.then_some(Change { from, to }))
 }
 
 fn unsupported(what: &str, hint: &str) -> Report {

@@ -87,7 +87,7 @@ pub(super) fn set_content(relation: Oid, tablespace: Oid, content: Content) {
 pub(super) fn label_of(object: Object) -> Result<Option<Label>> {
     remember(
         |memo| memo.labels.get(&object).copied(),
-        || object.label().as_deref().map(label::parse).transpose(),
+        || object.label().as_ref().map(label::of_text).transpose(),
         |memo, label| memo.labels.insert(object, label),
     )
 }

@@ -19,6 +19,8 @@ pub(crate) mod label;
 pub(crate) mod labels;
 mod memo;
 pub(crate) mod removal;
+pub(crate) mod repack;
+mod shared_labels;
 pub(crate) mod temporary;
 
 use pagevault_cipher::CipherId;
@@ -116,6 +118,7 @@ fn cipher_for_replacement(replaced: &Facts, file: RelFile) -> Result<Option<Ciph
 /// A relation was created by the current command and its file is still empty.
 pub(crate) fn relation_created(oid: Oid) -> Result<()> {
     let Some(facts) = relation::facts(oid) else { return Ok(()) };
+    refuse_in_our_schema(&facts)?;
     if !facts.is_stored() {
         return Ok(());
     }
@@ -127,6 +130,26 @@ pub(crate) fn relation_created(oid: Oid) -> Result<()> {
         wanted => wanted,
     };
     seal_empty_file(facts.file, wanted)
+}
+
+/// A role called pagevault has this schema first in its search path, and means another one.
+fn refuse_in_our_schema(facts: &Facts) -> Result<()> {
+    let leads = matches!(
+        facts.kind,
+        Kind::Table | Kind::MaterializedView | Kind::Sequence | Kind::PartitionedTable
+    );
+    let is_new = leads && facts.rewrites.is_none() && !facts.temporary;
+    if !is_new || process::creates_us() || !relation::is_our_schema(facts.schema) {
+        return Ok(());
+    }
+    Err(Report::new(
+        PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
+        format!("permission denied to create {}", relation::quoted_name(facts)),
+    )
+    .detail("The schema pagevault is the extension's.")
+    .hint(
+        "Name another schema. Of a role called pagevault this one is the first in the search path.",
+    ))
 }
 
 /// pg_upgrade has made a relation whose file it will bring, and after that perhaps statistics of it.

@@ -1,29 +1,45 @@
 //! Doing one job, in a background worker: every file of the relation and of what follows it.
 //!
 //! A batch of pages is one transaction, which holds an AccessShareLock on the one relation. Between batches
-//! nothing is held: that is where the worker waits to keep its rate, where settings change, and where jobs are
-//! paused and cancelled.
+//! nothing is held but the right to rewrite the relation ([`Rewriting`]), which only those want who would rewrite it as well:
+//! that is where the worker waits to keep its rate, where settings change, and where jobs are paused and cancelled.
+//!
+//! Looking at the whole file, before its key changes and when it is proven, takes no lock at all, and is done in
+//! parts as well. What was seen of one part stays true while others are looked at:
+//!
+//! - Once the key has changed and everybody who had looked it up before is done ([`crate::writers`]), whatever is written to
+//!   the file is written under the new key. (Where hint bits are not logged a page may keep the key that it has on disk
+//!   while its LSN stays, [`crate::page_io::target_over`]: one that was seen with the new key keeps that.) So a page that was
+//!   seen as it should be stays so, and blocks that are added are so from the start.
+//! - The key does not change, for nobody else has the right to rewrite the relation; and if it does nevertheless, no older one is
+//!   retired, since that is done under the keystore's lock, and only for the key that was proven.
+//! - If the file is cut, there is less to be proven. What is added again behind the cut is written under the new key.
+//! - If the relation gets another file, the old one does not matter any more. Whether it has is asked last, with the
+//!   relation locked, before any key is retired.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use pagevault_cipher::{CipherId, PAGE_SIZE};
 use pagevault_keystore::RelFile;
-use pgrx::PgSqlErrorCode;
 use pgrx::bgworkers::BackgroundWorker;
 use pgrx::pg_sys::{self, ForkNumber, Oid};
+use pgrx::prelude::PgLogLevel;
 
-use super::file::{self, BATCH, Target};
+use super::file::{self, BATCH, LOOK, MAX_ROUNDS, Target};
 use super::jobs::{self, Progress};
+use super::requests::{self, Wanted};
 use super::{Job, Kind};
 use crate::fault;
 use crate::keys::shared;
+use crate::pg::locks::Rewriting;
 use crate::pg::pages::{Held, Ring};
 use crate::pg::relation::{self, Facts};
-use crate::pg::report::{OrRaise, Report, Result};
+use crate::pg::report::{OrRaise, Result};
 use crate::pg::{guc, process};
 use crate::policy;
 use crate::verify;
+use crate::writers::{Act, Others};
 
 /// How often progress is written down.
 const NOTE_EVERY: Duration = Duration::from_secs(1);
@@ -32,15 +48,14 @@ const NOTE_EVERY: Duration = Duration::from_secs(1);
 /// second.
 const ASK_EVERY: Duration = Duration::from_millis(100);
 
-/// How often a file is gone through. A page that turns up in the proof and is not as it should be is
-/// possible once; not again and again.
-const MAX_ROUNDS: usize = 10;
+/// How often a worker that waits for somebody looks whether he is done.
+const LOOK_AGAIN: Duration = Duration::from_millis(20);
 
 /// Whether to go on.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Flow {
     GoOn,
-    /// The job was paused or cancelled, or its row is gone.
+    /// The job was paused or cancelled, or is gone.
     Stop,
 }
 
@@ -132,62 +147,210 @@ impl<'a> Run<'a> {
     /// Rekeys the file of one relation; again from the start if it gets another one meanwhile.
     fn relation(&mut self, oid: Oid) -> Flow {
         let before = self.progress.pages_done;
+        let Some(_right) = self.right_to_rewrite(oid) else { return Flow::Stop };
         loop {
             self.progress.pages_done = before;
-            let Some(target) = in_transaction(|| self.begin(oid)) else { return Flow::GoOn };
+            let target = match self.switch(oid) {
+                Switched::To(target) => target,
+                Switched::Nothing => return Flow::GoOn,
+                Switched::Stopped => return Flow::Stop,
+            };
             // Also where nothing was switched now: whoever did may not have waited to the end.
-            in_transaction(|| {
-                file::await_writers();
-                Ok(())
-            });
+            if self.await_writers(oid, target) == Flow::Stop {
+                return Flow::Stop;
+            }
             for _ in 0..MAX_ROUNDS {
                 match self.rewrite(oid, target) {
                     Rewritten::Stopped => return Flow::Stop,
                     Rewritten::Replaced => break,
                     Rewritten::All => {}
                 }
-                match in_transaction(|| prove(oid, target)) {
+                match self.prove(oid, target) {
                     Proof::Whole => return Flow::GoOn,
+                    Proof::Stopped => return Flow::Stop,
                     Proof::Replaced => break,
                     Proof::Stale => self.progress.pages_done = before,
                 }
             }
-            if in_transaction(|| Ok(file_of(oid))) == Some(target.file) {
-                in_transaction(|| Err::<(), _>(never_ends(oid)));
+            if in_transaction(|| Ok(is_present(oid, target))) {
+                in_transaction(|| Err::<(), _>(file::never_ends(oid)));
             }
         }
     }
 
-    /// Has the relation's file written as the job wants from now on; `None` if there is nothing to do.
-    fn begin(&self, oid: Oid) -> Result<Option<Target>> {
-        let Some(held) = Held::open(oid) else { return Ok(None) };
+    /// Waits for a command that rewrites the relation. `None` if the job is not to go on.
+    fn right_to_rewrite(&mut self, oid: Oid) -> Option<Rewriting> {
+        loop {
+            let right = in_transaction(|| {
+                let is_shared = Held::open(oid).is_some_and(|held| held.is_shared());
+                Ok(Rewriting::try_for_session(oid, is_shared))
+            });
+            if right.is_some() {
+                return right;
+            }
+            self.show(oid, "waits for a command that rewrites it");
+            process::wait_in_worker(LOOK_AGAIN);
+            if self.ask() == Flow::Stop {
+                return None;
+            }
+        }
+    }
+
+    /// Has the relation's file written as the job wants from now on.
+    fn switch(&mut self, oid: Oid) -> Switched {
+        let mut looked_at = None;
+        loop {
+            match in_transaction(|| self.begin(oid, looked_at)) {
+                Begun::Nothing => return Switched::Nothing,
+                Begun::NotYet => {
+                    self.show(oid, "waits for who may label it");
+                    process::wait_in_worker(LOOK_AGAIN);
+                    if self.ask() == Flow::Stop {
+                        return Switched::Stopped;
+                    }
+                }
+                Begun::With(target) => return Switched::To(target),
+                Begun::WantsLook(file) => {
+                    let flow = self.through(|fork, first| {
+                        file::look_for_lost_epochs(file, fork, first).map(|more| (true, more))
+                    });
+                    if flow.is_none() {
+                        return Switched::Stopped;
+                    }
+                    fault::point("rekey.looked");
+                    looked_at = Some(file);
+                }
+            }
+        }
+    }
+
+    /// [`Run::switch`] in one transaction, if the file was looked at as far as that is needed.
+    fn begin(&self, oid: Oid, looked_at: Option<RelFile>) -> Result<Begun> {
+        if self.job.kind == Kind::Decrypt {
+            match requests::is_still_to_be_plain(self.job, oid)? {
+                Wanted::Plain => {}
+                Wanted::Otherwise => return Ok(Begun::Nothing),
+                Wanted::NotSaidYet => return Ok(Begun::NotYet),
+            }
+        }
+        let Some(held) = Held::open(oid) else { return Ok(Begun::Nothing) };
         let file = held.file();
         verify::refuse_destroyed(file)?;
         let current = shared::current_cipher(file);
-        Ok(Some(match self.job.kind {
+        let seal = |cipher, done: &dyn Fn() -> Result<()>| {
+            if looked_at != Some(file) {
+                return Ok(Begun::WantsLook(file));
+            }
+            let target = file::seal_looked_at(&held, cipher)?;
+            done().map(|()| Begun::With(target))
+        };
+        match self.job.kind {
             Kind::Encrypt => {
                 let wanted = wanted_cipher(self.job, &relation::require(oid)?, current)?;
                 if current == Some(wanted) {
-                    Target::present(file)
+                    Ok(Begun::With(Target::present(file)))
                 } else {
-                    file::seal(&held, wanted)?
+                    seal(wanted, &|| Ok(()))
                 }
             }
             Kind::Rotate => {
-                let Some(cipher) = current else { return Ok(None) };
+                let Some(cipher) = current else { return Ok(Begun::Nothing) };
                 // Of a file that came later than the job the key is new enough.
                 if jobs::has_begun(self.job, oid)? {
-                    Target::present(file)
-                } else {
-                    let target = file::seal(&held, cipher)?;
-                    jobs::note_begun(self.job, oid, file.relation)?;
+                    return Ok(Begun::With(Target::present(file)));
+                }
+                seal(cipher, &|| {
+                    jobs::note_begun(self.job, oid)?;
                     fault::point("rekey.begun");
-                    target
+                    Ok(())
+                })
+            }
+            Kind::Decrypt if current.is_none() => Ok(Begun::With(Target::present(file))),
+            Kind::Decrypt => file::unseal(&held).map(Begun::With),
+        }
+    }
+
+    /// As [`file::await_writers`], without any lock; whoever takes too long is named in the server log.
+    fn await_writers(&mut self, oid: Oid, target: Target) -> Flow {
+        let wait = || Others::at(Act::Writing, Some(target.file.relation));
+        let mut others = wait();
+        while !others.are_done() {
+            if let Some(pid) = others.first() {
+                self.show(oid, &format!("waits for process {pid}"));
+            }
+            if others.take_too_long() {
+                in_transaction(|| {
+                    others.report().send(PgLogLevel::LOG);
+                    Ok(())
+                });
+                others = wait();
+            }
+            process::wait_in_worker(LOOK_AGAIN);
+            if self.ask() == Flow::Stop {
+                return Flow::Stop;
+            }
+        }
+        fault::point("rekey.barrier_passed");
+        Flow::GoOn
+    }
+
+    /// Goes through all forks of a file in parts, without a lock, for as long as `look` says so first; second it says
+    /// whether there is more of the fork. What it said last, or `None` if the job is not to go on.
+    fn through(
+        &mut self,
+        mut look: impl FnMut(ForkNumber::Type, u32) -> Result<(bool, bool)>,
+    ) -> Option<bool> {
+        for fork in verify::ALL_FORKS {
+            for first in (0..).step_by(LOOK as usize) {
+                let (goes_on, more) = in_transaction(|| look(fork, first));
+                if !goes_on {
+                    return Some(false);
+                }
+                if !more {
+                    break;
+                }
+                process::wait_in_worker(Duration::ZERO);
+                if self.ask() == Flow::Stop {
+                    return None;
                 }
             }
-            Kind::Decrypt if current.is_none() => Target::present(file),
-            Kind::Decrypt => file::unseal(&held)?,
-        }))
+        }
+        Some(true)
+    }
+
+    /// Writes and syncs what was rewritten, and reads the header of every page. If each is as it should be, the older
+    /// epochs of the file are retired.
+    fn prove(&mut self, oid: Oid, target: Target) -> Proof {
+        let flushed = in_transaction(|| {
+            let held = held_for(oid, target);
+            held.iter().for_each(Held::flush);
+            Ok(held.is_some())
+        });
+        if !flushed {
+            return Proof::Replaced;
+        }
+        fault::point("rekey.flushed");
+        for fork in verify::ALL_FORKS {
+            for segment in 0.. {
+                if !in_transaction(|| verify::sync_segment(target.file, fork, segment)) {
+                    break;
+                }
+                process::wait_in_worker(Duration::ZERO);
+                if self.ask() == Flow::Stop {
+                    return Proof::Stopped;
+                }
+            }
+        }
+        fault::point("rekey.synced");
+        match self.through(|fork, first| file::is_proven(target, fork, first)) {
+            None => return Proof::Stopped,
+            Some(false) => return Proof::Stale,
+            Some(true) => {}
+        }
+        in_transaction(|| {
+            let Some(_held) = held_for(oid, target) else { return Ok(Proof::Replaced) };
+            Ok(if file::retire(target)? { Proof::Whole } else { Proof::Replaced })
+        })
     }
 
     /// Rewrites what is not as it should be.
@@ -224,27 +387,35 @@ impl<'a> Run<'a> {
             self.due = now;
         }
         process::wait_in_worker(self.due.saturating_duration_since(now));
-        if self.asked.elapsed() < ASK_EVERY {
-            return Flow::GoOn;
+        if self.noted.elapsed() < NOTE_EVERY {
+            return self.ask();
         }
         self.asked = Instant::now();
-        if self.noted.elapsed() < NOTE_EVERY {
-            let goes_on = in_transaction(|| jobs::goes_on(self.job));
-            return if goes_on { Flow::GoOn } else { Flow::Stop };
-        }
         self.progress.bytes_per_second =
             self.bytes_since_noted / self.noted.elapsed().as_secs_f64();
         (self.noted, self.bytes_since_noted) = (Instant::now(), 0.0);
         self.progress.pages_total = self.progress.pages_total.max(self.progress.pages_done);
-        process::show_activity(Some(&format!(
-            "pagevault: {} job {}, relation {}: {} of {} pages",
-            self.job.kind.name(),
-            self.job.id,
-            oid.to_u32(),
-            self.progress.pages_done,
-            self.progress.pages_total
-        )));
+        let Progress { pages_done, pages_total, .. } = self.progress;
+        self.show(oid, &format!("{pages_done} of {pages_total} pages"));
         self.note()
+    }
+
+    /// Says in `pg_stat_activity` what the worker is at.
+    fn show(&self, oid: Oid, what: &str) {
+        let Job { id, kind, .. } = self.job;
+        let (kind, oid) = (kind.name(), oid.to_u32());
+        let text = format!("pagevault: {kind} job {id}, relation {oid}: {what}");
+        process::show_activity(Some(&text));
+    }
+
+    /// Whether the job is to go on; asked now and then.
+    fn ask(&mut self) -> Flow {
+        if self.asked.elapsed() < ASK_EVERY {
+            return Flow::GoOn;
+        }
+        self.asked = Instant::now();
+        let goes_on = in_transaction(|| jobs::goes_on(self.job));
+        if goes_on { Flow::GoOn } else { Flow::Stop }
     }
 
     fn note(&self) -> Flow {
@@ -263,11 +434,31 @@ enum Rewritten {
     Stopped,
 }
 
+/// How a file comes to be written as the job wants.
+enum Switched {
+    To(Target),
+    /// There is nothing to do.
+    Nothing,
+    Stopped,
+}
+
+/// One step to that.
+enum Begun {
+    /// Another transaction may change what is wanted.
+    NotYet,
+    With(Target),
+    Nothing,
+    /// This file has to be looked at first.
+    WantsLook(RelFile),
+}
+
 /// What the disk says of a file that was rewritten.
 enum Proof {
     Whole,
     Stale,
+    /// The relation has another file, or the file another key.
     Replaced,
+    Stopped,
 }
 
 fn wanted_cipher(job: &Job, facts: &Facts, current: Option<CipherId>) -> Result<CipherId> {
@@ -277,8 +468,9 @@ fn wanted_cipher(job: &Job, facts: &Facts, current: Option<CipherId>) -> Result<
     }
 }
 
-fn file_of(oid: Oid) -> Option<RelFile> {
-    Held::open(oid).map(|held| held.file())
+/// True if the relation still has the file that the target is for, and that is written so.
+fn is_present(oid: Oid, target: Target) -> bool {
+    held_for(oid, target).is_some() && target == Target::present(target.file)
 }
 
 /// The relation, if it still has the file that the target is for.
@@ -304,19 +496,4 @@ fn batch(
     held.prefetch(fork, blocks.end..blocks.end.saturating_add(BATCH).min(length));
     let rewritten = file::rewrite(&held, target, fork, blocks.clone(), ring)?;
     Ok(Batch::Done(blocks.end - blocks.start, rewritten))
-}
-
-fn prove(oid: Oid, target: Target) -> Result<Proof> {
-    let Some(held) = held_for(oid, target) else { return Ok(Proof::Replaced) };
-    Ok(if file::prove(&held, target)? { Proof::Whole } else { Proof::Stale })
-}
-
-fn never_ends(oid: Oid) -> Report {
-    Report::new(
-        PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
-        format!("pages of {} keep being written under an old key", relation::qualified_name(oid)),
-    )
-    .detail(
-        "They were rewritten, flushed, and read back from disk several times. No key was retired.",
-    )
 }

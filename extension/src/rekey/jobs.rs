@@ -1,26 +1,27 @@
-//! The table of jobs. Every function runs in a transaction of the relation's database.
+//! Rekey jobs: asked for, claimed, ordered about, ended.
+//!
+//! They are records of the keystore ([`pagevault_keystore::job`]), in the log of their database, and a table in shared memory
+//! that all processes read. Nothing in SQL holds them: what stands in a table has an owner, triggers, rules and publications.
 
-use pgrx::datum::DatumWithOid;
+use std::collections::BTreeMap;
+
+use pagevault_cipher::CipherId;
+use pagevault_keystore::Record;
+use pagevault_keystore::job::{JobId, JobState, MAX_ERROR, Request, Step};
+use pagevault_keystore::job_table::{Head, JobTable, Known};
+use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
-use pgrx::spi::{SpiClient, SpiError, SpiTupleTable};
-use pgrx::{
-    FromDatum, IntoDatum, PgSqlErrorCode, PgXactCallbackEvent, Spi, register_xact_callback,
-};
 
 use super::{Job, Kind, wishes};
 use crate::fault;
-use crate::keys::persist::internal;
+use crate::keys::persist::{append, now_us, shared_memory};
+use crate::pg::locks::KeystoreLock;
+use crate::pg::process::{self, ProcessLocal};
 use crate::pg::report::{Report, Result};
-use crate::pg::{locks, process, session};
+use crate::pg::xact::{self, Outcome};
+use crate::pg::{catalog, wal};
 
-/// How far a running job is.
-#[derive(Clone, Copy, Default)]
-pub(crate) struct Progress {
-    pub(crate) pages_done: i64,
-    pub(crate) pages_total: i64,
-    /// Of the last while.
-    pub(crate) bytes_per_second: f64,
-}
+pub(crate) use pagevault_keystore::job_table::Progress;
 
 /// How a job ended.
 pub(crate) enum End {
@@ -28,200 +29,307 @@ pub(crate) enum End {
     Failed(String),
 }
 
-impl From<SpiError> for Report {
-    fn from(error: SpiError) -> Report {
-        internal(format!("the table of rekey jobs could not be used: {error}"))
+/// How long a job is left alone whose worker has ended in the middle of it, in seconds.
+const LEFT_ALONE: u32 = 2;
+
+fn table() -> Result<JobTable<'static>> {
+    Ok(shared_memory()?.jobs)
+}
+
+fn here(number: i64) -> JobId {
+    JobId { database: process::my_database(), number: u64::try_from(number).unwrap_or(0) }
+}
+
+fn number_of(known: &Known) -> i64 {
+    known.job.number as i64
+}
+
+fn now() -> i64 {
+    now_us() as i64
+}
+
+fn now_seconds() -> u32 {
+    (now_us() / 1_000_000) as u32
+}
+
+fn is_unfinished(state: JobState) -> bool {
+    matches!(state, JobState::Waiting | JobState::Paused)
+}
+
+/// Where a job stands, as users are told.
+pub(crate) fn shown_state(known: &Known) -> &'static str {
+    if known.state == JobState::Waiting && known.process != 0 {
+        "running"
+    } else {
+        known.state.name()
     }
 }
 
-/// Runs statements on the table as its owner may, whoever asks.
-fn with_table<R>(
-    work: impl FnOnce(&mut SpiClient<'_>) -> std::result::Result<R, SpiError>,
-) -> Result<R> {
-    session::as_owner_of_the_cluster(|| Spi::connect_mut(work)).map_err(Report::from)
+/// What became of the transaction that asked for a job.
+fn outcome(known: &Known) -> Outcome {
+    // Every step of a job was written after that transaction had committed, but for the one that says that it has not.
+    if known.step > 0 { Outcome::Committed } else { xact::outcome(known.request.transaction) }
 }
 
-/// What `read` makes of the first row that a statement yields, as of now; `None` if there is no row.
-fn row_of<R>(
-    statement: &str,
-    arguments: &[DatumWithOid],
-    read: impl FnOnce(&SpiTupleTable<'_>) -> std::result::Result<R, SpiError>,
-) -> Result<Option<R>> {
-    with_table(|spi| {
-        let rows = spi.update(statement, Some(1), arguments)?;
-        if rows.is_empty() { Ok(None) } else { read(&rows.first()).map(Some) }
+/// The jobs of this database that this session may know of, by number.
+fn visible(wanted: impl Fn(&Head) -> bool) -> Result<Vec<Known>> {
+    let database = process::my_database();
+    let mut found = {
+        let _lock = KeystoreLock::acquire();
+        table()?.select(|head| head.job.database == database && wanted(head))
+    };
+    found.retain(|known| matches!(outcome(known), Outcome::Committed | Outcome::Mine));
+    Ok(found)
+}
+
+/// All of them.
+pub(crate) fn all() -> Result<Vec<Known>> {
+    visible(|_| true)
+}
+
+/// A job that this session may know of.
+fn require(number: i64) -> Result<Known> {
+    let job = here(number);
+    visible(|head| head.job == job)?.pop().ok_or_else(|| {
+        Report::new(
+            PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
+            format!("rekey job {number} does not exist in this database"),
+        )
+        .hint("See pagevault.rekey_progress.")
     })
 }
 
-/// The first value of that row.
-fn value_of<T: FromDatum + IntoDatum>(
-    statement: &str,
-    arguments: &[DatumWithOid],
-) -> Result<Option<T>> {
-    row_of(statement, arguments, |row| row.get_one::<T>()).map(Option::flatten)
+/// Writes steps of jobs of one database. Returns the end of the WAL record.
+fn write(lock: &KeystoreLock, database: u32, steps: Vec<(JobId, Step)>) -> Result<u64> {
+    let records = steps.into_iter().map(|(job, step)| Record::JobStep { job, step });
+    append(lock, database, &records.collect::<Vec<_>>())
 }
 
-/// Number of rows that a statement changes.
-fn change(statement: &str, arguments: &[DatumWithOid]) -> Result<usize> {
-    with_table(|spi| spi.update(statement, None, arguments).map(|rows| rows.len()))
+/// The step that brings a job into a state.
+fn step(known: &Known, state: JobState, error: &str) -> (JobId, Step) {
+    let error = error[..error.floor_char_boundary(MAX_ERROR)].to_owned();
+    let step = known.step.saturating_add(1);
+    (known.job, Step { step, state, started: known.started, at: now(), error })
+}
+
+/// Writes down of jobs whether the transactions that asked for them have committed, where that is known by now. True if
+/// of some it is not.
+fn settle(jobs: &[Known]) -> Result<bool> {
+    let mut open = false;
+    let mut news: BTreeMap<u32, Vec<(&Known, JobState)>> = BTreeMap::new();
+    for known in jobs.iter().filter(|known| known.step == 0) {
+        let state = match xact::outcome(known.request.transaction) {
+            Outcome::Mine | Outcome::InProgress => {
+                open = true;
+                continue;
+            }
+            Outcome::Committed => JobState::Waiting,
+            Outcome::Aborted => JobState::Void,
+        };
+        news.entry(known.job.database).or_default().push((known, state));
+    }
+    for (database, news) in news {
+        let lock = KeystoreLock::acquire();
+        let table = table()?;
+        let is_open = |known: &Known| table.find(known.job).is_some_and(|now| now.step == 0);
+        let steps: Vec<_> = news
+            .into_iter()
+            .filter(|(known, _)| is_open(known))
+            .map(|(known, state)| step(known, state, ""))
+            .collect();
+        if !steps.is_empty() {
+            write(&lock, database, steps)?;
+        }
+    }
+    Ok(open)
 }
 
 /// Number, kind and state of the job of a relation that is not at its end.
-pub(crate) fn unfinished_of(relation: Oid) -> Result<Option<(i64, String, String)>> {
-    row_of(
-        "SELECT id, kind, state FROM pagevault.rekey_jobs
-          WHERE relation = $1 AND state IN ('waiting', 'running', 'paused')",
-        &[relation.into()],
-        |row| Ok(row.get(1)?.zip(row.get(2)?).zip(row.get(3)?)),
-    )
-    .map(|found| found.flatten().map(|((id, kind), state)| (id, kind, state)))
+pub(crate) fn unfinished_of(relation: Oid) -> Result<Option<(i64, Kind, &'static str)>> {
+    let relation = relation.to_u32();
+    let found = visible(|head| head.relation == relation && is_unfinished(head.state))?;
+    Ok(found.first().map(|known| (number_of(known), known.request.kind, shown_state(known))))
 }
 
 /// Adds a job that workers take up when the transaction commits. Of a job of the same kind that waits
 /// already the number is returned.
-pub(crate) fn submit(relation: Oid, name: &str, kind: Kind, cipher: Option<&str>) -> Result<i64> {
-    if let Some((id, other, state)) = unfinished_of(relation)? {
-        if other == kind.name() && state == "waiting" {
-            return Ok(id);
+pub(crate) fn submit(
+    relation: Oid,
+    name: &str,
+    kind: Kind,
+    cipher: Option<CipherId>,
+) -> Result<i64> {
+    xact::require_writable(c"rekeying");
+    require_extension()?;
+    let database = process::my_database();
+    let request = Request {
+        relation: relation.to_u32(),
+        kind,
+        cipher: cipher.map_or(0, |cipher| cipher as u8),
+        requested_by: xact::session_user().to_u32(),
+        at: now(),
+        transaction: xact::number(),
+    };
+    loop {
+        let other = {
+            let lock = KeystoreLock::acquire();
+            let table = table()?;
+            let is_other = |head: &Head| {
+                head.job.database == database
+                    && head.relation == request.relation
+                    && is_unfinished(head.state)
+            };
+            let Some(other) = table.select(is_other).into_iter().next() else {
+                let job = JobId { database, number: table.next_number(database) };
+                append(&lock, database, &[Record::Job { job, request }])?;
+                drop(lock);
+                wishes::at_commit();
+                fault::point("rekey.asked");
+                return Ok(job.number as i64);
+            };
+            other
+        };
+        match outcome(&other) {
+            // As a unique index would have it.
+            Outcome::InProgress => xact::wait_for(other.request.transaction),
+            Outcome::Aborted => settle(&[other]).map(|_| ())?,
+            Outcome::Mine | Outcome::Committed => {
+                let same = (other.request.kind, other.request.cipher) == (kind, request.cipher);
+                if same && shown_state(&other) == "waiting" {
+                    return Ok(number_of(&other));
+                }
+                return Err(in_use(name, &other));
+            }
         }
-        return Err(Report::new(
-            PgSqlErrorCode::ERRCODE_OBJECT_IN_USE,
-            format!("{name} is being rekeyed already"),
-        )
-        .detail(format!("Job {id} ({other}) is {state}."))
+    }
+}
+
+fn in_use(name: &str, other: &Known) -> Report {
+    let (id, kind, state) = (other.job.number, other.request.kind.name(), shown_state(other));
+    Report::new(PgSqlErrorCode::ERRCODE_OBJECT_IN_USE, format!("{name} is being rekeyed already"))
+        .detail(format!("Job {id} ({kind}) is {state}."))
         .hint(format!(
             "Wait with pagevault.rekey_wait({id}), or end it with pagevault.rekey_cancel({id})."
-        )));
+        ))
+}
+
+/// Where the extension is not installed nobody could look after a job.
+fn require_extension() -> Result<()> {
+    if catalog::has_extension() {
+        return Ok(());
     }
-    let id = value_of::<i64>(
-        "INSERT INTO pagevault.rekey_jobs (relation, relation_name, kind, cipher)
-         VALUES ($1, $2, $3, $4) RETURNING id",
-        &[relation.into(), name.into(), kind.name().into(), cipher.into()],
-    )?;
-    wish_at_commit();
-    fault::point("rekey.asked");
-    id.ok_or_else(|| internal("a rekey job got no number".to_owned()))
+    Err(Report::new(
+        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        "cannot rekey in the background: extension pagevault is not installed in this database",
+    )
+    .detail("Relations that are larger than pagevault.rekey_threshold are encrypted by jobs; decryption and new data keys are always jobs.")
+    .hint("CREATE EXTENSION pagevault, and try again."))
 }
 
-/// Workers are asked for once the job can be seen.
-fn wish_at_commit() {
-    let database = process::my_database();
-    register_xact_callback(PgXactCallbackEvent::Commit, move || wishes::wish(database));
-}
-
-/// True if this database has the table.
-pub(crate) fn exist() -> Result<bool> {
-    // By `select`: all other ways of SPI take a transaction number, and workers ask in every database at each start.
-    let found = Spi::connect(|spi| {
-        let query = "SELECT pg_catalog.to_regclass('pagevault.rekey_jobs') IS NOT NULL";
-        spi.select(query, Some(1), &[])?.first().get_one::<bool>()
-    });
-    Ok(found? == Some(true))
-}
-
-/// Takes an unfinished job that no other worker does; ours until [`release`].
+/// Takes an unfinished job of this worker's database that no other worker does; ours until [`release`].
 pub(crate) fn claim() -> Result<Option<Job>> {
-    let ids = with_table(|spi| {
-        spi.select(
-            "SELECT id FROM pagevault.rekey_jobs WHERE state IN ('waiting', 'running') ORDER BY id",
-            None,
-            &[],
-        )?
-        .map(|row| row.get::<i64>(1))
-        .collect::<std::result::Result<Vec<_>, _>>()
-    })?;
-    for id in ids.into_iter().flatten() {
-        if !locks::try_lock_job(id) {
-            continue;
+    let (database, now_seconds) = (process::my_database(), now_seconds());
+    let _lock = KeystoreLock::acquire();
+    let table = table()?;
+    let candidates =
+        table.select(|head| head.job.database == database && is_claimable(head, now_seconds));
+    for known in candidates {
+        if let Some(slot) = table.take(known.job, std::process::id(), now()) {
+            CLAIMED.with(|claimed| *claimed = Some(slot));
+            return Ok(Some(Job {
+                id: number_of(&known),
+                relation: known.request.relation.into(),
+                kind: known.request.kind,
+                cipher: CipherId::try_from(known.request.cipher).ok(),
+            }));
         }
-        // Another worker may have ended it just before we had the lock.
-        let row = row_of(
-            "UPDATE pagevault.rekey_jobs
-                SET state = 'running', error = NULL,
-                    started_at = coalesce(started_at, pg_catalog.clock_timestamp())
-              WHERE id = $1 AND state IN ('waiting', 'running')
-              RETURNING relation, kind, cipher",
-            &[id.into()],
-            |row| Ok((row.get::<Oid>(1)?, row.get::<String>(2)?, row.get::<String>(3)?)),
-        )?;
-        if let Some((Some(relation), Some(kind), cipher)) = row
-            && let Some(kind) = Kind::parse(&kind)
-        {
-            let cipher = cipher.and_then(|name| name.parse().ok());
-            return Ok(Some(Job { id, relation, kind, cipher }));
-        }
-        locks::unlock_job(id);
     }
     Ok(None)
 }
 
-/// Makes a job this worker's own, if it is nobody's.
-pub(crate) fn lock(job: &Job) -> bool {
-    locks::try_lock_job(job.id)
+fn is_claimable(head: &Head, now_seconds: u32) -> bool {
+    head.state == JobState::Waiting
+        && head.step > 0
+        && head.process == 0
+        && now_seconds.saturating_sub(head.given_up) >= LEFT_ALONE
 }
 
-/// Gives a claimed job back.
-pub(crate) fn release(job: &Job) {
-    locks::unlock_job(job.id);
+/// Where the job stands in the table that this worker does.
+static CLAIMED: ProcessLocal<Option<usize>> = ProcessLocal::new(None);
+
+/// Gives the claimed job back.
+pub(crate) fn release() {
+    if let (Some(slot), Ok(table)) = (CLAIMED.with(Option::take), table()) {
+        table.let_go(slot, std::process::id(), 0);
+    }
 }
 
-/// Notes how far a job is. False if it is not to go on: paused, cancelled, or its row is gone.
+/// As [`release`], where this worker ends in the middle of the job: no lock, nothing that could fail.
+pub(crate) fn give_up() {
+    if let (Some(slot), Ok(table)) = (CLAIMED.with(Option::take), table()) {
+        table.let_go(slot, std::process::id(), now_seconds());
+    }
+}
+
+/// The job, as long as this worker is to go on with it.
+fn still_mine(table: &JobTable<'_>, job: &Job) -> Option<Known> {
+    let mine =
+        |known: &Known| known.state == JobState::Waiting && known.process == std::process::id();
+    table.find(here(job.id)).filter(mine)
+}
+
+/// Notes how far a job is. False if it is not to go on: paused, cancelled or gone.
 pub(crate) fn note(job: &Job, progress: &Progress) -> Result<bool> {
-    let updated = change(
-        "UPDATE pagevault.rekey_jobs
-            SET pages_done = $2, pages_total = $3, bytes_per_second = $4
-          WHERE id = $1 AND state = 'running' RETURNING id",
-        &[
-            job.id.into(),
-            progress.pages_done.into(),
-            progress.pages_total.into(),
-            progress.bytes_per_second.into(),
-        ],
-    )?;
-    Ok(updated == 1)
+    let _lock = KeystoreLock::acquire();
+    let table = table()?;
+    let goes_on = still_mine(&table, job).is_some();
+    if goes_on {
+        table.note(here(job.id), progress);
+    }
+    Ok(goes_on)
 }
 
 /// True while nobody has paused or cancelled the job.
 pub(crate) fn goes_on(job: &Job) -> Result<bool> {
-    let state = value_of::<String>(
-        "SELECT state FROM pagevault.rekey_jobs WHERE id = $1",
-        &[job.id.into()],
-    )?;
-    Ok(state.as_deref() == Some("running"))
+    let _lock = KeystoreLock::acquire();
+    Ok(still_mine(&table()?, job).is_some())
 }
 
-/// True if the job has switched a file of `relation` to another key already.
+/// True if the job has switched the file of `relation` to another key already.
 pub(crate) fn has_begun(job: &Job, relation: Oid) -> Result<bool> {
-    let found = value_of::<bool>(
-        "SELECT begun ? $2 FROM pagevault.rekey_jobs WHERE id = $1",
-        &[job.id.into(), relation.to_u32().to_string().into()],
-    )?;
-    Ok(found == Some(true))
+    let _lock = KeystoreLock::acquire();
+    Ok(table()?.has_begun(here(job.id), relation.to_u32()))
 }
 
 /// Remembers what [`has_begun`] tells.
-pub(crate) fn note_begun(job: &Job, relation: Oid, file: u32) -> Result<()> {
-    change(
-        "UPDATE pagevault.rekey_jobs
-            SET begun = begun || pg_catalog.jsonb_build_object($2, $3) WHERE id = $1",
-        &[job.id.into(), relation.to_u32().to_string().into(), i64::from(file).into()],
-    )
-    .map(|_| ())
+pub(crate) fn note_begun(job: &Job, relation: Oid) -> Result<()> {
+    let lock = KeystoreLock::acquire();
+    let (job, relation) = (here(job.id), relation.to_u32());
+    append(&lock, job.database, &[Record::JobBegun { job, relation }]).map(|_| ())
 }
 
-/// Ends a job, unless somebody has cancelled it.
+/// Ends a job, unless somebody has cancelled or paused it.
 pub(crate) fn finish(job: &Job, end: &End) -> Result<()> {
     let (state, error) = match end {
-        End::Done => ("done", None),
-        End::Failed(error) => ("failed", Some(error.as_str())),
+        End::Done => (JobState::Done, ""),
+        End::Failed(error) => (JobState::Failed, error.as_str()),
     };
-    change(
-        "UPDATE pagevault.rekey_jobs
-            SET state = $2, error = $3, finished_at = pg_catalog.clock_timestamp()
-          WHERE id = $1 AND state = 'running'",
-        &[job.id.into(), state.into(), error.into()],
-    )
-    .map(|_| ())
+    end_as(job, state, error)
+}
+
+/// The claimed job is not wanted any more.
+pub(crate) fn abandon(job: &Job, why: &str) -> Result<()> {
+    end_as(job, JobState::Cancelled, why)
+}
+
+fn end_as(job: &Job, state: JobState, error: &str) -> Result<()> {
+    let lock = KeystoreLock::acquire();
+    match still_mine(&table()?, job) {
+        Some(known) => {
+            write(&lock, known.job.database, vec![step(&known, state, error)]).map(|_| ())
+        }
+        None => Ok(()),
+    }
 }
 
 /// What a user may have done to a job.
@@ -232,134 +340,217 @@ pub(crate) enum Order {
     Cancel,
 }
 
-/// The relation of a job.
-pub(crate) fn relation_of(id: i64) -> Result<Oid> {
-    let found =
-        value_of::<Oid>("SELECT relation FROM pagevault.rekey_jobs WHERE id = $1", &[id.into()])?;
-    found.ok_or_else(|| {
-        Report::new(
-            PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
-            format!("rekey job {id} does not exist in this database"),
-        )
-        .hint("See pagevault.rekey_progress.")
-    })
+/// Relation and kind of a job.
+pub(crate) fn subject_of(number: i64) -> Result<(Oid, Kind)> {
+    require(number).map(|known| (known.request.relation.into(), known.request.kind))
 }
 
-/// Carries out an order; an error if the job's state has no room for it.
-pub(crate) fn obey(id: i64, order: Order) -> Result<()> {
-    let (state, from, done) = match order {
-        Order::Pause => ("paused", "waiting running", "paused"),
-        Order::Resume => ("waiting", "paused cancelled failed", "resumed"),
-        Order::Cancel => ("cancelled", "waiting running paused failed", "cancelled"),
+/// Carries out an order, at once; an error if the job's state has no room for it.
+pub(crate) fn obey(number: i64, order: Order) -> Result<()> {
+    let known = require(number)?;
+    let is_mine = outcome(&known) == Outcome::Mine;
+    let (state, done, from): (_, _, &[JobState]) = match order {
+        Order::Pause if is_mine => return Err(begins_at_commit(number)),
+        Order::Pause => (JobState::Paused, "paused", &[JobState::Waiting]),
+        Order::Resume => (
+            JobState::Waiting,
+            "resumed",
+            &[JobState::Paused, JobState::Cancelled, JobState::Failed],
+        ),
+        // Nobody else has seen it.
+        Order::Cancel if is_mine => (JobState::Void, "cancelled", &[JobState::Waiting]),
+        Order::Cancel => (
+            JobState::Cancelled,
+            "cancelled",
+            &[JobState::Waiting, JobState::Paused, JobState::Failed],
+        ),
     };
-    let updated = change(
-        "UPDATE pagevault.rekey_jobs
-            SET state = $2, finished_at = CASE WHEN $2 = 'cancelled' THEN pg_catalog.clock_timestamp() END
-          WHERE id = $1 AND state = ANY (pg_catalog.string_to_array($3, ' ')) RETURNING id",
-        &[id.into(), state.into(), from.into()],
-    )?;
-    if updated == 1 {
-        if order == Order::Resume {
-            wish_at_commit();
+    let end = {
+        let lock = KeystoreLock::acquire();
+        let table = table()?;
+        let Some(known) = table.find(known.job).filter(|known| from.contains(&known.state)) else {
+            drop(lock);
+            let state = shown_state(&require(number)?);
+            return Err(Report::new(
+                PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+                format!("rekey job {number} cannot be {done}: it is {state}"),
+            ));
+        };
+        let is_other = |head: &Head| {
+            head.job != known.job
+                && (head.job.database, head.relation)
+                    == (known.job.database, known.request.relation)
+                && is_unfinished(head.state)
+        };
+        let other = table.select(is_other).into_iter().next();
+        if let Some(other) = other.filter(|_| order == Order::Resume) {
+            drop(lock);
+            return Err(in_use(&format!("the relation of rekey job {number}"), &other));
         }
-        return Ok(());
+        write(&lock, known.job.database, vec![step(&known, state, "")])?
+    };
+    wal::flush(end);
+    if order == Order::Resume {
+        wishes::wish();
     }
-    let (state, _) = state_of(id)?;
-    Err(Report::new(
-        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-        format!("rekey job {id} cannot be {done}: it is {state}"),
-    ))
+    Ok(())
 }
 
-/// State and error text of a job, as of now.
-pub(crate) fn state_of(id: i64) -> Result<(String, Option<String>)> {
-    relation_of(id)?;
-    let row = row_of(
-        "SELECT state, error FROM pagevault.rekey_jobs WHERE id = $1",
-        &[id.into()],
-        |row| Ok((row.get::<String>(1)?, row.get::<String>(2)?)),
-    )?;
-    Ok(row.map(|(state, error)| (state.unwrap_or_default(), error)).unwrap_or_default())
+fn begins_at_commit(number: i64) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_ACTIVE_SQL_TRANSACTION,
+        format!("rekey job {number} begins when this transaction commits"),
+    )
+}
+
+/// State and error text of a job, as of now; `None` if there is no such job. An error if this transaction has asked for it, so
+/// that no worker can see it yet.
+pub(crate) fn state_of(number: i64) -> Result<Option<(&'static str, String)>> {
+    let job = here(number);
+    let Some(known) = visible(|head| head.job == job)?.pop() else { return Ok(None) };
+    if is_unfinished(known.state) && outcome(&known) == Outcome::Mine {
+        return Err(begins_at_commit(number).hint("Commit before you wait."));
+    }
+    Ok(Some((shown_state(&known), known.error)))
 }
 
 /// The unfinished job of a relation, or else its last one.
 pub(crate) fn last_of(relation: Oid) -> Result<Option<i64>> {
-    value_of(
-        "SELECT id FROM pagevault.rekey_jobs WHERE relation = $1
-          ORDER BY state IN ('waiting', 'running', 'paused') DESC, id DESC LIMIT 1",
-        &[relation.into()],
-    )
+    let relation = relation.to_u32();
+    let found = visible(|head| head.relation == relation)?;
+    let unfinished = found.iter().find(|known| is_unfinished(known.state));
+    Ok(unfinished.or(found.last()).map(number_of))
 }
 
 /// The first unfinished job of any of these relations.
 pub(crate) fn any_unfinished(relations: &[Oid]) -> Result<Option<i64>> {
-    if !exist()? {
-        return Ok(None);
-    }
-    value_of(
-        "SELECT id FROM pagevault.rekey_jobs
-          WHERE relation = ANY ($1) AND state IN ('waiting', 'running', 'paused') ORDER BY id",
-        &[relations.to_vec().into()],
-    )
-}
-
-/// A job that is not done.
-pub(crate) struct Unsettled {
-    pub(crate) id: i64,
-    pub(crate) relation: Oid,
-    pub(crate) kind: String,
-    pub(crate) state: String,
-    pub(crate) pages_done: i64,
-    pub(crate) pages_total: i64,
+    let found =
+        visible(|head| is_unfinished(head.state) && relations.contains(&head.relation.into()))?;
+    Ok(found.first().map(number_of))
 }
 
 /// The last job of each relation, if it is not done.
-pub(crate) fn unsettled() -> Result<Vec<Unsettled>> {
-    if !exist()? {
-        return Ok(Vec::new());
+pub(crate) fn unsettled() -> Result<Vec<Known>> {
+    let mut last: BTreeMap<u32, Known> = BTreeMap::new();
+    for known in all()? {
+        last.insert(known.request.relation, known);
     }
-    with_table(|spi| {
-        let rows = spi.select(
-            "SELECT * FROM (
-                 SELECT DISTINCT ON (relation) id, relation, kind, state, pages_done, pages_total
-                   FROM pagevault.rekey_jobs ORDER BY relation, id DESC) last
-              WHERE state <> 'done' ORDER BY id",
-            None,
-            &[],
-        )?;
-        rows.map(|row| {
-            Ok(Unsettled {
-                id: row.get::<i64>(1)?.unwrap_or_default(),
-                relation: row.get::<Oid>(2)?.unwrap_or(Oid::INVALID),
-                kind: row.get::<String>(3)?.unwrap_or_default(),
-                state: row.get::<String>(4)?.unwrap_or_default(),
-                pages_done: row.get::<i64>(5)?.unwrap_or_default(),
-                pages_total: row.get::<i64>(6)?.unwrap_or_default(),
-            })
-        })
-        .collect()
+    let mut found: Vec<_> =
+        last.into_values().filter(|known| known.state != JobState::Done).collect();
+    found.sort_by_key(|known| known.job);
+    Ok(found)
+}
+
+/// Takes back what this database's jobs have still to do to a relation: those of which `wanted` holds are over (`Cancelled`, with
+/// the reason) or, where nobody needs to know of them any more, gone (`Void`).
+fn take_back(
+    relation: Oid,
+    wanted: impl Fn(&Known) -> Option<(JobState, &'static str)>,
+) -> Result<()> {
+    let relation = relation.to_u32();
+    let found: Vec<_> = visible(|head| head.relation == relation && head.state != JobState::Done)?
+        .into_iter()
+        .map(|known| (known.job, outcome(&known) == Outcome::Mine))
+        .collect();
+    if found.is_empty() {
+        return Ok(());
+    }
+    let database = process::my_database();
+    let lock = KeystoreLock::acquire();
+    let table = table()?;
+    let mut steps = Vec::new();
+    for (job, is_mine) in found {
+        if let Some(known) = table.find(job)
+            && let Some((state, why)) = wanted(&known)
+        {
+            let state = if is_mine { JobState::Void } else { state };
+            steps.push(step(&known, state, why));
+        }
+    }
+    if !steps.is_empty() {
+        let end = write(&lock, database, steps)?;
+        drop(lock);
+        wal::flush(end);
+    }
+    Ok(())
+}
+
+/// Nobody may go on decrypting a relation that is to be encrypted from now on.
+pub(crate) fn cancel_decryption(relation: Oid) -> Result<()> {
+    take_back(relation, |known| {
+        (known.request.kind == Kind::Decrypt && is_unfinished(known.state))
+            .then_some((JobState::Cancelled, "the relation is to be encrypted"))
     })
 }
 
 /// What a stopped job has left was done at once: it is forgotten.
 pub(crate) fn forget_stopped(relation: Oid) -> Result<()> {
-    if !exist()? {
-        return Ok(());
-    }
-    change(
-        "DELETE FROM pagevault.rekey_jobs
-          WHERE relation = $1 AND state IN ('paused', 'cancelled', 'failed')",
-        &[relation.into()],
-    )
-    .map(|_| ())
+    take_back(relation, |known| match known.state {
+        JobState::Paused | JobState::Cancelled | JobState::Failed => Some((JobState::Void, "")),
+        _ => None,
+    })
 }
 
-/// True if the current transaction wrote the job's row, so that no worker can see it yet.
-pub(crate) fn is_uncommitted(id: i64) -> Result<bool> {
-    let writer = value_of::<String>(
-        "SELECT xmin::text FROM pagevault.rekey_jobs WHERE id = $1",
-        &[id.into()],
-    )?;
-    let writer = writer.and_then(|xid| xid.parse::<u32>().ok());
-    Ok(writer.is_some_and(process::is_own_transaction))
+/// Ends all jobs of this worker's database.
+pub(crate) fn cancel_all(why: &str) -> Result<()> {
+    let database = process::my_database();
+    let lock = KeystoreLock::acquire();
+    let wanted =
+        |head: &Head| head.job.database == database && is_unfinished(head.state) && head.step > 0;
+    let found = table()?.select(wanted);
+    let steps: Vec<_> = found.iter().map(|known| step(known, JobState::Cancelled, why)).collect();
+    if steps.is_empty() { Ok(()) } else { write(&lock, database, steps).map(|_| ()) }
+}
+
+/// What the launcher wants to know.
+#[derive(Default)]
+pub(crate) struct Pending {
+    /// Databases with jobs to be done: how many that nobody does, and how many that workers do.
+    pub(crate) databases: BTreeMap<u32, (usize, usize)>,
+    /// There are jobs that may be to be done soon, without anybody saying so.
+    pub(crate) soon: bool,
+}
+
+/// Brings the table up to date, and says what is to be done. In a transaction of the launcher.
+pub(crate) fn pending() -> Result<Pending> {
+    let jobs = {
+        let _lock = KeystoreLock::acquire();
+        table()?.select(|_| true)
+    };
+    if jobs.is_empty() {
+        return Ok(Pending::default());
+    }
+    // After the jobs were read: what had jobs then is a database or was one.
+    let databases = catalog::all_databases();
+    let gone: Vec<u32> = {
+        let mut gone: Vec<u32> = jobs.iter().map(|known| known.job.database).collect();
+        gone.dedup();
+        gone.retain(|database| !databases.contains(&(*database).into()));
+        gone
+    };
+    for database in gone {
+        forget_database(database)?;
+    }
+    let mut pending = Pending { soon: settle(&jobs)?, ..Pending::default() };
+    let now_seconds = now_seconds();
+    let _lock = KeystoreLock::acquire();
+    for known in table()?.select(|head| head.state == JobState::Waiting && head.step > 0) {
+        let (free, taken) = pending.databases.entry(known.job.database).or_default();
+        if known.process != 0 {
+            *taken += 1;
+        } else if known.given_up != 0 && now_seconds.saturating_sub(known.given_up) < LEFT_ALONE {
+            pending.soon = true;
+        } else {
+            *free += 1;
+        }
+    }
+    Ok(pending)
+}
+
+/// A database is gone, and its jobs with it.
+fn forget_database(database: u32) -> Result<()> {
+    let lock = KeystoreLock::acquire();
+    let through = table()?.next_number(database) - 1;
+    let record = Record::JobsForgotten { database, through, all: true };
+    append(&lock, database, &[record]).map(|_| ())
 }

@@ -1,9 +1,8 @@
 //! Rekeying online: encrypting, decrypting and giving new data keys to relations that are in use.
 //!
-//! A job concerns one relation and what follows it. It stands in the table `pagevault.rekey_jobs` of the
-//! relation's database, so it commits or rolls back with the command that asked for it, outlives the server,
-//! and goes along to standbys. Background workers do the jobs ([`crate::workers`]), a relation file at a
-//! time ([`engine`]):
+//! A job concerns one relation and what follows it. It is a record of the keystore ([`jobs`]), written by the command that asks
+//! for it: it counts once that transaction has committed, outlives the server, and goes along to standbys. Background workers
+//! do the jobs ([`crate::workers`]), a relation file at a time ([`engine`]):
 //!
 //! 1. From now on pages of the file are written under a new epoch (or in plaintext).
 //! 2. Every page that on disk is not so yet is written again through shared buffers, with a full-page image
@@ -20,38 +19,15 @@ pub(crate) mod requests;
 pub(crate) mod wishes;
 
 use pagevault_cipher::CipherId;
+pub(crate) use pagevault_keystore::job::JobKind as Kind;
 use pgrx::bgworkers::BackgroundWorker;
 use pgrx::pg_sys::Oid;
 
 use crate::fault;
+use crate::pg::catalog;
 use crate::pg::report::OrRaise;
 
-/// What a job does to its relation.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Kind {
-    /// What is plaintext is sealed.
-    Encrypt,
-    /// What is sealed gets a new data key.
-    Rotate,
-    /// What is sealed becomes plaintext.
-    Decrypt,
-}
-
-impl Kind {
-    const ALL: [(Kind, &'static str); 3] =
-        [(Kind::Encrypt, "encrypt"), (Kind::Rotate, "rotate"), (Kind::Decrypt, "decrypt")];
-
-    /// As the table spells it.
-    pub(crate) fn name(self) -> &'static str {
-        Kind::ALL.iter().find(|(kind, _)| *kind == self).map_or("", |(_, name)| name)
-    }
-
-    fn parse(name: &str) -> Option<Kind> {
-        Kind::ALL.iter().find(|(_, known)| *known == name).map(|(kind, _)| *kind)
-    }
-}
-
-/// One row of the table, as far as workers need it.
+/// What workers need of a job.
 #[derive(Clone, Debug)]
 pub(crate) struct Job {
     pub(crate) id: i64,
@@ -64,14 +40,13 @@ pub(crate) struct Job {
 /// Takes a job that nobody does, in a worker; `None` if there is none.
 pub(crate) fn claim() -> Option<Job> {
     BackgroundWorker::transaction(|| {
-        let found = jobs::exist().and_then(|exist| if exist { jobs::claim() } else { Ok(None) });
-        found.or_raise()
+        if catalog::has_extension() {
+            return jobs::claim().or_raise();
+        }
+        jobs::cancel_all("extension pagevault is not installed in the database any more")
+            .or_raise();
+        None
     })
-}
-
-/// Claims a job once more after an ERROR, which takes the locks of the session with it.
-pub(crate) fn claim_again(job: &Job) -> bool {
-    BackgroundWorker::transaction(|| jobs::lock(job))
 }
 
 /// Does a claimed job; true if it is complete. Raises ERROR.
@@ -85,5 +60,5 @@ pub(crate) fn finish(job: &Job, end: Option<jobs::End>) {
     if let Some(end) = end {
         BackgroundWorker::transaction(|| jobs::finish(job, &end).or_raise());
     }
-    jobs::release(job);
+    jobs::release();
 }

@@ -1,27 +1,29 @@
-//! What users ask for: at once where that takes no time, else by a job.
+//! What users ask for: encryption at once where that takes no time, all else by a job.
 
 use pagevault_cipher::CipherId;
 use pgrx::PgSqlErrorCode;
-use pgrx::pg_sys::Oid;
+use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::PgLogLevel;
 
-use super::{Kind, jobs};
-use crate::hooks::utility;
+use super::{Job, Kind, jobs};
 use crate::keys::shared;
 use crate::page_io;
 use crate::pg::guc;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
 use crate::policy;
+use crate::policy::decision::{Decision, Source};
 use crate::rewrite;
 
-/// Has a relation sealed that is labelled so. Returns the number of the job, if it takes one.
+/// Has a relation sealed that is labelled so. Returns the number of the job, if it takes one. Whoever is decrypting it, or is
+/// about to, does that no more, be this rolled back or not.
 pub(crate) fn encrypt(facts: &Facts, cipher: Option<CipherId>) -> Result<Option<i64>> {
     refuse_destroyed(facts)?;
+    refuse_repacked(facts)?;
+    jobs::cancel_decryption(facts.oid)?;
     if takes_a_job(facts) {
         policy::catalogs::note_encryption();
-        let name = cipher.map(|cipher| cipher.to_string());
-        return submit(facts, Kind::Encrypt, name.as_deref()).map(Some);
+        return submit(facts, Kind::Encrypt, cipher).map(Some);
     }
     if facts.kind.has_storage() {
         rewrite::encrypt(facts.oid, cipher)?;
@@ -30,22 +32,79 @@ pub(crate) fn encrypt(facts: &Facts, cipher: Option<CipherId>) -> Result<Option<
     Ok(None)
 }
 
-/// Has a relation written in plaintext; as [`encrypt`]. Pages cannot be rolled back, jobs can: so within a
-/// transaction block it is always a job.
+/// Has a relation written in plaintext; as [`encrypt`]. Pages cannot be rolled back, and whatever ends the transaction after them
+/// (an error later in a pipeline, a signal, a promotion) would leave them so under a label that says otherwise; jobs can. So it is
+/// always a job, if any file has or had a key.
 pub(crate) fn decrypt(facts: &Facts) -> Result<Option<i64>> {
     refuse_destroyed(facts)?;
-    let any_sealed = || {
-        let mut files = members(facts).into_iter().map(|member| member.file);
-        files.any(shared::is_known)
-    };
-    if takes_a_job(facts) || (utility::in_transaction_block() && any_sealed()) {
+    if members(facts).into_iter().any(|member| shared::is_known(member.file)) {
         return submit(facts, Kind::Decrypt, None).map(Some);
     }
-    if facts.kind.has_storage() {
-        rewrite::decrypt(facts.oid)?;
-        jobs::forget_stopped(facts.oid)?;
-    }
+    jobs::forget_stopped(facts.oid)?;
     Ok(None)
+}
+
+/// What is wanted of a relation that a job is to decrypt.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Wanted {
+    Plain,
+    Otherwise,
+    /// Somebody has locked it as who labels it does.
+    NotSaidYet,
+}
+
+/// Whether a relation that a job is to decrypt is still not wanted encrypted; else the job is over. Asked in the transaction that has
+/// its files written in plaintext from then on, under a lock with which nobody labels it meanwhile: who does so before is seen,
+/// who does so after finds a plaintext file. The lock is not waited for: who has it may wait for this job.
+pub(super) fn is_still_to_be_plain(job: &Job, oid: Oid) -> Result<Wanted> {
+    let Some(facts) = relation::facts(oid) else { return Ok(Wanted::Otherwise) };
+    let root = policy::drift::root_of(&facts)?;
+    let table = relation::owner_of_sequence(root.oid).unwrap_or(root.oid);
+    // As SECURITY LABEL locks what it labels (get_object_address, objectaddress.c).
+    let lock = pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE;
+    if [table, root.oid].into_iter().any(|oid| !relation::try_lock(oid, lock)) {
+        return Ok(Wanted::NotSaidYet);
+    }
+    let Some(facts) = relation::facts(oid) else { return Ok(Wanted::Otherwise) };
+    match refusal(&facts)? {
+        None => Ok(Wanted::Plain),
+        // A partition or sequence with a label of its own stays as it is, whatever its table becomes.
+        Some(_) if job.relation != table && job.relation != root.oid => Ok(Wanted::Otherwise),
+        Some(why) => jobs::abandon(job, &why).map(|()| Wanted::Otherwise),
+    }
+}
+
+/// Why a relation must not be decrypted by a job that is under way, or resumed: a label wants it encrypted, or a setting while
+/// that is enforced. (Who asked for the job may have had other settings.)
+fn refusal(facts: &Facts) -> Result<Option<String>> {
+    let wanted = policy::decision::wanted(facts)?.filter(|decision| match decision.source {
+        Source::Setting(_) => decision.is_encrypted() && guc::enforce() && facts.user_made,
+        // It follows what is encrypted still, and what the job decrypts as well.
+        Source::Leader(_) => false,
+        Source::Own(_) | Source::Around(_) => decision.is_encrypted(),
+    });
+    Ok(wanted.map(|decision| {
+        format!(
+            "{} is to be encrypted: {}",
+            relation::quoted_name(facts),
+            decision.source.describe()
+        )
+    }))
+}
+
+/// Refuses to go on with the decryption of a relation that is wanted encrypted by now.
+pub(crate) fn refuse_wanted(facts: &Facts) -> Result<()> {
+    match policy::decision::wanted(facts)?.filter(Decision::is_encrypted) {
+        Some(decision) if guc::enforce() || !matches!(decision.source, Source::Setting(_)) => {
+            Err(Report::new(
+                PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+                format!("{} is to be encrypted", relation::quoted_name(facts)),
+            )
+            .detail(format!("What says so: {}.", decision.source.describe()))
+            .hint("Change that first, or let the job be."))
+        }
+        _ => Ok(()),
+    }
 }
 
 /// What was shredded cannot be rewritten, in a job neither.
@@ -56,7 +115,30 @@ pub(crate) fn refuse_destroyed(facts: &Facts) -> Result<()> {
     }
 }
 
-fn submit(facts: &Facts, kind: Kind, cipher: Option<&str>) -> Result<i64> {
+/// Refuses to encrypt a table of which pg_repack has a copy in plaintext, or a log of changes. While it fills them it has no
+/// lock on the table that would keep this away (ACCESS SHARE, repack_one_table in its bin/pg_repack.c); and the copy's file is
+/// the table's in the end. What it makes after this follows the table: it makes the log under ACCESS EXCLUSIVE, and so before
+/// the lock that the caller has or after it.
+fn refuse_repacked(facts: &Facts) -> Result<()> {
+    for table in relation::with_partitions(facts.oid) {
+        for copy in policy::repack::copies_of(&table) {
+            let family = relation::family_as_it_is(copy.oid);
+            if !family.iter().any(|member| member.is_stored() && !shared::is_sealed(member.file)) {
+                continue;
+            }
+            let name = relation::quoted_name(&table);
+            return Err(Report::new(
+                PgSqlErrorCode::ERRCODE_OBJECT_IN_USE,
+                format!("{name} is being repacked"),
+            )
+            .detail(format!("pg_repack has rows of it in {}, in plaintext.", relation::quoted_name(&copy)))
+            .hint("Wait until pg_repack is done, or, if it was interrupted, drop what it has left with its extension; then repeat the command."));
+        }
+    }
+    Ok(())
+}
+
+fn submit(facts: &Facts, kind: Kind, cipher: Option<CipherId>) -> Result<i64> {
     let name = relation::qualified_name(facts.oid);
     let job = jobs::submit(facts.oid, &name, kind, cipher)?;
     let done = match kind {
@@ -133,7 +215,7 @@ pub(crate) fn decrypt_all() -> Result<i64> {
         }
         match policy::decision::wanted(&facts)? {
             Some(wanted) if wanted.is_encrypted() && facts.user_made => {
-                return Err(still_wanted(&facts, &wanted.source.describe()));
+                return Err(still_wanted(&facts, &wanted.source.describe().to_string()));
             }
             Some(wanted) if wanted.is_encrypted() => {}
             _ => {

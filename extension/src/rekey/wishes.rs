@@ -1,45 +1,35 @@
-//! Databases with jobs to do: told by those who commit them, heard by the launcher of workers.
+//! Waking the launcher of workers when there is something to do.
 
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
+use pgrx::{PgXactCallbackEvent, register_xact_callback};
+
 use crate::keys::shared;
-use crate::pg::process;
+use crate::pg::{compat, processes};
 
-/// Words of shared memory: the launcher's process, "look everywhere", and so many databases.
-pub(crate) const WORDS: usize = 2 + DATABASES;
-const LAUNCHER: usize = 0;
-const EVERYWHERE: usize = 1;
-const DATABASES: usize = 62;
+/// Words of shared memory: the number of the launcher's process and one.
+pub(crate) const WORDS: usize = 1;
 
-fn words() -> &'static [AtomicU32] {
-    shared::get().map_or(&[], |shared| shared.control.rekey_wishes())
+fn launcher() -> Option<&'static AtomicU32> {
+    shared::get().and_then(|shared| shared.control.rekey_wishes().first())
 }
 
 /// This process is the launcher.
 pub(crate) fn attend() {
-    if let Some(launcher) = words().first() {
-        launcher.store(std::process::id(), Release);
+    if let Some(launcher) = launcher() {
+        let number = compat::process_number().and_then(|number| u32::try_from(number).ok());
+        launcher.store(number.map_or(0, |number| number + 1), Release);
     }
 }
 
-/// Asks for workers in a database. Cannot fail: called when the job is committed already.
-pub(crate) fn wish(database: u32) {
-    let words = words();
-    let Some((head, databases)) = words.split_at_checked(2) else { return };
-    let noted = databases.iter().any(|slot| {
-        slot.compare_exchange(0, database, AcqRel, Acquire).is_ok()
-            || slot.load(Acquire) == database
-    });
-    if !noted {
-        head[EVERYWHERE].store(1, Release);
+/// Has the launcher look. Cannot fail: called when what it is to see is committed already.
+pub(crate) fn wish() {
+    if let Some(number) = launcher().and_then(|launcher| launcher.load(Acquire).checked_sub(1)) {
+        processes::wake(number as usize);
     }
-    process::wake(head[LAUNCHER].load(Acquire));
 }
 
-/// What has been asked for since the last call: the databases, and whether to look in all of them.
-pub(crate) fn take() -> (Vec<u32>, bool) {
-    let Some((head, databases)) = words().split_at_checked(2) else { return (Vec::new(), false) };
-    let everywhere = head[EVERYWHERE].swap(0, AcqRel) != 0;
-    let wished = databases.iter().map(|slot| slot.swap(0, AcqRel)).filter(|&oid| oid != 0);
-    (wished.collect(), everywhere)
+/// As [`wish`], once the transaction has committed. One that is prepared first is noticed by the launcher itself.
+pub(crate) fn at_commit() {
+    register_xact_callback(PgXactCallbackEvent::Commit, wish);
 }

@@ -3,6 +3,7 @@
 mod rekey;
 mod revalidate;
 mod self_check;
+pub(crate) mod statistics;
 mod unlock;
 mod wal;
 

@@ -1,26 +1,32 @@
-//! The launcher of rekey workers, and the workers: they take jobs of one database until none is left.
+//! The launcher of rekey workers, and the workers: they take jobs of one database until none is left. Into a database without
+//! jobs none is sent.
 
-use std::collections::VecDeque;
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
 use pgrx::bgworkers::{
-    BackgroundWorkerBuilder, BackgroundWorkerStatus, BgWorkerStartTime, DynamicBackgroundWorker,
+    BackgroundWorker, BackgroundWorkerBuilder, BackgroundWorkerStatus, BgWorkerStartTime,
+    DynamicBackgroundWorker,
 };
 use pgrx::pg_sys::panic::CaughtError;
 use pgrx::{IntoDatum, PgTryBuilder, pg_guard, pg_sys};
 
 use crate::fault;
 use crate::keys::unlock;
-use crate::pg::{catalog, guc, process};
-use crate::rekey::jobs::End;
-use crate::rekey::{self, Job, wishes};
+use crate::pg::report::OrRaise;
+use crate::pg::{catalog, guc, process, worker};
+use crate::rekey::jobs::{self, End, Pending};
+use crate::rekey::{self, wishes};
 
 /// When the launcher begins to look for jobs from before the server's start.
 const FIRST_LOOK: Duration = Duration::from_secs(3);
 
-/// Longest sleep of the launcher: it looks then whether workers have ended.
+/// Longest sleep of the launcher.
 const LOOK: Duration = Duration::from_secs(10);
+
+/// The same while there are jobs that may be to be done soon and nobody says so: their transaction is prepared, say, and another
+/// session commits it.
+const LOOK_SOON: Duration = Duration::from_secs(1);
 
 pub(super) fn register() {
     BackgroundWorkerBuilder::new("pagevault rekey launcher")
@@ -46,40 +52,39 @@ pub extern "C-unwind" fn pagevault_rekey_launcher_main(_argument: pg_sys::Datum)
     wishes::attend();
     // Others want their workers when the server starts, and there are not many.
     process::wait_in_worker(FIRST_LOOK);
-    let mut waiting = VecDeque::new();
-    let mut unknown: VecDeque<u32> = all_databases().into();
     let mut running: Vec<(u32, DynamicBackgroundWorker)> = Vec::new();
     loop {
-        let (wished, everywhere) = wishes::take();
-        waiting.extend(wished);
-        if everywhere {
-            unknown = all_databases().into();
-        }
         running.retain(|(_, worker)| !has_ended(worker));
-        if running.is_empty() && waiting.is_empty() {
-            waiting.extend(unknown.pop_front()); // one at a time: most have no job
-        }
+        let (pending, open) = BackgroundWorker::transaction(|| {
+            let pending = jobs::pending().or_raise();
+            // Most of the time there is nothing, and no catalog to be read.
+            let open = if pending.databases.is_empty() { Vec::new() } else { catalog::databases() };
+            (pending, open)
+        });
         while running.len() < guc::rekey_workers()
-            && let Some(database) = waiting.pop_front()
+            && let Some(database) = next_database(&pending, &open, &running)
         {
-            if !all_databases().contains(&database) {
-                continue; // dropped since
-            }
             match start_worker(database) {
                 Some(worker) => running.push((database, worker)),
-                None => {
-                    waiting.push_front(database); // no slot is free: try again later
-                    break;
-                }
+                None => break, // no slot is free: try again later
             }
         }
-        process::wait_in_worker(LOOK);
+        process::wait_in_worker(if pending.soon { LOOK_SOON } else { LOOK });
     }
 }
 
-fn all_databases() -> Vec<u32> {
-    let databases = pgrx::bgworkers::BackgroundWorker::transaction(catalog::databases);
-    databases.into_iter().map(pg_sys::Oid::to_u32).collect()
+/// The database that another worker is to go to: one that has more jobs to be done than workers that may take them, and of
+/// these the one with the fewest workers.
+fn next_database(
+    pending: &Pending,
+    open: &[pg_sys::Oid],
+    running: &[(u32, DynamicBackgroundWorker)],
+) -> Option<u32> {
+    let workers = |database| running.iter().filter(|(of, _)| *of == database).count();
+    let wanting = pending.databases.iter().filter(|(database, (free, taken))| {
+        *free > workers(**database).saturating_sub(*taken) && open.contains(&(**database).into())
+    });
+    wanting.map(|(database, _)| *database).min_by_key(|database| workers(*database))
 }
 
 fn has_ended(worker: &DynamicBackgroundWorker) -> bool {
@@ -111,28 +116,21 @@ pub extern "C-unwind" fn pagevault_rekey_main(database: pg_sys::Datum) {
     let database = database.value() as u32;
     fault::point_of("rekey.worker", database);
     process::connect_to_database_if_there(pg_sys::Oid::from(database));
+    worker::seclude();
+    worker::at_exit(jobs::give_up);
     process::write_back_soon();
     while let Some(job) = rekey::claim() {
         let outcome = PgTryBuilder::new(AssertUnwindSafe(|| rekey::run(&job).then_some(End::Done)))
             .catch_others(|error| Some(End::Failed(message_of(&error))))
             .catch_rust_panic(|error| Some(End::Failed(message_of(&error))))
             .execute();
-        if matches!(outcome, Some(End::Failed(_))) {
+        if let Some(End::Failed(error)) = &outcome {
             process::abort_transaction();
-            if !rekey::claim_again(&job) {
-                continue; // that gave it up, and another worker has taken it
-            }
+            pgrx::warning!("pagevault: rekey job {} has failed: {error}", job.id);
         }
-        finish(&job, outcome);
+        rekey::finish(&job, outcome);
+        process::show_activity(None);
     }
-}
-
-fn finish(job: &Job, outcome: Option<End>) {
-    if let Some(End::Failed(error)) = &outcome {
-        pgrx::warning!("pagevault: rekey job {} has failed: {error}", job.id);
-    }
-    rekey::finish(job, outcome);
-    process::show_activity(None);
 }
 
 fn message_of(error: &CaughtError) -> String {

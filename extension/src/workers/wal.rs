@@ -30,12 +30,18 @@ pub(super) fn register() {
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn pagevault_wal_main(_argument: pg_sys::Datum) {
     process::handle_worker_signals();
-    if let Err(report) = wal_switch::repeat_newest() {
-        report.send(PgLogLevel::WARNING);
-    }
     let mut said = String::new();
+    let mut is_first = true;
     loop {
-        let pause = match escrow::announce().and_then(|()| wal_switch::reconcile()) {
+        let announced = escrow::announce();
+        let done = wal_switch::reconcile();
+        // After that: the newest may be one that does not count.
+        if std::mem::take(&mut is_first)
+            && let Err(report) = wal_switch::repeat_newest()
+        {
+            report.send(PgLogLevel::WARNING);
+        }
+        let pause = match announced.and(done) {
             Ok(()) => {
                 said.clear();
                 SLEEP

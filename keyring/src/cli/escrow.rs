@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use clap::Subcommand;
 use pagevault_keystore::protocol::ProviderSpec;
 
+use super::access::AccessOptions;
 use super::check::options;
 use super::unprintable;
 use crate::escrow::{self, Form, Holder};
@@ -27,6 +28,8 @@ pub(super) enum Escrow {
         /// Write text instead of bytes
         #[arg(long)]
         armor: bool,
+        #[command(flatten)]
+        access: AccessOptions,
     },
     /// Try whether a bundle opens all keys of a data directory; nothing is changed, the server may be running
     Check {
@@ -67,10 +70,11 @@ pub(super) enum Escrow {
 impl Escrow {
     pub(super) fn run(self, out: &mut impl Write) -> Result<ExitCode, ProviderError> {
         let said = match self {
-            Self::Export { data_directory, recipient, output, armor } => {
+            Self::Export { data_directory, recipient, output, armor, access } => {
                 let recipients = escrow::recipients(&recipient)?;
                 let form = if armor { Form::Armored } else { Form::Binary };
-                let keys = escrow::export(&data_directory, &recipients, &output, form)?;
+                let access = access.access()?;
+                let keys = escrow::export(&data_directory, &recipients, &output, form, access)?;
                 format!(
                     "Database keys in {}: {keys}.\nKeep it apart from the private key, and from backups of the data. Try it: escrow check.",
                     output.display()
@@ -98,6 +102,8 @@ impl Escrow {
                     name: provider_name,
                     kind: provider_kind,
                     options: options(&text)?,
+                    // Who gives the options here can run programs as the server's user.
+                    programs: true,
                 };
                 let holder = Holder { provider, key };
                 let keys = escrow::restore(&bundle, &identities, &data_directory, &holder)?;

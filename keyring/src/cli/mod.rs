@@ -1,5 +1,6 @@
 //! The command line.
 
+mod access;
 mod check;
 mod escrow;
 mod file;
@@ -46,15 +47,19 @@ enum Command {
     Verify {
         /// The data directory
         data_directory: PathBuf,
+        #[command(flatten)]
+        access: access::AccessOptions,
     },
     /// Run one of PostgreSQL's own programs, such as pg_waldump, pg_rewind or pg_upgrade, with the keys of a data directory
     Exec {
-        /// Data directory whose keystore holds the keys, or a copy of it; by default the one that the program works on
+        /// Data directory whose keystore holds the keys, or a copy of it; by default the data directory that the program is told, else PGDATA
         #[arg(long, value_name = "DIR")]
         keystore: Option<PathBuf>,
         /// Where pagevault_preload.so is, if not where PostgreSQL keeps its libraries
         #[arg(long, value_name = "FILE")]
         library: Option<PathBuf>,
+        #[command(flatten)]
+        access: access::AccessOptions,
         /// The program and its arguments
         #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true)]
         line: Vec<OsString>,
@@ -107,12 +112,17 @@ pub fn main() -> ExitCode {
         Command::Inspect { paths } => {
             inspect::inspect(&paths, &mut io::stdout().lock()).map(|()| ExitCode::SUCCESS)
         }
-        Command::Verify { data_directory } => {
-            verify::verify(&data_directory, &mut io::stdout().lock())
+        Command::Verify { data_directory, access } => {
+            let access = access.access();
+            access
+                .and_then(|access| {
+                    verify::verify(&data_directory, access, &mut io::stdout().lock())
+                })
                 .map(|well| if well { ExitCode::SUCCESS } else { ExitCode::from(2) })
         }
-        Command::Exec { keystore, library, line } => {
-            Err(exec::exec(keystore.as_deref(), library.as_deref(), &line))
+        Command::Exec { keystore, library, access, line } => {
+            let run = |access| exec::exec(keystore.as_deref(), library.as_deref(), access, &line);
+            Err(access.access().map_or_else(|error| error, run))
         }
         Command::Check(check) => check.run(&mut io::stdout().lock()),
         Command::File(FileCommand::Create { path, key, data_directory }) => {

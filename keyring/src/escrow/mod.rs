@@ -23,6 +23,7 @@ use pagevault_keystore::{Record, master_context};
 
 use self::bundle::{Bundle, Key};
 pub use self::bundle::{Form, identities, recipients};
+use crate::access::Access;
 use crate::exec::refuse;
 use crate::offline::{DIRECTORY, DatabaseKeys, Keystore, not_done, unreadable, unwrapped};
 use crate::provider::ProviderError;
@@ -38,8 +39,9 @@ pub fn export(
     recipients: &[age::x25519::Recipient],
     output: &Path,
     form: Form,
+    access: Access,
 ) -> Result<usize, ProviderError> {
-    let keystore = Keystore::read(data_directory)?;
+    let keystore = Keystore::read(data_directory, access)?;
     require_owner(&keystore)?;
     bundle::require_place(&keystore, output)?;
     let all: BTreeSet<_> =
@@ -91,7 +93,7 @@ pub fn check(
     identities: &[age::x25519::Identity],
     data_directory: &Path,
 ) -> Result<Checked, ProviderError> {
-    let keystore = Keystore::read(data_directory)?;
+    let keystore = Keystore::read(data_directory, Access::default())?;
     let known = open(&keystore, bundle, identities)?;
     let data_keys = prove(&keystore, &known, "bundle")?;
     Ok(Checked { database_keys: known.iter().count(), data_keys })
@@ -121,7 +123,7 @@ pub fn restore(
     holder: &Holder,
 ) -> Result<usize, ProviderError> {
     require_stopped(data_directory)?;
-    let keystore = Keystore::read(data_directory)?;
+    let keystore = Keystore::read(data_directory, Access::default())?;
     require_owner(&keystore)?;
     let known = open(&keystore, bundle, identities)?;
     prove(&keystore, &known, "bundle")?;
@@ -205,7 +207,9 @@ fn open(
     let mut known = BTreeMap::new();
     for Key { scope, version, key } in &bundle.keys {
         let bytes = key.expose().try_into().map_err(|_| bundle::damaged(path))?;
-        if known.insert((*scope, *version), Secret32::from_bytes(bytes)).is_some() {
+        let key = Secret32::from_bytes(bytes);
+        keystore.require_right((*scope, *version), &key)?;
+        if known.insert((*scope, *version), key).is_some() {
             return Err(bundle::damaged(path));
         }
     }
@@ -314,9 +318,10 @@ fn wrap(
         name: provider.name.clone(),
         kind: provider.kind.clone(),
         options,
+        programs: provider.programs,
     }];
     let created = now();
-    for ((scope, version, _), (wrapped, master_version)) in known.iter().zip(wrapped) {
+    for ((scope, version, key), (wrapped, master_version)) in known.iter().zip(wrapped) {
         records.push(Record::DatabaseKey {
             scope,
             version,
@@ -324,6 +329,7 @@ fn wrap(
             master_key: holder.key.clone(),
             master_version,
             wrapped,
+            check: keystore.check_value((scope, version), key),
             created,
         });
     }

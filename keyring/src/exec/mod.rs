@@ -26,6 +26,7 @@ use pagevault_keystore::protocol::ErrorClass;
 use pagevault_keystore::wal;
 
 use self::tools::{Tool, Way};
+use crate::access::Access;
 use crate::offline::{self, Keystore};
 use crate::provider::ProviderError;
 
@@ -33,8 +34,13 @@ use crate::provider::ProviderError;
 const LIBRARY: &str = "pagevault_preload.so";
 
 /// Becomes the program. Returns only if that fails.
-pub fn exec(keystore: Option<&Path>, library: Option<&Path>, line: &[OsString]) -> ProviderError {
-    prepare(keystore, library, line).map_or_else(
+pub fn exec(
+    keystore: Option<&Path>,
+    library: Option<&Path>,
+    access: Access,
+    line: &[OsString],
+) -> ProviderError {
+    prepare(keystore, library, access, line).map_or_else(
         |error| error,
         |mut command| {
             let error = command.exec();
@@ -46,6 +52,7 @@ pub fn exec(keystore: Option<&Path>, library: Option<&Path>, line: &[OsString]) 
 fn prepare(
     keystore: Option<&Path>,
     library: Option<&Path>,
+    access: Access,
     line: &[OsString],
 ) -> Result<Command, ProviderError> {
     let Some((name, arguments)) = line.split_first() else { return Err(refuse("which program?")) };
@@ -57,7 +64,7 @@ fn prepare(
         Way::AsItIs => return Ok(command),
         _ if tools::only_tells(arguments) => return Ok(command),
         Way::Upgrade => {
-            upgrade::prepare(&mut command, arguments)?;
+            upgrade::prepare(&mut command, access, arguments)?;
             return Ok(command);
         }
         way => way,
@@ -79,7 +86,7 @@ fn prepare(
         Way::Seal => (data_directory(keystore, &tool, arguments)?, Role::Seal),
         _ => (data_directory(keystore, &tool, arguments)?, Role::Read),
     };
-    let briefing = brief(&data_directory, role, &tool)?;
+    let briefing = brief(&data_directory, access, role, &tool)?;
     let memory = memory(&briefing.encode())?;
     drop(briefing);
     load(&mut command, &library, &memory);
@@ -222,14 +229,14 @@ fn data_directory(
     if let Some(given) = keystore {
         return Ok(given.to_owned());
     }
+    // Only what is named: a file's surroundings are whose they are.
     let environment = std::env::var_os("PGDATA");
-    tool.places(arguments)
-        .into_iter()
-        .chain(environment)
-        .find_map(|place| offline::data_directory_of(Path::new(&place)))
+    let mut places = tool.places(arguments).into_iter().chain(environment).map(PathBuf::from);
+    places
+        .find(|place| offline::has_keystore(place))
         .ok_or_else(|| {
             refuse("it is not known which keystore holds the keys").with_hint(
-                "Name a data directory, or a copy of one, with --keystore. It must hold pagevault/cluster.keys.",
+                "Name a data directory, or a copy of one, with --keystore or in PGDATA. It must hold pagevault/cluster.keys.",
             )
         })
 }
@@ -238,7 +245,10 @@ fn data_directory(
 /// sends is looked at by the library when it is there.
 fn require_same_keystore(target: &Path, arguments: &[OsString]) -> Result<(), ProviderError> {
     let Some(source) = tools::option(arguments, &["--source-pgdata"]) else { return Ok(()) };
-    let (target, source) = (Keystore::read(target)?, Keystore::read(Path::new(&source))?);
+    let (target, source) = (
+        Keystore::read(target, Access::default())?,
+        Keystore::read(Path::new(&source), Access::default())?,
+    );
     if target.id() == source.id() {
         return Ok(());
     }
@@ -250,8 +260,13 @@ fn require_same_keystore(target: &Path, arguments: &[OsString]) -> Result<(), Pr
 }
 
 /// Unwraps the keys of WAL.
-fn brief(data_directory: &Path, role: Role, tool: &Tool) -> Result<Briefing, ProviderError> {
-    let keystore = Keystore::read(data_directory)?;
+fn brief(
+    data_directory: &Path,
+    access: Access,
+    role: Role,
+    tool: &Tool,
+) -> Result<Briefing, ProviderError> {
+    let keystore = Keystore::read(data_directory, access)?;
     let wanted: BTreeSet<_> =
         keystore.wal_keys().map(|(_, key)| (key.scope, key.key_version)).collect();
     if wanted.is_empty() {

@@ -63,15 +63,17 @@ impl Tool {
         })
     }
 
-    /// Where the program's arguments say that a data directory may be, in order.
+    /// The data directory that the program's arguments name, or may name. Segments are no data directories.
     pub(super) fn places(self, arguments: &[OsString]) -> Vec<OsString> {
         // What these are to make does not exist yet.
         if matches!(self.name, "pg_basebackup" | "pg_receivewal") {
             return Vec::new();
         }
         let named = option(arguments, &["-D", "--pgdata", "-p", "--path"]);
-        let rest = arguments.iter().filter(|argument| !argument.as_bytes().starts_with(b"-"));
-        named.into_iter().chain(rest.cloned()).collect()
+        // The last word is the directory of those that take one, and a segment of pg_waldump.
+        let last = arguments.last().filter(|last| !last.as_bytes().starts_with(b"-"));
+        let last = last.filter(|_| self.name != "pg_waldump");
+        named.into_iter().chain(last.cloned()).collect()
     }
 }
 
@@ -120,6 +122,19 @@ mod tests {
             let line: Vec<OsString> = line.iter().map(OsString::from).collect();
             assert_eq!(option(&line, &names), None, "{line:?}");
         }
+    }
+
+    #[test]
+    fn segments_name_no_data_directory() {
+        let places = |program: &str, line: &[&str]| {
+            let line: Vec<OsString> = line.iter().map(OsString::from).collect();
+            Tool::of(Path::new(program)).unwrap().places(&line)
+        };
+        assert!(places("pg_waldump", &["-n", "3", "/x/pg_wal/0001"]).is_empty());
+        assert_eq!(places("pg_waldump", &["-p", "/x", "0001"]), ["/x"]);
+        assert_eq!(places("pg_resetwal", &["-x", "100", "/x"]), ["/x"]);
+        assert_eq!(places("pg_resetwal", &["-D", "/x", "-f"]), ["/x"]);
+        assert!(places("pg_receivewal", &["-D", "/x"]).is_empty());
     }
 
     #[test]

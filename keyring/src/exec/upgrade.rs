@@ -19,6 +19,7 @@ use pagevault_keystore::upgrade::{self, Ticket, VARIABLE};
 
 use super::refuse;
 use super::tools::option;
+use crate::access::Access;
 use crate::offline::{DIRECTORY, Keystore, unreadable};
 use crate::provider::ProviderError;
 use crate::verify;
@@ -27,7 +28,11 @@ use crate::verify;
 const UNFINISHED: &str = "pagevault.upgrade";
 
 /// Prepares the new cluster, and `command`, which is to become `pg_upgrade`.
-pub(super) fn prepare(command: &mut Command, arguments: &[OsString]) -> Result<(), ProviderError> {
+pub(super) fn prepare(
+    command: &mut Command,
+    access: Access,
+    arguments: &[OsString],
+) -> Result<(), ProviderError> {
     let has = |names: &[&str]| arguments.iter().any(|a| names.iter().any(|name| a == name));
     if has(&["-V", "--version", "-?", "--help"]) {
         return Ok(());
@@ -40,7 +45,7 @@ pub(super) fn prepare(command: &mut Command, arguments: &[OsString]) -> Result<(
     if !old.join(DIRECTORY).join(log::file_name(0)).exists() {
         return Ok(()); // no keys: as any other cluster
     }
-    let keystore = Keystore::read(&old)?;
+    let keystore = Keystore::read(&old, access)?;
     keystore.unlock(&verify::needed(&keystore))?;
     require_preload(Path::new(command.get_program()), &new, arguments)?;
     let ticket = Ticket { keystore: keystore.id(), only_check: has(&["-c", "--check"]) };
@@ -158,7 +163,7 @@ fn require_nothing_to_lose(
     whole: &State,
     new: &Path,
 ) -> Result<(), ProviderError> {
-    let present = Keystore::read(new)?;
+    let present = Keystore::read(new, Access::default())?;
     let detail = if present.id() != keystore.id() {
         "It was given keys already, which the upgrade would replace."
     } else if upgrade::is_part_of(present.state(), whole) {

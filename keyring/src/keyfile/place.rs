@@ -13,6 +13,7 @@ use nix::fcntl::OFlag;
 use nix::unistd::{AccessFlags, access, geteuid};
 use pagevault_keystore::protocol::ErrorClass;
 
+use super::way::follow;
 use crate::provider::ProviderError;
 
 /// What lies at a place.
@@ -22,13 +23,28 @@ pub enum What {
     KeyFile,
     /// A program of the operator's.
     Program,
+    /// A file that holds credentials.
+    Credentials,
+    /// A certificate, or another file that tells whom to believe.
+    Trusted,
+    /// A Unix socket at which keys are asked for.
+    Socket,
+    /// A data directory or a file of its keystore, read without its server.
+    Keystore,
+    /// A file that says which providers there are.
+    Providers,
 }
 
 impl What {
-    fn name(self) -> &'static str {
+    pub(crate) fn name(self) -> &'static str {
         match self {
             What::KeyFile => "key file",
             What::Program => "program",
+            What::Credentials => "credentials file",
+            What::Trusted => "file",
+            What::Socket => "socket",
+            What::Keystore => "keystore",
+            What::Providers => "file of providers",
         }
     }
 }
@@ -37,6 +53,8 @@ impl What {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     what: What,
+    /// As it was given, with the links in it.
+    way: PathBuf,
     directory: PathBuf,
     name: OsString,
 }
@@ -65,11 +83,11 @@ impl Place {
                 (io::ErrorKind::NotFound, What::KeyFile) => failure.with_hint(format!(
                     "Check the path. As the user that runs the server: mkdir -m 0700 \"{shown}\""
                 )),
-                (io::ErrorKind::NotFound, What::Program) => failure.with_hint("Check the path."),
+                (io::ErrorKind::NotFound, _) => failure.with_hint("Check the path."),
                 _ => failure,
             }
         })?;
-        Ok(Place { what, directory, name: name.to_owned() })
+        Ok(Place { what, way: above.to_owned(), directory, name: name.to_owned() })
     }
 
     /// The directory.
@@ -117,8 +135,7 @@ impl Place {
 
     /// Refuses a place below anything that looks like a data directory, whose ever it is.
     pub fn outside_of_any(&self) -> Result<(), ProviderError> {
-        let looks = |directory: &&Path| directory.join("PG_VERSION").exists();
-        match self.directory.ancestors().find(looks) {
+        match data_directory_above(&self.directory) {
             None => Ok(()),
             Some(root) => Err(self.inside("data directory", root)),
         }
@@ -132,7 +149,7 @@ impl Place {
                 What::KeyFile => {
                     format!("Every copy and backup of {what} \"{root}\" would carry the key along.")
                 }
-                What::Program => {
+                _ => {
                     format!("Whatever restores or writes {what} \"{root}\" could exchange it.")
                 }
             })
@@ -140,9 +157,16 @@ impl Place {
     }
 
     /// Refuses a place where others could exchange the file: each directory above it must belong to
-    /// root or to us, and be writable by others only with the sticky bit.
+    /// root or to us, and be writable by others only with the sticky bit; so must each link on the way to it.
     pub fn check_directories(&self) -> Result<(), ProviderError> {
-        self.directory.ancestors().try_for_each(|directory| check_directory(self.what, directory))
+        self.directory
+            .ancestors()
+            .try_for_each(|directory| check_directory(self.what, directory))?;
+        let shown = self.way.display();
+        let way = follow(self.what, &self.way).map_err(|astray| {
+            astray.or(|error| io_error(error, &format!("could not find directory \"{shown}\"")))
+        })?;
+        check_directory(self.what, &way)
     }
 
     /// Refuses a program that somebody else than root and us could have written, and what is none.
@@ -226,6 +250,11 @@ impl Place {
     }
 }
 
+/// The directory above `path` that looks like a data directory, if there is one.
+pub(crate) fn data_directory_above(path: &Path) -> Option<&Path> {
+    path.ancestors().find(|directory| directory.join("PG_VERSION").exists())
+}
+
 /// Who owns a file and who may do what to it.
 #[derive(Clone, Copy)]
 struct Rights {
@@ -241,7 +270,7 @@ impl Rights {
     }
 }
 
-fn check_directory(what: What, directory: &Path) -> Result<(), ProviderError> {
+pub(super) fn check_directory(what: What, directory: &Path) -> Result<(), ProviderError> {
     let shown = directory.display();
     let metadata = fs::metadata(directory)
         .map_err(|error| io_error(&error, &format!("could not examine directory \"{shown}\"")))?;
@@ -260,7 +289,7 @@ fn judge_directory(what: What, directory: &Path, rights: Rights) -> Result<(), P
         return Err(unsafe_directory(format!(
             "It belongs to user ID {owner}, who could exchange the {name}; we run as user ID {us}."
         ))
-        .with_hint(ownership_hint(directory, rights)));
+        .with_hint(ownership_hint(directory, owner, us)));
     }
     if mode & 0o022 != 0 && mode & STICKY == 0 {
         return Err(unsafe_directory(format!(
@@ -277,7 +306,7 @@ fn judge_file(path: &Path, rights: Rights) -> Result<(), ProviderError> {
     if owner != us {
         return Err(insecure(format!("key file \"{shown}\" belongs to another user"))
             .with_detail(format!("It belongs to user ID {owner}; we run as user ID {us}."))
-            .with_hint(ownership_hint(path, rights)));
+            .with_hint(ownership_hint(path, owner, us)));
     }
     if mode & 0o077 != 0 {
         return Err(insecure(format!("key file \"{shown}\" is open to other users"))
@@ -309,7 +338,7 @@ fn judge_program(path: &Path, rights: Rights) -> Result<(), ProviderError> {
 }
 
 /// Root is hardly ever who the server runs as: more likely the operator forgot to change user.
-fn ownership_hint(path: &Path, Rights { owner, us, .. }: Rights) -> String {
+pub(crate) fn ownership_hint(path: &Path, owner: u32, us: u32) -> String {
     if us == 0 {
         format!("Run this as the user that runs the server; is that user ID {owner}?")
     } else {
@@ -339,7 +368,7 @@ fn not_regular(path: &Path) -> ProviderError {
         .with_hint("Give the path of a file made with: pagevault-keyring file create")
 }
 
-fn insecure(message: impl Into<String>) -> ProviderError {
+pub(crate) fn insecure(message: impl Into<String>) -> ProviderError {
     ProviderError::new(ErrorClass::Insecure, message)
 }
 

@@ -2,6 +2,7 @@
 //! servers, one way to say why they cannot be reached.
 
 mod cause;
+pub(crate) mod socket;
 mod tls;
 
 use std::future::Future;
@@ -13,7 +14,7 @@ use tokio::runtime::{Builder, Runtime};
 use crate::provider::ProviderError;
 
 pub(crate) use cause::{Cause, cause_of};
-pub(crate) use tls::{Trust, client_config, use_ring};
+pub(crate) use tls::{Trust, client_config, pem, use_ring};
 
 /// Longest time for one connection to come about.
 pub(crate) const CONNECT_TIME: Duration = Duration::from_secs(5);

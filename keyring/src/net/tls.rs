@@ -7,8 +7,10 @@ use pagevault_keystore::protocol::ErrorClass;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
+use zeroize::Zeroizing;
 
 use crate::provider::ProviderError;
+use crate::secret_file::{self, Readers};
 
 /// Whom to believe, and who we are.
 #[derive(Debug, Clone, Default)]
@@ -39,7 +41,8 @@ pub(crate) fn client_config(trust: &Trust) -> Result<ClientConfig, ProviderError
         return Ok(builder.with_no_client_auth());
     };
     let chain = read_certificates(certificate)?;
-    let secret = PrivateKeyDer::from_pem_file(key).map_err(|error| unreadable(key, &error))?;
+    let secret = PrivateKeyDer::from_pem_slice(&pem(key, Readers::Group)?)
+        .map_err(|error| unreadable(key, &error))?;
     builder.with_client_auth_cert(chain, secret).map_err(|error| {
         ProviderError::new(
             ErrorClass::Tls,
@@ -72,13 +75,21 @@ fn roots(ca_file: Option<&Path>) -> Result<RootCertStore, ProviderError> {
 
 /// The certificates of a PEM file, one at least.
 fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ProviderError> {
-    let certificates: Vec<_> = CertificateDer::pem_file_iter(path)
-        .and_then(Iterator::collect)
+    let certificates: Vec<_> = CertificateDer::pem_slice_iter(&pem(path, Readers::Anybody)?)
+        .collect::<Result<_, _>>()
         .map_err(|error| unreadable(path, &error))?;
     if certificates.is_empty() {
         return Err(unreadable(path, &"there is no certificate in it"));
     }
     Ok(certificates)
+}
+
+/// A PEM file, which others could not have written.
+pub(crate) fn pem(path: &Path, readers: Readers) -> Result<Zeroizing<Vec<u8>>, ProviderError> {
+    secret_file::read_whole(path, readers).map_err(|error| match error.class {
+        ErrorClass::Insecure => error,
+        _ => unreadable(path, &error.detail.trim_end_matches('.')),
+    })
 }
 
 fn unreadable(path: &Path, cause: &dyn std::fmt::Display) -> ProviderError {

@@ -29,7 +29,7 @@ use pagevault_keystore::protocol::ErrorClass;
 use zeroize::Zeroizing;
 
 use crate::findings::Findings;
-use crate::keyfile::place::{Place, What};
+use crate::keyfile::place::{Place, What, insecure};
 use crate::options::{Options, printable};
 use crate::program::{self, Ended, Stopped};
 use crate::provider::{Environment, KeyInfo, Provider, ProviderError, Unwrapped, Wrapped};
@@ -66,6 +66,11 @@ pub fn build(
     options: &Options<'_>,
     environment: &Environment,
 ) -> Result<Box<dyn Provider>, ProviderError> {
+    if !environment.programs {
+        return Err(insecure("provider may not run programs")
+            .with_detail("It was set by a role that may not have the server run programs, or stands in key files that somebody else may have written.")
+            .with_hint("Have a superuser or a member of pg_execute_server_program set the provider's programs again, with alter_provider(). Of the programs that need no server, those that ask for keys have the option --allow-command."));
+    }
     let given = |option: &'static str| -> Result<Option<Program>, ProviderError> {
         let program = options.program(option)?;
         Ok(program.map(|(path, arguments)| Program { option, path, arguments }))

@@ -4,7 +4,9 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::exec::{find, refuse};
+use crate::offline::unreadable;
 use crate::provider::ProviderError;
+use crate::regular::open_regular;
 
 /// What has to be known of a cluster to read its files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,12 +15,19 @@ pub(super) struct Control {
     pub(super) checksums: bool,
     /// Bytes of a WAL segment.
     pub(super) segment: u64,
+    /// The timeline of the last checkpoint.
+    pub(super) timeline: u32,
     /// Nothing is left for recovery to do.
     pub(super) clean: bool,
+    /// Nor is it a standby's: what was in progress did not commit, and will not.
+    pub(super) ended: bool,
 }
 
 impl Control {
     pub(super) fn ask(data_directory: &Path) -> Result<Control, ProviderError> {
+        // The program would wait for who writes to a FIFO.
+        let file = data_directory.join("global/pg_control");
+        open_regular(&file).map_err(|error| unreadable(&file, &error))?;
         let program = find("pg_controldata".as_ref())?;
         let failed = |cause: &dyn std::fmt::Display| {
             refuse(format!("could not read the control file: {}: {cause}", program.display()))
@@ -46,9 +55,11 @@ impl Control {
             && value("WAL block size")? == 8192;
         let checksums = value("Data page checksum version")? != 0;
         let segment = value("Bytes per WAL segment")?;
+        let timeline = u32::try_from(value("Latest checkpoint's TimeLineID")?).ok()?;
         let state = text.lines().find_map(|line| line.strip_prefix("Database cluster state:"));
         let clean = state.is_some_and(|state| state.trim().starts_with("shut down"));
-        usual.then_some(Control { checksums, segment, clean })
+        let ended = state.is_some_and(|state| state.trim() == "shut down");
+        usual.then_some(Control { checksums, segment, timeline, clean, ended })
     }
 }
 
@@ -60,15 +71,17 @@ mod tests {
     fn what_pg_controldata_shows_is_understood() {
         let text = "pg_control version number:            1300\n\
              Database cluster state:               in production\n\
+             Latest checkpoint's TimeLineID:       3\n\
              Database block size:                  8192\n\
              Blocks per segment of large relation: 131072\n\
              WAL block size:                       8192\n\
              Bytes per WAL segment:                16777216\n\
              Data page checksum version:           1\n";
-        let control = Control { checksums: true, segment: 16 << 20, clean: false };
+        let control =
+            Control { checksums: true, segment: 16 << 20, timeline: 3, clean: false, ended: false };
         assert_eq!(Control::of(text), Some(control));
         for state in ["shut down", "shut down in recovery"] {
-            let control = Control { clean: true, ..control };
+            let control = Control { clean: true, ended: state == "shut down", ..control };
             assert_eq!(Control::of(&text.replace("in production", state)), Some(control));
         }
         assert_eq!(Control::of(&text.replace("in production", "shutting down")), Some(control));

@@ -2,6 +2,7 @@
 //! a backup, with the keys; changes nothing.
 
 mod control;
+mod leftovers;
 mod pages;
 mod records;
 
@@ -15,6 +16,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 pub(crate) use self::pages::fill;
 
 use self::control::Control;
+use self::leftovers::Leftovers;
+use crate::access::Access;
 use crate::offline::{DatabaseKeys, Keystore, unreadable};
 use crate::provider::ProviderError;
 
@@ -45,9 +48,25 @@ struct Findings {
     records: u64,
     damaged: u64,
     listed: Vec<String>,
+    /// Files that no relation has, and of which something is wrong.
+    left_over: BTreeSet<String>,
 }
 
 impl Findings {
+    fn count(&mut self, state: pages::State) {
+        let count = match state {
+            pages::State::Empty => &mut self.empty,
+            pages::State::Plaintext => &mut self.plaintext,
+            pages::State::Sealed => &mut self.sealed,
+            pages::State::Shredded => &mut self.shredded,
+        };
+        *count += 1;
+    }
+
+    fn left_over(&mut self, file: String) {
+        self.left_over.insert(file);
+    }
+
     fn damage(&mut self, what: String) {
         self.damaged += 1;
         if self.listed.len() < LISTED {
@@ -60,7 +79,11 @@ impl Findings {
 ///
 /// # Errors
 /// When it cannot be looked at: the server is running, a key is not to be had, a file cannot be read.
-pub fn verify(data_directory: &Path, out: &mut impl Write) -> Result<bool, ProviderError> {
+pub fn verify(
+    data_directory: &Path,
+    access: Access,
+    out: &mut impl Write,
+) -> Result<bool, ProviderError> {
     if data_directory.join("postmaster.pid").exists() {
         return Err(super::exec::refuse("a server is running in the data directory")
             .with_detail(format!(
@@ -71,23 +94,26 @@ pub fn verify(data_directory: &Path, out: &mut impl Write) -> Result<bool, Provi
                 "Stop it, or verify a base backup. In a running server use pagevault.verify().",
             ));
     }
-    let keystore = Keystore::read(data_directory)?;
+    let keystore = Keystore::read(data_directory, access)?;
     let unlocked = keystore.unlock(&needed(&keystore))?;
     let control = Control::ask(keystore.data_directory())?;
     let mut files = pages::files(keystore.data_directory())?;
     let segments = records::segments(keystore.data_directory())?;
     let length = |path: &Path| fs::metadata(path).map_or(0, |file| file.len());
-    let total = files.iter().map(|file| length(&file.path)).sum::<u64>()
-        + segments.iter().map(|segment| length(&segment.path)).sum::<u64>();
+    let paths = files.iter().map(|file| &file.path);
+    let paths = paths.chain(segments.iter().map(|segment| &segment.path));
+    // Files with holes may show any length.
+    let total = paths.fold(0_u64, |total, path| total.saturating_add(length(path)));
     let progress = progress(total);
     let mut findings = Findings::default();
     if !control.clean {
         findings.passed_over = pages::pass_over_unlogged(&mut files);
     }
     let work = Work { keystore: &keystore, unlocked: &unlocked, control };
-    pages::look_for_gaps(&work, &files, &mut findings);
+    let mut leftovers = Leftovers::new(&work, &files);
+    pages::look_for_gaps(&work, &files, &mut leftovers, &mut findings);
     for file in &files {
-        pages::look(&work, file, &progress, &mut findings)?;
+        pages::look(&work, file, &mut leftovers, &progress, &mut findings)?;
     }
     records::look(&work, &segments, &progress, &mut findings)?;
     progress.finish_and_clear();
@@ -152,6 +178,15 @@ fn tell(
     let listed = findings.listed.len() as u64;
     if findings.damaged > listed {
         writeln!(out, "             and {} more", findings.damaged - listed)?;
+    }
+    for file in findings.left_over.iter().take(LISTED) {
+        writeln!(
+            out,
+            "left over    {file}: no relation has it, a transaction that was not committed made it"
+        )?;
+    }
+    if findings.left_over.len() > LISTED {
+        writeln!(out, "             and {} more", findings.left_over.len() - LISTED)?;
     }
     if findings.passed_over > 0 {
         let files = findings.passed_over;

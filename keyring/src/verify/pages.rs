@@ -3,7 +3,7 @@
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
-use std::io::{self, Read};
+use std::io::{self, Read, Take};
 use std::path::{Path, PathBuf};
 
 use indicatif::ProgressBar;
@@ -12,12 +12,15 @@ use pagevault_cipher::page::{self, PAGE_SIZE, Page};
 use pagevault_cipher::{Fork, PageKey};
 use pagevault_keystore::RelFile;
 
+use super::leftovers::Leftovers;
 use super::{Findings, Work};
 use crate::offline::unreadable;
 use crate::provider::ProviderError;
+use crate::regular::open_regular;
 
 /// `RELSEG_SIZE`: blocks of a file of a relation.
 pub(crate) const SEGMENT: u32 = 131_072;
+const SEGMENT_BYTES: u64 = SEGMENT as u64 * PAGE_SIZE as u64;
 
 /// Of tables in `base` and `global` (src/include/catalog/pg_tablespace.dat).
 const DEFAULT_TABLESPACE: u32 = 1663;
@@ -60,7 +63,12 @@ pub(super) fn pass_over_unlogged(files: &mut Vec<RelationFile>) -> u64 {
 }
 
 /// That every file that another one continues is there, and full. (Empty files stay behind where a relation was cut.)
-pub(super) fn look_for_gaps(work: &Work<'_>, files: &[RelationFile], findings: &mut Findings) {
+pub(super) fn look_for_gaps(
+    work: &Work<'_>,
+    files: &[RelationFile],
+    leftovers: &mut Leftovers<'_>,
+    findings: &mut Findings,
+) {
     let length = |file: &RelationFile| fs::metadata(&file.path).map_or(0, |found| found.len());
     let place = |file: &RelationFile| (file.file, file.fork, file.segment);
     let lengths: HashMap<_, _> = files.iter().map(|file| (place(file), length(file))).collect();
@@ -68,10 +76,14 @@ pub(super) fn look_for_gaps(work: &Work<'_>, files: &[RelationFile], findings: &
         files.iter().filter(|file| file.segment > 0 && lengths.get(&place(file)) != Some(&0))
     {
         let before = lengths.get(&(file.file, file.fork, file.segment - 1));
-        if before != Some(&(u64::from(SEGMENT) * PAGE_SIZE as u64)) {
+        if before != Some(&SEGMENT_BYTES) {
             let path = work.show(&file.path);
             let what = if before.is_some() { "not full" } else { "missing" };
-            findings.damage(format!("{path} continues a file that is {what}"));
+            if leftovers.include(file.file) {
+                findings.left_over(path);
+            } else {
+                findings.damage(format!("{path} continues a file that is {what}"));
+            }
         }
     }
 }
@@ -141,62 +153,98 @@ fn entries(directory: &Path) -> Result<Vec<(String, PathBuf)>, ProviderError> {
     }
 }
 
-/// Opens all pages of a file.
+/// Opens all pages of a file. Of one that no relation has, only until something is wrong.
 pub(super) fn look(
     work: &Work<'_>,
     file: &RelationFile,
+    leftovers: &mut Leftovers<'_>,
     progress: &ProgressBar,
     findings: &mut Findings,
 ) -> Result<(), ProviderError> {
     let failed = |error: io::Error| unreadable(&file.path, &error);
-    let mut input = File::open(&file.path).map_err(failed)?;
-    let mut keys = HashMap::new();
+    let (mut input, length) = open_segment(&file.path).map_err(failed)?;
+    let mut keys = Keys::default();
     let mut bytes = vec![0; 64 * PAGE_SIZE];
     let mut block = file.segment.saturating_mul(SEGMENT);
     findings.files += 1;
+    if length > SEGMENT_BYTES {
+        let path = work.show(&file.path);
+        if leftovers.include(file.file) {
+            findings.left_over(path);
+        } else {
+            findings.damage(format!("{path} is larger than a segment; its pages were not read"));
+        }
+        return Ok(());
+    }
     loop {
         let length = fill(&mut input, &mut bytes).map_err(failed)?;
         let (pages, rest) = bytes[..length].as_chunks_mut::<PAGE_SIZE>();
         let (count, is_cut) = (pages.len(), !rest.is_empty());
+        let mut problems = Vec::new();
         for page in pages {
-            if let Err(problem) = look_at(work, file, page, block, &mut keys, findings) {
-                let path = work.show(&file.path);
-                findings.damage(format!("{path} block {block}: {problem}"));
+            match open(work, file, page, block, &mut keys) {
+                Ok(state) => findings.count(state),
+                Err(problem) => {
+                    let path = work.show(&file.path);
+                    problems.push(format!("{path} block {block}: {problem}"));
+                }
             }
             block = block.saturating_add(1);
         }
         if is_cut {
-            findings.damage(format!("{} ends within block {block}", work.show(&file.path)));
+            problems.push(format!("{} ends within block {block}", work.show(&file.path)));
         }
         progress.inc(length as u64);
+        if !problems.is_empty() && leftovers.include(file.file) {
+            findings.left_over(work.show(&file.path));
+            return Ok(());
+        }
+        problems.into_iter().for_each(|problem| findings.damage(problem));
         if count < 64 {
             return Ok(());
         }
     }
 }
 
-fn look_at(
+/// Opens a file of a relation; also says its length. No more of it is read than a segment has: PostgreSQL too accepts no
+/// larger one (`mdnblocks`, md.c).
+pub(super) fn open_segment(path: &Path) -> io::Result<(Take<File>, u64)> {
+    let file = open_regular(path)?;
+    let length = file.metadata()?.len();
+    Ok((file.take(SEGMENT_BYTES), length))
+}
+
+/// The keys of a file that were needed, by epoch.
+pub(super) type Keys = HashMap<u16, PageKey>;
+
+/// What a page was.
+#[derive(Clone, Copy)]
+pub(super) enum State {
+    Empty,
+    Plaintext,
+    Sealed,
+    Shredded,
+}
+
+/// Opens a page in place.
+pub(super) fn open(
     work: &Work<'_>,
     file: &RelationFile,
     page: &mut Page,
     block: u32,
-    keys: &mut HashMap<u16, PageKey>,
-    findings: &mut Findings,
-) -> Result<(), String> {
+    keys: &mut Keys,
+) -> Result<State, String> {
     let checksums = work.control.checksums;
     if page::is_zero(page) {
-        findings.empty += 1;
-        return Ok(());
+        return Ok(State::Empty);
     }
     let Some(epoch) = page::epoch_of(page) else {
-        findings.plaintext += 1;
-        return check(page, block, checksums);
+        return check(page, block, checksums).map(|()| State::Plaintext);
     };
     let epoch = epoch.get();
     let entry = work.keystore.state().file(file.file);
     if entry.is_some_and(|entry| entry.is_destroyed(epoch)) {
-        findings.shredded += 1;
-        return Ok(());
+        return Ok(State::Shredded);
     }
     if let Entry::Vacant(place) = keys.entry(epoch) {
         let record = entry.and_then(|entry| entry.keys.get(&epoch));
@@ -211,8 +259,7 @@ fn look_at(
     if let Some(key) = keys.get(&epoch) {
         page::open(page, key, block, file.fork, checksums);
     }
-    findings.sealed += 1;
-    check(page, block, checksums)
+    check(page, block, checksums).map(|()| State::Sealed)
 }
 
 /// As `PageIsVerified` (bufpage.c).
@@ -234,7 +281,7 @@ fn stored_checksum(page: &Page) -> u16 {
 }
 
 /// Reads until the memory is full or the file ends.
-pub(crate) fn fill(input: &mut File, bytes: &mut [u8]) -> io::Result<usize> {
+pub(crate) fn fill(input: &mut impl Read, bytes: &mut [u8]) -> io::Result<usize> {
     let mut done = 0;
     while done < bytes.len() {
         match input.read(&mut bytes[done..])? {

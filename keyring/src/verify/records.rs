@@ -4,19 +4,23 @@
 //! (xlogreader.c) does. WAL ends where no page follows that belongs there: what is not whole by then was being written.
 
 use std::collections::BTreeMap;
-use std::fs::File;
+use std::ffi::OsStr;
+use std::io;
+use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use indicatif::ProgressBar;
 use pagevault_cipher::PageKey;
-use pagevault_cipher::wal::{address_of, is_zero, mark_of};
+use pagevault_cipher::wal::{address_of, is_zero, mark_of, timeline_of};
 use pagevault_keystore::wal::{WalPhase, key_place, stretch_at};
 use pagevault_keystore::wal_pages::{self, WalKeys};
+use pagevault_keystore::wal_timelines::{history_name, owner_of};
 
 use super::pages::fill;
 use super::{Findings, Work};
 use crate::offline::unreadable;
 use crate::provider::ProviderError;
+use crate::regular::{open_regular, read_regular};
 
 const PAGE: usize = 8192;
 /// `SizeOfXLogShortPHD`, `SizeOfXLogLongPHD`, `XLP_LONG_HEADER`.
@@ -28,6 +32,9 @@ const RECORD: usize = 24;
 const RECORD_CRC: usize = 20;
 /// A record has no more bytes (`XLogRecordMaxSize`, 1020 MB).
 const LONGEST: usize = 1020 << 20;
+
+/// A history file has one line of some 100 bytes for each timeline before.
+const LONGEST_HISTORY: u64 = 16 << 20;
 
 /// A file in `pg_wal`.
 pub(super) struct Segment {
@@ -95,6 +102,10 @@ pub(super) fn look(
     }
     let mut reader = Reader::default();
     let mut timeline = 0;
+    // WAL that the server would read: from where a timeline ended its segments hold nothing that counts.
+    let history = history(segments, work.control.timeline)?;
+    // Where it is missing all segments count.
+    let newest = if history.is_empty() { 0 } else { work.control.timeline };
     let size = work.control.segment;
     let mut page = [0; PAGE];
     for segment in segments {
@@ -104,12 +115,18 @@ pub(super) fn look(
         let (high, low) = (u64::from(segment.number.0), u64::from(segment.number.1));
         let base = (high << 32).saturating_add(low.saturating_mul(size));
         let failed = |error| unreadable(&segment.path, &error);
-        let mut input = File::open(&segment.path).map_err(failed)?;
+        let mut input = open_regular(&segment.path).map_err(failed)?;
         for address in (base..base.saturating_add(size)).step_by(PAGE) {
             let length = fill(&mut input, &mut page).map_err(failed)?;
             progress.inc(length as u64);
-            if length < PAGE || is_zero(&page) || address_of(&page) != Some(address) {
-                // Never written, or left from an earlier use of the file.
+            let of = timeline_of(&page).unwrap_or(0);
+            let is_left_over = || of < owner_of(&history, newest, address);
+            if length < PAGE
+                || is_zero(&page)
+                || address_of(&page) != Some(address)
+                || is_left_over()
+            {
+                // Never written, or left from an earlier use of the file or by a parent of the timeline.
                 reader.end();
                 if length < PAGE {
                     break;
@@ -120,7 +137,7 @@ pub(super) fn look(
                 Some(_) => findings.wal_sealed += 1,
                 None => findings.wal_plaintext += 1,
             }
-            if let Err(fault) = wal_pages::open(&keys, &mut page, |found| found == address) {
+            if let Err(fault) = wal_pages::open(&keys, &mut page, |_, found| found == address) {
                 let generation = fault.generation;
                 let path = work.show(&segment.path);
                 findings
@@ -133,6 +150,16 @@ pub(super) fn look(
     }
     reader.end();
     Ok(())
+}
+
+/// The history file of a timeline, beside the segments. The first has none.
+fn history(segments: &[Segment], timeline: u32) -> Result<Vec<u8>, ProviderError> {
+    let Some(beside) = segments.first() else { return Ok(Vec::new()) };
+    let path = beside.path.with_file_name(OsStr::from_bytes(&history_name(timeline)));
+    match read_regular(&path, LONGEST_HISTORY) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
+        read => read.map_err(|error| unreadable(&path, &error)),
+    }
 }
 
 fn lsn(address: u64) -> String {

@@ -11,3 +11,5 @@ mod programs;
 mod protocol;
 mod refusals;
 mod rotation;
+mod special_files;
+mod trust;

@@ -77,7 +77,8 @@ impl Programs {
         context: &str,
         action: Value,
     ) -> Value {
-        let provider = json!({"name": "ours", "kind": "command", "options": options});
+        let provider =
+            json!({"name": "ours", "kind": "command", "options": options, "programs": true});
         json!({"provider": provider, "key": key, "context": context, "action": action})
     }
 

@@ -6,7 +6,7 @@ use super::{DirectoryError, KeyInfo, Result};
 use crate::record::{MAX_WRAPPED_DATA_KEY, Phase, RelFile};
 
 pub(super) const MAGIC: u32 = 0x7076_6469;
-pub(super) const LAYOUT: u32 = 3;
+pub(super) const LAYOUT: u32 = 4;
 
 pub(super) const HEADER_WORDS: usize = 16;
 pub(super) const FILE_WORDS: usize = 12;
@@ -98,11 +98,22 @@ pub(super) fn unpack_meta(meta: u32) -> (u16, u8, usize) {
 
 /// Set in the phase word of a file that is written in plaintext.
 const PLAINTEXT: u32 = 1 << 24;
+/// Set in the phase word of a file whose pages on disk may be written otherwise. In this word, and not in one of its
+/// own, so that nobody sees a new phase without it.
+const MIXED: u32 = 1 << 25;
 
-/// `cipher`: of the key of the epoch, 0 for plaintext.
-pub(super) fn pack_phase(phase: Phase, cipher: u8) -> u32 {
+/// `cipher`: of the key of the epoch, 0 for plaintext; `rewriting`: as [`pack_rewriting`] has it.
+pub(super) fn pack_phase(phase: Phase, cipher: u8, rewriting: u32) -> u32 {
     let plaintext = if phase.plaintext { PLAINTEXT } else { 0 };
-    u32::from(phase.epoch) | u32::from(cipher) << 16 | plaintext
+    // A rewriting that was announced for the phase to come counts already.
+    let begun = rewriting != 0 && rewriting & DONE == 0;
+    let mixed = if begun && rewriting >= pack_rewriting(phase, false) { MIXED } else { 0 };
+    u32::from(phase.epoch) | u32::from(cipher) << 16 | plaintext | mixed
+}
+
+/// Whether pages on disk may be written otherwise than the phase says.
+pub(super) fn unpack_mixed(word: u32) -> bool {
+    word & MIXED != 0
 }
 
 /// Phase and cipher.
@@ -112,9 +123,12 @@ pub(super) fn unpack_phase(word: u32) -> (Phase, u8) {
     (Phase { epoch, plaintext: word & PLAINTEXT != 0 }, cipher)
 }
 
+const DONE: u32 = 1;
+
 /// A phase that began when the file had pages, and whether these are written so by now; later ones are larger. 0 is none.
 pub(super) fn pack_rewriting(phase: Phase, done: bool) -> u32 {
-    u32::from(phase.epoch) << 2 | u32::from(phase.plaintext) << 1 | u32::from(done)
+    let done = if done { DONE } else { 0 };
+    u32::from(phase.epoch) << 2 | u32::from(phase.plaintext) << 1 | done
 }
 
 /// The key of an entry was destroyed: nothing is left but its epoch.

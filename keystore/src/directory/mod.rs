@@ -3,8 +3,8 @@
 //! ```text
 //! header   16 words     magic, layout, capacity, buckets, files, keys, spare body
 //! buckets  2^n words    newest file of each hash chain
-//! files    12 words     tablespace, database, relation, phase (epoch | cipher << 16 | plaintext << 24),
-//!                       owner, next, newest key, retired (last epoch when dropped),
+//! files    12 words     tablespace, database, relation,
+//!                       phase (epoch | cipher << 16 | plaintext << 24 | mixed << 25), owner, next, newest key, retired (last epoch when dropped),
 //!                       destroyed (last epoch | cipher << 16), its LSN (low, high),
 //!                       rewriting (done | plaintext << 1 | epoch << 2)
 //! keys     4 words      meta (epoch | cipher << 16 | length << 24), next, sequence, body
@@ -30,6 +30,7 @@
 //! exclusive lock. If a writer is killed between two stores, PostgreSQL restarts all processes with
 //! fresh shared memory, and the directory is initialised and loaded again; nothing here outlives that.
 
+mod check;
 mod layout;
 mod write;
 
@@ -99,6 +100,15 @@ pub struct KeyInfo {
     pub key_version: u32,
     /// Bytes of the wrapped key.
     pub length: usize,
+}
+
+/// How pages of a file are written at one moment.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Writing {
+    /// Epoch and cipher, `None` for plaintext.
+    pub current: Option<(u16, u8)>,
+    /// Pages may lie on disk written otherwise.
+    pub mixed: bool,
 }
 
 /// What [`Directory::files`] tells about a file.
@@ -217,10 +227,13 @@ impl<'a> Directory<'a> {
 
     /// Whether pages of the file may lie on disk written otherwise than new ones are.
     pub fn is_mixed(&self, slot: FileSlot) -> Result<bool> {
-        let entry = self.file(slot)?;
-        let (phase, _) = unpack_phase(entry[file::PHASE].load(Ordering::Acquire));
-        let rewriting = entry[file::REWRITING].load(Ordering::Acquire);
-        Ok(rewriting != 0 && rewriting == pack_rewriting(phase, false))
+        Ok(self.writing(slot)?.mixed)
+    }
+
+    /// How a page of the file is to be written: both answers are of one moment.
+    pub fn writing(&self, slot: FileSlot) -> Result<Writing> {
+        let word = self.file(slot)?[file::PHASE].load(Ordering::Acquire);
+        Ok(Writing { current: unpack_current(word), mixed: unpack_mixed(word) })
     }
 
     /// All that is known about a file but its keys.

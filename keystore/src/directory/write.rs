@@ -12,7 +12,7 @@ use crate::record::{MAX_EPOCH, MAX_WRAPPED_DATA_KEY, Phase, Record, RelFile};
 use crate::wal::{self, Switch};
 
 impl Directory<'_> {
-    /// Takes a record in, if it is news. Records about providers and database keys are none of the
+    /// Takes a record in, if it is news. Records about providers, database keys and jobs are none of the
     /// directory's business, and of switches of WAL only that there is the key.
     pub fn apply(&self, record: &Record) -> Result<()> {
         record.validate().map_err(invalid)?;
@@ -37,10 +37,12 @@ impl Directory<'_> {
                 retired.store(last, Ordering::Release);
             }
             Record::Rewriting { file, phase, done } => {
-                let slot = self.find_with_epoch(*file, phase.epoch)?;
-                let word = &self.file(slot)?[file::REWRITING];
+                let entry = self.file(self.find_with_epoch(*file, phase.epoch)?)?;
+                let word = &entry[file::REWRITING];
                 let last = word.load(Ordering::Relaxed).max(pack_rewriting(*phase, *done));
                 word.store(last, Ordering::Release);
+                let (present, cipher) = unpack_phase(entry[file::PHASE].load(Ordering::Relaxed));
+                entry[file::PHASE].store(pack_phase(present, cipher, last), Ordering::Release);
             }
             Record::WalSwitch(Switch { phase, .. }) => {
                 let (file, epoch) = wal::key_place(phase.generation);
@@ -53,7 +55,13 @@ impl Directory<'_> {
                 };
                 self.destroy(slot, *through, *cipher, *lsn)?;
             }
-            Record::Provider { .. } | Record::DropProvider { .. } | Record::DatabaseKey { .. } => {}
+            Record::Provider { .. }
+            | Record::DropProvider { .. }
+            | Record::DatabaseKey { .. }
+            | Record::Job { .. }
+            | Record::JobStep { .. }
+            | Record::JobBegun { .. }
+            | Record::JobsForgotten { .. } => {}
         }
         Ok(())
     }
@@ -97,6 +105,10 @@ impl Directory<'_> {
             Record::Provider { .. }
             | Record::DropProvider { .. }
             | Record::DatabaseKey { .. }
+            | Record::Job { .. }
+            | Record::JobStep { .. }
+            | Record::JobBegun { .. }
+            | Record::JobsForgotten { .. }
             | Record::WalSwitch(_) => Ok(true),
         }
     }
@@ -111,7 +123,7 @@ impl Directory<'_> {
     }
 
     /// The file, if it has a key of this epoch or had one that was destroyed.
-    fn find_with_epoch(&self, file: RelFile, epoch: u16) -> Result<FileSlot> {
+    pub(super) fn find_with_epoch(&self, file: RelFile, epoch: u16) -> Result<FileSlot> {
         let no_key = DirectoryError::NoKey { file, epoch };
         let slot = self.find(file)?.ok_or(no_key)?;
         self.cipher_of_epoch(slot, epoch)?.map(|_| slot).ok_or(no_key)
@@ -125,6 +137,15 @@ impl Directory<'_> {
         }
         let key = self.find_key(slot, epoch)?;
         Ok(key.map(|entry| unpack_meta(entry[key::META].load(Ordering::Acquire)).1))
+    }
+
+    /// Cipher and length of the wrapped key of an epoch, if there is one.
+    pub(super) fn shape_of_epoch(&self, slot: FileSlot, epoch: u16) -> Result<Option<(u8, usize)>> {
+        let key = self.find_key(slot, epoch)?;
+        Ok(key.map(|entry| {
+            let (_, cipher, length) = unpack_meta(entry[key::META].load(Ordering::Acquire));
+            (cipher, length)
+        }))
     }
 
     /// Adds a key, and its file if it is new; or gives a key that is there a new wrapping.
@@ -178,8 +199,9 @@ impl Directory<'_> {
         }
         let cipher = if phase.plaintext { 0 } else { cipher };
         let entry = self.file(slot)?;
+        let rewriting = entry[file::REWRITING].load(Ordering::Relaxed);
         entry[file::OWNER].store(owner, Ordering::Release);
-        entry[file::PHASE].store(pack_phase(phase, cipher), Ordering::Release);
+        entry[file::PHASE].store(pack_phase(phase, cipher, rewriting), Ordering::Release);
         Ok(())
     }
 
@@ -310,7 +332,7 @@ impl Directory<'_> {
     }
 }
 
-fn key_info(record: &Record) -> Option<KeyInfo> {
+pub(super) fn key_info(record: &Record) -> Option<KeyInfo> {
     match record {
         Record::DataKey { epoch, cipher, scope, key_version, wrapped, .. } => Some(KeyInfo {
             epoch: *epoch,
@@ -323,7 +345,7 @@ fn key_info(record: &Record) -> Option<KeyInfo> {
     }
 }
 
-fn invalid(problem: Problem) -> DirectoryError {
+pub(super) fn invalid(problem: Problem) -> DirectoryError {
     match problem {
         Problem::Field(field, what) => DirectoryError::Record(field, what),
         _ => DirectoryError::Record("record", "invalid"),

@@ -12,16 +12,29 @@
 //!
 //! # Durability
 //!
-//! Appended records are durable at once ([`Log::append`]), or when they are *settled*
-//! ([`Log::append_unsynced`]), which every checkpoint does. Every change is also in WAL, and redo
-//! begins where the last checkpoint began; so what a power cut takes of the unsettled end of a log is
-//! what redo brings back.
+//! WAL is the truth, and a log is what the checkpoints make of it: every change is in WAL, redo begins where the
+//! last checkpoint began, and brings back what came after it. A batch is *staged* at the end of the log before its
+//! WAL record is inserted, which proves that there is room for it, and counts for nothing yet. It is *settled* once
+//! its WAL record is durable, the batch is durable, and the log says so. Every checkpoint settles, and who needs a
+//! key at the next start already settles at once.
 //!
-//! To settle, a process takes the log's [`Position`] (under the callers' lock), syncs
-//! ([`Log::sync`], without it), adds a *mark* that everything up to that position is durable
-//! ([`Log::append_settled`], under it), and syncs again. A mark is a batch without records. The header
-//! of every batch says the same as a mark: how many bytes of the log were known to be durable when it
-//! was written. So the log itself testifies how much of it can only be missing through damage.
+//! To settle, a process takes the log's [`Position`] (under the callers' lock), makes WAL durable up to the last
+//! record about it, syncs ([`Log::sync`], both without the lock), adds a *mark* that everything up to that position
+//! is durable ([`Log::append_settled`], under it), and syncs again. A mark is a batch without records. The header
+//! of every batch says the same as a mark: how many bytes of the log were settled when it was written. So the
+//! log itself testifies how much of it can only be missing through damage.
+//!
+//! # What is believed after a crash
+//!
+//! Whoever replays WAL ([`Trust::Settled`]) believes what is settled, what is `logged` before the address
+//! where replay begins, and what needs no WAL record; everything from the first other batch on is cut off, also what is readable. WAL has it,
+//! or it has never happened: the WAL record was lost with the crash, and no standby, no archive and no backup
+//! will ever hear of it. (With `fsync = off` nothing is settled by checkpoints; hence the address. It is where WAL
+//! ended when the batch was staged; a batch that may not have been logged when a checkpoint passes that address is staged
+//! as *doubtful*, and counts when it is settled.)
+//!
+//! The highest address of a batch that is believed is also kept in marks: replay meets older records again, and what it
+//! brings from before that address must not take the place of what is newer.
 //!
 //! # What is cut off, and what is damage
 //!
@@ -65,6 +78,8 @@ pub const HEADER: usize = 40;
 pub const MAX_LOG: u64 = 1 << 30;
 /// Bytes of a mark.
 const MARK: u64 = batch::HEADER as u64;
+/// Address of a batch that counts only when it is settled.
+pub(crate) const NOT_BEFORE_SETTLED: u64 = u64::MAX;
 /// Records in one batch of a compacted log.
 pub(crate) const COMPACT_BATCH: usize = 1024;
 
@@ -141,6 +156,8 @@ pub struct Position {
     pub end: u64,
     /// How many of them are known to be durable.
     pub settled: u64,
+    /// All that WAL says about this log before this address is in it.
+    pub logged: u64,
 }
 
 impl Position {
@@ -156,6 +173,28 @@ impl Position {
     }
 }
 
+/// How much of a log counts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Trust {
+    /// All that is readable: the server was shut down cleanly, or nothing is done with it but looking.
+    All,
+    /// What is settled, or logged before this WAL address, where replay begins: the rest is WAL's to say.
+    Settled {
+        /// Where replay begins.
+        redo: u64,
+    },
+}
+
+impl Trust {
+    fn believes(self, end: u64, settled: u64, logged: u64) -> bool {
+        // A doubtful batch is believed when it is settled.
+        match self {
+            Trust::All => true,
+            Trust::Settled { redo } => end <= settled || logged == 0 || logged < redo,
+        }
+    }
+}
+
 /// A log as it was found.
 #[derive(Debug)]
 pub struct Contents {
@@ -163,8 +202,10 @@ pub struct Contents {
     pub records: Vec<Record>,
     /// End of the last intact batch.
     pub position: Position,
-    /// Bytes behind it that were never settled.
+    /// Bytes behind it that are not a whole batch, and were never settled.
     pub torn: u64,
+    /// Bytes of intact batches before these that are not believed; see [`Trust`].
+    pub unbelieved: u64,
 }
 
 /// Name of the log of a scope.
@@ -208,7 +249,8 @@ impl<'a, S: Storage> Log<'a, S> {
         scope: u32,
         records: &[Record],
     ) -> Result<Self, LogError> {
-        let position = Position { keystore_id, scope, generation: 0, end: 0, settled: 0 };
+        let position =
+            Position { keystore_id, scope, generation: 0, end: 0, settled: 0, logged: 0 };
         let mut log = Self::resume(storage, position);
         if storage.len(&log.name).map_err(|error| log.failed("open", error))?.is_some() {
             return Err(LogError::Exists { name: log.name });
@@ -218,9 +260,15 @@ impl<'a, S: Storage> Log<'a, S> {
     }
 
     /// Reads the log of a scope, after making durable what a killed server may have left unsynced,
-    /// and cuts off a torn end. Then all of it is durable. `None` if there is no such log.
-    pub fn open(storage: &'a S, scope: u32) -> Result<Option<(Self, Contents)>, LogError> {
-        let position = Position { keystore_id: [0; 16], scope, generation: 0, end: 0, settled: 0 };
+    /// and cuts off a torn end and what is not believed. Then all of it is durable. `None` if there is no such log.
+    pub fn open(
+        storage: &'a S,
+        scope: u32,
+        trust: Trust,
+    ) -> Result<Option<(Self, Contents)>, LogError> {
+        let keystore_id = [0; 16];
+        let position =
+            Position { keystore_id, scope, generation: 0, end: 0, settled: 0, logged: 0 };
         let mut log = Self::resume(storage, position);
         let Some(length) = storage.len(&log.name).map_err(|error| log.failed("open", error))?
         else {
@@ -231,12 +279,13 @@ impl<'a, S: Storage> Log<'a, S> {
         }
         storage.sync(&log.name).map_err(|error| log.failed("sync", error))?;
         let bytes = log.read(0, MAX_LOG)?;
-        let mut contents = replay(&bytes, scope).map_err(|error| log.damaged(error))?;
+        let contents = replay::replay_trusting(&bytes, scope, trust);
+        let mut contents = contents.map_err(|error| log.damaged(error))?;
         if !contents.position.is_settled() {
             contents.position.settled = contents.position.end;
         }
         log.position = contents.position;
-        if contents.torn > 0 {
+        if contents.torn + contents.unbelieved > 0 {
             let cut = storage.truncate(&log.name, log.position.end);
             cut.map_err(|error| log.failed("truncate", error))?;
         }
@@ -254,32 +303,39 @@ impl<'a, S: Storage> Log<'a, S> {
         self.position
     }
 
-    /// Adds the records of one change. On return they are durable, and all before them; or the log is
-    /// as it was, or the error is [`LogError::Unsettled`].
+    /// Adds the records of one change that stands in no WAL and counts all the same, to a log in which everything is
+    /// settled. On return they are durable; or the log is as it was, or the error is [`LogError::Unsettled`].
     pub fn append(&mut self, records: &[Record]) -> Result<(), LogError> {
         let batch = self.encode(records)?;
-        self.add(&batch, self.position.settled)?;
+        self.add(&batch, self.position.settled, 0)?;
         self.make_durable(batch.len() as u64)
     }
 
-    /// As [`Log::append`], of a batch that is encoded already, as a WAL record's payload is.
-    pub fn append_batch(&mut self, batch: &[u8]) -> Result<(), LogError> {
-        self.check(batch)?;
-        self.add(batch, self.position.settled)?;
-        self.make_durable(batch.len() as u64)
-    }
-
-    /// Adds the records of one change, which must also be in WAL: they are durable once settled. On
-    /// return they are in the log, or the log is as it was, or the error is [`LogError::Unsettled`].
-    pub fn append_unsynced(&mut self, records: &[Record]) -> Result<(), LogError> {
+    /// Adds the records of one change whose WAL record is going to be inserted at the WAL address `logged` or behind
+    /// it, but before any checkpoint that passes this address ends. On return they are in the log, or the log is as it
+    /// was, or the error is [`LogError::Unsettled`].
+    pub fn stage(&mut self, records: &[Record], logged: u64) -> Result<(), LogError> {
         let batch = self.encode(records)?;
-        self.add(&batch, self.position.settled)
+        self.stage_checked(&batch, logged, logged)
     }
 
-    /// As [`Log::append_unsynced`], of a batch that is encoded already.
-    pub fn append_batch_unsynced(&mut self, batch: &[u8]) -> Result<(), LogError> {
+    /// As [`Log::stage`], of a batch that is encoded already, as a WAL record's payload is.
+    pub fn stage_batch(&mut self, batch: &[u8], logged: u64) -> Result<(), LogError> {
         self.check(batch)?;
-        self.add(batch, self.position.settled)
+        self.stage_checked(batch, logged, logged)
+    }
+
+    /// As [`Log::stage_batch`], but a checkpoint that passes the address may end before the WAL record is inserted: it
+    /// counts when it is settled.
+    pub fn stage_doubtful(&mut self, batch: &[u8], logged: u64) -> Result<(), LogError> {
+        self.check(batch)?;
+        self.stage_checked(batch, logged, NOT_BEFORE_SETTLED)
+    }
+
+    fn stage_checked(&mut self, batch: &[u8], logged: u64, stamp: u64) -> Result<(), LogError> {
+        self.add(batch, self.position.settled, stamp)?;
+        self.position.logged = self.position.logged.max(logged);
+        Ok(())
     }
 
     /// Makes the log durable as it is now, without looking at it: needs no lock and no present
@@ -307,7 +363,8 @@ impl<'a, S: Storage> Log<'a, S> {
             return Err(self.moved());
         }
         let settled = here.settled.max(synced.end);
-        self.add(&batch::mark(settled), settled)?;
+        let logged = self.position.logged;
+        self.add(&batch::mark(settled, logged), settled, logged)?;
         self.position.settled = settled;
         Ok(true)
     }
@@ -323,7 +380,7 @@ impl<'a, S: Storage> Log<'a, S> {
     }
 
     /// Writes a batch or mark, testifying that `settled` bytes are durable.
-    fn add(&mut self, batch: &[u8], settled: u64) -> Result<(), LogError> {
+    fn add(&mut self, batch: &[u8], settled: u64, logged: u64) -> Result<(), LogError> {
         let end = self.position.end;
         let new_end = end + batch.len() as u64;
         if new_end > MAX_LOG {
@@ -331,7 +388,7 @@ impl<'a, S: Storage> Log<'a, S> {
             return Err(LogError::Record(FormatError { offset: end, problem }));
         }
         self.verify()?;
-        let frame = batch::stamp(batch, settled);
+        let frame = batch::stamp(batch, settled, logged);
         if let Err(source) = self.storage.append(&self.name, end, &frame) {
             return Err(self.take_back(end, "write", source));
         }
@@ -383,10 +440,10 @@ impl<'a, S: Storage> Log<'a, S> {
             check_scope(records, self.position.scope, 0).map_err(LogError::Record)?;
             let batch = batch::encode(records).map_err(LogError::Record)?;
             // Nobody sees this file before all of it is durable.
-            bytes.extend(batch::stamp(&batch, bytes.len() as u64));
+            bytes.extend(batch::stamp(&batch, bytes.len() as u64, 0));
         }
         let settled = bytes.len() as u64;
-        bytes.extend(batch::mark(settled));
+        bytes.extend(batch::mark(settled, self.position.logged));
         if bytes.len() as u64 > MAX_LOG {
             let problem = Problem::TooLarge(MAX_LOG);
             return Err(LogError::Record(FormatError { offset: MAX_LOG, problem }));

@@ -1,7 +1,7 @@
 //! Reading a log's bytes. Pure: changes nothing. The rules are at the head of the module `log`.
 
-use super::{Contents, HEADER, MAGIC, Position, VERSION};
-use crate::batch::{self, MAGIC as FRAME_MAGIC};
+use super::{Contents, HEADER, MAGIC, NOT_BEFORE_SETTLED, Position, Trust, VERSION};
+use crate::batch::{self, Frame, MAGIC as FRAME_MAGIC};
 use crate::error::{FormatError, Problem};
 use crate::record::Record;
 use crate::wire::Reader;
@@ -9,24 +9,48 @@ use crate::wire::Reader;
 /// Reads a log's bytes. Pure: changes nothing, also where the end is torn. `position.settled` is what
 /// the log itself says.
 pub fn replay(bytes: &[u8], scope: u32) -> Result<Contents, FormatError> {
-    let mut records = Vec::new();
-    let (position, torn) = read(bytes, scope, |batch| records.extend(batch))?;
-    Ok(Contents { records, position, torn })
+    replay_trusting(bytes, scope, Trust::All)
+}
+
+/// As [`replay`], up to the first batch that is not believed.
+pub(super) fn replay_trusting(
+    bytes: &[u8],
+    scope: u32,
+    trust: Trust,
+) -> Result<Contents, FormatError> {
+    let mut frames = Vec::new();
+    let (mut position, torn) = read(bytes, scope, |end, frame| frames.push((end, frame)))?;
+    let whole = position.end;
+    let (mut records, mut end) = (Vec::new(), HEADER as u64);
+    for (frame_end, frame) in frames {
+        let is_mark = frame.records.is_empty();
+        if !is_mark && !trust.believes(frame_end, position.settled, frame.logged) {
+            break;
+        }
+        if frame.logged != NOT_BEFORE_SETTLED {
+            position.logged = position.logged.max(frame.logged);
+        }
+        records.extend(frame.records);
+        end = frame_end;
+    }
+    position.end = end;
+    Ok(Contents { records, position, torn, unbelieved: whole - end })
 }
 
 /// The records of a log by their batches, none of them empty. Pure, as [`replay`].
 pub fn batches(bytes: &[u8], scope: u32) -> Result<Vec<Vec<Record>>, FormatError> {
     let mut batches = Vec::new();
-    read(bytes, scope, |batch| batches.push(batch))?;
+    read(bytes, scope, |_, frame| batches.push(frame.records))?;
     batches.retain(|batch| !batch.is_empty());
     Ok(batches)
 }
 
-/// Hands over batches and marks; returns where they end, and how many bytes behind that were never settled.
+/// Hands over batches and marks with where each ends; returns where all end, and how many bytes behind that were
+/// never settled.
 fn read(
     bytes: &[u8],
     scope: u32,
-    mut take: impl FnMut(Vec<Record>),
+    mut take: impl FnMut(u64, Frame),
 ) -> Result<(Position, u64), FormatError> {
     let (keystore_id, generation) = parse_header(bytes, scope)?;
     let (mut end, mut settled) = (HEADER, HEADER as u64);
@@ -34,16 +58,16 @@ fn read(
         match batch::decode_at(rest, end as u64) {
             Ok(frame) => {
                 check_scope(&frame.records, scope, end as u64)?;
-                take(frame.records);
                 settled = settled.max(frame.settled);
                 end += frame.length;
+                take(end as u64, frame);
             }
             Err(_) if was_unsettled(rest, end as u64) => break,
             Err(error) => return Err(error),
         }
     }
     let torn = (bytes.len() - end) as u64;
-    let position = Position { keystore_id, scope, generation, end: end as u64, settled };
+    let position = Position { keystore_id, scope, generation, end: end as u64, settled, logged: 0 };
     Ok((position, torn))
 }
 

@@ -1,8 +1,10 @@
 //! Records to test with: some fixed, some random.
 
+use pagevault_keystore::job::{JobId, JobKind, JobState, Request, Step};
 use pagevault_keystore::record::Phase;
+use pagevault_keystore::state::State;
 use pagevault_keystore::wal::{self, Switch, WalPhase};
-use pagevault_keystore::{Record, RelFile};
+use pagevault_keystore::{CheckValue, Record, RelFile};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -89,8 +91,9 @@ fn any_data_key() -> impl Strategy<Value = Record> {
 }
 
 pub(crate) fn any_record() -> impl Strategy<Value = Record> {
-    let provider = (name(), name(), "\\PC{0,60}")
-        .prop_map(|(name, kind, options)| Record::Provider { name, kind, options });
+    let provider = (name(), name(), "\\PC{0,60}", any::<bool>()).prop_map(
+        |(name, kind, options, programs)| Record::Provider { name, kind, options, programs },
+    );
     let ids = (0..4_u32, 1..4_u32, any::<u64>(), any::<i64>());
     let database_key = (ids, name(), name(), vec(any::<u8>(), 1..200)).prop_map(
         |((scope, version, master_version, created), provider, master_key, wrapped)| {
@@ -101,6 +104,8 @@ pub(crate) fn any_record() -> impl Strategy<Value = Record> {
                 master_key,
                 master_version,
                 wrapped,
+                // The same key, however often it is wrapped.
+                check: CheckValue::from_bytes([(16 * scope + version) as u8; 16]),
                 created,
             }
         },
@@ -134,7 +139,40 @@ pub(crate) fn any_record() -> impl Strategy<Value = Record> {
         any_wal_key(),
         any_wal_switch(),
         destroyed,
+        any_job(),
     ]
+}
+
+/// Whether a record speaks of a job that nobody has asked for yet: no server writes that.
+pub(crate) fn is_too_early(record: &Record, state: &State) -> bool {
+    let (Record::JobStep { job, .. } | Record::JobBegun { job, .. }) = record else { return false };
+    state.jobs(job.database).is_none_or(|jobs| {
+        job.number > jobs.forgotten() && jobs.iter().all(|(number, _)| number != job.number)
+    })
+}
+
+/// What is said of rekey jobs.
+pub(crate) fn any_job() -> impl Strategy<Value = Record> {
+    let job = || (1..3_u32, 1..6_u64).prop_map(|(database, number)| JobId { database, number });
+    let kind = (1..4_u8).prop_map(|kind| JobKind::from_number(kind).unwrap());
+    let ids = (any::<u8>(), any::<u32>(), any::<i64>(), any::<u64>());
+    let asked = (job(), kind, 1..u32::MAX, ids).prop_map(
+        |(job, kind, relation, (cipher, requested_by, at, transaction))| {
+            let request = Request { relation, kind, cipher, requested_by, at, transaction };
+            Record::Job { job, request }
+        },
+    );
+    let state = (1..7_u8).prop_map(|state| JobState::from_number(state).unwrap());
+    let step = (job(), 1..5_u32, state, any::<i64>(), any::<i64>(), name()).prop_map(
+        |(job, step, state, started, at, error)| Record::JobStep {
+            job,
+            step: Step { step, state, started, at, error },
+        },
+    );
+    let begun = (job(), 1..4_u32).prop_map(|(job, relation)| Record::JobBegun { job, relation });
+    let forgotten = (1..3_u32, 1..6_u64, any::<bool>())
+        .prop_map(|(database, through, all)| Record::JobsForgotten { database, through, all });
+    prop_oneof![asked, step, begun, forgotten]
 }
 
 /// The key of a WAL generation, in both of the files that the first 16,382 have.
@@ -157,8 +195,10 @@ fn any_wal_key() -> impl Strategy<Value = Record> {
 
 pub(crate) fn any_wal_switch() -> impl Strategy<Value = Record> {
     let generation = prop_oneof![1..4_u32, 8190..8194_u32];
-    (0..8_u64, generation, any::<bool>()).prop_map(|(page, generation, plaintext)| {
-        let phase = WalPhase { generation, plaintext };
-        Record::WalSwitch(Switch { start: page << 30, phase })
-    })
+    (1..9_u32, 0..8_u64, generation, any::<bool>()).prop_map(
+        |(step, page, generation, plaintext)| {
+            let phase = WalPhase { generation, plaintext };
+            Record::WalSwitch(Switch { step, start: page << 30, phase })
+        },
+    )
 }

@@ -1,7 +1,7 @@
 use pagevault_keystore::batch::{self, HEADER, describe};
 use pagevault_keystore::record::{MAX_NAME, MAX_OPTIONS};
 use pagevault_keystore::wal::key_place;
-use pagevault_keystore::{Problem, Record};
+use pagevault_keystore::{CheckValue, Problem, Record};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -58,7 +58,7 @@ pub(crate) fn sealed(body: &[u8]) -> Vec<u8> {
     out.extend([0, 0]);
     out.extend((body.len() as u32).to_le_bytes());
     out.extend(crc32c::crc32c(body).to_le_bytes());
-    out.extend([0; 8]);
+    out.extend([0; 16]);
     out.extend(crc32c::crc32c(&out).to_le_bytes());
     out.extend(body);
     out
@@ -97,8 +97,8 @@ fn the_future_is_refused_by_name_and_offset() {
 
     let mut bytes = batch::encode(&[retired(9, 1)]).unwrap();
     bytes[4] = 2;
-    let checksum = crc32c::crc32c(&bytes[..24]).to_le_bytes();
-    bytes[24..28].copy_from_slice(&checksum);
+    let checksum = crc32c::crc32c(&bytes[..32]).to_le_bytes();
+    bytes[32..36].copy_from_slice(&checksum);
     assert_eq!(batch::decode(&bytes).unwrap_err().problem, Problem::Version(2));
 }
 
@@ -106,8 +106,8 @@ fn the_future_is_refused_by_name_and_offset() {
 fn reserved_bytes_are_kept_for_later() {
     let mut bytes = batch::encode(&[retired(9, 1)]).unwrap();
     bytes[6] = 1;
-    let checksum = crc32c::crc32c(&bytes[..24]).to_le_bytes();
-    bytes[24..28].copy_from_slice(&checksum);
+    let checksum = crc32c::crc32c(&bytes[..32]).to_le_bytes();
+    bytes[32..36].copy_from_slice(&checksum);
     let problem = batch::decode(&bytes).unwrap_err().problem;
     assert_eq!(problem, Problem::Field("batch header", "reserved bytes are set"));
 
@@ -126,8 +126,8 @@ fn what_only_a_log_holds_is_no_payload() {
     assert_eq!(batch::decode(&sealed(&[])).unwrap_err().problem, Problem::Empty);
     let mut bytes = batch::encode(&[retired(9, 1)]).unwrap();
     bytes[16] = 1;
-    let checksum = crc32c::crc32c(&bytes[..24]).to_le_bytes();
-    bytes[24..28].copy_from_slice(&checksum);
+    let checksum = crc32c::crc32c(&bytes[..32]).to_le_bytes();
+    bytes[32..36].copy_from_slice(&checksum);
     let settles = Problem::Field("batch header", "settles what is not yet written");
     assert_eq!(batch::decode(&bytes).unwrap_err().problem, settles);
 }
@@ -147,6 +147,7 @@ fn nothing_beyond_the_limits_is_written() {
         name: name.to_owned(),
         kind: "file".to_owned(),
         options: "x".repeat(options),
+        programs: false,
     };
     let refused = |record: Record| batch::encode(&[record]).unwrap_err().problem;
     assert_eq!(refused(provider("", 0)), Problem::Field("provider name", "empty"));
@@ -189,7 +190,12 @@ fn nothing_beyond_the_limits_is_written() {
 #[test]
 fn descriptions() {
     let all = [
-        Record::Provider { name: "disk".into(), kind: "file".into(), options: "{}".into() },
+        Record::Provider {
+            name: "disk".into(),
+            kind: "file".into(),
+            options: "{}".into(),
+            programs: false,
+        },
         Record::DropProvider { name: "disk".into() },
         Record::DatabaseKey {
             scope: 5,
@@ -198,6 +204,7 @@ fn descriptions() {
             master_key: "main".into(),
             master_version: 3,
             wrapped: vec![1],
+            check: CheckValue::from_bytes([7; 16]),
             created: 0,
         },
         data_key(16384, 1, 1, 0),

@@ -158,6 +158,44 @@ fn memory_that_is_no_directory_is_refused() {
     assert!(directory.apply(&data_key(1, 1, 1, 1)).is_err());
 }
 
+/// Whoever writes pages takes the key, and whether to look at the disk first, from one word.
+#[test]
+fn nobody_sees_a_new_phase_without_its_rewriting() {
+    let memory = memory(4);
+    let directory = Directory::init(&memory, 4).unwrap();
+    let writing = || {
+        let writing = directory.writing(directory.find(file(1)).unwrap().unwrap()).unwrap();
+        (writing.current.map(|(epoch, _)| epoch), writing.mixed)
+    };
+    let rewriting = |epoch, plaintext, done| {
+        let phase = Phase { epoch, plaintext };
+        directory.apply(&Record::Rewriting { file: file(1), phase, done }).unwrap();
+    };
+    directory.apply(&data_key(1, 1, 1, 1)).unwrap();
+    directory.apply(&current(1, 1)).unwrap();
+    assert_eq!(writing(), (Some(1), false));
+    directory.apply(&data_key(1, 2, 1, 1)).unwrap();
+    rewriting(2, false, false);
+    assert_eq!(writing(), (Some(1), true));
+    directory.apply(&current(1, 2)).unwrap();
+    assert_eq!(writing(), (Some(2), true));
+    // Before all pages are under epoch 2 the next key comes.
+    directory.apply(&data_key(1, 3, 1, 1)).unwrap();
+    rewriting(3, false, false);
+    assert_eq!(writing(), (Some(2), true));
+    directory.apply(&current(1, 3)).unwrap();
+    assert_eq!(writing(), (Some(3), true));
+    rewriting(2, false, true);
+    assert_eq!(writing(), (Some(3), true));
+    rewriting(3, false, true);
+    assert_eq!(writing(), (Some(3), false));
+    rewriting(3, true, false);
+    directory.apply(&Record::Plaintext { file: file(1), after: 3 }).unwrap();
+    assert_eq!(writing(), (None, true));
+    rewriting(3, true, true);
+    assert_eq!(writing(), (None, false));
+}
+
 #[test]
 fn overwritten_memory_gives_errors_and_no_endless_walk() {
     let memory = memory(4);
@@ -218,6 +256,25 @@ proptest! {
                     (known.scope, known.key_version, known.cipher));
             }
         }
+    }
+}
+
+proptest! {
+    /// Asked before anything is written; so it must know of all that would be refused.
+    #[test]
+    fn the_check_says_what_taking_in_would_say(before in vec(any_record(), 0..40), records in vec(any_record(), 1..12)) {
+        const CAPACITY: u32 = 30;
+        let (checked, applied) = (memory(CAPACITY), memory(CAPACITY));
+        let checked = Directory::init(&checked, CAPACITY).unwrap();
+        let applied = Directory::init(&applied, CAPACITY).unwrap();
+        for record in &before {
+            prop_assert_eq!(checked.apply(record).is_ok(), applied.apply(record).is_ok());
+        }
+        let counts = checked.counts().unwrap();
+        let answer = checked.check(&records);
+        prop_assert_eq!(checked.counts().unwrap(), counts);
+        let outcome = records.iter().try_for_each(|record| applied.apply(record));
+        prop_assert_eq!(answer.is_ok(), outcome.is_ok(), "{:?} {:?}", answer, outcome);
     }
 }
 

@@ -1,7 +1,7 @@
 //! What escrow leaves beside the key files.
 
-use pagevault_keystore::Record;
 use pagevault_keystore::escrow::{Mark, Restored};
+use pagevault_keystore::{CheckValue, Record};
 
 const ID: [u8; 16] = [0xAB, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
@@ -43,7 +43,12 @@ fn a_damaged_mark_says_nothing_else() {
 
 fn restored() -> Restored {
     let records = vec![
-        Record::Provider { name: "new".into(), kind: "file".into(), options: "{}".into() },
+        Record::Provider {
+            name: "new".into(),
+            kind: "file".into(),
+            options: "{}".into(),
+            programs: true,
+        },
         Record::DatabaseKey {
             scope: 0,
             version: 2,
@@ -51,6 +56,7 @@ fn restored() -> Restored {
             master_key: "main".into(),
             master_version: 1,
             wrapped: (0..60).collect(),
+            check: CheckValue::from_bytes([7; 16]),
             created: 1_767_225_599,
         },
     ];

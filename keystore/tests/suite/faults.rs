@@ -2,12 +2,15 @@
 //! that was acknowledged as durable is lost, and of what was not a clean prefix is found.
 
 use pagevault_keystore::Record;
-use pagevault_keystore::log::{Log, LogError, Position};
+use pagevault_keystore::log::{Log, LogError, Position, Trust};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use crate::arbitrary::{current, data_key, retired};
 use crate::faulty::{DONE, Fault, FaultyStorage};
+
+/// Where the WAL record of a staged batch is, or before.
+const LOGGED: u64 = 0x1000;
 
 const ID: [u8; 16] = *b"0123456789abcdef";
 
@@ -15,7 +18,7 @@ const ID: [u8; 16] = *b"0123456789abcdef";
 enum Change {
     Create(Vec<Record>),
     Append(Vec<Record>),
-    AppendUnsynced(Vec<Record>),
+    Stage(Vec<Record>),
     Compact(Vec<Record>),
     /// First half of settling; the second syncs again.
     Sync,
@@ -28,19 +31,19 @@ fn life() -> Vec<Change> {
     let live = vec![data_key(2, 1, 1, 20), current(2, 1)];
     vec![
         Create(vec![data_key(1, 1, 1, 10), current(1, 1)]),
-        AppendUnsynced(vec![retired(1, 1), data_key(2, 1, 1, 20), current(2, 1)]),
-        AppendUnsynced(vec![data_key(3, 1, 1, 30)]),
+        Stage(vec![retired(1, 1), data_key(2, 1, 1, 20), current(2, 1)]),
+        Stage(vec![data_key(3, 1, 1, 30)]),
         Sync,
-        AppendUnsynced(vec![data_key(3, 2, 1, 31)]),
+        Stage(vec![data_key(3, 2, 1, 31)]),
         Mark,
         Sync,
         Append(vec![data_key(4, 1, 1, 40)]),
         Append(vec![data_key(5, 1, 1, 50)]),
-        AppendUnsynced(vec![current(5, 1)]),
+        Stage(vec![current(5, 1)]),
         Append(vec![current(4, 1)]),
-        AppendUnsynced(vec![data_key(6, 1, 1, 60)]),
+        Stage(vec![data_key(6, 1, 1, 60)]),
         Compact(live),
-        AppendUnsynced(vec![data_key(7, 1, 1, 70), current(7, 1)]),
+        Stage(vec![data_key(7, 1, 1, 70), current(7, 1)]),
         Append(vec![data_key(7, 2, 1, 71)]),
     ]
 }
@@ -66,7 +69,7 @@ impl Model {
                 batches.push(records.clone());
                 durable = batches.len();
             }
-            AppendUnsynced(records) => batches.push(records.clone()),
+            Stage(records) => batches.push(records.clone()),
             Sync => durable = batches.len(),
             Mark => {}
         }
@@ -99,7 +102,7 @@ fn apply(storage: &FaultyStorage, change: &Change, known: &mut Known) -> Result<
     let mut log = Log::resume(storage, known.position.unwrap());
     match change {
         Append(records) => log.append(records)?,
-        AppendUnsynced(records) => log.append_unsynced(records)?,
+        Stage(records) => log.stage(records, LOGGED)?,
         Compact(records) => log.compact(records)?,
         Sync => {
             log.sync()?;
@@ -113,14 +116,14 @@ fn apply(storage: &FaultyStorage, change: &Change, known: &mut Known) -> Result<
 }
 
 fn records(storage: &FaultyStorage) -> Found {
-    Log::open(storage, 5).unwrap().map(|(_, contents)| contents.records)
+    Log::open(storage, 5, Trust::All).unwrap().map(|(_, contents)| contents.records)
 }
 
 /// Opens what a crash left, checks it, and checks that what is then found and acknowledged survives a
 /// power cut.
 fn check_reboot(storage: &FaultyStorage, allowed: &[Found]) {
     let storage = storage.after_kill();
-    let opened = Log::open(&storage, 5).unwrap();
+    let opened = Log::open(&storage, 5, Trust::All).unwrap();
     let position = opened.as_ref().map(|(log, _)| log.position());
     let found = opened.map(|(_, contents)| contents.records);
     assert!(allowed.contains(&found), "{found:?} is none of {allowed:?}");
@@ -141,7 +144,7 @@ fn check_recovery(storage: &FaultyStorage, allowed: &[Found]) {
         for done in [0, 4] {
             let disk = storage.after_kill();
             disk.arm(Some(Fault { step, kill: true, done }));
-            let _ = Log::open(&disk, 5);
+            let _ = Log::open(&disk, 5, Trust::All);
             hit |= disk.hit();
             check_reboot(&disk.after_kill(), allowed);
             disk.after_power_cut().iter().for_each(|disk| check_reboot(disk, allowed));
@@ -233,7 +236,7 @@ fn any_change() -> impl Strategy<Value = Change> {
         .prop_map(|(relation, epoch, fill)| vec![data_key(relation, epoch, 1, fill)]);
     prop_oneof![
         1 => records.clone().prop_map(Append),
-        4 => records.prop_map(AppendUnsynced),
+        4 => records.prop_map(Stage),
         2 => Just(Sync),
         2 => Just(Mark),
     ]
@@ -264,7 +267,7 @@ proptest! {
                 if testified > 0 {
                     bytes[at.index(testified as usize)] ^= 0x40;
                     disk.put("5.keys", &bytes);
-                    prop_assert!(Log::open(&disk, 5).is_err(), "damage before {}", testified);
+                    prop_assert!(Log::open(&disk, 5, Trust::All).is_err(), "damage before {}", testified);
                 }
             }
         }

@@ -4,7 +4,7 @@ use pagevault_keystore::log::{Log, replay};
 use pagevault_keystore::protocol::{Reply, Request};
 use pagevault_keystore::record::Phase;
 use pagevault_keystore::wal::{Switch, WalPhase, key_place};
-use pagevault_keystore::{Record, RelFile, data_key_aad, master_context};
+use pagevault_keystore::{CheckValue, Record, RelFile, data_key_aad, master_context};
 
 use crate::faulty::FaultyStorage;
 use crate::protocol::{reply, request};
@@ -31,11 +31,13 @@ fn cluster() -> Vec<Vec<Record>> {
                 name: "disk".into(),
                 kind: "file".into(),
                 options: r#"{"path": "/etc/pagevault/keys"}"#.into(),
+                programs: false,
             },
             Record::Provider {
                 name: "Schlüssel".into(),
                 kind: "vault".into(),
                 options: "{}".into(),
+                programs: true,
             },
         ],
         vec![
@@ -46,6 +48,7 @@ fn cluster() -> Vec<Vec<Record>> {
                 master_key: "main".into(),
                 master_version: 1,
                 wrapped: vec![1, 2, 3],
+                check: CheckValue::from_bytes([0xC1; 16]),
                 created: 1_700_000_000,
             },
             Record::DatabaseKey {
@@ -55,6 +58,7 @@ fn cluster() -> Vec<Vec<Record>> {
                 master_key: "schlüssel".into(),
                 master_version: (1 << 40) + 7,
                 wrapped: wrapped(0, 60),
+                check: CheckValue::from_bytes(ID),
                 created: -1,
             },
         ],
@@ -170,15 +174,15 @@ fn wal() -> Vec<Vec<Record>> {
             created,
         }
     };
-    let switch = |start, generation, plaintext| {
-        Record::WalSwitch(Switch { start, phase: WalPhase { generation, plaintext } })
+    let switch = |step, start, generation, plaintext| {
+        Record::WalSwitch(Switch { step, start, phase: WalPhase { generation, plaintext } })
     };
     vec![
         vec![key(1, 1, wrapped(0, 92), 1_700_000_004)],
-        vec![switch(0x1_6B37_4000, 1, false)],
-        vec![switch(0x2_0000_2000, 1, true)],
+        vec![switch(1, 0x1_6B37_4000, 1, false)],
+        vec![switch(2, 0x2_0000_2000, 1, true)],
         vec![key(8192, 2, wrapped(100, 60), 1_700_000_005)],
-        vec![switch(0xFFFF_FFFF_0000_0000, 8192, false)],
+        vec![switch(4_000_000_000, 0xFFFF_FFFF_0000_0000, 8192, false)],
     ]
 }
 
@@ -224,14 +228,14 @@ fn golden_logs_are_written() {
         log.compact(&[]).unwrap();
     }
     let batches = database();
-    log.append_unsynced(&batches[0]).unwrap();
-    log.append_unsynced(&batches[1]).unwrap();
+    log.stage(&batches[0], 0x1000).unwrap();
+    log.stage(&batches[1], 0x1_0000_1000).unwrap();
     let position = log.position();
     log.sync().unwrap();
     assert!(log.append_settled(&position).unwrap());
     log.sync().unwrap();
     log.append(&batches[2]).unwrap();
-    log.append_unsynced(&batches[3]).unwrap();
+    log.stage(&batches[3], 0x1_0000_2000).unwrap();
     assert_eq!(storage.content("5.keys"), DATABASE);
 }
 

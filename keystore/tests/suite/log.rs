@@ -1,7 +1,7 @@
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 
-use pagevault_keystore::log::{self, HEADER, Log, LogError, file_name, replay, scopes};
+use pagevault_keystore::log::{self, HEADER, Log, LogError, Trust, file_name, replay, scopes};
 use pagevault_keystore::storage::{FileStorage, Storage};
 use pagevault_keystore::{Problem, Record, batch};
 use proptest::collection::vec;
@@ -10,6 +10,9 @@ use proptest::prelude::*;
 use crate::arbitrary::{any_record, current, data_key, retired};
 use crate::batch::sealed;
 use crate::faulty::FaultyStorage;
+
+/// Where the WAL record of a staged batch is, or before.
+const LOGGED: u64 = 0x1000;
 
 const ID: [u8; 16] = [7; 16];
 
@@ -137,8 +140,8 @@ fn a_last_batch_from_the_future_is_not_torn() {
 
 /// Makes the checksum of a header right that was changed.
 fn reseal(bytes: &mut [u8], start: usize) {
-    let checksum = crc32c::crc32c(&bytes[start..start + 24]).to_le_bytes();
-    bytes[start + 24..start + 28].copy_from_slice(&checksum);
+    let checksum = crc32c::crc32c(&bytes[start..start + 32]).to_le_bytes();
+    bytes[start + 32..start + 36].copy_from_slice(&checksum);
 }
 
 /// A log of three unsettled batches behind a first one, and where each begins.
@@ -146,7 +149,7 @@ fn unsettled(storage: &FaultyStorage) -> (Log<'_, FaultyStorage>, [usize; 3]) {
     let mut log = Log::create(storage, ID, 5, &[data_key(1, 1, 1, 1)]).unwrap();
     let starts = [2, 3, 4].map(|relation| {
         let start = log.position().end as usize;
-        log.append_unsynced(&[data_key(relation, 1, 1, relation as u8)]).unwrap();
+        log.stage(&[data_key(relation, 1, 1, relation as u8)], LOGGED).unwrap();
         start
     });
     (log, starts)
@@ -179,6 +182,31 @@ fn an_unsettled_end_is_cut_at_its_first_hole() {
     }
 }
 
+/// Of a crash remains what WAL has: what is settled, or logged before replay begins.
+#[test]
+fn what_is_staged_counts_for_nothing_until_it_is_settled() {
+    for (redo, expected) in [(0, 1), (LOGGED, 1), (LOGGED + 1, 4)] {
+        let storage = FaultyStorage::default();
+        let (log, starts) = unsettled(&storage);
+        let whole = log.position().end;
+        let (_, all) = Log::open(&storage, 5, Trust::All).unwrap().unwrap();
+        assert_eq!((all.records.len(), all.unbelieved), (4, 0));
+        let trust = Trust::Settled { redo };
+        let (mut log, contents) = Log::open(&storage, 5, trust).unwrap().unwrap();
+        assert_eq!(contents.records.len(), expected, "{redo}");
+        let end = if expected == 1 { starts[0] as u64 } else { whole };
+        assert_eq!((contents.position.end, contents.unbelieved), (end, whole - end));
+        assert_eq!(storage.content("5.keys").len() as u64, end);
+        // It is of no consequence that there was something.
+        log.stage(&[current(1, 1)], LOGGED).unwrap();
+        assert!(settle(&mut log));
+        log.stage(&[retired(1, 1)], LOGGED).unwrap();
+        let (_, contents) = Log::open(&storage, 5, trust).unwrap().unwrap();
+        let staged = usize::from(LOGGED < redo);
+        assert_eq!(contents.records.len(), expected + 1 + staged);
+    }
+}
+
 #[test]
 fn a_mark_makes_damage_of_every_hole_before_it() {
     let storage = FaultyStorage::default();
@@ -186,7 +214,7 @@ fn a_mark_makes_damage_of_every_hole_before_it() {
     let mark = log.position().end as usize;
     assert!(settle(&mut log));
     assert!(log.position().is_settled());
-    log.append_unsynced(&[current(2, 1)]).unwrap();
+    log.stage(&[current(2, 1)], LOGGED).unwrap();
     let bytes = storage.content("5.keys");
     for at in HEADER..bytes.len() {
         let mut damaged = bytes.clone();
@@ -216,20 +244,20 @@ fn what_is_settled_needs_no_second_mark() {
     assert!(!settle(&mut log));
     let end = log.position().end;
     // Opened again, too; and a log that was rewritten or is new.
-    let (mut log, contents) = Log::open(&storage, 5).unwrap().unwrap();
+    let (mut log, contents) = Log::open(&storage, 5, Trust::All).unwrap().unwrap();
     assert_eq!((log.position(), contents.position.end), (contents.position, end));
     assert!(!settle(&mut log));
     log.compact(&[data_key(1, 1, 1, 1)]).unwrap();
     assert!(!settle(&mut log));
-    let (mut log, _) = Log::open(&storage, 5).unwrap().unwrap();
+    let (mut log, _) = Log::open(&storage, 5, Trust::All).unwrap().unwrap();
     assert!(!settle(&mut log));
     // A synced append is durable, and the mark testifies it.
     log.append(&[current(1, 1)]).unwrap();
     assert_eq!(log.position().settled, log.position().end);
     assert!(settle(&mut log));
     // What is found at the start is durable, and testified by the first checkpoint.
-    log.append_unsynced(&[retired(1, 1)]).unwrap();
-    let (mut log, _) = Log::open(&storage, 5).unwrap().unwrap();
+    log.stage(&[retired(1, 1)], LOGGED).unwrap();
+    let (mut log, _) = Log::open(&storage, 5, Trust::All).unwrap().unwrap();
     assert_eq!(log.position().settled, log.position().end);
     assert!(settle(&mut log));
 }
@@ -241,7 +269,7 @@ fn a_mark_says_no_more_than_was_synced() {
     let synced = log.position();
     log.sync().unwrap();
     // Another process adds to the log before the mark is written.
-    log.append_unsynced(&[current(2, 1)]).unwrap();
+    log.stage(&[current(2, 1)], LOGGED).unwrap();
     assert!(log.append_settled(&synced).unwrap());
     assert_eq!(log.position().settled, synced.end);
     assert!(!log.position().is_settled());
@@ -256,10 +284,10 @@ fn a_mark_says_no_more_than_was_synced() {
     assert!(log.append_settled(&synced).unwrap());
     assert_eq!(log.position().settled, more.end);
     // Another process rewrites it, and then there is nothing to say.
-    log.append_unsynced(&[current(4, 1)]).unwrap();
+    log.stage(&[current(4, 1)], LOGGED).unwrap();
     let synced = log.position();
     log.compact(&[data_key(1, 1, 1, 1)]).unwrap();
-    log.append_unsynced(&[current(1, 1)]).unwrap();
+    log.stage(&[current(1, 1)], LOGGED).unwrap();
     let before = log.position();
     assert!(!log.append_settled(&synced).unwrap());
     assert_eq!(log.position(), before);
@@ -301,10 +329,10 @@ proptest! {
                 all.extend(batch);
             }
         }
-        let (_, contents) = Log::open(&storage, 5).unwrap().unwrap();
+        let (_, contents) = Log::open(&storage, 5, Trust::All).unwrap().unwrap();
         prop_assert_eq!(&contents.records, &all);
         log.compact(&all).unwrap();
-        prop_assert_eq!(Log::open(&storage, 5).unwrap().unwrap().1.records, all);
+        prop_assert_eq!(Log::open(&storage, 5, Trust::All).unwrap().unwrap().1.records, all);
     }
 }
 
@@ -313,7 +341,7 @@ fn opening_cuts_the_torn_end_off() {
     let (bytes, starts, _) = three();
     let storage = FaultyStorage::default();
     storage.put("5.keys", &bytes[..bytes.len() - 1]);
-    let (mut log, contents) = Log::open(&storage, 5).unwrap().unwrap();
+    let (mut log, contents) = Log::open(&storage, 5, Trust::All).unwrap().unwrap();
     assert_eq!(contents.torn, (bytes.len() - 1 - starts[2]) as u64);
     assert_eq!(storage.content("5.keys").len(), starts[2]);
     log.append(&[retired(1, 1)]).unwrap();
@@ -323,11 +351,11 @@ fn opening_cuts_the_torn_end_off() {
 #[test]
 fn damage_is_left_as_it_is() {
     let (mut bytes, starts, _) = three();
-    bytes[starts[0] + 30] ^= 1;
+    bytes[starts[0] + batch::HEADER + 2] ^= 1;
     let storage = FaultyStorage::default();
     storage.put("5.keys", &bytes);
-    let error = Log::open(&storage, 5).unwrap_err();
-    assert_eq!(error.to_string(), "key file \"5.keys\" is not readable: wrong checksum at byte 68");
+    let error = Log::open(&storage, 5, Trust::All).unwrap_err();
+    assert_eq!(error.to_string(), "key file \"5.keys\" is not readable: wrong checksum at byte 76");
     assert_eq!(storage.content("5.keys"), bytes);
 }
 
@@ -364,7 +392,7 @@ fn leftovers_of_a_failed_append_are_cut_by_the_next() {
     bytes.extend(&batch::encode(&[data_key(2, 1, 1, 2)]).unwrap()[..50]);
     storage.put("5.keys", &bytes);
     log.append(&[retired(1, 1)]).unwrap();
-    let (_, contents) = Log::open(&storage, 5).unwrap().unwrap();
+    let (_, contents) = Log::open(&storage, 5, Trust::All).unwrap().unwrap();
     assert_eq!(contents.records, [data_key(1, 1, 1, 1), retired(1, 1)]);
     assert_eq!(storage.content("5.keys")[..clean], bytes[..clean]);
 }
@@ -376,11 +404,11 @@ fn a_record_of_another_database_is_refused() {
     let record = data_key(1, 1, 1, 1);
     assert!(matches!(cluster.append(std::slice::from_ref(&record)), Err(LogError::Record(_))));
     let batch = batch::encode(&[record]).unwrap();
-    assert!(matches!(cluster.append_batch(&batch), Err(LogError::Record(_))));
+    assert!(matches!(cluster.stage_batch(&batch, LOGGED), Err(LogError::Record(_))));
     // And a log under another's name.
     let (bytes, ..) = three();
     storage.put("6.keys", &bytes);
-    let error = Log::open(&storage, 6).unwrap_err();
+    let error = Log::open(&storage, 6, Trust::All).unwrap_err();
     assert!(matches!(
         error,
         LogError::Format { error, .. } if error.problem == Problem::Misplaced { expected: 6, found: 5 }
@@ -405,7 +433,7 @@ fn files_on_disk_are_private_and_replaced_whole() {
     let storage = FileStorage::new(&directory).unwrap();
     let mode = |path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
     assert_eq!(mode(directory.clone()), 0o700);
-    assert!(Log::open(&storage, 5).unwrap().is_none());
+    assert!(Log::open(&storage, 5, Trust::All).unwrap().is_none());
 
     let mut log = Log::create(&storage, ID, 5, &[data_key(1, 1, 1, 1)]).unwrap();
     assert!(matches!(Log::create(&storage, ID, 5, &[]), Err(LogError::Exists { .. })));
@@ -424,13 +452,13 @@ fn files_on_disk_are_private_and_replaced_whole() {
     let path = directory.join("5.keys");
     let bytes = fs::read(&path).unwrap();
     fs::write(&path, &bytes[..bytes.len() - 2]).unwrap();
-    let (_, contents) = Log::open(&storage, 5).unwrap().unwrap();
+    let (_, contents) = Log::open(&storage, 5, Trust::All).unwrap().unwrap();
     assert_eq!(contents.records, [data_key(1, 1, 1, 1), current(1, 1)]);
     assert_eq!(fs::metadata(&path).unwrap().len(), contents.position.end);
 
     storage.remove("5.keys").unwrap();
     storage.remove("5.keys").unwrap();
-    assert!(Log::open(&storage, 5).unwrap().is_none());
+    assert!(Log::open(&storage, 5, Trust::All).unwrap().is_none());
 }
 
 #[test]

@@ -14,6 +14,7 @@ mod escrow;
 mod faults;
 mod faulty;
 mod golden;
+mod jobs;
 mod log;
 mod protocol;
 mod redo;

@@ -6,7 +6,7 @@ use serde_json::{Value, json};
 fn spec() -> ProviderSpec {
     let options = json!({"path": "/etc/pagevault/keys"});
     let Value::Object(options) = options else { unreachable!() };
-    ProviderSpec { name: "disk".into(), kind: "file".into(), options }
+    ProviderSpec { name: "disk".into(), kind: "file".into(), options, programs: false }
 }
 
 fn operation(action: Action) -> Operation {

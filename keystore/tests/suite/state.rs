@@ -1,9 +1,11 @@
 use pagevault_keystore::state::{State, StateError};
-use pagevault_keystore::{Record, RelFile};
+use pagevault_keystore::{CheckValue, Record, RelFile};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use crate::arbitrary::{any_record, current, data_key, destroyed, file, plaintext, retired};
+use crate::arbitrary::{
+    any_record, current, data_key, destroyed, file, is_too_early, plaintext, retired,
+};
 
 /// A database key whose wrapped bytes are all `fill`.
 fn database_key(scope: u32, version: u32, fill: u8) -> Record {
@@ -14,6 +16,7 @@ fn database_key(scope: u32, version: u32, fill: u8) -> Record {
         master_key: "main".into(),
         master_version: u64::from(fill),
         wrapped: vec![fill; 60],
+        check: CheckValue::from_bytes([version as u8; 16]),
         created: 1,
     }
 }
@@ -25,7 +28,7 @@ fn fold(records: &[Record]) -> State {
 /// The records of a state, for all logs.
 fn all_records(state: &State) -> Vec<Record> {
     let mut homes: Vec<u32> = state.files().map(|(file, _)| file.database).collect();
-    homes.push(0);
+    homes.extend([0, 1, 2]);
     homes.sort_unstable();
     homes.dedup();
     homes.into_iter().flat_map(|home| state.records(home)).collect()
@@ -37,7 +40,7 @@ proptest! {
         let mut state = State::default();
         let mut accepted = Vec::new();
         for record in records {
-            if state.apply(record.clone()).is_ok() {
+            if !is_too_early(&record, &state) && state.apply(record.clone()).is_ok() {
                 accepted.push(record);
             }
         }
@@ -193,11 +196,25 @@ fn the_highest_version_is_the_current_database_key() {
 }
 
 #[test]
+fn a_database_key_is_wrapped_anew_and_never_replaced() {
+    let mut state = fold(&[database_key(5, 1, 1), database_key(5, 1, 2), database_key(0, 1, 1)]);
+    let mut other = database_key(5, 1, 3);
+    if let Record::DatabaseKey { check, .. } = &mut other {
+        *check = CheckValue::from_bytes([9; 16]);
+    }
+    let before = state.clone();
+    let replaced = StateError::DatabaseKeyReplaced { scope: 5, version: 1 };
+    assert_eq!(state.apply(other), Err(replaced));
+    assert_eq!(state, before);
+}
+
+#[test]
 fn a_provider_in_use_is_known() {
     let provider = |options: &str| Record::Provider {
         name: "disk".into(),
         kind: "file".into(),
         options: options.into(),
+        programs: false,
     };
     let drop_it = Record::DropProvider { name: "disk".into() };
     let mut state = fold(&[provider("{}"), provider("{\"path\":\"/x\"}")]);

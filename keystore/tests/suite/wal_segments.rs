@@ -8,7 +8,8 @@ use pagevault_cipher::{CipherId, DataKey, PageKey, wal};
 use pagevault_keystore::transfer::{at_position, each_part};
 use pagevault_keystore::wal::WalPhase;
 use pagevault_keystore::wal_pages::WalKeys;
-use pagevault_keystore::wal_segments::{self, Segment, number_of};
+use pagevault_keystore::wal_segments::{self, Name, Segment, parse_name};
+use pagevault_keystore::wal_timelines;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -92,6 +93,11 @@ impl Segment for Memory {
         address == BASE + at
     }
 
+    /// Of timeline 2, which began in the second page.
+    fn is_left_over(&self, timeline: u32, address: u64) -> bool {
+        wal_timelines::is_left_over(timeline, address, 2, || Some(BASE + PAGE as u64 + 100))
+    }
+
     fn address(&self, at: u64, _page: &[u8], _offset: usize, _bytes: &[u8]) -> u64 {
         BASE + at
     }
@@ -103,7 +109,7 @@ fn plain() -> Vec<u8> {
     for (number, page) in bytes.chunks_exact_mut(PAGE).enumerate() {
         page[..HEADER_SIZE].fill(0);
         page[..2].copy_from_slice(&0xD116_u16.to_le_bytes());
-        page[4..8].copy_from_slice(&1_u32.to_le_bytes());
+        page[4..8].copy_from_slice(&(1 + u32::from(number > 1)).to_le_bytes());
         page[8..16].copy_from_slice(&(BASE + (number * PAGE) as u64).to_le_bytes());
     }
     bytes
@@ -171,9 +177,61 @@ proptest! {
     }
 }
 
+/// What a parent timeline left is handed over as it is, without its mark, and is written over as if nothing were there;
+/// its key need not be known.
+#[test]
+fn what_a_parent_left_does_not_count() {
+    /// Has the key of generation 1 only, and writes with it.
+    struct One(Keys);
+    impl WalKeys for One {
+        type Error = u32;
+
+        fn phase_at(&self, _address: u64) -> WalPhase {
+            WalPhase { generation: 1, plaintext: false }
+        }
+
+        fn with_key<R>(&self, generation: u32, f: impl FnOnce(&PageKey) -> R) -> Result<R, u32> {
+            if generation == 1 { Ok(f(&self.0.0)) } else { Err(generation) }
+        }
+    }
+    let keys = One(keys());
+    let plain = plain();
+    let mut left = plain.clone();
+    for page in left.chunks_exact_mut(PAGE) {
+        page[4..8].copy_from_slice(&1_u32.to_le_bytes());
+        wal::seal(page, &keys.0.0, wal::Mark::of_generation(2));
+    }
+    let mut scratch = vec![0; 2 * PAGE];
+    let mut page = vec![0; PAGE];
+    for number in 0..PAGES {
+        let file = Memory::new(usize::MAX);
+        file.bytes.borrow_mut().clone_from(&left);
+        let at = number * PAGE;
+        let got = wal_segments::read(&keys, &file, &mut scratch, PAGE, &mut page, at as u64);
+        if number < 2 {
+            // Before the fork, and where it is, the page counts.
+            assert_eq!(got.unwrap_err().cause, 2);
+            continue;
+        }
+        assert_eq!(got, Ok(PAGE as isize));
+        assert_eq!(wal::mark_of(&page), None);
+        assert_eq!(page[HEADER_SIZE..], left[at + HEADER_SIZE..at + PAGE]);
+        for (from, to) in [(0, 3), (3, 9), (9, 40), (40, 5000), (5000, PAGE)] {
+            let part = &plain[at + from..at + to];
+            let wrote =
+                wal_segments::write(&keys, &file, &mut scratch, PAGE, part, (at + from) as u64);
+            assert_eq!(wrote, Ok(part.len() as isize));
+        }
+        wal_segments::read(&keys, &file, &mut scratch, PAGE, &mut page, at as u64).unwrap();
+        assert_eq!(page, plain[at..at + PAGE]);
+        assert!(wal::mark_of(&file.bytes.borrow()[at..]).is_some());
+    }
+}
+
 #[test]
 fn a_segment_is_told_by_its_name() {
-    assert_eq!(number_of(b"0000000A00000001000000ff"), Some((1, 255)));
+    let name = Name { timeline: 10, number: (1, 255) };
+    assert_eq!(parse_name(b"0000000A00000001000000ff"), Some(name));
     for name in [
         "00000001000000010000000",
         "0000000100000001000000010",
@@ -181,7 +239,7 @@ fn a_segment_is_told_by_its_name() {
         "history",
         "",
     ] {
-        assert_eq!(number_of(name.as_bytes()), None, "{name}");
+        assert_eq!(parse_name(name.as_bytes()), None, "{name}");
     }
 }
 

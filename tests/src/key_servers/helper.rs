@@ -20,6 +20,8 @@ pub struct Provider {
     pub environment: Vec<(String, String)>,
     /// The server's data directory, as the helper is told.
     pub data_directory: PathBuf,
+    /// Whether it may run programs, as recorded with it.
+    pub programs: bool,
     /// How long the helper may take.
     pub deadline_ms: u64,
 }
@@ -33,6 +35,7 @@ impl Provider {
             options,
             environment: Vec::new(),
             data_directory: PathBuf::from("/nonexistent/data"),
+            programs: true,
             deadline_ms: 10_000,
         }
     }
@@ -49,7 +52,8 @@ impl Provider {
     /// # Errors
     /// When the helper gives no reply.
     pub fn ask(&self, key: &str, context: &str, action: Value) -> Result<Value> {
-        let provider = json!({"name": "under-test", "kind": self.kind, "options": self.options});
+        let provider = json!({"name": "under-test", "kind": self.kind, "options": self.options,
+            "programs": self.programs});
         let operation =
             json!({"provider": provider, "key": key, "context": context, "action": action});
         let request = json!({"version": 1, "deadline_ms": self.deadline_ms,

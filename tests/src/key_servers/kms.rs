@@ -151,7 +151,7 @@ print(json.dumps(getattr(client, operation)(**json.loads(parameters)), default=s
     #[must_use]
     pub fn provider(&self, credentials: &Credentials) -> Provider {
         let options = json!({"region": REGION, "endpoint": self.endpoint,
-            "credentials_file": credentials.path()});
+            "insecure_loopback_http": true, "credentials_file": credentials.path()});
         without_surroundings(Provider::new("aws_kms", options))
     }
 }

@@ -12,6 +12,7 @@ use tempfile::TempDir;
 use super::certificates::Authority;
 use super::{Server, free_port};
 use crate::Installation;
+use crate::installation::run;
 
 /// The policy that the user guide recommends.
 pub const POLICY: &str = include_str!("../../../docs/examples/vault/pagevault.hcl");
@@ -21,6 +22,7 @@ const QUOTA: &str = "sys/quotas/rate-limit/slow";
 /// A server that a test can stop, seal, pause and bring back. Dropping it kills it.
 pub struct Vault {
     program: PathBuf,
+    is_openbao: bool,
     directory: TempDir,
     port: u16,
     child: Option<Child>,
@@ -49,8 +51,11 @@ impl Vault {
         let program = Server::Vault.program().context("there is no Vault on this machine")?;
         let directory = tempfile::Builder::new().prefix("pagevault-vault-").tempdir()?;
         Installation::get()?.give(directory.path())?;
+        let version =
+            run(Installation::get()?.command(&program.display().to_string()).arg("version"))?;
         let mut vault = Vault {
             program,
+            is_openbao: version.starts_with("OpenBao"),
             directory,
             port: free_port()?,
             child: None,
@@ -101,8 +106,10 @@ impl Vault {
     }
 
     fn furnish(&self) -> Result<()> {
-        let audit = format!("file_path={}", self.path("audit.log").display());
-        self.cli(&["audit", "enable", "file", &audit])?;
+        if !self.is_openbao {
+            let audit = format!("file_path={}", self.path("audit.log").display());
+            self.cli(&["audit", "enable", "file", &audit])?;
+        }
         self.cli(&["secrets", "enable", "transit"])?;
         self.cli(&["auth", "enable", "approle"])?;
         self.make_key("db-kek")
@@ -170,6 +177,12 @@ impl Vault {
         format!("https://127.0.0.1:{}", self.port)
     }
 
+    /// The Unix socket that it listens on as well.
+    #[must_use]
+    pub fn socket(&self) -> PathBuf {
+        self.path("socket")
+    }
+
     /// The port of 127.0.0.1 that it listens on.
     #[must_use]
     pub fn port(&self) -> u16 {
@@ -230,19 +243,28 @@ impl Vault {
     fn run_server(&mut self) -> Result<()> {
         let log = std::fs::File::options().create(true).append(true).open(self.path("log"))?;
         let path = |name| self.path(name).display().to_string();
-        let configuration = format!(
+        let mut configuration = format!(
             "storage \"raft\" {{\n  path = \"{}\"\n  node_id = \"one\"\n  performance_multiplier = 1\n}}\n\
              listener \"tcp\" {{\n  address = \"127.0.0.1:{}\"\n  tls_cert_file = \"{}\"\n  \
              tls_key_file = \"{}\"\n}}\n\
+             listener \"unix\" {{\n  address = \"{}\"\n}}\n\
              disable_mlock = true\napi_addr = \"{}\"\n\
              cluster_addr = \"https://127.0.0.1:{}\"\n",
             path("storage"),
             self.port,
             path("server.pem"),
             path("server.key"),
+            path("socket"),
             self.address(),
             free_port()?
         );
+        if self.is_openbao {
+            // Who may call its API may not say which files it writes: audit logs are for its configuration.
+            configuration += &format!(
+                "audit \"file\" \"file\" {{\n  options {{ file_path = \"{}\" }}\n}}\n",
+                path("audit.log")
+            );
+        }
         let file = self.write("server.hcl", &configuration, 0o600)?;
         let mut child = self
             .command()?

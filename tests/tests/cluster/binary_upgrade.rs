@@ -33,6 +33,7 @@ fn a_cluster_with_encrypted_relations_is_not_upgraded() -> Result<()> {
         cluster.sql(&format!("SELECT pagevault.decrypt('{catalog}')"))?;
     }
     cluster.sql(&label("TABLE secret", "'plain'"))?;
+    cluster.sql("SELECT pagevault.rekey_wait(job) FROM pagevault.rekey_progress")?;
     cluster.stop(StopMode::Fast)?;
     cluster.start_server_with(&BINARY_UPGRADE)?;
     ensure!(cluster.text("SELECT id FROM secret")? == "7", "the table, in plaintext");

@@ -149,6 +149,7 @@ fn a_label_on_the_database_seals_its_catalogs() -> Result<()> {
         &mut app,
         "SELECT pagevault.decrypt(oid) FROM pg_class WHERE oid < 16384 AND relkind = 'r' AND NOT relisshared",
     )?;
+    run_sql(&mut app, "SELECT pagevault.rekey_wait(job) FROM pagevault.rekey_progress")?;
     expect(&cluster, &mut app, false, false)?;
     expect_no_drift(&mut app)?;
     drop(app);
@@ -366,6 +367,7 @@ fn shared_catalogs_are_sealed_on_demand() -> Result<()> {
         &mut client,
         "SELECT pagevault.decrypt(oid) FROM pg_class WHERE oid < 16384 AND relkind = 'r' AND relisshared",
     )?;
+    run_sql(&mut client, "SELECT pagevault.rekey_wait(job) FROM pagevault.rekey_progress")?;
     expect(&cluster, &mut client, true, false)?;
     drop(client);
     cluster.crash()?;

@@ -68,12 +68,14 @@ fn copies_of_a_database_are_sealed_under_keys_of_their_own_database() -> Result<
         ("copy_wal_log", "STRATEGY wal_log"),
         ("copy_file_copy", "STRATEGY file_copy"),
         ("copy_elsewhere", "STRATEGY file_copy TABLESPACE space"),
+        ("copy_default", "STRATEGY DEFAULT TABLESPACE DEFAULT"),
     ] {
         cluster.sql(&format!("CREATE DATABASE {name} TEMPLATE model {options}"))?;
         check(&cluster, name, &sum).with_context(|| name.to_owned())?;
     }
+    cluster.sql("CREATE DATABASE of_template1 TEMPLATE DEFAULT STRATEGY DEFAULT")?;
     cluster.crash()?;
-    for name in ["model", "copy_wal_log", "copy_file_copy", "copy_elsewhere"] {
+    for name in ["model", "copy_wal_log", "copy_file_copy", "copy_elsewhere", "copy_default"] {
         ensure!(text(&mut cluster.client_to(name)?, SUM)? == sum, "{name} after a crash");
     }
     // The copy does not depend on the original's keys: it outlives it and takes another master key.

@@ -118,6 +118,7 @@ fn enforcement_lets_through_what_stays_encrypted() -> Result<()> {
     let mut client = cluster.client()?;
     run_sql(&mut client, "SET pagevault.enforce = off")?;
     run_sql(&mut client, &label("TABLE app.t", "'plain'"))?;
+    run_sql(&mut client, "SELECT pagevault.rekey_wait('app.t'::regclass, '60 s')")?;
     drop(client);
     expect(&cluster, "app.t", "plain")?;
     cluster.finish()

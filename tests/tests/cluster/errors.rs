@@ -130,6 +130,7 @@ fn labels() -> Result<()> {
             "SET pagevault.nonsense = 1",
             "SELECT * FROM pagevault.verify(1)",
             "SELECT pagevault.is_encrypted(1)",
+            "CREATE TABLE pagevault.mine (id int)",
         ],
     )?;
     cluster.finish()
@@ -206,6 +207,15 @@ fn enforcement() -> Result<()> {
          CREATE TABLE parts (id int) PARTITION BY LIST (id);
          SECURITY LABEL FOR pagevault ON TABLE parts IS 'encrypted'",
     )?;
+    let space = cluster.directory().join("space");
+    std::fs::create_dir(&space)?;
+    cluster.installation().give(&space)?;
+    cluster.sql(&format!("CREATE TABLESPACE space LOCATION '{}'", space.display()))?;
+    cluster.sql("SECURITY LABEL FOR pagevault ON TABLESPACE space IS 'encrypted'")?;
+    cluster.sql("CREATE DATABASE sealed")?;
+    cluster.sql("SECURITY LABEL FOR pagevault ON DATABASE sealed IS 'encrypted'")?;
+    cluster.sql("CREATE DATABASE model")?;
+    run_sql(&mut cluster.client_to("model")?, "CREATE TABLE open (id int)")?;
     cluster.set(&[("pagevault.enforce", "on")])?;
     check(
         "enforcement",
@@ -215,6 +225,9 @@ fn enforcement() -> Result<()> {
             "SECURITY LABEL FOR pagevault ON TABLE app.t IS 'plain'",
             "SECURITY LABEL FOR pagevault ON SCHEMA app IS 'plain'",
             "SECURITY LABEL FOR pagevault ON SCHEMA app IS NULL",
+            "SECURITY LABEL FOR pagevault ON TABLESPACE space IS NULL",
+            "SECURITY LABEL FOR pagevault ON DATABASE sealed IS NULL",
+            "ALTER DATABASE model SET TABLESPACE space",
             "ALTER TABLE open SET SCHEMA app",
             "ALTER TABLE parts ATTACH PARTITION open FOR VALUES IN (1)",
             "SET pagevault.default_encryption = on; SECURITY LABEL FOR pagevault ON TABLE open IS 'plain'",

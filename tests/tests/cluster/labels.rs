@@ -97,8 +97,9 @@ fn the_nearest_label_wins() -> Result<()> {
     make("before", "", "plain")?;
     cluster.sql(&label("DATABASE postgres", "'encrypted'"))?;
     make("of_database", "", XTS)?;
+    // Of the two that are not this database's alone neither takes away what the other wants.
     cluster.sql(&label("TABLESPACE pg_default", "'plain'"))?;
-    make("of_default_tablespace", "", "plain")?;
+    make("of_default_tablespace", "", XTS)?;
     cluster.sql(&label("TABLESPACE space", "'encrypted aes-128-xts'"))?;
     make("of_tablespace", "TABLESPACE space", "aes-128-xts")?;
     cluster.sql(&label("SCHEMA app", "'plain'"))?;
@@ -106,6 +107,7 @@ fn the_nearest_label_wins() -> Result<()> {
     cluster.sql(&label("SCHEMA app", "'encrypted'"))?;
     make("app.of_schema_2", "", XTS)?;
     cluster.sql(&label("TABLE app.of_schema_2", "'plain'"))?;
+    cluster.sql("SELECT pagevault.rekey_wait('app.of_schema_2'::regclass)")?;
     expect(&cluster, "app.of_schema_2", "plain")?;
     cluster.sql("TRUNCATE app.of_schema_2")?;
     expect(&cluster, "app.of_schema_2", "plain")?;
@@ -183,6 +185,7 @@ fn partitions_follow_their_own_label_else_their_parents() -> Result<()> {
     expect(&cluster, "sub2", "plain")?;
     cluster.sql(&label("TABLE sub", "NULL"))?;
     cluster.sql(&label("TABLE sub1", "'plain'"))?;
+    cluster.sql("SELECT pagevault.rekey_wait('sub1'::regclass)")?;
     expect(&cluster, "sub1", "plain")?;
 
     // Attached: an empty table follows, one with rows stays what it is.
@@ -479,27 +482,128 @@ fn a_dump_carries_every_label() -> Result<()> {
     cluster.finish()
 }
 
-/// "$user" leads the search path: what this role makes lands beside the extension's own tables.
+/// "$user" leads the search path: what this role makes would land beside the extension's own.
 #[test]
-fn a_role_called_pagevault_has_tables_like_any_other() -> Result<()> {
+fn a_role_called_pagevault_makes_nothing_among_the_extensions_tables() -> Result<()> {
     let (cluster, _keys) = cluster()?;
-    cluster.sql("CREATE ROLE pagevault SUPERUSER LOGIN")?;
-    cluster.sql(
-        "SET ROLE pagevault; CREATE TABLE mine (id int PRIMARY KEY, t text);
-         INSERT INTO mine VALUES (1, 'x')",
-    )?;
-    let table = "pagevault.mine";
-    expect(&cluster, table, "plain")?;
-    cluster.sql(&label(&format!("TABLE {table}"), "'encrypted'"))?;
-    expect(&cluster, table, XTS)?;
-    cluster.sql("SELECT pagevault.shred('pagevault.mine', 'pagevault.mine')")?;
-    ensure!(cluster.sql("TABLE pagevault.mine").is_err(), "the keys are still there");
-    // The extension's own stay out of reach.
+    cluster.sql("CREATE ROLE pagevault SUPERUSER LOGIN; CREATE SCHEMA app")?;
     for statement in [
-        label("TABLE pagevault.rekey_jobs", "'encrypted'"),
-        "SELECT pagevault.shred('pagevault.rekey_jobs', 'pagevault.rekey_jobs')".to_owned(),
+        "CREATE TABLE mine (id int)",
+        "CREATE TABLE mine AS SELECT 1 AS id",
+        "CREATE TABLE mine (id int) PARTITION BY LIST (id)",
+        "CREATE SEQUENCE mine",
+        "CREATE MATERIALIZED VIEW mine AS SELECT 1 AS id",
     ] {
-        ensure!(cluster.sql(&statement).is_err(), "{statement} was carried out");
+        let error = cluster.error(&format!("SET ROLE pagevault; {statement}"))?;
+        ensure!(error.sqlstate == "42501", "{statement}: {error}");
+        ensure!(error.message == "permission denied to create pagevault.mine", "{error}");
+        ensure!(error.detail == "The schema pagevault is the extension's.", "{error}");
+        ensure!(error.hint.starts_with("Name another schema."), "{error}");
     }
-    Ok(())
+    cluster
+        .sql("SET ROLE pagevault; CREATE TABLE app.mine (id int); CREATE TEMP TABLE t (id int)")?;
+    cluster.finish()
+}
+
+/// Where the extension is not installed, a schema of its name is like any other.
+#[test]
+fn a_schema_called_pagevault_is_nothing_special_elsewhere() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    cluster.sql("CREATE DATABASE elsewhere")?;
+    let mut client = cluster.client_to("elsewhere")?;
+    run_sql(
+        &mut client,
+        "CREATE SCHEMA pagevault; CREATE TABLE pagevault.before (id int); INSERT INTO pagevault.before VALUES (1)",
+    )?;
+    run_sql(&mut client, &label("SCHEMA pagevault", "'encrypted'"))?;
+    run_sql(&mut client, "CREATE TABLE pagevault.mine AS SELECT 1 AS id")?;
+    run_sql(&mut client, &label("TABLE pagevault.before", "'encrypted'"))?;
+    run_sql(&mut client, "CHECKPOINT")?;
+    for table in ["before", "mine"] {
+        let path = format!("SELECT pg_relation_filepath('pagevault.{table}')");
+        let path = cluster.data_directory().join(text(&mut client, &path)?);
+        crate::assert_sealed(&pagevault_tests::DataFile::find(&path)?).context(table)?;
+    }
+    drop(client);
+    cluster.finish()
+}
+
+/// A schema with pg_repack's name, and tables that are called as its copies are.
+#[test]
+fn names_of_copies_that_pg_repack_makes_are_no_way_out() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    cluster.sql(
+        "CREATE ROLE stranger; GRANT CREATE ON DATABASE postgres TO stranger;
+         CREATE TABLE open (id int)",
+    )?;
+    cluster.sql(&label("TABLE open", "'plain'"))?;
+    cluster.sql(&label("DATABASE postgres", "'encrypted'"))?;
+    cluster.set(&[("pagevault.enforce", "on")])?;
+    let open = cluster.text("SELECT 'open'::regclass::oid")?;
+    let mut client = cluster.client()?;
+    run_sql(&mut client, "SET SESSION AUTHORIZATION stranger; CREATE SCHEMA repack")?;
+    for name in [format!("table_{open}"), format!("log_{open}"), "table_4000000000".to_owned()] {
+        let name = format!("repack.{name}");
+        run_sql(&mut client, &format!("CREATE TABLE {name} AS SELECT 1 AS id"))?;
+        expect(&cluster, &name, XTS)?;
+        run_sql(&mut client, &format!("TRUNCATE {name}"))?;
+        expect(&cluster, &name, XTS)?;
+    }
+    drop(client);
+    cluster.finish()
+}
+
+/// Its copy becomes the table's file in the end, and nothing tells of that.
+#[test]
+fn a_table_that_pg_repack_has_copied_in_plaintext_is_not_encrypted() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    // The extension by its name; what counts is what belongs to it.
+    cluster.sql(
+        "UPDATE pg_extension SET extname = 'pg_repack' WHERE extname = 'plpgsql';
+         CREATE SCHEMA packed; ALTER EXTENSION pg_repack ADD SCHEMA packed;
+         CREATE SCHEMA repack",
+    )?;
+    cluster.sql(
+        "CREATE TABLE t AS SELECT 1 AS id; CREATE MATERIALIZED VIEW v AS SELECT 1 AS id;
+         CREATE TABLE parts (id int) PARTITION BY LIST (id);
+         CREATE TABLE part PARTITION OF parts FOR VALUES IN (1)",
+    )?;
+    for (kind, name) in [("TABLE", "t"), ("MATERIALIZED VIEW", "v"), ("TABLE", "part")] {
+        let oid = cluster.text(&format!("SELECT '{name}'::regclass::oid"))?;
+        let set = label(&format!("{kind} {name}"), "'encrypted'");
+        for copy in [format!("log_{oid}"), format!("table_{oid}")] {
+            cluster.sql(&format!("CREATE TABLE packed.{copy} AS SELECT 1 AS id"))?;
+            for statement in [set.clone(), format!("SELECT pagevault.encrypt('{name}')")] {
+                let error = cluster.error(&statement)?;
+                ensure!(error.sqlstate == "55006", "{error}");
+                ensure!(error.message == format!("public.{name} is being repacked"), "{error}");
+                ensure!(
+                    error.detail
+                        == format!("pg_repack has rows of it in packed.{copy}, in plaintext."),
+                    "{error}"
+                );
+                ensure!(error.hint.starts_with("Wait until pg_repack is done"), "{error}");
+            }
+            expect(&cluster, name, "plain")?;
+            cluster.sql(&format!("DROP TABLE packed.{copy}"))?;
+        }
+        // By what is said around it, too.
+        cluster.sql(&format!("CREATE TABLE packed.log_{oid} AS SELECT 1 AS id"))?;
+        cluster.sql(&label("SCHEMA public", "'encrypted'"))?;
+        for relation in [name, if name == "part" { "parts" } else { name }] {
+            let error = cluster.error(&format!("SELECT pagevault.reconcile('{relation}')"))?;
+            ensure!(error.message == format!("public.{name} is being repacked"), "{error}");
+        }
+        cluster.sql(&label("SCHEMA public", "NULL"))?;
+        cluster.sql(&format!("DROP TABLE packed.log_{oid}"))?;
+        // Another's table of that name is not in the way, nor is a copy that is encrypted.
+        cluster.sql(&format!("CREATE TABLE repack.log_{oid} AS SELECT 1 AS id"))?;
+        cluster.sql(&set)?;
+        expect(&cluster, name, XTS)?;
+        let copy = format!("packed.table_{oid}");
+        cluster.sql(&format!("CREATE TABLE {copy} AS SELECT 1 AS id"))?;
+        expect(&cluster, &copy, XTS)?;
+        cluster.sql(&set)?;
+    }
+    cluster.finish()
 }

@@ -36,7 +36,7 @@ fn batch(version: u8, body: &[u8]) -> Vec<u8> {
     let mut bytes = vec![0xDB, b'p', b'v', 0xB1, version, 0, 0, 0];
     bytes.extend(u32::try_from(body.len()).unwrap_or(u32::MAX).to_le_bytes());
     bytes.extend(crc32c::crc32c(body).to_le_bytes());
-    bytes.extend(0_u64.to_le_bytes());
+    bytes.extend([0; 16]);
     bytes.extend(crc32c::crc32c(&bytes).to_le_bytes());
     bytes.extend(body);
     bytes

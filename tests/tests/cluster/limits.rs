@@ -5,7 +5,7 @@ use std::fs;
 
 use anyhow::{Context, Result, ensure};
 use pagevault_keystore::Record;
-use pagevault_keystore::log::{self, Log};
+use pagevault_keystore::log::{self, Log, Trust};
 use pagevault_keystore::storage::FileStorage;
 use pagevault_tests::cluster::run_sql;
 use pagevault_tests::standby::wait_for;
@@ -60,7 +60,8 @@ fn database_keys_without_room_are_refused_and_the_server_starts() -> Result<()> 
     // Years of databases that came and went.
     let directory = cluster.data_directory().join("pagevault");
     let storage = FileStorage::new(&directory)?;
-    let (mut log, contents) = Log::open(&storage, 0)?.context("there is no key file")?;
+    let (mut log, contents) =
+        Log::open(&storage, 0, Trust::All)?.context("there is no key file")?;
     let own = contents.records.iter().find(|r| matches!(r, Record::DatabaseKey { .. }));
     let mut gone = vec![own.context("the cluster has no key")?.clone(); 767];
     for (record, database) in gone.iter_mut().zip(GONE..) {

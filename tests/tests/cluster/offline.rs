@@ -5,6 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
+use pagevault_tests::cluster::{run_sql, text};
 use pagevault_tests::installation::run;
 use pagevault_tests::wal::{PAGE, Segment, WalPage};
 use pagevault_tests::{Cluster, KeyFile, Settings, StopMode};
@@ -212,5 +213,73 @@ fn verify_looks_at_every_kind_of_file() -> Result<()> {
     let (said, code) = verify(&cluster, &data)?;
     ensure!(code == Some(2) && said.contains("was not shut down cleanly"), "{said}");
     flip(&sealed, 5000)?;
+    cluster.finish()
+}
+
+/// What a crash leaves of a transaction is nobody's: pages of it may be torn, or sealed under a key that was never flushed.
+#[test]
+fn verify_tells_what_no_relation_has() -> Result<()> {
+    let (cluster, _keys) = sealing(&Settings::default().conf("max_prepared_transactions = 2"))?;
+    cluster.sql("SELECT pagevault.encrypt_database()")?;
+    let make = |name: &str| {
+        format!(
+            "CREATE TABLE {name} AS SELECT repeat('x', 100) AS name FROM generate_series(1, 5000) i"
+        )
+    };
+    let made = |client: &mut postgres::Client, name: &str| -> Result<PathBuf> {
+        run_sql(client, &make(name))?;
+        let path = text(client, &format!("SELECT pg_relation_filepath('{name}')"))?;
+        Ok(cluster.data_directory().join(path))
+    };
+    let kept = made(&mut cluster.client()?, "kept")?;
+    let mut client = cluster.client()?;
+    run_sql(&mut client, "BEGIN; SAVEPOINT one")?;
+    let lost = made(&mut client, "lost")?;
+    cluster.sql("CHECKPOINT")?;
+    cluster.crash()?;
+    ensure!(lost.exists(), "recovery removes such files");
+    let mut client = cluster.client()?;
+    run_sql(&mut client, "BEGIN")?;
+    let prepared = made(&mut client, "prepared")?;
+    run_sql(&mut client, "PREPARE TRANSACTION 'it'")?;
+    let data = cluster.data_directory();
+    let show = |path: &Path| path.strip_prefix(&data).unwrap_or(path).display().to_string();
+    // An epoch that has no key.
+    let reseal = |path: &Path| -> Result<()> {
+        let file = OpenOptions::new().read(true).write(true).open(path)?;
+        Ok(file.write_all_at(&(77_u16 << 3).to_le_bytes(), 8192 + 10)?)
+    };
+
+    // A prepared transaction may still commit.
+    cluster.stop(StopMode::Fast)?;
+    flip(&prepared, 5000)?;
+    let (said, code) = verify(&cluster, &data)?;
+    ensure!(code == Some(2) && !said.contains("left over"), "{said}");
+    flip(&prepared, 5000)?;
+    flip(&lost, 2 * 8192 + 5000)?;
+    cluster.start_server()?;
+    cluster.sql("COMMIT PREPARED 'it'")?;
+
+    // Nor is it known before recovery.
+    cluster.kill()?;
+    let (said, code) = verify(&cluster, &data)?;
+    ensure!(code == Some(2) && said.contains(&format!("{} block 2", show(&lost))), "{said}");
+    cluster.start_server()?;
+
+    cluster.stop(StopMode::Fast)?;
+    reseal(&lost)?;
+    let (said, code) = verify(&cluster, &data)?;
+    let line = format!("left over    {}: no relation has it", show(&lost));
+    ensure!(code == Some(0) && said.contains(&line), "{said}");
+    ensure!(said.contains("Everything opens."), "{said}");
+    for file in [&kept, &prepared] {
+        flip(file, 5000)?;
+        let (said, code) = verify(&cluster, &data)?;
+        ensure!(code == Some(2) && said.contains(&line), "{said}");
+        ensure!(said.contains(&format!("{} block 0: the checksum", show(file))), "{said}");
+        flip(file, 5000)?;
+    }
+    cluster.start_server()?;
+    ensure!(cluster.text("SELECT count(*) FROM kept")? == "5000");
     cluster.finish()
 }

@@ -47,10 +47,13 @@ fn the_extension_stays_while_anything_is_encrypted() -> Result<()> {
     run_sql(&mut client, "SET pagevault.protect_statistics = off")?;
     for catalog in ["pg_statistic", "pg_statistic_ext_data"] {
         run_sql(&mut client, &format!("SELECT pagevault.decrypt('{catalog}')"))?;
+        let wait = format!("SELECT pagevault.rekey_wait('{catalog}'::regclass, '60 s')");
+        run_sql(&mut client, &wait)?;
     }
     refused(&mut client, "pg_catalog.pg_largeobject")?;
     // Another extension goes, and so does the database, which takes everything along.
     run_sql(&mut client, "SELECT pagevault.decrypt('pg_largeobject')")?;
+    run_sql(&mut client, "SELECT pagevault.rekey_wait('pg_largeobject'::regclass, '60 s')")?;
     run_sql(&mut client, "BEGIN; DROP EXTENSION pagevault; ROLLBACK")?;
     run_sql(&mut client, "DROP SCHEMA pagevault CASCADE")?;
     ensure!(text(&mut client, "SELECT count(*) FROM notes")? == "5000", "rows");
@@ -117,6 +120,8 @@ fn nothing_is_left() -> Result<()> {
     let rest = "SELECT relation FROM pagevault.relations WHERE encrypted AND kind = 'r'";
     for catalog in column(&mut client, rest)? {
         run_sql(&mut client, &format!("SELECT pagevault.decrypt('{catalog}')"))?;
+        let wait = format!("SELECT pagevault.rekey_wait('{catalog}'::regclass, '60 s')");
+        run_sql(&mut client, &wait)?;
     }
     ensure!(
         text(&mut client, "SELECT count(*) FROM pagevault.relations WHERE encrypted")? == "0",
@@ -232,6 +237,7 @@ fn taken_away_too_early() -> Result<()> {
     cluster.sql("SELECT pg_switch_wal()")?;
     for catalog in ["pg_statistic", "pg_statistic_ext_data", "pg_largeobject"] {
         cluster.sql(&format!("SELECT pagevault.decrypt('{catalog}')"))?;
+        cluster.sql(&format!("SELECT pagevault.rekey_wait('{catalog}'::regclass, '60 s')"))?;
     }
     cluster.stop(StopMode::Fast)?;
     cluster.append_conf("shared_preload_libraries = ''")?;

@@ -172,6 +172,7 @@ fn a_revoked_key_locks_what_it_protects_until_it_is_good_again() -> Result<()> {
     // Turned back into plaintext, it is not the key's business any more.
     cluster.sql("SET pagevault.default_encryption = on; CREATE TABLE once AS SELECT 1 AS id; CREATE TABLE dropped AS SELECT 1 AS id")?;
     cluster.sql("SECURITY LABEL FOR pagevault ON TABLE once IS 'plain'")?;
+    cluster.sql("SELECT pagevault.rekey_wait('once'::regclass, '60 s')")?;
     let other = cluster.key_file("other", "main")?;
     cluster.sql(&other.add_provider("other"))?;
     // This session has the table's pages in shared buffers, and its key ready.

@@ -247,6 +247,7 @@ fn without_protection_values_are_in_plain_files() -> Result<()> {
     cluster.sql("VACUUM FULL pg_statistic")?;
     expect_sealed(&cluster)?;
     cluster.sql("SELECT pagevault.decrypt('pg_statistic')")?;
+    cluster.sql("SELECT pagevault.rekey_wait('pg_statistic'::regclass, '60 s')")?;
     cluster.sql("CHECKPOINT")?;
     assert_plain(&cluster.family_files("pg_statistic")?)?;
     cluster.crash()?;
@@ -279,6 +280,7 @@ fn new_storage_of_protected_catalogs_is_sealed() -> Result<()> {
     // Rebuilt where it is wanted but not so: sealed as well.
     cluster.set(&[("pagevault.protect_statistics", "off")])?;
     cluster.sql("SELECT pagevault.decrypt('pg_statistic')")?;
+    cluster.sql("SELECT pagevault.rekey_wait('pg_statistic'::regclass, '60 s')")?;
     cluster.set(&[("pagevault.protect_statistics", "on")])?;
     cluster.sql("VACUUM FULL pg_statistic")?;
     expect_sealed(&cluster)?;

@@ -45,7 +45,7 @@ fn constants(text: &str) -> Result<()> {
     }
     ensure!(page::PAGE_SIZE == 8192 && page::HEADER_SIZE == 16 && wal::HEADER_SIZE == 16, "sizes");
     ensure!(page::FORMAT_VERSION == 1 && wal::FORMAT_VERSION == 1, "versions");
-    ensure!(batch::VERSION == 1 && batch::HEADER == 28, "batch");
+    ensure!(batch::VERSION == 1 && batch::HEADER == 36, "batch");
     let server = fs::read_to_string(crate::root().join("extension/src/pg/wal.rs"))?;
     for (name, value) in
         [("RMGR_ID: u8", "161"), ("OP_KEYS: u8", "0x10"), ("OP_BARRIER: u8", "0x20")]
@@ -131,8 +131,8 @@ fn key_log() -> Result<()> {
     ensure!(u32_at(36) == file.get(..36).map(crc32c), "checksum");
     ensure!(file.get(40..44) == Some(&batch::MAGIC), "the first batch");
     let length = u32_at(48).context("length of the body")? as usize;
-    ensure!(u32_at(52) == file.get(68..68 + length).map(crc32c), "checksum of the body");
-    ensure!(u32_at(64) == file.get(40..64).map(crc32c), "checksum of the header");
+    ensure!(u32_at(52) == file.get(76..76 + length).map(crc32c), "checksum of the body");
+    ensure!(u32_at(72) == file.get(40..72).map(crc32c), "checksum of the header");
     Ok(())
 }
 

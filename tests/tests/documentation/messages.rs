@@ -21,12 +21,16 @@ const NOT_OURS: &[&str] = &[
     "must be owner of ...",
     "invalid configuration parameter name \"pagevault....\"",
     "canceling statement due to ...",
+    "could not create temporary file \"...\": Operation not supported",
+    "could not open file \"pg_replslot/...\": Operation not supported",
+    "Could not open file \"pg_notify/...\": Operation not supported",
 ];
 
 /// Put together from pieces that the code has, but not side by side.
 const COMPOSED: &[&str] = &[
     "no key of generation ... for the WAL page at ...",
     "cannot open the WAL page at ...: the key of the cluster is locked",
+    "there is no room for more rekey jobs",
 ];
 
 /// In pages about trouble the first column of a table holds messages.

@@ -14,15 +14,20 @@ use crate::inspection::twins;
 pub(crate) const TESTS: &[Test] = &[
     Test { name: "pg_repack", needs: &["pg_repack"], run: of_tables },
     Test { name: "pg_repack_under_way", needs: &["pg_repack"], run: under_way },
+    Test { name: "pg_repack_of_plaintext", needs: &["pg_repack"], run: of_plaintext },
+    Test { name: "pg_repack_schema_of_others", needs: &["pg_repack"], run: schema_of_others },
 ];
 
 const DIGEST: &str =
     "SELECT count(*) || ' ' || md5(string_agg(s::text, '' ORDER BY id)) FROM sealed s";
 
-/// pg_repack of `sealed` in the background.
-fn start(cluster: &Cluster) -> Result<Child> {
+/// pg_repack of a table in the background.
+fn start(cluster: &Cluster, table: &str) -> Result<Child> {
     let mut command = cluster.program("pg_repack");
-    command.args(["--table=sealed", "postgres"]).stdout(Stdio::null()).stderr(Stdio::null());
+    command
+        .args([&format!("--table={table}"), "postgres"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
     Ok(command.spawn()?)
 }
 
@@ -68,7 +73,7 @@ fn under_way() -> Result<()> {
     cluster.allow_log("terminating connection");
     let mut old = cluster.client()?;
     run_sql(&mut old, "BEGIN; SELECT count(*) FROM open")?;
-    let mut child = start(&cluster)?;
+    let mut child = start(&cluster, "sealed")?;
     let table = cluster.text("SELECT 'sealed'::regclass::oid")?;
     // The copy is filled when its index is there.
     cluster.eventually(
@@ -91,7 +96,7 @@ fn under_way() -> Result<()> {
     // Killed under way, it leaves its tables; they are sealed, and go with the extension.
     let mut old = cluster.client()?;
     run_sql(&mut old, "BEGIN; SELECT count(*) FROM open")?;
-    let mut child = start(&cluster)?;
+    let mut child = start(&cluster, "sealed")?;
     cluster.eventually(
         &format!("SELECT count(*) FROM pg_index WHERE indrelid = to_regclass('repack.table_{table}') AND indisvalid"),
         "1",
@@ -103,5 +108,68 @@ fn under_way() -> Result<()> {
     check(&cluster, "killed")?;
     cluster.sql("DROP EXTENSION pg_repack CASCADE")?;
     ensure!(cluster.text(DIGEST)? == rows, "rows after the crash");
+    cluster.finish()
+}
+
+/// Its copy in plaintext would be the file of a table that was encrypted meanwhile.
+fn of_plaintext() -> Result<()> {
+    let (cluster, _keys) = twins(&Settings::default(), &["pg_repack"])?;
+    let mut old = cluster.client()?;
+    run_sql(&mut old, "BEGIN; SELECT count(*) FROM sealed")?;
+    let mut child = start(&cluster, "open")?;
+    let table = cluster.text("SELECT 'open'::regclass::oid")?;
+    cluster.eventually(
+        &format!("SELECT count(*) FROM pg_index WHERE indrelid = to_regclass('repack.table_{table}') AND indisvalid"),
+        "1",
+    )?;
+    let error = cluster.error("SECURITY LABEL FOR pagevault ON TABLE open IS 'encrypted'")?;
+    ensure!(error.message == "public.open is being repacked", "{error}");
+    run_sql(&mut old, "COMMIT")?;
+    ensure!(child.wait()?.success(), "pg_repack failed");
+    drop(old);
+    check(&cluster, "refused")?;
+    cluster.sql("SELECT pagevault.encrypt('open')")?;
+    run(cluster.program("pg_repack").args(["--table=open", "postgres"]))?;
+    cluster.restart()?;
+    assert_sealed(&cluster.family_files("open")?)?;
+    cluster.finish()
+}
+
+/// Who may run it without being superuser has CREATE on its schema, and can give tables there the names of copies.
+fn schema_of_others() -> Result<()> {
+    let (cluster, _keys) = twins(&Settings::default(), &["pg_repack"])?;
+    cluster.sql(
+        "CREATE ROLE stranger; GRANT USAGE, CREATE ON SCHEMA repack TO stranger;
+         ALTER SCHEMA repack RENAME TO packed;
+         SECURITY LABEL FOR pagevault ON TABLE open IS 'plain'",
+    )?;
+    cluster.sql("SELECT pagevault.encrypt_database()")?;
+    cluster.set(&[("pagevault.enforce", "on")])?;
+    let open = cluster.text("SELECT 'open'::regclass::oid")?;
+    let make = |role: &str, name: &str| -> Result<String> {
+        cluster.sql(&format!(
+            "SET SESSION AUTHORIZATION {role}; CREATE TABLE packed.{name} AS SELECT 1 AS id"
+        ))?;
+        cluster.sql("CHECKPOINT")?;
+        Ok(format!("packed.{name}"))
+    };
+    // Another's copy of a plaintext table is like any other table here; that of a superuser follows it.
+    for name in [format!("table_{open}"), format!("log_{open}"), "table_4000000000".to_owned()] {
+        let made = make("stranger", &name)?;
+        assert_sealed(&cluster.family_files(&made)?).context(name)?;
+        cluster.sql(&format!("DROP TABLE {made}"))?;
+    }
+    let made = make("postgres", &format!("table_{open}"))?;
+    assert_plain(&cluster.family_files(&made)?).context("a superuser's")?;
+    cluster.sql(&format!("DROP TABLE {made}; ALTER TABLE open OWNER TO stranger"))?;
+    let made = make("stranger", &format!("table_{open}"))?;
+    assert_plain(&cluster.family_files(&made)?).context("the owner's")?;
+    cluster.sql(&format!(
+        "DROP TABLE {made}; ALTER TABLE open OWNER TO postgres; ALTER SCHEMA packed RENAME TO repack"
+    ))?;
+    for table in ["--table=open", "--table=sealed"] {
+        run(cluster.program("pg_repack").args([table, "postgres"]))?;
+    }
+    check(&cluster, "in a labelled database")?;
     cluster.finish()
 }

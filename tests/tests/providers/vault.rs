@@ -21,6 +21,7 @@ pub(crate) fn tests() -> Vec<Test> {
     vec![
         test("vault::keys_wrap_rotate_and_rewrap", keys_wrap_rotate_and_rewrap),
         test("vault::each_way_to_log_in", each_way_to_log_in),
+        test("vault::a_socket_is_spoken_to_if_it_is_ours", a_socket_is_spoken_to_if_it_is_ours),
         test("vault::refusals_have_a_class_a_cause_and_advice", refusals),
         test("vault::tokens_are_renewed_and_given_back", tokens),
         test("vault::nothing_secret_is_logged_or_sent_elsewhere", secrecy),
@@ -165,6 +166,33 @@ fn service_account() -> Result<(String, String)> {
     Ok((public, format!("{signed}.{}", BASE64.encode(raw))))
 }
 
+/// At a Unix socket the kernel says who listens; at a port of this machine anybody may.
+fn a_socket_is_spoken_to_if_it_is_ours() -> Result<()> {
+    let mut vault = Vault::start()?;
+    let mut options = vault.approle()?;
+    options["address"] = json!(format!("unix://{}", vault.socket().display()));
+    let provider = provider(options);
+    let (wrapped, _) = provider.wrap("db-kek", CONTEXT, SECRET)?;
+    ensure!(provider.unwrap("db-kek", CONTEXT, &wrapped)? == SECRET);
+    let told = provider.ask("db-kek", CONTEXT, json!("check"))?;
+    ensure!(!told.to_string().contains("failure"), "{told}");
+    if rustix::process::geteuid().is_root() {
+        std::os::unix::fs::chown(vault.socket(), Some(65534), None)?;
+        let told = provider.refused("db-kek", CONTEXT, json!("describe"), "insecure")?;
+        ensure!(told["message"].as_str().is_some_and(|text| text.contains("of another user")));
+        // Somebody who listens there, in a directory of the server's user: only the kernel can tell.
+        vault.stop();
+        std::fs::remove_file(vault.socket())?;
+        let _listener = std::os::unix::net::UnixListener::bind(vault.socket())?;
+        std::os::unix::fs::chown(vault.socket(), Some(65534), None)?;
+        provider.refused("db-kek", CONTEXT, json!("describe"), "insecure")?;
+        std::fs::remove_file(vault.socket())?;
+    }
+    vault.stop();
+    provider.refused("db-kek", CONTEXT, json!("describe"), "unreachable")?;
+    Ok(())
+}
+
 fn refusals() -> Result<()> {
     let mut vault = Vault::start()?;
     let options = vault.approle()?;
@@ -199,6 +227,12 @@ fn refusals() -> Result<()> {
     root.refused("plain", CONTEXT, json!({"wrap": {"plaintext": SECRET}}), "insecure")?;
     let loose = vault.write("loose", "hvs.x", 0o644)?;
     provider(vault.options(json!({"token_file": loose}))).refused(
+        "db-kek",
+        CONTEXT,
+        describe(),
+        "insecure",
+    )?;
+    with("address", json!("http://127.0.0.1:8200")).refused(
         "db-kek",
         CONTEXT,
         describe(),
@@ -327,8 +361,10 @@ fn redirections_are_not_followed() -> Result<()> {
     let directory = tempfile::Builder::new().prefix("pagevault-canned-").tempdir()?;
     pagevault_tests::Installation::get()?.give(directory.path())?;
     let token = write_file(&directory.path().join("token"), "hvs.token", 0o600)?;
-    let mut provider = provider(json!({"address": standby.endpoint, "namespace": "team/db",
-        "auth": {"token_file": token}}));
+    let mut provider = provider(
+        json!({"address": standby.endpoint, "insecure_loopback_http": true, "namespace": "team/db",
+        "auth": {"token_file": token}}),
+    );
     provider.deadline_ms = 4_000;
     let told = provider.refused("db-kek", CONTEXT, json!("describe"), "unreachable")?;
     ensure!(

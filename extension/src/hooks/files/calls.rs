@@ -120,11 +120,11 @@ unsafe extern "C-unwind" fn open(path: *const c_char, flags: c_int, mode: mode_t
 unsafe fn open_temporary(opening: &Opening, path: &CStr, mode: mode_t) -> c_int {
     // SAFETY: by contract.
     unsafe {
-        let fd = OPEN.get()(path.as_ptr(), opening.flags(), opening.mode(mode));
+        let (fd, made) = opening.open(mode, |flags, mode| OPEN.get()(path.as_ptr(), flags, mode));
         if fd < 0 {
             return fd;
         }
-        match opening.finish(fd, path) {
+        match opening.finish(fd, path, made) {
             Ok(None) => remember(fd, Class::None, Tag::EMPTY),
             Ok(Some(tag)) => remember(fd, Class::Temporary, tag),
             Err(errno) => refuse(fd, errno),

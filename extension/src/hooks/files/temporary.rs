@@ -14,6 +14,11 @@
 //! It is set with the very call that makes the file, and read by every other process that opens it. So all
 //! agree, whatever happens to setting and keys meanwhile, and nothing is ever mixed within a file.
 //!
+//! Who makes a file knows it, by `O_EXCL`, and looks whether the file system has kept the bit. If it has not, the file is
+//! taken away again and the server is told that this is not supported: a file that should be sealed is never made without the
+//! mark. A file that is there already, without mark and empty, is marked where it has one writer; a segment of the NOTIFY
+//! queue has several, one of which may have made it with the setting off, so it stays what that one made it.
+//!
 //! What else the server writes outside of relations and WAL holds no values: `pg_logical/snapshots`
 //! (transaction ids, snapbuild.c), `pg_logical/mappings` (row positions, rewriteheap.c), `pg_twophase` (locks,
 //! invalidations, relation files to drop, and the name that the user gave the transaction), `pg_stat`
@@ -21,7 +26,7 @@
 
 use std::ffi::{CStr, c_int, c_void};
 
-use libc::{O_ACCMODE, O_APPEND, O_CREAT, O_RDWR, O_TRUNC, O_WRONLY, mode_t, off_t, ssize_t};
+use libc::{O_ACCMODE, O_APPEND, O_CREAT, O_EXCL, O_RDWR, O_WRONLY, mode_t, off_t, ssize_t};
 use pagevault_cipher::stream::{self, SCRATCH, Scratch, Stream};
 
 use super::{File, Handler, Tag, raw};
@@ -32,6 +37,9 @@ use crate::stats::{self, Kind as Counted, Work};
 
 /// The sticky bit: the file is sealed.
 const SEALED: mode_t = libc::S_ISVTX;
+
+/// How often it is tried to make a file or else to open it, before the answer is that it is not there.
+const TRIES: usize = 8;
 
 /// The bit of a tag that says: `write` appends. The kernel's own `O_APPEND` would let nothing be written
 /// anywhere else, and the last partial block must be.
@@ -87,33 +95,67 @@ impl Opening {
     }
 
     /// The flags to open it with: what is to be written must be read to be merged.
-    pub(super) fn flags(&self) -> c_int {
+    fn flags(&self) -> c_int {
         match self.flags & O_ACCMODE {
             O_WRONLY => self.flags & !O_ACCMODE | O_RDWR,
             _ => self.flags,
         }
     }
 
-    /// The mode to make it with.
-    pub(super) fn mode(&self, mode: mode_t) -> mode_t {
-        if self.seal { mode | SEALED } else { mode }
+    /// Opens the file with the server's own call; the descriptor, or -1 and `errno`, and whether this has made the file.
+    ///
+    /// Who makes it is asked only where it is to be sealed.
+    pub(super) fn open(
+        &self,
+        mode: mode_t,
+        call: impl Fn(c_int, mode_t) -> c_int,
+    ) -> (c_int, bool) {
+        let flags = self.flags();
+        if !self.seal {
+            return (call(flags, mode), false);
+        }
+        // Once, but for files that others remove meanwhile.
+        let mut fd = -1;
+        for _ in 0..TRIES {
+            fd = call(flags | O_EXCL, mode | SEALED);
+            if fd >= 0 || errno() != libc::EEXIST || flags & O_EXCL != 0 {
+                return (fd, fd >= 0);
+            }
+            fd = call(flags & !O_CREAT, mode);
+            if fd >= 0 || errno() != libc::ENOENT {
+                break;
+            }
+        }
+        (fd, false)
     }
 
-    /// Looks at the open file: what to remember of it if it is sealed, `None` if it is not.
+    /// Looks at the open file: what to remember of it if it is sealed, `None` if it is not. If it was `made` just now and
+    /// cannot be used, it is removed.
     ///
     /// # Errors
-    /// The `errno` for the server, if it cannot be known, or its key cannot be had.
-    pub(super) fn finish(&self, fd: c_int, path: &CStr) -> Result<Option<Tag>, c_int> {
-        let mode = status(fd)?.st_mode;
+    /// The `errno` for the server, if it cannot be known, if its key cannot be had, or if it should be sealed and the file
+    /// system does not keep the mark.
+    pub(super) fn finish(&self, fd: c_int, path: &CStr, made: bool) -> Result<Option<Tag>, c_int> {
+        let finished = self.look(fd, path, made);
+        if made && finished.is_err() {
+            // SAFETY: a path; nobody else knows the file yet.
+            unsafe { libc::unlink(path.as_ptr()) };
+        }
+        finished
+    }
+
+    fn look(&self, fd: c_int, path: &CStr, made: bool) -> Result<Option<Tag>, c_int> {
+        let status = status(fd)?;
+        let mode = status.st_mode;
         if mode & libc::S_IFMT != libc::S_IFREG {
             return Ok(None);
         }
-        // One that a crash left behind is used again, emptied.
-        let emptied = self.flags & O_TRUNC != 0 && self.kind == Kind::Spill;
-        if mode & SEALED == 0 && !(self.seal && emptied) {
-            return Ok(None);
-        }
         if mode & SEALED == 0 {
+            // One that a crash left behind is used again, emptied.
+            let is_ours = made || self.kind == Kind::Spill && status.st_size == 0;
+            if !(self.seal && is_ours) {
+                return Ok(None);
+            }
             mark(fd, mode)?;
         }
         let mut name = temporary::name(path.to_bytes()).ok_or(libc::EIO)?;
@@ -133,12 +175,12 @@ pub(super) struct Temporary;
 /// meanwhile (slru.c writes without a lock), so it is read once.
 #[repr(C, align(4096))]
 struct Room {
-    sealed: Scratch,
     plain: [u8; SCRATCH],
+    sealed: Scratch,
 }
 
 static ROOM: ProcessLocal<Room> =
-    ProcessLocal::new(Room { sealed: [0; SCRATCH], plain: [0; SCRATCH] });
+    ProcessLocal::new(Room { plain: [0; SCRATCH], sealed: [0; size_of::<Scratch>()] });
 
 impl Handler for Temporary {
     unsafe fn pread(
@@ -321,10 +363,14 @@ fn status(fd: c_int) -> Result<libc::stat, c_int> {
     }
 }
 
-/// Sets the bit later than when the file is made. A file system that does not keep it is of no use.
+/// Sets the bit later than when the file is made. A file system that does not keep it is of no use; some say so, as of
+/// something that is not permitted.
 fn mark(fd: c_int, mode: mode_t) -> Result<(), c_int> {
     // SAFETY: an open descriptor.
-    check(unsafe { libc::fchmod(fd, (mode | SEALED) & 0o7777) })?;
+    match check(unsafe { libc::fchmod(fd, (mode | SEALED) & 0o7777) }) {
+        Err(libc::EPERM) => return Err(libc::EOPNOTSUPP),
+        marked => marked?,
+    }
     if status(fd)?.st_mode & SEALED == 0 { Err(libc::EOPNOTSUPP) } else { Ok(()) }
 }
 

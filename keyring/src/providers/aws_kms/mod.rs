@@ -5,7 +5,8 @@
 //! | option | meaning |
 //! |---|---|
 //! | `region` | the region; else that of the environment, the profile or the instance |
-//! | `endpoint` | another address than AWS's own: https, or http on a loopback address |
+//! | `endpoint` | another address than AWS's own, by https |
+//! | `insecure_loopback_http` | accept http to this machine, where any user may listen; for tests |
 //! | `ca_file` | PEM file of the authorities to trust instead of the system's |
 //! | `profile` | a profile of the shared configuration, and only it |
 //! | `credentials_file` | a shared credentials file elsewhere than `~/.aws`, and only it |
@@ -16,6 +17,7 @@
 //! | file | subject |
 //! |---|---|
 //! | `settings` | the options |
+//! | `files` | configuration and credentials files, and what they may not say |
 //! | `session` | region, credentials, client: what is settled before the first request |
 //! | `credentials` | where credentials come from, why there are none |
 //! | `key` | a key's state, and what counts as its version |
@@ -28,6 +30,7 @@
 
 mod credentials;
 mod failure;
+mod files;
 mod key;
 mod rotation;
 mod session;
@@ -42,14 +45,15 @@ use pagevault_keystore::protocol::ErrorClass;
 use zeroize::Zeroizing;
 
 use crate::findings::Findings;
-use crate::options::Options;
+use crate::options::{CLEAR, Options};
 use crate::provider::{Environment, KeyInfo, Provider, ProviderError, Unwrapped, Wrapped};
 use session::{Ambient, Session};
 use settings::Settings;
 use wrapping::Wrapping;
 
 /// The options it knows.
-pub const OPTIONS: &[&str] = &["region", "endpoint", "ca_file", "profile", "credentials_file"];
+pub const OPTIONS: &[&str] =
+    &["region", "endpoint", CLEAR, "ca_file", "profile", "credentials_file"];
 
 /// Name of the only pair in the encryption context.
 const CONTEXT: &str = "pagevault";
@@ -65,7 +69,7 @@ pub fn build(
     options: &Options<'_>,
     environment: &Environment,
 ) -> Result<Box<dyn Provider>, ProviderError> {
-    let settings = Settings::read(options)?;
+    let settings = Settings::read(options, environment.programs)?;
     Ok(Box::new(AwsKms { settings, deadline: environment.deadline, session: OnceCell::new() }))
 }
 

@@ -3,7 +3,6 @@
 //! Nothing of the SDK's defaults for networks is used: connections go where the options say, through
 //! no proxy, with TLS as everywhere in this program, and are tried once (`retry` does the rest).
 
-use std::fs;
 use std::future::Future;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -14,6 +13,7 @@ use aws_config::retry::RetryConfig;
 use aws_config::timeout::TimeoutConfig;
 use aws_config::{BehaviorVersion, Region, SdkConfig};
 use aws_credential_types::provider::error::CredentialsError;
+use aws_runtime::env_config::file::EnvConfigFiles;
 use aws_sdk_kms::Client;
 use aws_sdk_kms::config::{Credentials, ProvideCredentials, SharedHttpClient};
 use aws_sdk_kms::error::{ProvideErrorMetadata, SdkError};
@@ -25,9 +25,10 @@ use pagevault_keystore::protocol::ErrorClass;
 use super::credentials::no_credentials;
 use super::failure::{Refused, Reply};
 use super::settings::{Settings, check_region};
-use crate::net::{CONNECT_TIME, Network, REQUEST_TIME, Trust, client_config};
+use crate::net::{CONNECT_TIME, Network, REQUEST_TIME, Trust, client_config, pem};
 use crate::options::bad;
 use crate::provider::ProviderError;
+use crate::secret_file::Readers;
 
 /// The SDK's behaviour as of this date, whatever its version.
 fn behavior() -> BehaviorVersion {
@@ -43,6 +44,7 @@ pub(super) struct Ambient {
     network: Network,
     deadline: Option<Instant>,
     sdk: SdkConfig,
+    files: EnvConfigFiles,
     http: SharedHttpClient,
     pub(super) region: Region,
 }
@@ -66,9 +68,8 @@ impl Ambient {
         if let Some(profile) = &settings.profile {
             loader = loader.profile_name(profile);
         }
-        if let Some(files) = settings.profile_files() {
-            loader = loader.profile_files(files);
-        }
+        let files = settings.profile_files()?;
+        loader = loader.profile_files(files.clone());
         let loaded =
             network.run(async { Ok(in_time(deadline, REQUEST_TIME, loader.load()).await) })?;
         let sdk = loaded.ok_or_else(|| {
@@ -87,13 +88,12 @@ impl Ambient {
                 .with_hint("Set it in the provider's options: {\"region\": \"eu-central-1\"}."));
         };
         check_region(region.as_ref())?;
-        Ok(Ambient { network, deadline, sdk, http, region })
+        Ok(Ambient { network, deadline, sdk, files, http, region })
     }
 
     /// Asks for credentials: the profile that the options name, else the standard chain
     /// (environment, profile, web identity, container, instance).
     pub(super) fn credentials(&self, settings: &Settings) -> Result<Credentials, ProviderError> {
-        settings.check_credentials_file()?;
         let named = settings.named_profile();
         let timed = self.network.run(async {
             let asked = async {
@@ -120,10 +120,7 @@ impl Ambient {
         if let Some(profile) = &settings.profile {
             builder = builder.profile_name(profile);
         }
-        if let Some(files) = settings.profile_files() {
-            builder = builder.profile_files(files);
-        }
-        builder.build()
+        builder.profile_files(self.files.clone()).build()
     }
 
     /// The client. Sends nothing yet.
@@ -169,11 +166,7 @@ pub(super) fn http_client(ca_file: Option<PathBuf>) -> Result<SharedHttpClient, 
         Some(path) => {
             // The SDK panics on what this refuses.
             client_config(&Trust { ca_file: ca_file.clone(), identity: None })?;
-            let pem = fs::read(path).map_err(|error| {
-                bad(format!("could not read \"{}\"", path.display()))
-                    .with_detail(format!("{error}."))
-            })?;
-            TrustStore::empty().with_pem_certificate(pem)
+            TrustStore::empty().with_pem_certificate(pem(path, Readers::Anybody)?.to_vec())
         }
     };
     let context = TlsContext::builder().with_trust_store(trust).build().map_err(|error| {

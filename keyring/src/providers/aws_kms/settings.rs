@@ -3,14 +3,12 @@
 use std::path::PathBuf;
 
 use aws_config::Region;
-use aws_runtime::env_config::file::{EnvConfigFileKind, EnvConfigFiles};
 
 use pagevault_keystore::protocol::ErrorClass;
 
 use super::session::http_client;
-use crate::options::{Options, bad, printable, server_address};
+use crate::options::{CLEAR, Options, bad, printable, server_address};
 use crate::provider::ProviderError;
-use crate::secret_file::{self, Readers};
 
 /// Form checked; files are looked at when they are needed.
 pub(super) struct Settings {
@@ -18,19 +16,21 @@ pub(super) struct Settings {
     pub(super) endpoint: Option<String>,
     pub(super) ca_file: Option<PathBuf>,
     pub(super) profile: Option<String>,
-    credentials_file: Option<PathBuf>,
+    pub(super) credentials_file: Option<PathBuf>,
+    /// Whether a profile may have a program run.
+    pub(super) programs: bool,
 }
 
 impl Settings {
     /// Reads the options. Touches no file.
-    pub(super) fn read(options: &Options<'_>) -> Result<Settings, ProviderError> {
+    pub(super) fn read(options: &Options<'_>, programs: bool) -> Result<Settings, ProviderError> {
         let region = options.text("region")?.map(str::to_owned);
         if let Some(region) = &region {
             check_region(region)?;
         }
         let endpoint = options.text("endpoint")?.map(str::to_owned);
         if let Some(endpoint) = &endpoint {
-            server_address("endpoint", endpoint)?;
+            server_address("endpoint", endpoint, options.flag(CLEAR)?)?;
         }
         Ok(Settings {
             region,
@@ -38,6 +38,7 @@ impl Settings {
             ca_file: options.optional_path("ca_file")?,
             profile: options.text("profile")?.map(str::to_owned),
             credentials_file: options.optional_path("credentials_file")?,
+            programs,
         })
     }
 
@@ -49,14 +50,6 @@ impl Settings {
         match self.check_credentials_file() {
             Err(error) if error.class == ErrorClass::Unreachable => Ok(()),
             checked => checked,
-        }
-    }
-
-    /// Refuses a credentials file that others can read.
-    pub(super) fn check_credentials_file(&self) -> Result<(), ProviderError> {
-        match &self.credentials_file {
-            Some(path) => secret_file::open(path, Readers::Group).map(drop),
-            None => Ok(()),
         }
     }
 
@@ -76,13 +69,6 @@ impl Settings {
             return None;
         }
         Some(profile.unwrap_or("The profile in use".into()) + &file.unwrap_or_default())
-    }
-
-    /// The files to read profiles from, if they are not the usual ones.
-    pub(super) fn profile_files(&self) -> Option<EnvConfigFiles> {
-        let path = self.credentials_file.as_ref()?;
-        let files = EnvConfigFiles::builder().include_default_config_file(true);
-        Some(files.with_file(EnvConfigFileKind::Credentials, path).build())
     }
 }
 

@@ -2,7 +2,8 @@
 //!
 //! | option | meaning |
 //! |---|---|
-//! | `address` | `https://host:port`; `http` only on this machine |
+//! | `address` | `https://host:port`, or `unix:///path` of a socket at which root or the server's user listens |
+//! | `insecure_loopback_http` | accept `http` to this machine, where any user may listen; for tests |
 //! | `mount` | where the Transit engine is mounted; `transit` if not given |
 //! | `namespace` | of Vault Enterprise or OpenBao |
 //! | `ca_file` | PEM file of the authorities to trust instead of the system's |
@@ -32,11 +33,11 @@ use zeroize::Zeroizing;
 use self::auth::Auth;
 use self::session::{Server, Session};
 use crate::findings::Findings;
-use crate::options::{Options, bad, printable, server_address};
+use crate::options::{CLEAR, Options, absolute_path, bad, printable, server_address};
 use crate::provider::{Environment, KeyInfo, Provider, ProviderError, Unwrapped, Wrapped};
 
 /// The options it knows.
-pub const OPTIONS: &[&str] = &["address", "mount", "namespace", "ca_file", "auth"];
+pub const OPTIONS: &[&str] = &["address", CLEAR, "mount", "namespace", "ca_file", "auth"];
 
 struct Vault {
     mount: String,
@@ -49,8 +50,16 @@ pub fn build(
     environment: &Environment,
 ) -> Result<Box<dyn Provider>, ProviderError> {
     let mount = options.text("mount")?.unwrap_or("transit");
+    let (address, clear) = (options.required_text("address")?, options.flag(CLEAR)?);
+    let socket = address.strip_prefix("unix://").map(absolute_path).transpose()?;
     let server = Server {
-        address: server_address("address", options.required_text("address")?)?,
+        address: match &socket {
+            // What stands in the request's header.
+            Some(_) => server_address("address", "http://localhost", true)?,
+            None => server_address("address", address, clear)?,
+        },
+        shown: address.trim_end_matches('/').to_owned(),
+        socket,
         namespace: options.text("namespace")?.map(header_text).transpose()?,
         ca_file: options.optional_path("ca_file")?,
     };

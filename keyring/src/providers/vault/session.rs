@@ -16,20 +16,31 @@ use vaultrs::error::ClientError;
 use super::auth::Auth;
 use super::failure;
 use crate::findings::Findings;
-use crate::net::{CONNECT_TIME, Network, REQUEST_TIME, Trust, cause_of, client_config};
+use crate::net::{CONNECT_TIME, Network, REQUEST_TIME, Trust, cause_of, client_config, socket};
 use crate::provider::ProviderError;
 
 /// Where Vault is and whom to believe.
 pub(super) struct Server {
     pub(super) address: Url,
+    /// The Unix socket that leads there.
+    pub(super) socket: Option<PathBuf>,
+    /// The address, for messages.
+    pub(super) shown: String,
     pub(super) namespace: Option<String>,
     pub(super) ca_file: Option<PathBuf>,
 }
 
 impl Server {
-    /// The address, for messages.
     pub(super) fn shown(&self) -> &str {
-        self.address.as_str().trim_end_matches('/')
+        &self.shown
+    }
+
+    /// What is to be known of the way there.
+    fn warning(&self) -> &'static str {
+        match (self.address.scheme(), &self.socket) {
+            ("http", None) => "; IN CLEAR, to whoever listens there",
+            _ => "",
+        }
     }
 }
 
@@ -97,7 +108,11 @@ impl Session {
     /// A client without a token. Nothing is taken from the environment, no redirection is followed:
     /// it would carry the token to wherever it points.
     fn http(&self) -> Result<reqwest::Client, ProviderError> {
-        reqwest::Client::builder()
+        let mut builder = reqwest::Client::builder();
+        if let Some(path) = &self.server.socket {
+            builder = builder.unix_socket(socket::trusted(path)?);
+        }
+        builder
             .tls_backend_preconfigured(client_config(&self.trust())?)
             .redirect(Policy::none())
             .no_proxy()
@@ -154,7 +169,8 @@ impl Session {
     pub(super) fn examine(&self, findings: &mut Findings) -> Option<()> {
         let health =
             findings.note("the server is reachable and trusted", self.health(), |health| {
-                format!("{} answers, version {}", self.server.shown(), health.version)
+                let (shown, warning) = (self.server.shown(), self.server.warning());
+                format!("{shown} answers, version {}{warning}", health.version)
             })?;
         let open = match (health.initialized, health.sealed) {
             (true, false) => Ok(()),
@@ -186,7 +202,7 @@ impl Session {
     /// not send.
     fn health(&self) -> Result<Health, ProviderError> {
         let http = self.http()?;
-        let url = format!("{}/v1/sys/health", self.server.shown());
+        let url = format!("{}v1/sys/health", self.server.address);
         self.network.run(async {
             let unreached = |error: reqwest::Error| cause_of(&error).about(self.server.shown());
             let body = http.get(url).send().await.map_err(unreached)?.bytes().await;

@@ -66,7 +66,7 @@ fn there_must_be_a_keystore_with_keys_of_wal_and_its_provider() -> Result<()> {
     let wal = cluster.data_directory().join("pg_wal");
     let dump = || {
         let mut command = exec(&cluster, &[], "pg_waldump");
-        command.arg("-p").arg(&wal);
+        command.arg("-p").arg(&wal).env("PGDATA", cluster.data_directory());
         command
     };
     let error = failure(&mut dump())?;
@@ -80,6 +80,46 @@ fn there_must_be_a_keystore_with_keys_of_wal_and_its_provider() -> Result<()> {
     let elsewhere = directory(&cluster, "elsewhere")?;
     let error = failure(exec(&cluster, &[], "pg_waldump").arg("-p").arg(&elsewhere))?;
     ensure!(error.contains("it is not known which keystore"), "{error}");
+    cluster.stop(StopMode::Fast)?;
+    cluster.finish()
+}
+
+/// Who can write anywhere above a file does not choose whose keys, and programs, are used.
+#[test]
+fn keystores_are_not_looked_for_around_files() -> Result<()> {
+    let (cluster, _keys) = sealing(&Settings::default())?;
+    insert(&cluster, "drossel", 10)?;
+    let wal = cluster.data_directory().join("pg_wal");
+    let segment = cluster.text("SELECT pg_walfile_name(pg_current_wal_insert_lsn())")?;
+    // The segment's own data directory, and one that lies around a copy of it.
+    for place in [wal.join(&segment), wal.clone()] {
+        let mut dump = exec(&cluster, &[], "pg_waldump");
+        let error = failure(dump.env_remove("PGDATA").arg("-n").arg("1").arg(&place))?;
+        ensure!(error.contains("it is not known which keystore"), "{error}");
+    }
+    let mut dump = exec(&cluster, &[], "pg_waldump");
+    let said = run(dump
+        .env("PGDATA", cluster.data_directory())
+        .args(["-n", "1"])
+        .arg(wal.join(&segment)))?;
+    ensure!(said.contains("rmgr"), "{said}");
+    // What is named and belongs to somebody else is not believed.
+    if rustix::process::geteuid().is_root() {
+        let keystore = directory(&cluster, "keystore")?;
+        run(cluster
+            .installation()
+            .command("/bin/cp")
+            .arg("-r")
+            .arg(cluster.data_directory().join("pagevault"))
+            .arg(&keystore))?;
+        let mut dump = exec(&cluster, &["--keystore", &keystore.to_string_lossy()], "pg_waldump");
+        run(dump.args(["-n", "1"]).arg(wal.join(&segment)))?;
+        std::os::unix::fs::chown(&keystore, Some(65534), None)?;
+        let mut dump = exec(&cluster, &["--keystore", &keystore.to_string_lossy()], "pg_waldump");
+        let error = failure(dump.args(["-n", "1"]).arg(wal.join(&segment)))?;
+        ensure!(error.contains("belongs to another user"), "{error}");
+        std::os::unix::fs::chown(&keystore, Some(0), None)?;
+    }
     cluster.stop(StopMode::Fast)?;
     cluster.finish()
 }

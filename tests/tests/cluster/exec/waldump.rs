@@ -38,13 +38,13 @@ fn pg_waldump_shows_the_records_of_plaintext_wal() -> Result<()> {
     ensure!(expected.lines().count() > 20_000, "only {} records", expected.lines().count());
 
     let sealed = cluster.data_directory().join("pg_wal");
-    let mut dump = exec(&cluster, &[], "pg_waldump");
+    let mut dump = exec_with_keystore(&cluster, "pg_waldump");
     let shown = run(dump.arg("-p").arg(&sealed).args(range))?;
     ensure!(shown == expected, "the records differ");
     // While the server is down too, and a segment by its name.
     cluster.stop(StopMode::Fast)?;
     let first = Segment::all(&sealed)?.remove(0).path;
-    let mut dump = exec(&cluster, &[], "pg_waldump");
+    let mut dump = exec_with_keystore(&cluster, "pg_waldump");
     ensure!(run(dump.arg("--limit=5").arg(first))?.lines().count() == 5);
     cluster.finish()
 }

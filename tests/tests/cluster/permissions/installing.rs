@@ -104,6 +104,61 @@ fn by_nobody_but_a_superuser_and_nowhere_else() -> Result<()> {
     cluster.finish()
 }
 
+/// Who may create objects in the schema could do so while the extension's script runs.
+#[test]
+fn where_others_may_create_objects_in_the_schema() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql("DROP EXTENSION pagevault; DROP SCHEMA pagevault; CREATE ROLE stranger")?;
+    cluster.sql("CREATE SCHEMA pagevault; GRANT CREATE ON SCHEMA pagevault TO stranger")?;
+    let error = cluster.error("CREATE EXTENSION pagevault")?;
+    ensure!(error.sqlstate == "55000", "{error}");
+    ensure!(
+        error.message == "schema pagevault is there already and others may create objects in it",
+        "{error}"
+    );
+    cluster.sql("REVOKE CREATE ON SCHEMA pagevault FROM stranger")?;
+    cluster.sql("CREATE EXTENSION pagevault")?;
+    cluster.finish()
+}
+
+/// Nobody manages keys because of having made the role first.
+#[test]
+fn where_somebody_made_the_role_before() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster
+        .sql("DROP EXTENSION pagevault; DROP ROLE pagevault_admin; CREATE ROLE maker CREATEROLE")?;
+    let mut client = cluster.client()?;
+    run_sql(&mut client, "SET SESSION AUTHORIZATION maker; CREATE ROLE innocent")?;
+    for statement in
+        ["CREATE ROLE pagevault_admin", "ALTER ROLE innocent RENAME TO pagevault_admin"]
+    {
+        let error = expect_error(&mut client, statement)?;
+        ensure!(error.sqlstate == "42939", "{statement}: {error}");
+        ensure!(error.message == "role name \"pagevault_admin\" is reserved", "{error}");
+        ensure!(error.detail.contains("may manage keys"), "{error}");
+        ensure!(error.hint == "A superuser makes it with CREATE EXTENSION pagevault.", "{error}");
+    }
+    drop(client);
+    // Where the library was not loaded yet, nobody was kept from it.
+    cluster.append_conf("shared_preload_libraries = ''")?;
+    cluster.restart()?;
+    cluster.sql("SET SESSION AUTHORIZATION maker; CREATE ROLE pagevault_admin")?;
+    cluster.append_conf("shared_preload_libraries = 'pagevault'")?;
+    cluster.restart()?;
+    if cluster.installation().major >= 16 {
+        let error = cluster.error("CREATE EXTENSION pagevault")?;
+        ensure!(error.sqlstate == "55000", "{error}");
+        ensure!(
+            error.message == "role pagevault_admin is there already and was made by maker",
+            "{error}"
+        );
+        ensure!(error.hint.ends_with("DROP ROLE pagevault_admin."), "{error}");
+        cluster.sql("DROP ROLE pagevault_admin; CREATE ROLE pagevault_admin")?;
+    }
+    cluster.sql("GRANT pagevault_admin TO maker; CREATE EXTENSION pagevault")?;
+    cluster.finish()
+}
+
 /// pg_dump writes what an administrator granted, and nothing of what the extension grants itself.
 #[test]
 fn and_what_pg_dump_writes_of_it() -> Result<()> {

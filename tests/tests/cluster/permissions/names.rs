@@ -60,6 +60,7 @@ fn in_a_hostile_search_path() -> Result<()> {
         "SELECT pagevault.decrypt('pg_statistic')",
         "SELECT pagevault.decrypt('pg_statistic_ext_data')",
         "SELECT pagevault.decrypt('pg_largeobject')",
+        "SELECT pagevault.rekey_wait(job) FROM pagevault.rekey_progress",
         "DROP EXTENSION pagevault",
         "CREATE EXTENSION pagevault",
         &format!("SELECT pagevault.add_provider('other', 'file', '{options}')"),
@@ -104,6 +105,31 @@ fn in_commands_that_heal() -> Result<()> {
         run_sql(&mut client, "DROP SCHEMA app CASCADE; CREATE SCHEMA app")?;
     }
     drop(client);
+    cluster.finish()
+}
+
+/// Functions that label name what they label in a statement, and schemas can be renamed until that looks it up: here by
+/// an event trigger, else by another session.
+#[test]
+fn that_change_their_bearer_meanwhile() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    cluster.sql(
+        "CREATE TABLE app.t AS SELECT 1 AS id; CREATE SCHEMA decoy; CREATE TABLE decoy.t AS SELECT 1 AS id;
+         CREATE FUNCTION swap() RETURNS event_trigger LANGUAGE plpgsql AS
+             'BEGIN ALTER SCHEMA app RENAME TO was; ALTER SCHEMA decoy RENAME TO app; END';
+         CREATE EVENT TRIGGER swap ON ddl_command_start WHEN TAG IN ('SECURITY LABEL')
+             EXECUTE FUNCTION swap()",
+    )?;
+    for statement in ["SELECT pagevault.encrypt('app.t')", "SELECT pagevault.decrypt('app.t')"] {
+        let error = cluster.error(statement)?;
+        ensure!(error.sqlstate == "55006", "{statement}: {error}");
+        ensure!(error.message == "table was.t was given another name meanwhile", "{error}");
+        ensure!(error.hint == "Try again.", "{error}");
+    }
+    cluster.sql("DROP EVENT TRIGGER swap; SELECT pagevault.encrypt('app.t')")?;
+    ensure!(cluster.text("SELECT pagevault.is_encrypted('decoy.t')")? == "f", "the decoy");
+    // What failed is not remembered.
+    cluster.sql("SECURITY LABEL FOR pagevault ON TABLE decoy.t IS 'encrypted'")?;
     cluster.finish()
 }
 

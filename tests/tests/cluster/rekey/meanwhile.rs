@@ -1,13 +1,13 @@
 //! What else goes on in the cluster while a relation is rekeyed.
 
 use anyhow::{Result, ensure};
+use pagevault_tests::Cluster;
 use pagevault_tests::cluster::run_sql;
-use pagevault_tests::{Cluster, StopMode};
 
 use super::{SUM, assert_epoch, cluster, epochs};
 
 /// The job, once it has begun to write.
-fn begun(cluster: &Cluster) -> Result<String> {
+pub(super) fn begun(cluster: &Cluster) -> Result<String> {
     let job = cluster.text("SELECT pagevault.rotate_data_key('t')")?;
     let begun = "SELECT (max(pages_done) > 100)::text FROM pagevault.rekey_progress";
     cluster.eventually(begun, "true")?;
@@ -73,16 +73,21 @@ fn it_moves_to_another_tablespace() -> Result<()> {
     cluster.finish()
 }
 
-/// At the start workers look for jobs in each database.
 #[test]
 fn a_database_is_dropped_before_its_worker_is_there() -> Result<()> {
     let mut cluster = cluster("pagevault.rekey_rate = 1")?;
     cluster.allow_log("background worker \"pagevault rekey\"");
     cluster.sql("CREATE DATABASE app")?;
-    let app = cluster.text("SELECT oid FROM pg_database WHERE datname = 'app'")?;
-    cluster.stop(StopMode::Fast)?;
-    cluster.stop_at(&format!("rekey.worker {app}"))?;
-    cluster.start_server()?;
+    let oid = cluster.text("SELECT oid FROM pg_database WHERE datname = 'app'")?;
+    cluster.stop_at(&format!("rekey.worker {oid}"))?;
+    let mut app = cluster.client_to("app")?;
+    run_sql(
+        &mut app,
+        "CREATE EXTENSION pagevault; SET pagevault.default_encryption = on;
+         CREATE TABLE t AS SELECT 1 AS id",
+    )?;
+    run_sql(&mut app, "SELECT pagevault.rotate_data_key('t')")?;
+    drop(app);
     cluster.stopped_at("rekey.worker")?;
     cluster.sql("DROP DATABASE app")?;
     cluster.go_on();

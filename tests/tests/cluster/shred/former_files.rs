@@ -99,7 +99,8 @@ fn a_file_that_is_about_to_be_is_not_gone() -> Result<()> {
     let mut shredder = cluster.client()?;
     let shredder = std::thread::spawn(move || run_sql(&mut shredder, FORMER));
     cluster.eventually(
-        "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'ProcSignalBarrier'",
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'Extension' AND query LIKE '%shred_former_files%'
+            AND backend_type = 'client backend'",
         "1",
     )?;
     cluster.go_on();

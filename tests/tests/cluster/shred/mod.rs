@@ -1,6 +1,7 @@
 //! Shredding: what was shredded cannot be read by anyone, everything else can, and no crash, standby or older WAL
 //! changes that.
 
+mod commit;
 mod crashes;
 mod former_files;
 mod refusals;

@@ -57,7 +57,11 @@ fn it_is_refused_unless_it_is_meant_and_complete() -> Result<()> {
         "42809",
         "part of the system",
     )?;
-    refused("SELECT * FROM pagevault.shred_schema('pagevault', 'pagevault')", "42809", "system")?;
+    refused(
+        "SELECT * FROM pagevault.shred_schema('pagevault', 'pagevault')",
+        "55000",
+        "no relation",
+    )?;
     refused("SELECT * FROM pagevault.shred_schema('pg_catalog', 'pg_catalog')", "42809", "system")?;
     refused(
         "SELECT * FROM pagevault.shred_database('postgres', 'postgres')",
@@ -78,6 +82,7 @@ fn it_is_refused_unless_it_is_meant_and_complete() -> Result<()> {
     ensure!(error.sqlstate == "42501", "{error}");
     // One page in plaintext is enough.
     cluster.sql("SECURITY LABEL FOR pagevault ON TABLE mixed IS 'plain'")?;
+    cluster.sql("SELECT pagevault.rekey_wait('mixed'::regclass)")?;
     refused(
         "SELECT * FROM pagevault.shred('mixed', 'public.mixed')",
         "55000",

@@ -4,9 +4,11 @@
 
 mod decoding;
 mod faults;
+mod marks;
 mod notify;
 mod queries;
 mod switching;
+mod tables;
 
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};

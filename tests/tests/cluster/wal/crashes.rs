@@ -124,7 +124,7 @@ fn a_single_user_server_recovers() -> Result<()> {
 /// server has the key, and reads them. The last of them is written on with that key.
 #[test]
 fn a_switch_that_was_lost_is_made_again() -> Result<()> {
-    let (cluster, _keys) = sealing(&Settings::default())?;
+    let (cluster, _keys) = sealing(&Settings::default().conf("wal_keep_size = '1GB'"))?;
     insert(&cluster, "amsel", 100)?;
     cluster.sql("CHECKPOINT")?;
     insert(&cluster, "drossel", 1000)?;
@@ -152,17 +152,17 @@ fn a_switch_that_was_lost_is_made_again() -> Result<()> {
     cluster.finish()
 }
 
-/// Cuts a key log off before its first switch of WAL: batches have a header of 28 bytes with the length
+/// Cuts a key log off before its first switch of WAL: batches have a header of 36 bytes with the length
 /// of the body at 8; the first byte of the body is the type of its first record, 8.
 fn forget_switches(log: &std::path::Path) -> Result<()> {
     let bytes = std::fs::read(log)?;
     let mut at = bytes.windows(4).position(|four| four == *b"\xDBpv\xB1").context("no batch")?;
-    while let Some(header) = bytes.get(at..at + 28) {
+    while let Some(header) = bytes.get(at..at + 36) {
         let length = u32::from_le_bytes([header[8], header[9], header[10], header[11]]) as usize;
-        if length > 0 && bytes.get(at + 28) == Some(&8) {
+        if length > 0 && bytes.get(at + 36) == Some(&8) {
             return Ok(std::fs::OpenOptions::new().write(true).open(log)?.set_len(at as u64)?);
         }
-        at += 28 + length;
+        at += 36 + length;
     }
     bail!("no switch in {}", log.display())
 }

@@ -2,11 +2,15 @@
 
 mod archives;
 mod backups;
+mod barrier;
 mod crashes;
+mod leftovers;
 mod readers;
 mod replication;
 mod switching;
+mod timelines;
 mod tools;
+mod unrecorded;
 
 use anyhow::{Result, ensure};
 use pagevault_tests::datafile::holds_numbered;

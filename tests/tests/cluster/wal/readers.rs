@@ -39,7 +39,7 @@ fn pg_walinspect_reads_sealed_wal() -> Result<()> {
     if lacks("pg_walinspect")? {
         return Ok(());
     }
-    let (cluster, _keys) = sealing(&Settings::default())?;
+    let (cluster, _keys) = sealing(&Settings::default().conf("wal_keep_size = '1GB'"))?;
     cluster.sql("CREATE EXTENSION pg_walinspect")?;
     let start = cluster.text("SELECT pg_current_wal_lsn()")?;
     insert(&cluster, "amsel", 500)?;

@@ -148,7 +148,8 @@ fn credentials_come_from_where_aws_looks() -> Result<()> {
         ensure!(findings.iter().all(|finding| finding["failure"].is_null()), "{told}");
         Ok(findings[1]["seen"].as_str().unwrap_or_default().to_owned())
     };
-    let options = json!({"region": REGION, "endpoint": kms.endpoint()});
+    let options =
+        json!({"region": REGION, "endpoint": kms.endpoint(), "insecure_loopback_http": true});
 
     let environment = without_surroundings(Provider::new("aws_kms", options.clone()))
         .env("AWS_ACCESS_KEY_ID", "test")
@@ -186,7 +187,8 @@ fn credentials_come_from_where_aws_looks() -> Result<()> {
 
 fn no_credentials_says_so() -> Result<()> {
     let silent = Canned::silent()?;
-    let options = json!({"region": REGION, "endpoint": silent.endpoint});
+    let options =
+        json!({"region": REGION, "endpoint": silent.endpoint, "insecure_loopback_http": true});
     let provider = without_surroundings(Provider::new("aws_kms", options));
     let told = provider.refused("alias/x", CONTEXT, wrap(), "unauthenticated")?;
     let message = told["message"].as_str().unwrap_or_default();
@@ -198,7 +200,7 @@ fn no_credentials_says_so() -> Result<()> {
 fn bad_credentials_files_say_what_is_wrong() -> Result<()> {
     let refused = |credentials: &Credentials, profile: Option<&str>, detail: &str| -> Result<()> {
         let mut options = json!({"region": REGION, "endpoint": "http://127.0.0.1:9",
-            "credentials_file": credentials.path()});
+            "insecure_loopback_http": true, "credentials_file": credentials.path()});
         if let Some(profile) = profile {
             options["profile"] = json!(profile);
         }
@@ -253,7 +255,7 @@ fn addresses_in_the_environment_are_not_followed() -> Result<()> {
     let (right, wrong) = (Canned::error(400, "NotFoundException")?, Canned::silent()?);
     let root = Credentials::root()?;
     let options = json!({"region": REGION, "endpoint": right.endpoint,
-        "credentials_file": root.path()});
+        "insecure_loopback_http": true, "credentials_file": root.path()});
     let mut provider = without_surroundings(Provider::new("aws_kms", options));
     for variable in ["HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY"] {
         provider = provider.env(variable, &wrong.endpoint);
@@ -291,8 +293,11 @@ fn options_are_checked() -> Result<()> {
         let message = told["failed"]["message"].as_str().unwrap_or_default();
         ensure!(message.contains(part) && !message.contains("secret@"), "{told}");
     }
-    let clear = Provider::new("aws_kms", json!({"endpoint": "http://kms.example.com"}));
-    clear.refused("", "", json!("check_options"), "insecure")?;
+    for (address, accepted) in [("http://kms.example.com", true), ("http://127.0.0.1:9", false)] {
+        let options = json!({"endpoint": address, "insecure_loopback_http": accepted});
+        let clear = Provider::new("aws_kms", options);
+        clear.refused("", "", json!("check_options"), "insecure")?;
+    }
     let all = json!({"region": REGION, "endpoint": "https://kms.example.com", "profile": "p",
         "ca_file": "/nonexistent/ca.pem", "credentials_file": "/nonexistent/credentials"});
     let told = Provider::new("aws_kms", all).ask("", "", json!("check_options"))?;

@@ -30,7 +30,7 @@ pub(super) const TESTS: &[Test] = &[
 
 fn provider(endpoint: &str, credentials: &Credentials, deadline_ms: u64) -> Provider {
     let options = json!({"region": REGION, "endpoint": endpoint,
-        "credentials_file": credentials.path()});
+        "insecure_loopback_http": true, "credentials_file": credentials.path()});
     let mut provider = without_surroundings(Provider::new("aws_kms", options));
     provider.deadline_ms = deadline_ms;
     provider

@@ -37,13 +37,13 @@ fn report(fault: Fault) -> Report {
         )
         .detail("Its key provider did not answer or refused when the server started.")
         .hint("Make the key provider reachable and start the server again. Nothing was changed."),
-        // Keys of WAL are never destroyed.
-        Cause::NoKey { .. } | Cause::Destroyed => Report::new(
+        // Keys of WAL are never destroyed, and no file's.
+        Cause::NoKey { .. } | Cause::Destroyed | Cause::TooManyMissing => Report::new(
             PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
             format!("no key of generation {generation} for {page}"),
         )
         .detail("The page is sealed, but the keystore under pagevault/ in the data directory does not hold its key, and WAL has not brought it so far.")
-        .hint("If this server's wal_decode_buffer_size is larger than that of the server that wrote this WAL, start with recovery_prefetch = off. Otherwise restore the keystore together with the data directory, or copy it from the primary. Do not reset WAL: it is intact."),
+        .hint("Restore the keystore together with the data directory, or copy it from the primary. Do not reset WAL: it is intact."),
         Cause::Damaged { .. } => Report::new(
             PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
             format!("the key of generation {generation} for {page} cannot be unwrapped"),

@@ -15,13 +15,15 @@
 //! Zeros with which a new segment is filled go to `xlogtemp` as well, by `pwrite` and `pwritev`.
 
 mod fault;
+mod history;
 mod ranges;
 mod writing;
 
 use std::ffi::{CStr, c_void};
 
 use libc::{c_int, off_t, ssize_t};
-use pagevault_keystore::wal_segments;
+use pagevault_keystore::wal_segments::{self, Name};
+use pagevault_keystore::wal_timelines;
 use pgrx::pg_sys;
 
 use self::fault::{errno, raise};
@@ -44,17 +46,17 @@ struct Scratch([u8; RUN * PAGE]);
 
 static SCRATCH: ProcessLocal<Scratch> = ProcessLocal::new(Scratch([0; RUN * PAGE]));
 
-/// If the path is that of a WAL segment, as `XLogFilePath` writes it: its first address. A segment
+/// If the path is that of a WAL segment, as `XLogFilePath` writes it: its first address, and its timeline. A segment
 /// that was fetched from the archive has a fixed name first, which does not tell.
 #[inline]
 pub(super) fn segment(path: &CStr) -> Option<Tag> {
     let name = path.to_bytes().strip_prefix(DIRECTORY)?;
     if name == b"RECOVERYXLOG" {
-        return Some(Tag([UNKNOWN_ADDRESS, 0]));
+        return Some(Tag([UNKNOWN_ADDRESS, UNKNOWN_TIMELINE]));
     }
-    let (high, low) = wal_segments::number_of(name)?;
+    let Name { timeline, number: (high, low) } = wal_segments::parse_name(name)?;
     let base = (u64::from(high) << 32) + u64::from(low) * process::wal_segment_size();
-    Some(Tag([base, 0]))
+    Some(Tag([base, u64::from(timeline)]))
 }
 
 /// If the path is that of a file that becomes a segment.
@@ -64,6 +66,8 @@ pub(super) fn is_new_segment(path: &CStr) -> bool {
 }
 
 const UNKNOWN_ADDRESS: u64 = u64::MAX;
+/// No page is of an older one.
+const UNKNOWN_TIMELINE: u64 = 0;
 
 /// Reads and writes of ranges.
 impl wal_segments::Segment for File {
@@ -82,6 +86,11 @@ impl wal_segments::Segment for File {
             UNKNOWN_ADDRESS => address % process::wal_segment_size() == at,
             base => address == base + at,
         }
+    }
+
+    fn is_left_over(&self, timeline: u32, address: u64) -> bool {
+        let own = self.tag.0[1] as u32;
+        wal_timelines::is_left_over(timeline, address, own, || history::begin_of_timeline(own))
     }
 
     fn address(&self, at: u64, _page: &[u8], _offset: usize, _bytes: &[u8]) -> u64 {

@@ -3,7 +3,7 @@
 use libc::{off_t, ssize_t};
 use pagevault_cipher::wal;
 use pagevault_keystore::wal_pages;
-use pagevault_keystore::wal_segments::{partial, write_whole};
+use pagevault_keystore::wal_segments::{Segment, partial, write_whole};
 
 use super::fault::Fault;
 use super::{PAGE, RUN, SCRATCH, Scratch};
@@ -75,12 +75,15 @@ unsafe fn look_before_first_write(keys: &keys::Wal, file: File, at: u64) {
         // SAFETY: by contract; the scratch memory has room for a page.
         let got = unsafe { raw::pread(file.fd, scratch.as_mut_ptr().cast(), PAGE, at as off_t) };
         (got == PAGE as ssize_t)
-            .then(|| wal_pages::phase_of(&ServerKeys, &scratch[..PAGE], address))
+            .then(|| {
+                let is_left_over = |timeline| file.is_left_over(timeline, address);
+                wal_pages::phase_of(&ServerKeys, &scratch[..PAGE], address, is_left_over)
+            })
             .flatten()
     });
     let switched = keys::stretch_at(keys, address).phase;
     let kept = on_disk.filter(|phase| phase.sealed() != switched.sealed());
-    keys.first_write(kept.map(|phase| (address, phase)));
+    keys.first_write(address, kept);
 }
 
 /// Writes pages of a segment that is copied, each under the key of its address.

@@ -1,0 +1,193 @@
+//! Pages that redo is given in the place of pages which it cannot open yet.
+//!
+//! A base backup copies the keystore at one moment and pages at others, so pages may be sealed under keys that only its WAL
+//! brings. Redo reads such pages before it has come there: not every record restores the pages that it names as a whole
+//! (docs/design/what-redo-reads.md has the list). Whoever sealed a page had shown everybody the key, and its record stood
+//! in WAL; and all records before that one that concern the page were in the page already, since a page is changed and
+//! written under its lock. So redo has nothing to do to the page before it replays the key, and is given one that says that it
+//! was changed later than anything ([`pagevault_cipher::page::stand_in`]).
+//!
+//! A stand-in is never written: the page on disk stays what it is. When its key is replayed, it is dropped from shared
+//! buffers, and the real page is read from then on. A full-page image, or whatever makes a page anew, takes its place as
+//! well. What must not be is that the data directory counts as consistent while a key is missing: then the server stops.
+
+use pagevault_cipher::Epoch;
+use pagevault_keystore::{Record, RelFile};
+use pgrx::PgSqlErrorCode;
+
+use super::written_over::{Note, is_unknown};
+use super::{copies, shared};
+use crate::hooks::smgr;
+use crate::pg::buffers;
+use crate::pg::compat::{SHARED_BACKEND, SmgrFile};
+use crate::pg::process::ProcessLocal;
+use crate::pg::report::Report;
+
+/// A power of two. The memory is used only where there are that many.
+const PLACES: usize = 1 << 16;
+
+/// Most keys that are waited for. Each is one of a file that was encrypted or got another key while a backup was taken, and
+/// that is written to at the same time.
+pub(crate) const MOST: usize = PLACES / 4 * 3;
+
+/// A key that is waited for, or was.
+#[derive(Clone, Copy)]
+struct Awaited {
+    file: RelFile,
+    /// 0 in a free place.
+    epoch: u16,
+    /// WAL has brought it.
+    came: bool,
+    /// The first page that wanted it.
+    block: u32,
+}
+
+struct Table {
+    places: [Awaited; PLACES],
+    used: usize,
+    missing: usize,
+}
+
+const FREE: Awaited = Awaited {
+    file: RelFile { tablespace: 0, database: 0, relation: 0 },
+    epoch: 0,
+    came: false,
+    block: 0,
+};
+
+/// Of the startup process: the keys that it waits for. In a fixed place, because pages are opened in critical sections.
+static TABLE: ProcessLocal<Table> =
+    ProcessLocal::new(Table { places: [FREE; PLACES], used: 0, missing: 0 });
+
+impl Table {
+    /// Where a key is, or may be put. There is always a free place.
+    fn place(&self, file: RelFile, epoch: u16) -> usize {
+        let mixed = u64::from(file.relation) << 13 ^ u64::from(file.database) ^ u64::from(epoch);
+        let hash = (mixed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as usize;
+        let places = (0..PLACES).map(|step| (hash + step) % PLACES);
+        let is_it = |at: &usize| {
+            let place = &self.places[*at];
+            place.epoch == 0 || (place.file, place.epoch) == (file, epoch)
+        };
+        places.into_iter().find(is_it).unwrap_or(0)
+    }
+}
+
+/// Notes that a page is stood in for until the key of this epoch comes. False if there are too many.
+pub(crate) fn wait_for(file: RelFile, epoch: u16, block: u32) -> bool {
+    TABLE.with(|table| {
+        let at = table.place(file, epoch);
+        if table.places[at].epoch == 0 {
+            if table.used >= MOST {
+                return false;
+            }
+            table.places[at] = Awaited { file, epoch, came: false, block };
+            table.used += 1;
+            table.missing += 1;
+        }
+        true
+    })
+}
+
+/// True while a key is waited for.
+pub(crate) fn are_there() -> bool {
+    TABLE.with(|table| table.missing > 0)
+}
+
+/// Redo has taken in these records. Of the files whose keys have come, or will never be wanted again, the stand-ins are
+/// dropped, and what has taken their places is written.
+pub(crate) fn replayed(records: &[Record]) {
+    let mut files = Vec::new();
+    for record in records {
+        match *record {
+            Record::DataKey { file, epoch, .. } => files.extend(came(file, epoch)),
+            Record::Destroyed { file, through, .. } => {
+                files.extend((1..=through).filter_map(|epoch| came(file, epoch)));
+            }
+            _ => {}
+        }
+    }
+    buffers::flush_and_drop_files(&files);
+}
+
+/// The file, if this key was missing and is not any more.
+fn came(file: RelFile, epoch: u16) -> Option<RelFile> {
+    if !shared::has_key(file, epoch) && shared::destroyed_at(file, epoch).is_none() {
+        return None;
+    }
+    TABLE.with(|table| {
+        let at = table.place(file, epoch);
+        let place = &mut table.places[at];
+        if place.epoch == 0 || place.came {
+            return None;
+        }
+        place.came = true;
+        table.missing -= 1;
+        Some(file)
+    })
+}
+
+/// Ends recovery if a key is missing where the data directory is said to be consistent: a key that redo waits for, or one
+/// under which pages are sealed that recovery has written over, or is about to.
+pub(crate) fn require_none() {
+    if are_there() {
+        let missing = TABLE.with(|table| {
+            let missing = table.places.iter().filter(|place| place.epoch != 0 && !place.came);
+            missing.copied().find(|place| copies::exists(place.file))
+        });
+        if let Some(Awaited { file, epoch, block, .. }) = missing {
+            refuse(file, epoch, block);
+        }
+    }
+    let Some(shared) = shared::get() else { return };
+    if !shared::anything_sealed() && !shared::any_database_key() {
+        return;
+    }
+    // First, so that what is not noted yet is refused.
+    shared.written_over.settle();
+    let is_missing = |note: &Note| is_unknown(note.file, note.epoch) && copies::exists(note.file);
+    if let Some(Note { file, epoch, block }) = shared.written_over.notes().find(is_missing) {
+        refuse(file, epoch, block);
+    }
+    shared.written_over.warn_of_overflow();
+    require_none_in_buffers();
+}
+
+/// What redo has changed and nobody has written yet, and what is written later without a look: after a promotion.
+fn require_none_in_buffers() {
+    for index in 0..buffers::count() {
+        let Some((file, fork, block)) = buffers::dirty(index) else { continue };
+        if shared::is_sealed(file) || !buffers::is_there(file, fork) {
+            continue;
+        }
+        let whole = SmgrFile { file, backend: SHARED_BACKEND };
+        if let Some(epoch) = smgr::epoch_on_disk(whole, fork, block).map(Epoch::get)
+            && is_unknown(file, epoch)
+        {
+            refuse(file, epoch, block);
+        }
+    }
+}
+
+/// Ends recovery.
+fn refuse(file: RelFile, epoch: u16, block: u32) {
+    let RelFile { tablespace, database, relation } = file;
+    let file = format!("{tablespace}/{database}/{relation}");
+    Report::new(
+        PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
+        format!("WAL has not brought the data key of epoch {epoch} of relation file {file}"),
+    )
+    .detail(format!("Block {block} is sealed under it and was needed in recovery. All WAL is replayed that makes the data directory consistent, and the keystore does not hold the key."))
+    .hint("Restore a base backup as a whole: data directory, keystore and the WAL that belongs to it. If only the keystore was replaced, put the right one back and start the server again. Do not zero or reset the page.")
+    .fatal();
+}
+
+/// More keys are missing at once than there is room for.
+pub(crate) fn too_many(file: &str) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+        format!("recovery waits for the data keys of too many relation files: of {file}, too"),
+    )
+    .detail(format!("It has met pages of {MOST} relation files whose keys it has not replayed yet."))
+    .hint("Restore a base backup that was taken while fewer relations were encrypted or given new keys.")
+}

@@ -1,0 +1,37 @@
+//! SQL statements of ours, as bytes in the encoding of the server.
+
+use std::ffi::CStr;
+
+use pgrx::{PgSqlErrorCode, Spi, pg_sys};
+
+use super::report::{Report, Result};
+use super::text::ServerText;
+
+/// Carries out one statement as the caller would, now.
+pub(crate) fn run(statement: &CStr) -> Result<()> {
+    // SAFETY: within a connection of SPI, which connect() opens and closes; the text outlives the call.
+    let done = Spi::connect_mut(|_| unsafe {
+        const ALL_ROWS: std::ffi::c_long = 0;
+        pg_sys::SPI_execute(statement.as_ptr(), false, ALL_ROWS)
+    });
+    // Whatever the statement itself did wrong was raised.
+    let failed = |error| {
+        let code = PgSqlErrorCode::ERRCODE_INTERNAL_ERROR;
+        Report::new(code, format!("a statement could not be run: {error}"))
+    };
+    Spi::check_status(done).map(|_| ()).map_err(failed)
+}
+
+/// An identifier as SQL writes it.
+pub(crate) fn quoted_identifier(name: &ServerText) -> ServerText {
+    // SAFETY: returns its argument or a palloc'd copy; both are copied while the argument lives.
+    unsafe { ServerText::copied(pg_sys::quote_identifier(name.as_c_str().as_ptr())) }
+        .unwrap_or_default()
+}
+
+/// A text as an SQL literal, right whatever `standard_conforming_strings` says.
+pub(crate) fn quoted_literal(text: &ServerText) -> ServerText {
+    // SAFETY: makes a palloc'd copy of a NUL-terminated string.
+    unsafe { ServerText::copied(pg_sys::quote_literal_cstr(text.as_c_str().as_ptr())) }
+        .unwrap_or_default()
+}

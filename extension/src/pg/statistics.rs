@@ -1,0 +1,104 @@
+//! Rows of statistics: how many hold samples of relations, and deleting them.
+
+use std::collections::HashSet;
+
+use pgrx::pg_sys::{self, Oid};
+use pgrx::spi::SpiError;
+use pgrx::{PgSqlErrorCode, Spi};
+
+use super::catalog;
+use super::report::{Report, Result};
+
+/// `StatisticExtRelationId` and `StatisticExtDataRelationId`: pg_statistic_ext and pg_statistic_ext_data. Not among pgrx's
+/// bindings of all majors.
+const EXTENDED: Oid = Oid::from_u32(3381);
+const EXTENDED_DATA: Oid = Oid::from_u32(3429);
+
+/// The first columns of the one, the same in 15 to 18.
+#[repr(C)]
+struct Extended {
+    oid: Oid,
+    relation: Oid,
+}
+
+/// And of the other.
+#[repr(C)]
+struct ExtendedData {
+    statistics: Oid,
+    inherited: bool,
+}
+
+/// Relations, and those above them: these sample their rows as well, for what is inherited.
+pub(crate) struct Sampled {
+    pub(crate) relations: HashSet<Oid>,
+    pub(crate) above: HashSet<Oid>,
+}
+
+impl Sampled {
+    fn is_in(&self, relation: Oid, inherited: bool) -> bool {
+        self.relations.contains(&relation) || (inherited && self.above.contains(&relation))
+    }
+
+    /// How many rows there are now, whatever the session's snapshot shows: what others have committed is seen.
+    pub(crate) fn rows(&self) -> usize {
+        // SAFETY: in a transaction. Scans of catalogs use a snapshot that is taken anew when these messages say so
+        // (GetCatalogSnapshot); rows begin as the structures say.
+        unsafe {
+            pg_sys::AcceptInvalidationMessages();
+            let columns = catalog::scan(pg_sys::StatisticRelationId, |row| {
+                let row = &*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_statistic>();
+                self.is_in(row.starelid, row.stainherit).then_some(())
+            });
+            let (mut direct, mut inherited) = (HashSet::new(), HashSet::new());
+            catalog::scan(EXTENDED, |row| {
+                let row = &*pg_sys::GETSTRUCT(row).cast::<Extended>();
+                if self.is_in(row.relation, false) {
+                    direct.insert(row.oid);
+                } else if self.is_in(row.relation, true) {
+                    inherited.insert(row.oid);
+                }
+                None::<()>
+            });
+            let extended = catalog::scan(EXTENDED_DATA, |row| {
+                let row = &*pg_sys::GETSTRUCT(row).cast::<ExtendedData>();
+                let is_in = direct.contains(&row.statistics)
+                    || (row.inherited && inherited.contains(&row.statistics));
+                is_in.then_some(())
+            });
+            columns.len() + extended.len()
+        }
+    }
+}
+
+/// Deletes the rows of all relations that another process of this database has locked against everybody, and of those
+/// above them. As the bootstrap superuser.
+pub(crate) fn delete_of_relations_locked_by(pid: i32) -> Result<()> {
+    const RELATIONS: &str = "WITH RECURSIVE locked AS (
+            SELECT relation FROM pg_catalog.pg_locks
+             WHERE pid = $1 AND locktype = 'relation' AND mode = 'AccessExclusiveLock' AND granted
+               AND database = (SELECT oid FROM pg_catalog.pg_database WHERE datname = pg_catalog.current_database())),
+        above AS (
+            SELECT relation FROM locked
+            UNION
+            SELECT inhparent FROM pg_catalog.pg_inherits JOIN above ON inhrelid = relation)";
+    const COLUMNS: &str = "DELETE FROM pg_catalog.pg_statistic
+         WHERE starelid IN (SELECT relation FROM locked)
+            OR (stainherit AND starelid IN (SELECT relation FROM above))";
+    const EXTENDED_COLUMNS: &str =
+        "DELETE FROM pg_catalog.pg_statistic_ext_data d USING pg_catalog.pg_statistic_ext e
+         WHERE e.oid = d.stxoid
+           AND (e.stxrelid IN (SELECT relation FROM locked)
+                OR (d.stxdinherit AND e.stxrelid IN (SELECT relation FROM above)))";
+    let deleted: std::result::Result<(), SpiError> = Spi::connect_mut(|spi| {
+        for delete in [COLUMNS, EXTENDED_COLUMNS] {
+            spi.update(&format!("{RELATIONS} {delete}"), None, &[pid.into()])?;
+        }
+        Ok(())
+    });
+    deleted.map_err(|error| {
+        Report::new(
+            PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
+            format!("statistics could not be deleted: {error}"),
+        )
+    })
+}

@@ -1,0 +1,84 @@
+//! Text in the encoding of the server.
+//!
+//! Names are bytes: in a database with the encoding LATIN1 or SQL_ASCII they need not be UTF-8, which Rust's
+//! strings are. What goes into SQL, into a look-up or into a result stays the bytes that the server gave us
+//! ([`ServerText`]). Only for messages, which pgrx wants as strings, is it made readable.
+
+use std::ffi::{CStr, CString, c_char};
+use std::fmt;
+
+use pgrx::pg_sys;
+
+/// Text as the server holds it.
+#[derive(Clone, PartialEq, Eq, Default, Debug)]
+pub(crate) struct ServerText(CString);
+
+impl ServerText {
+    /// Copies a text of the server; `None` for a null pointer.
+    ///
+    /// # Safety
+    /// `text` is null or NUL-terminated.
+    pub(crate) unsafe fn copied(text: *const c_char) -> Option<ServerText> {
+        // SAFETY: by contract.
+        (!text.is_null()).then(|| ServerText(unsafe { CStr::from_ptr(text) }.to_owned()))
+    }
+
+    /// Of an SQL value; the server's texts hold no NUL.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> ServerText {
+        ServerText(CString::new(bytes).unwrap_or_default())
+    }
+
+    /// These pieces, one after the other.
+    pub(crate) fn join(pieces: &[&[u8]]) -> ServerText {
+        ServerText::from_bytes(&pieces.concat())
+    }
+
+    pub(crate) fn as_c_str(&self) -> &CStr {
+        &self.0
+    }
+
+    pub(crate) fn bytes(&self) -> &[u8] {
+        self.0.to_bytes()
+    }
+
+    /// As the value of a column of type `text`: its datum has the same form as that of these bytes.
+    pub(crate) fn into_column(self) -> Vec<u8> {
+        self.0.into_bytes()
+    }
+}
+
+/// Constants of ours are ASCII, which is the same in every encoding of a server.
+impl From<&'static str> for ServerText {
+    fn from(ascii: &'static str) -> ServerText {
+        ServerText::from_bytes(ascii.as_bytes())
+    }
+}
+
+/// For messages, and never for SQL: what would not be right in the encoding of this database stands there as
+/// `\xe9`.
+impl fmt::Display for ServerText {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if !speaks_utf8() {
+            return self.bytes().iter().try_for_each(|byte| show(*byte, f));
+        }
+        for chunk in self.bytes().utf8_chunks() {
+            f.write_str(chunk.valid())?;
+            chunk.invalid().iter().try_for_each(|byte| show(*byte, f))?;
+        }
+        Ok(())
+    }
+}
+
+fn show(byte: u8, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+    match byte {
+        0..=0x7f => write!(f, "{}", char::from(byte)),
+        _ => write!(f, "\\x{byte:02x}"),
+    }
+}
+
+/// True if the encoding of this database is UTF-8, or none: then clients get the bytes as they are.
+fn speaks_utf8() -> bool {
+    // SAFETY: reads what the process knows of its database; SQL_ASCII where it has none.
+    let encoding = unsafe { pg_sys::GetDatabaseEncoding() };
+    encoding == pg_sys::pg_enc::PG_UTF8 as i32 || encoding == pg_sys::pg_enc::PG_SQL_ASCII as i32
+}

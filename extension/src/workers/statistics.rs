@@ -1,0 +1,53 @@
+//! Deletes statistics for a session that shreds: in a transaction of its own, so that it is committed whatever becomes of the
+//! session's statement.
+
+use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder, BgWorkerStartTime};
+use pgrx::{PgSqlErrorCode as Code, pg_guard, pg_sys};
+
+use crate::pg::report::{OrRaise, Report, Result};
+use crate::pg::{process, session, statistics, worker};
+
+/// Has a worker delete the statistics of all relations that this session has locked against everybody, and waits for its end.
+///
+/// # Errors
+/// When there is no room for another worker.
+pub(crate) fn delete_for_this_session() -> Result<()> {
+    let pid = std::process::id();
+    let argument = u64::from(pid) << 32 | u64::from(process::my_database());
+    let worker = BackgroundWorkerBuilder::new("pagevault statistics")
+        .set_type("pagevault statistics")
+        .set_library("pagevault")
+        .set_function("pagevault_statistics_main")
+        .enable_spi_access()
+        .set_start_time(BgWorkerStartTime::RecoveryFinished)
+        .set_restart_time(None)
+        .set_argument(Some(pg_sys::Datum::from(argument)))
+        .set_notify_pid(pid as i32)
+        .load_dynamic()
+        .map_err(|_| {
+            Report::new(
+                Code::ERRCODE_CONFIGURATION_LIMIT_EXCEEDED,
+                "no background worker is free to delete statistics",
+            )
+            .detail("Nothing was destroyed.")
+            .hint("Try again later, or raise max_worker_processes.")
+        })?;
+    // Whether it has done its work its caller sees by what is left.
+    let _ = worker.wait_for_shutdown();
+    Ok(())
+}
+
+/// Main function of the worker.
+#[pg_guard]
+#[unsafe(no_mangle)]
+pub extern "C-unwind" fn pagevault_statistics_main(argument: pg_sys::Datum) {
+    process::handle_worker_signals();
+    let argument = argument.value() as u64;
+    let (pid, database) = ((argument >> 32) as i32, argument as u32);
+    process::connect_to_database_if_there(pg_sys::Oid::from(database));
+    worker::seclude();
+    BackgroundWorker::transaction(|| {
+        session::as_owner_of_the_cluster(|| statistics::delete_of_relations_locked_by(pid))
+            .or_raise();
+    });
+}

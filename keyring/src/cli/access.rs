@@ -1,0 +1,24 @@
+//! Options of the commands that ask providers for the keys of a data directory.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use crate::access::Access;
+use crate::provider::ProviderError;
+
+#[derive(Args)]
+pub(super) struct AccessOptions {
+    /// Run the programs that the key files name: of a provider of kind "command", or in a profile of AWS
+    #[arg(long)]
+    allow_command: bool,
+    /// How providers are reached, in place of what the key files say: {"NAME": {"kind": "...", "options": {...}}}
+    #[arg(long, value_name = "FILE")]
+    providers: Option<PathBuf>,
+}
+
+impl AccessOptions {
+    pub(super) fn access(&self) -> Result<Access, ProviderError> {
+        Access::new(self.allow_command, self.providers.as_deref())
+    }
+}

@@ -1,0 +1,87 @@
+//! A key server behind a Unix socket: who listens there is known, unlike at a port of this machine, at which any user may
+//! listen once the server is down.
+//!
+//! Two things are asked: that only root and we could have put the socket where it is, and, of the kernel, who listens at
+//! it (`SO_PEERCRED`, unix(7): the credentials of the process at the time of its `listen`). The connections that follow
+//! go to the same socket, for the first says that nobody else can exchange it.
+
+use std::fs;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+
+use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use nix::unistd::geteuid;
+use pagevault_keystore::protocol::ErrorClass;
+
+use crate::keyfile::place::{What, insecure};
+use crate::keyfile::way::follow;
+use crate::provider::ProviderError;
+
+/// The socket, by a path without links, if root or we listen at it.
+///
+/// # Errors
+/// `unreachable` if nobody listens, `insecure` if somebody else does or could.
+pub(crate) fn trusted(path: &Path) -> Result<PathBuf, ProviderError> {
+    let shown = path.display();
+    let unreachable = |error: &std::io::Error| {
+        ProviderError::new(ErrorClass::Unreachable, format!("could not reach unix://{shown}"))
+            .with_detail(format!("{error}."))
+            .with_hint("Check that the provider runs and listens there.")
+            .transient()
+    };
+    let place = follow(What::Socket, path).map_err(|astray| astray.or(unreachable))?;
+    let metadata = fs::symlink_metadata(&place).map_err(|error| unreachable(&error))?;
+    if !metadata.file_type().is_socket() {
+        return Err(insecure(format!("\"{shown}\" is not a socket"))
+            .with_detail("A key server does not listen there.")
+            .with_hint("Give the path of the socket."));
+    }
+    let us = geteuid().as_raw();
+    let is_ours = |user: u32| user == 0 || user == us;
+    let foreign = |user: u32, how: &str| {
+        insecure(format!("key server at unix://{shown} is of another user"))
+            .with_detail(format!("The socket {how} user ID {user}; we run as user ID {us}."))
+            .with_hint("Run the key server as root or as the server's operating system user, or reach it by https.")
+    };
+    if !is_ours(metadata.uid()) {
+        return Err(foreign(metadata.uid(), "belongs to"));
+    }
+    let stream = UnixStream::connect(&place).map_err(|error| unreachable(&error))?;
+    let peer = getsockopt(&stream, PeerCredentials).map_err(|errno| unreachable(&errno.into()))?;
+    if !is_ours(peer.uid()) {
+        return Err(foreign(peer.uid(), "is listened at by"));
+    }
+    Ok(place)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::{PermissionsExt, chown};
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn only_our_own_and_roots_are_spoken_to() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().canonicalize().unwrap().join("socket");
+        let class = || trusted(&path).map_err(|error| error.class);
+        assert_eq!(class(), Err(ErrorClass::Unreachable));
+        fs::write(&path, "").unwrap();
+        assert_eq!(class(), Err(ErrorClass::Insecure));
+        fs::remove_file(&path).unwrap();
+        let listener = UnixListener::bind(&path).unwrap();
+        assert_eq!(class(), Ok(path.clone()));
+        fs::set_permissions(root.path(), fs::Permissions::from_mode(0o777)).unwrap();
+        assert_eq!(class(), Err(ErrorClass::Insecure));
+        fs::set_permissions(root.path(), fs::Permissions::from_mode(0o700)).unwrap();
+        if geteuid().is_root() {
+            chown(&path, Some(65534), None).unwrap();
+            assert_eq!(class(), Err(ErrorClass::Insecure));
+            chown(&path, Some(0), None).unwrap();
+        }
+        drop(listener);
+        assert_eq!(class(), Err(ErrorClass::Unreachable));
+    }
+}

@@ -1,0 +1,90 @@
+//! Files of a data directory that anybody may have written: a FIFO, a device, or a link to one may lie where a file is
+//! expected. To open a FIFO waits for a writer, to open a device may have it do something, and neither has an end.
+
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::Path;
+
+use nix::fcntl::OFlag;
+
+/// Opens a regular file for reading, and never waits. Links are followed: the file must be one behind them.
+///
+/// # Errors
+/// Those of the system, and one that says that it is not a regular file.
+pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
+    // Looked at first, since to open a device is to use it: a watchdog starts, a tape is wound back.
+    require(&fs::metadata(path)?)?;
+    // Files of /proc are regular and may wait nevertheless, when they are read.
+    let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
+    let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(path)?;
+    // Another may lie there by now.
+    require(&file.metadata()?)?;
+    Ok(file)
+}
+
+/// The content of a regular file that has at most `limit` bytes, whatever length it shows.
+///
+/// # Errors
+/// Those of [`open_regular`], and one that says that it is larger.
+pub(crate) fn read_regular(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let file = open_regular(path)?;
+    let too_large = || io::Error::other(format!("it has more than {limit} bytes"));
+    if file.metadata()?.len() > limit {
+        return Err(too_large());
+    }
+    let mut bytes = Vec::new();
+    file.take(limit.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > limit { Err(too_large()) } else { Ok(bytes) }
+}
+
+fn require(metadata: &fs::Metadata) -> io::Result<()> {
+    if metadata.is_file() {
+        return Ok(());
+    }
+    Err(io::Error::other("it is not a regular file"))
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::symlink;
+    use std::os::unix::net::UnixListener;
+
+    use nix::sys::stat::Mode;
+    use nix::unistd::mkfifo;
+
+    use super::*;
+
+    #[test]
+    fn only_regular_files_are_opened() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        fs::write(path("file"), "12345").unwrap();
+        symlink("file", path("link")).unwrap();
+        mkfifo(&path("fifo"), Mode::S_IRWXU).unwrap();
+        symlink("fifo", path("link-to-fifo")).unwrap();
+        symlink("/dev/zero", path("link-to-device")).unwrap();
+        let _socket = UnixListener::bind(path("socket")).unwrap();
+        fs::create_dir(path("directory")).unwrap();
+        for name in ["fifo", "link-to-fifo", "link-to-device", "socket", "directory"] {
+            let error = open_regular(&path(name)).unwrap_err();
+            assert_eq!(error.to_string(), "it is not a regular file", "{name}");
+        }
+        assert_eq!(open_regular(&path("none")).unwrap_err().kind(), io::ErrorKind::NotFound);
+        for name in ["file", "link"] {
+            assert_eq!(read_regular(&path(name), 5).unwrap(), b"12345");
+        }
+    }
+
+    #[test]
+    fn no_more_is_read_than_the_limit() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("file");
+        fs::write(&path, "12345").unwrap();
+        // The second shows no length.
+        for path in [path.as_path(), Path::new("/proc/self/status")] {
+            let error = read_regular(path, 4).unwrap_err();
+            assert_eq!(error.to_string(), "it has more than 4 bytes");
+        }
+    }
+}

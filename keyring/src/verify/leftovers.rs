@@ -1,0 +1,192 @@
+//! Files that no relation has: what a transaction made that did not come to its commit, because the server crashed.
+//!
+//! Recovery does not remove them, and they need not be whole: their pages may have been written before the key that seals them was
+//! flushed with WAL. PostgreSQL never reads them again. Whether a file is one of them is asked where something is wrong with
+//! it: then `pg_class` of its database is read, with all rows that were ever written and are not yet removed.
+//!
+//! In doubt a file is needed: where pg_class or what it takes to read it is not readable itself, where WAL is yet to be
+//! replayed, and where transactions may still be committed.
+
+use std::collections::{HashMap, HashSet};
+use std::fs;
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::path::{Path, PathBuf};
+
+use pagevault_cipher::Fork;
+use pagevault_cipher::page::{PAGE_SIZE, Page};
+use pagevault_keystore::RelFile;
+
+use super::Work;
+use super::pages::{self, Keys, RelationFile};
+use crate::regular::{open_regular, read_regular};
+
+/// `RelationRelationId`
+const PG_CLASS: u32 = 1259;
+
+/// Bytes of `pg_filenode.map` since 16, which are more than before.
+const LARGEST_MAP: u64 = 524;
+
+/// What is known of each database that was asked about.
+pub(super) struct Leftovers<'a> {
+    work: &'a Work<'a>,
+    files: &'a [RelationFile],
+    /// Numbers of files that a relation has or may have; `None`: that is not known.
+    needed: HashMap<u32, Option<HashSet<u32>>>,
+}
+
+impl<'a> Leftovers<'a> {
+    pub(super) fn new(work: &'a Work<'a>, files: &'a [RelationFile]) -> Self {
+        Self { work, files, needed: HashMap::new() }
+    }
+
+    /// True if certainly no relation has this file.
+    pub(super) fn include(&mut self, file: RelFile) -> bool {
+        let (work, files) = (self.work, self.files);
+        let needed =
+            self.needed.entry(file.database).or_insert_with(|| needed(work, files, file.database));
+        needed.as_ref().is_some_and(|needed| !needed.contains(&file.relation))
+    }
+}
+
+fn needed(work: &Work<'_>, files: &[RelationFile], database: u32) -> Option<HashSet<u32>> {
+    // Rows of relations that all databases share are in each of them.
+    if database == 0 || !work.control.ended {
+        return None;
+    }
+    let transactions = Transactions::of(work.keystore.data_directory()).ok()?;
+    let of_database = || files.iter().filter(|file| file.file.database == database);
+    let directories: HashSet<PathBuf> =
+        of_database().filter_map(|file| Some(file.path.parent()?.to_owned())).collect();
+    // Only in the directory in the database's own tablespace.
+    let map_in = |place: &PathBuf| read_regular(&place.join("pg_filenode.map"), LARGEST_MAP).ok();
+    let map = directories.iter().find_map(map_in)?;
+    let mapped = mappings(&map)?;
+    let pg_class = mapped.iter().find(|(relation, _)| *relation == PG_CLASS)?.1;
+    let mut needed: HashSet<u32> = mapped.iter().map(|(_, file)| *file).collect();
+    let mut segments: Vec<_> = of_database()
+        .filter(|file| file.file.relation == pg_class && file.fork == Fork::Main)
+        .collect();
+    segments.sort_by_key(|file| file.segment);
+    let mut keys = Keys::default();
+    for segment in segments {
+        let (mut input, _) = pages::open_segment(&segment.path).ok()?;
+        let mut page: Page = [0; PAGE_SIZE];
+        let mut block = segment.segment.saturating_mul(pages::SEGMENT);
+        while pages::fill(&mut input, &mut page).ok()? == PAGE_SIZE {
+            pages::open(work, segment, &mut page, block, &mut keys).ok()?;
+            rows(&page, &transactions, &mut needed)?;
+            block = block.saturating_add(1);
+        }
+    }
+    Some(needed)
+}
+
+/// Relations and numbers of their files, as `pg_filenode.map` says (`RelMapFile`, relmapper.c; 16 has more room in it).
+fn mappings(map: &[u8]) -> Option<Vec<(u32, u32)>> {
+    const MAGIC: u32 = 0x0059_2717;
+    const MOST: [(usize, usize); 2] = [(512, 62), (524, 64)];
+    const HEAD: usize = 8;
+    let word = |at: usize| Some(u32::from_le_bytes(*map.get(at..)?.first_chunk()?));
+    let most = MOST.iter().find(|(length, _)| *length == map.len())?.1;
+    let crc = HEAD + most * 8;
+    let count = word(4)? as usize;
+    if word(0)? != MAGIC || count > most || word(crc)? != crc32c::crc32c(map.get(..crc)?) {
+        return None;
+    }
+    (0..count).map(|at| Some((word(HEAD + at * 8)?, word(HEAD + at * 8 + 4)?))).collect()
+}
+
+/// Adds the files of the rows of `pg_class` on a page, but for rows whose transaction did not commit. `None` if they cannot be
+/// read.
+fn rows(page: &Page, transactions: &Transactions, needed: &mut HashSet<u32>) -> Option<()> {
+    /// `SizeOfPageHeaderData`; ItemIdData (itemid.h): offset, flags and length of 15, 2 and 15 bits.
+    const HEADER: usize = 24;
+    const ITEM: usize = 4;
+    const NORMAL: u32 = 1;
+    /// HeapTupleHeaderData (htup_details.h): t_xmin, t_infomask, t_hoff; `HEAP_XMIN_COMMITTED`, `HEAP_XMIN_INVALID`.
+    const INFOMASK: usize = 20;
+    const BEGIN: usize = 22;
+    const COMMITTED: u16 = 0x0100;
+    const INVALID: u16 = 0x0200;
+    /// Of `relfilenode` in FormData_pg_class (pg_class.h), the same in 15 to 18; what is before it is never null.
+    const FILE: usize = 88;
+    let half = |at: usize| Some(u16::from_le_bytes(*page.get(at..)?.first_chunk()?));
+    let word = |at: usize| Some(u32::from_le_bytes(*page.get(at..)?.first_chunk()?));
+    let lower = usize::from(half(12)?);
+    for item in (HEADER..lower).step_by(ITEM) {
+        let item = word(item)?;
+        if item >> 15 & 3 != NORMAL {
+            continue;
+        }
+        let row = (item & 0x7FFF) as usize;
+        let file = word(row + usize::from(*page.get(row + BEGIN)?) + FILE)?;
+        let hints = half(row + INFOMASK)? & (COMMITTED | INVALID);
+        let lost = hints == INVALID || (hints == 0 && !transactions.may_have_committed(word(row)?));
+        if !lost {
+            needed.insert(file);
+        }
+    }
+    Some(())
+}
+
+/// What `pg_xact` says of transactions.
+struct Transactions {
+    directory: PathBuf,
+    /// Some were prepared, with subtransactions perhaps: what is in progress may be theirs.
+    some_are_prepared: bool,
+}
+
+impl Transactions {
+    fn of(data_directory: &Path) -> io::Result<Self> {
+        let prepared = fs::read_dir(data_directory.join("pg_twophase"))?.next().is_some();
+        Ok(Self { directory: data_directory.join("pg_xact"), some_are_prepared: prepared })
+    }
+
+    /// False only if it was rolled back, or was in progress when the server ended.
+    fn may_have_committed(&self, number: u32) -> bool {
+        /// `FirstNormalTransactionId`; clog.c: two bits for a transaction, 32 pages in a file.
+        const FIRST: u32 = 3;
+        const IN_A_FILE: u32 = 32 * 8192 * 4;
+        const IN_PROGRESS: u8 = 0;
+        const ABORTED: u8 = 2;
+        if number < FIRST {
+            return true;
+        }
+        let path = self.directory.join(format!("{:04X}", number / IN_A_FILE));
+        let mut byte = [0];
+        let at = u64::from(number % IN_A_FILE / 4);
+        let read = open_regular(&path).and_then(|file| file.read_exact_at(&mut byte, at));
+        // What is not there any more is long ago.
+        read.is_err()
+            || match byte[0] >> (number % 4 * 2) & 3 {
+                ABORTED => false,
+                IN_PROGRESS => self.some_are_prepared,
+                _ => true,
+            }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn maps_are_read_if_they_are_whole() {
+        for (length, crc) in [(512, 504), (524, 520)] {
+            let mut map = vec![0; length];
+            map[..4].copy_from_slice(&0x0059_2717_u32.to_le_bytes());
+            map[4] = 2;
+            map[8..12].copy_from_slice(&1259_u32.to_le_bytes());
+            map[12..16].copy_from_slice(&16384_u32.to_le_bytes());
+            map[16] = 7;
+            map[20] = 8;
+            let sum = crc32c::crc32c(&map[..crc]);
+            map[crc..crc + 4].copy_from_slice(&sum.to_le_bytes());
+            assert_eq!(mappings(&map), Some(vec![(1259, 16384), (7, 8)]));
+            map[12] ^= 1;
+            assert_eq!(mappings(&map), None);
+        }
+        assert_eq!(mappings(&[]), None);
+    }
+}

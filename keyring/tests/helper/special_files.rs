@@ -1,0 +1,142 @@
+//! Data directories that somebody else wrote, in which something lies that has no end or waits: nothing of it is read.
+
+use std::fs;
+use std::os::unix::fs::symlink;
+use std::path::Path;
+use std::process::{Output, Stdio};
+use std::time::{Duration, Instant};
+
+use nix::sys::stat::Mode;
+use nix::unistd::mkfifo;
+use pagevault_keystore::log::Log;
+use pagevault_keystore::storage::FileStorage;
+
+use crate::bench::{Bench, chmod, command, stderr, stdout};
+use crate::programs::install;
+
+const HISTORY: &str = "pg_wal/00000002.history";
+const SEGMENT: &str = "pg_wal/000000020000000000000001";
+
+/// A data directory with a keystore without keys, and a program that tells of its control file.
+fn data_directory() -> Bench {
+    let bench = Bench::empty();
+    for directory in ["base", "base/5", "global", "pg_wal", "pg_twophase", "pg_xact"] {
+        fs::create_dir(bench.path("data").join(directory)).unwrap();
+    }
+    fs::write(bench.path("data/global/pg_control"), "").unwrap();
+    fs::write(bench.path("data/base/5/16384"), [0; 8192]).unwrap();
+    fs::write(bench.path("data").join(SEGMENT), [0; 8192]).unwrap();
+    let storage = FileStorage::new(&bench.path("data/pagevault")).unwrap();
+    Log::create(&storage, [7; 16], 0, &[]).unwrap();
+    let told = "Database cluster state: shut down\nDatabase block size: 8192\n\
+        Blocks per segment of large relation: 131072\nWAL block size: 8192\nBytes per WAL segment: 16777216\n\
+        Data page checksum version: 0\nLatest checkpoint's TimeLineID: 2\n";
+    // It reads the control file, as PostgreSQL's does.
+    let program = format!("#!/bin/sh\ncat \"$1/global/pg_control\" && cat <<END\n{told}END\n");
+    install(&bench.path("keys/pg_controldata"), &program);
+    bench
+}
+
+/// What the program says, which has to end by itself and needs little memory.
+#[track_caller]
+fn ends(bench: &Bench, subject: &str, path: &Path) -> Output {
+    let mut command = command(&[subject, path.to_str().unwrap()]);
+    let search = std::env::var("PATH").unwrap();
+    command.env("PATH", format!("{}:{search}", bench.path("keys").display()));
+    let mut child = command.stdin(Stdio::null()).spawn().unwrap();
+    let until = Instant::now() + Duration::from_secs(30);
+    while child.try_wait().unwrap().is_none() {
+        if Instant::now() > until {
+            child.kill().unwrap();
+            panic!("{subject} {} does not end", path.display());
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    child.wait_with_output().unwrap()
+}
+
+#[track_caller]
+fn refused(bench: &Bench, subject: &str, path: &Path, culprit: &Path) {
+    let output = ends(bench, subject, path);
+    assert_eq!(output.status.code(), Some(1), "{subject}: {}", stdout(&output));
+    let message = format!("could not read \"{}\": it is not a regular file", culprit.display());
+    assert!(stderr(&output).contains(&message), "{subject}: {}", stderr(&output));
+}
+
+/// Puts special files in the place of `path`, one after the other, and has each looked at.
+fn each(path: &Path, look: impl Fn()) {
+    let before = fs::read(path).ok();
+    let _ = fs::remove_file(path);
+    mkfifo(path, Mode::S_IRUSR | Mode::S_IWUSR).unwrap();
+    look();
+    fs::remove_file(path).unwrap();
+    for target in ["/dev/zero", "/dev/null"] {
+        symlink(target, path).unwrap();
+        look();
+        fs::remove_file(path).unwrap();
+    }
+    if let Some(before) = before {
+        fs::write(path, before).unwrap();
+        chmod(path, 0o600);
+    }
+}
+
+#[test]
+fn verify_reads_regular_files_only() {
+    let bench = data_directory();
+    let data = bench.path("data");
+    let well = |state: &str| {
+        let output = ends(&bench, "verify", &data);
+        assert!(output.status.success(), "{state}: {}{}", stdout(&output), stderr(&output));
+    };
+    well("before");
+    for name in ["base/5/999999", "base/5/999999_fsm", "global/pg_control", HISTORY, SEGMENT] {
+        let path = data.join(name);
+        each(&path, || refused(&bench, "verify", &data, &path));
+    }
+    well("after");
+    // Links are followed to regular files, and to directories.
+    fs::rename(data.join("pg_wal"), bench.path("wal")).unwrap();
+    symlink(bench.path("wal"), data.join("pg_wal")).unwrap();
+    well("with WAL elsewhere");
+    // Whether something damaged is needed is not known where the map or the state of transactions is no file.
+    fs::write(data.join("base/5/16385"), [1; 100]).unwrap();
+    for name in ["base/5/pg_filenode.map", "pg_xact/0000"] {
+        each(&data.join(name), || {
+            let output = ends(&bench, "verify", &data);
+            assert!(stdout(&output).contains("ends within block 0"), "{}", stderr(&output));
+        });
+    }
+}
+
+#[test]
+fn verify_does_not_read_files_that_are_too_large() {
+    let bench = data_directory();
+    let path = bench.path("data/base/5/16384");
+    // A file of holes, whose length says nothing of what it takes to make it.
+    fs::File::create(&path).unwrap().set_len((1 << 30) + 8192).unwrap();
+    let output = ends(&bench, "verify", &bench.path("data"));
+    let said = stdout(&output);
+    assert!(said.contains("damaged      base/5/16384 is larger than a segment"), "{said}");
+    assert!(said.contains("0 empty"), "{said}");
+}
+
+#[test]
+fn key_files_are_regular_files() {
+    let bench = data_directory();
+    let path = bench.path("data/pagevault/7.keys");
+    each(&path, || {
+        refused(&bench, "inspect", &bench.path("data"), &path);
+        // Links are not followed there; whose the file is is asked first.
+        assert_eq!(ends(&bench, "verify", &bench.path("data")).status.code(), Some(1));
+    });
+}
+
+#[test]
+fn inspect_reads_regular_files_only() {
+    let bench = data_directory();
+    for name in ["7.keys", "16385", "16385_vm", "000000010000000000000001"] {
+        let path = bench.path("keys").join(name);
+        each(&path, || refused(&bench, "inspect", &path, &path));
+    }
+}

@@ -1,0 +1,340 @@
+//! Rekey jobs: who asked for what, and what became of it.
+//!
+//! A job stands in the log of its database. It counts once the transaction that asked for it has committed, which the log
+//! does not know: the first step says so, or that it never was. Of the steps the highest is what is so, in whatever order they are
+//! heard. What is over is kept for a while; what was forgotten does not come back, though older WAL may speak of it again.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
+
+/// Jobs of a database that are over and still known: the newest.
+pub const ENDED_KEPT: usize = 100;
+/// Longest error text, in bytes.
+pub const MAX_ERROR: usize = 400;
+/// Numbers are `bigint` in SQL.
+pub const MAX_NUMBER: u64 = i64::MAX as u64;
+
+/// A job of a cluster.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct JobId {
+    /// Database OID.
+    pub database: u32,
+    /// From 1, in the order in which jobs of the database were asked for.
+    pub number: u64,
+}
+
+impl fmt::Display for JobId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}/{}", self.database, self.number)
+    }
+}
+
+/// What a job does to its relation.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum JobKind {
+    /// What is plaintext is sealed.
+    Encrypt = 1,
+    /// What is sealed gets a new data key.
+    Rotate = 2,
+    /// What is sealed becomes plaintext.
+    Decrypt = 3,
+}
+
+impl JobKind {
+    /// The kind of this number.
+    #[must_use]
+    pub fn from_number(number: u8) -> Option<Self> {
+        [Self::Encrypt, Self::Rotate, Self::Decrypt].into_iter().find(|kind| *kind as u8 == number)
+    }
+
+    /// As SQL spells it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Encrypt => "encrypt",
+            Self::Rotate => "rotate",
+            Self::Decrypt => "decrypt",
+        }
+    }
+}
+
+/// Where a job stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum JobState {
+    /// To be done.
+    Waiting = 1,
+    /// Not to be done until it is resumed.
+    Paused = 2,
+    /// Complete.
+    Done = 3,
+    /// Somebody has ended it.
+    Cancelled = 4,
+    /// It could not go on.
+    Failed = 5,
+    /// The transaction that asked for it has not committed, or what it was for was done otherwise: nobody sees it any more.
+    Void = 6,
+}
+
+impl JobState {
+    const ALL: [Self; 6] =
+        [Self::Waiting, Self::Paused, Self::Done, Self::Cancelled, Self::Failed, Self::Void];
+
+    /// The state of this number.
+    #[must_use]
+    pub fn from_number(number: u8) -> Option<Self> {
+        Self::ALL.into_iter().find(|state| *state as u8 == number)
+    }
+
+    /// As SQL spells it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Waiting => "waiting",
+            Self::Paused => "paused",
+            Self::Done => "done",
+            Self::Cancelled => "cancelled",
+            Self::Failed => "failed",
+            Self::Void => "void",
+        }
+    }
+
+    /// Whether nothing more comes by itself.
+    #[must_use]
+    pub fn is_over(self) -> bool {
+        matches!(self, Self::Done | Self::Cancelled | Self::Failed)
+    }
+}
+
+/// What was asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Request {
+    /// Of which relation (OID), and of what follows it.
+    pub relation: u32,
+    /// To do what.
+    pub kind: JobKind,
+    /// For [`JobKind::Encrypt`]: with this cipher; 0 if none was named.
+    pub cipher: u8,
+    /// By which role (OID).
+    pub requested_by: u32,
+    /// When, in microseconds since 1970.
+    pub at: i64,
+    /// In which transaction or subtransaction: its full number (`FullTransactionId`).
+    pub transaction: u64,
+}
+
+/// What became of a job.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Step {
+    /// From 1. The highest is what is so.
+    pub step: u32,
+    /// Where the job stands.
+    pub state: JobState,
+    /// When a worker first began, in microseconds since 1970; 0 if none did or it is not known.
+    pub started: i64,
+    /// When, in microseconds since 1970.
+    pub at: i64,
+    /// Why it has failed.
+    pub error: String,
+}
+
+/// A job as it is known.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Job {
+    /// What was asked for.
+    pub request: Request,
+    /// The last step, if there was any.
+    pub step: Option<Step>,
+    /// Relations (OIDs) whose files the job has switched to another key.
+    pub begun: BTreeSet<u32>,
+}
+
+/// Jobs of one database.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Jobs {
+    jobs: BTreeMap<u64, Job>,
+    over: BTreeSet<u64>,
+    /// Of numbers up to this one, those that are not known are forgotten for good.
+    forgotten: u64,
+}
+
+impl Jobs {
+    /// A job was asked for.
+    pub fn ask(&mut self, number: u64, request: Request) {
+        if number > self.forgotten {
+            let job = || Job { request, step: None, begun: BTreeSet::new() };
+            self.jobs.entry(number).or_insert_with(job);
+        }
+    }
+
+    /// A step of a job.
+    pub fn step(&mut self, number: u64, step: Step) {
+        let Some(job) = self.jobs.get_mut(&number) else { return };
+        if job.step.as_ref().is_some_and(|known| known.step >= step.step) {
+            return;
+        }
+        let state = step.state;
+        job.step = Some(step);
+        if state == JobState::Done {
+            job.begun.clear();
+        }
+        if state.is_over() {
+            self.over.insert(number);
+        } else {
+            self.over.remove(&number);
+        }
+        if state == JobState::Void {
+            self.drop(number);
+        }
+        while self.over.len() > ENDED_KEPT {
+            let Some(oldest) = self.over.pop_first() else { break };
+            self.drop(oldest);
+        }
+    }
+
+    /// A job has switched the files of a relation.
+    pub fn begin(&mut self, number: u64, relation: u32) {
+        if let Some(job) = self.jobs.get_mut(&number) {
+            let is_done = job.step.as_ref().is_some_and(|step| step.state == JobState::Done);
+            if !is_done {
+                job.begun.insert(relation);
+            }
+        }
+    }
+
+    /// Of numbers up to this one, those that are not known are forgotten; with `all` the others, too.
+    pub fn forget(&mut self, through: u64, all: bool) {
+        self.forgotten = self.forgotten.max(through);
+        if all {
+            self.jobs.retain(|number, _| *number > through);
+            self.over.retain(|number| *number > through);
+        }
+    }
+
+    fn drop(&mut self, number: u64) {
+        self.jobs.remove(&number);
+        self.over.remove(&number);
+        self.forgotten = self.forgotten.max(number);
+    }
+
+    /// By number.
+    pub fn iter(&self) -> impl Iterator<Item = (u64, &Job)> {
+        self.jobs.iter().map(|(number, job)| (*number, job))
+    }
+
+    /// Of numbers up to this one, those that are not known were forgotten.
+    #[must_use]
+    pub fn forgotten(&self) -> u64 {
+        self.forgotten
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{ENDED_KEPT, JobId, JobKind, JobState, Request, Step};
+    use crate::compaction;
+    use crate::record::Record;
+    use crate::state::State;
+
+    const DATABASE: u32 = 5;
+
+    fn asked(number: u64) -> Record {
+        let relation = 16384 + number as u32;
+        let request = Request {
+            relation,
+            kind: JobKind::Rotate,
+            cipher: 0,
+            requested_by: 10,
+            at: 1,
+            transaction: 700 + number,
+        };
+        Record::Job { job: JobId { database: DATABASE, number }, request }
+    }
+
+    fn step(number: u64, step: u32, state: JobState) -> Record {
+        let step = Step { step, state, started: 0, at: 2, error: String::new() };
+        Record::JobStep { job: JobId { database: DATABASE, number }, step }
+    }
+
+    fn begun(number: u64, relation: u32) -> Record {
+        Record::JobBegun { job: JobId { database: DATABASE, number }, relation }
+    }
+
+    fn fold(records: &[Record]) -> State {
+        State::from_records(records.iter().cloned()).unwrap()
+    }
+
+    fn known(state: &State) -> Vec<u64> {
+        state.jobs(DATABASE).unwrap().iter().map(|(number, _)| number).collect()
+    }
+
+    /// A hundred and fifty jobs that are over, one that is paused among them, and one that was rolled back.
+    fn history() -> Vec<Record> {
+        let mut records = Vec::new();
+        for number in 1..=151 {
+            records.push(asked(number));
+            records.push(step(number, 1, JobState::Waiting));
+            records.push(begun(number, 20_000));
+            let end = if number == 7 { JobState::Paused } else { JobState::Failed };
+            records.push(step(number, 2, end));
+        }
+        records.extend([asked(152), step(152, 1, JobState::Void)]);
+        records
+    }
+
+    #[test]
+    fn the_highest_step_is_what_is_so() {
+        let steps = [step(1, 3, JobState::Cancelled), step(1, 4, JobState::Waiting)];
+        for order in [[0, 1], [1, 0]] {
+            let mut records = vec![asked(1)];
+            records.extend(order.map(|at: usize| steps[at].clone()));
+            let state = fold(&records);
+            let (_, job) = state.jobs(DATABASE).unwrap().iter().next().unwrap();
+            assert_eq!(job.step.as_ref().map(|step| step.state), Some(JobState::Waiting));
+        }
+    }
+
+    #[test]
+    fn the_newest_of_what_is_over_is_kept_and_all_that_is_not() {
+        let state = fold(&history());
+        let numbers = known(&state);
+        assert_eq!(numbers.len(), ENDED_KEPT + 1);
+        assert_eq!((numbers[0], numbers[1], numbers[100]), (7, 52, 151));
+        assert_eq!(state.jobs(DATABASE).unwrap().forgotten(), 152);
+    }
+
+    #[test]
+    fn what_is_forgotten_does_not_come_back() {
+        let history = history();
+        let state = fold(&history);
+        let kept = state.records(DATABASE);
+        assert_eq!(fold(&kept), state);
+        // Redo begins anywhere.
+        for from in [0, 27, 300, 600] {
+            let repeated = [&kept[..], &history[from..]].concat();
+            assert_eq!(fold(&repeated), state, "from {from}");
+        }
+        // Written anew it is the same, and so once more with what comes after.
+        let mut log: Vec<Vec<Record>> =
+            history.iter().cloned().map(|record| vec![record]).collect();
+        for _ in 0..2 {
+            log = compaction::in_place(kept.clone(), &log);
+            assert_eq!(fold(&log.concat()), state);
+        }
+        log.extend([vec![asked(153)], vec![step(7, 3, JobState::Waiting)]]);
+        let state = fold(&log.concat());
+        let log = compaction::in_place(state.records(DATABASE), &log);
+        assert_eq!(fold(&log.concat()), state);
+        assert_eq!((known(&state)[0], known(&state).last()), (7, Some(&153)));
+    }
+
+    #[test]
+    fn those_of_a_database_that_is_gone_are_forgotten() {
+        let gone = Record::JobsForgotten { database: DATABASE, through: 152, all: true };
+        let records = [history(), vec![gone]].concat();
+        let state = fold(&records);
+        assert!(known(&state).is_empty());
+        assert_eq!(fold(&[state.records(DATABASE), history()].concat()), state);
+    }
+}

@@ -1,0 +1,387 @@
+//! WAL is the truth about keys: no server uses a key that WAL does not bring to the others, and no key file says more
+//! than WAL does. Each crash is judged also by a standby that followed, and by one restored from before.
+
+use std::fs::{self, OpenOptions};
+use std::path::PathBuf;
+
+use anyhow::{Context, Result, ensure};
+use pagevault_keystore::Record;
+use pagevault_keystore::log::{Log, Trust, replay, scopes};
+use pagevault_keystore::record::RelFile;
+use pagevault_keystore::storage::FileStorage;
+use pagevault_tests::cluster::{run_sql, text};
+use pagevault_tests::standby::{standby_of, wait_for};
+use pagevault_tests::{Cluster, KeyFile, Settings, Standby, StopMode};
+
+use crate::assert_sealed;
+use crate::life::each;
+
+const SUM: &str = "SELECT count(*) || ' ' || coalesce(sum(hashtext(t::text)::bigint), 0) FROM t";
+
+fn cluster() -> Result<(Cluster, KeyFile)> {
+    cluster_of(Settings::default(), 3000)
+}
+
+fn cluster_of(settings: Settings, rows: u32) -> Result<(Cluster, KeyFile)> {
+    let settings = settings
+        .conf("fsync = on") // else checkpoints settle nothing
+        .conf("checkpoint_timeout = 1h")
+        .conf("allow_in_place_tablespaces = on")
+        .conf("autovacuum = off")
+        .conf("wal_keep_size = 512MB");
+    let (cluster, keys) = Cluster::with_keys(&settings)?;
+    cluster.sql(&format!(
+        "CREATE TABLE t AS SELECT i AS id, md5(i::text) AS name FROM generate_series(1, {rows}) i"
+    ))?;
+    Ok((cluster, keys))
+}
+
+fn directory(cluster: &Cluster) -> PathBuf {
+    cluster.data_directory().join("pagevault")
+}
+
+/// The key files that say less than all is settled.
+fn unsettled(cluster: &Cluster) -> Result<Vec<u32>> {
+    let mut found = Vec::new();
+    for scope in scopes(&FileStorage::new(&directory(cluster))?)? {
+        let name = pagevault_keystore::log::file_name(scope);
+        let contents = replay(&fs::read(directory(cluster).join(name))?, scope)?;
+        if !contents.position.is_settled() {
+            found.push(scope);
+        }
+    }
+    Ok(found)
+}
+
+/// What a power cut may leave of key files: what is settled.
+fn cut_power(cluster: &Cluster) -> Result<u64> {
+    let mut lost = 0;
+    for scope in scopes(&FileStorage::new(&directory(cluster))?)? {
+        let path = directory(cluster).join(pagevault_keystore::log::file_name(scope));
+        let contents = replay(&fs::read(&path)?, scope)?;
+        if !contents.position.is_settled() {
+            lost += contents.position.end - contents.position.settled;
+            OpenOptions::new().write(true).open(&path)?.set_len(contents.position.settled)?;
+        }
+    }
+    Ok(lost)
+}
+
+/// A crash after the key is in the file and before it is in WAL: it has never happened, here or anywhere else.
+#[test]
+fn a_crash_between_file_and_wal_leaves_all_servers_of_one_mind() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    let mut standby = standby_of(&cluster, &[])?;
+    standby.allow_log("could not");
+    let mut before = Standby::default().create(&cluster)?;
+    before.allow_log("could not");
+    let steps = [
+        // Of a table with pages, of a new one, of what wraps them, and of WAL.
+        "SECURITY LABEL FOR pagevault ON TABLE t IS 'encrypted'",
+        "CREATE TABLE made AS SELECT * FROM t; SECURITY LABEL FOR pagevault ON TABLE made IS 'encrypted'",
+        "SELECT pagevault.rotate_database_key()",
+        "SELECT pagevault.rotate_data_key('t')",
+    ];
+    for statement in steps {
+        cluster.stop_at("keys.in_file")?;
+        let mut client = cluster.client()?;
+        let session = std::thread::spawn(move || run_sql(&mut client, statement));
+        cluster.stopped_at("keys.in_file")?;
+        cluster.kill()?;
+        cluster.go_on();
+        let _ = session.join();
+        cluster.start_server()?;
+        if !statement.contains("rotate_data_key") {
+            cluster.sql(statement)?; // jobs go on by themselves
+        }
+        cluster.sql("INSERT INTO t SELECT i, md5(i::text) FROM generate_series(1, 500) i")?;
+        let sum = cluster.text(SUM)?;
+        wait_for(&standby, &cluster)?;
+        ensure!(standby.text(SUM)? == sum, "{statement}: the standby differs");
+    }
+    cluster.eventually("SELECT pagevault.rekey_wait('t'::regclass)", "t")?;
+    before.start_server()?;
+    let sum = cluster.text(SUM)?;
+    for standby in [standby, before] {
+        wait_for(&standby, &cluster)?;
+        standby.sql("CHECKPOINT")?;
+        assert_sealed(&standby.family_files("t")?)?;
+        standby.crash()?;
+        ensure!(standby.text(SUM)? == sum, "a standby differs");
+        ensure!(
+            standby.text("SELECT count(*) FROM made")?
+                == cluster.text("SELECT count(*) FROM made")?
+        );
+        standby.promote()?;
+        standby.sql("INSERT INTO t VALUES (0, 'after'); SELECT pagevault.rotate_database_key()")?;
+        standby.finish()?;
+    }
+    cluster.finish()
+}
+
+/// PostgreSQL forgets what it was asked to sync in the name of a database that is moved or dropped.
+#[test]
+fn checkpoints_settle_keys_of_databases_that_are_moved_or_dropped() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    cluster.sql("CREATE TABLESPACE away LOCATION ''")?;
+    for database in ["moved", "dropped"] {
+        cluster.sql(&format!("CREATE DATABASE {database}"))?;
+    }
+    let mut standby = standby_of(&cluster, &[])?;
+    standby.allow_log("unexpected directory entry"); // of the tablespace in place
+    cluster.sql("CHECKPOINT")?;
+    wait_for(&standby, &cluster)?;
+    standby.sql("CHECKPOINT")?;
+    for database in ["moved", "dropped"] {
+        run_sql(
+            &mut cluster.client_to(database)?,
+            "CREATE EXTENSION pagevault; CREATE TABLE t AS SELECT i AS id FROM generate_series(1, 1000) i;
+             SELECT pagevault.encrypt('t')",
+        )?;
+    }
+    cluster.sql("ALTER DATABASE moved SET TABLESPACE away")?;
+    cluster.sql("DROP DATABASE dropped")?;
+    cluster.sql("CHECKPOINT")?;
+    ensure!(unsettled(&cluster)?.is_empty(), "of the primary {:?}", unsettled(&cluster)?);
+    wait_for(&standby, &cluster)?;
+    standby.sql("CHECKPOINT")?;
+    ensure!(unsettled(&standby)?.is_empty(), "of the standby {:?}", unsettled(&standby)?);
+    for server in [standby, cluster] {
+        server.kill()?;
+        cut_power(&server)?;
+        server.start_server()?;
+        server.eventually_that("the moved database", || {
+            ensure!(text(&mut server.client_to("moved")?, "SELECT count(*) FROM t")? == "1000");
+            Ok(())
+        })?;
+        server.finish()?;
+    }
+    Ok(())
+}
+
+/// A base backup of a standby ends at its minimum recovery point: what the key files of the backup say must be replayed
+/// by then.
+#[test]
+fn a_standby_is_not_consistent_before_what_its_key_files_say() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    cluster.sql("SELECT pagevault.encrypt('t')")?;
+    let standby = standby_of(&cluster, &[])?;
+    for statement in
+        ["SELECT pagevault.rotate_database_key()", "SELECT pagevault.rotate_data_key('t')"]
+    {
+        wait_for(&standby, &cluster)?;
+        standby.sql("CHECKPOINT")?;
+        let before = cluster.text("SELECT pg_current_wal_insert_lsn()")?;
+        let keys = |server: &Cluster| -> Result<String> {
+            server.text(
+                "SELECT count(*) || ' ' || max(database_key_version) FROM pagevault.master_keys",
+            )
+        };
+        cluster.sql(statement)?;
+        if statement.contains("data_key") {
+            cluster.sql("SELECT pagevault.rekey_wait('t'::regclass)")?;
+        }
+        wait_for(&standby, &cluster)?;
+        ensure!(keys(&standby)? == keys(&cluster)?);
+        // All that is settled in the files is behind the minimum.
+        let minimum = "SELECT min_recovery_end_lsn FROM pg_control_recovery()";
+        let is_moved = standby.text(&format!("SELECT ({minimum}) > '{before}'"))?;
+        ensure!(is_moved == "t", "{statement}: the minimum recovery point was left behind");
+        let mut settled = Vec::new();
+        for scope in scopes(&FileStorage::new(&directory(&standby))?)? {
+            let path = directory(&standby).join(pagevault_keystore::log::file_name(scope));
+            let storage_copy = standby.directory().join("copy");
+            fs::create_dir_all(&storage_copy)?;
+            fs::copy(&path, storage_copy.join(path.file_name().context("a name")?))?;
+            let storage = FileStorage::new(&storage_copy)?;
+            let trust = Trust::Settled { redo: 0 };
+            let (_, contents) = Log::open(&storage, scope, trust)?.context("a log")?;
+            settled.extend(contents.records);
+        }
+        let newest = newest_version(&settled);
+        let state = standby.text("SELECT max(database_key_version) FROM pagevault.master_keys")?;
+        ensure!(newest.to_string() == state, "the files say {newest}, memory {state}");
+        let backup = Standby::default().create(&standby)?;
+        backup.append_conf("primary_conninfo = ''\nrestore_command = 'false'")?;
+        fs::remove_file(backup.data_directory().join("standby.signal"))?;
+        let signal = backup.data_directory().join("recovery.signal");
+        fs::write(&signal, "")?;
+        backup.installation().give(&signal)?;
+        let mut backup = backup;
+        backup.allow_log("could not");
+        backup.start_server()?;
+        backup.eventually("SELECT pg_is_in_recovery()", "f")?;
+        let restored =
+            backup.text("SELECT max(database_key_version) FROM pagevault.master_keys")?;
+        ensure!(restored == state, "restored {restored}, before {state}");
+        // Another standby hears of all of it from the new timeline.
+        let follower = standby_of(&backup, &["restore_command = ''"])?;
+        backup.sql("INSERT INTO t VALUES (0, 'restored')")?;
+        wait_for(&follower, &backup)?;
+        ensure!(follower.text(SUM)? == backup.text(SUM)?);
+        follower.finish()?;
+        backup.finish()?;
+    }
+    standby.finish()?;
+    cluster.finish()
+}
+
+fn newest_version(records: &[Record]) -> u32 {
+    let versions = records.iter().filter_map(|record| match record {
+        Record::DatabaseKey { version, .. } => Some(*version),
+        _ => None,
+    });
+    versions.max().unwrap_or(0)
+}
+
+/// Pages under a new key of a file that is in use may be on the disk of a standby before it has made a restart point.
+/// Replay meets them again before it meets the key: without checksums the record that a heap page is all visible has no
+/// image of it (`heap_xlog_visible`, heapam.c).
+#[test]
+fn a_standby_has_the_keys_of_files_in_use_after_a_power_cut() -> Result<()> {
+    let (cluster, _keys) = cluster_of(Settings::default().without_checksums(), 30_000)?;
+    each(&cluster, &["SELECT pagevault.encrypt('t')", "CHECKPOINT"])?;
+    let mut standby = standby_of(&cluster, &["shared_buffers = 400kB"])?;
+    standby.allow_log("could not");
+    wait_for(&standby, &cluster)?;
+    standby.sql("CHECKPOINT")?;
+    each(&cluster, &["VACUUM t", "SELECT pagevault.rotate_data_key('t')"])?;
+    ensure!(cluster.text("SELECT pagevault.rekey_wait('t'::regclass)")? == "t");
+    let sum = cluster.text(SUM)?;
+    wait_for(&standby, &cluster)?;
+    // The table has no room in its buffers: pages are on its disk.
+    ensure!(standby.text(SUM)? == sum);
+    standby.kill()?;
+    cut_power(&standby)?;
+    standby.start_server()?;
+    wait_for(&standby, &cluster)?;
+    ensure!(standby.text(SUM)? == sum, "contents differ");
+    standby.finish()?;
+    cluster.finish()
+}
+
+/// With a keystore of another history nothing is written down.
+#[test]
+fn what_contradicts_is_refused_before_it_is_written_down() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    let mut standby = standby_of(&cluster, &[])?;
+    wait_for(&standby, &cluster)?;
+    standby.stop(StopMode::Fast)?;
+    // The key that the primary is about to make has been another one here.
+    cluster.sql("SELECT pagevault.encrypt('t')")?;
+    let file = cluster.text("SELECT pg_relation_filenode('t')")?.parse()?;
+    let database: u32 =
+        cluster.text("SELECT oid FROM pg_database WHERE datname = current_database()")?.parse()?;
+    let file = RelFile { tablespace: 1663, database, relation: file };
+    let storage = FileStorage::new(&directory(&cluster))?;
+    cluster.sql("CHECKPOINT")?;
+    let name = pagevault_keystore::log::file_name(database);
+    let theirs = replay(&fs::read(directory(&cluster).join(&name))?, database)?;
+    drop(storage);
+    let mut other = theirs
+        .records
+        .iter()
+        .find(|r| matches!(r, Record::DataKey { file: of, .. } if *of == file))
+        .context("the primary has a key")?
+        .clone();
+    if let Record::DataKey { cipher, wrapped, .. } = &mut other {
+        // Of another cipher: that needs no key to be seen.
+        *cipher = if *cipher == 1 { 2 } else { 1 };
+        wrapped.truncate(60);
+        wrapped.resize(if *cipher == 1 { 92 } else { 60 }, 7);
+    }
+    let own = FileStorage::new(&directory(&standby))?;
+    let mut log = match Log::open(&own, database, Trust::All)? {
+        Some((log, _)) => log,
+        None => Log::create(&own, theirs.position.keystore_id, database, &[])?,
+    };
+    log.append(&[other])?;
+    standby.installation().give(&directory(&standby).join(&name))?;
+    let records = |standby: &Cluster| -> Result<Vec<Record>> {
+        Ok(replay(&fs::read(directory(standby).join(&name))?, database)?.records)
+    };
+    let before = records(&standby)?;
+    for expected in [
+        "contradicts this server's keystore",
+        "terminated by signal 6",
+        "could not",
+        "startup process",
+        "shutting down due to",
+    ] {
+        standby.allow_log(expected);
+    }
+    for _ in 0..2 {
+        let _ = standby.start_server();
+        standby.eventually_logs("a record of keys in WAL contradicts this server's keystore")?;
+        standby.eventually_that("the server is down", || {
+            ensure!(!standby.data_directory().join("postmaster.pid").exists());
+            Ok(())
+        })?;
+        ensure!(records(&standby)? == before, "something was written down");
+    }
+    ensure!(standby.log().contains("has another key for epoch 1"), "{}", standby.log());
+    ensure!(standby.log().contains("Make this server anew from a base backup"));
+    cluster.finish()
+}
+
+/// Recovery that is cut short has heard of an older wrapping, whose master key may be gone. The newer one stays.
+#[test]
+fn recovery_that_is_cut_short_keeps_the_newest_wrapping() -> Result<()> {
+    let (cluster, keys) = cluster()?;
+    cluster.sql("SELECT pagevault.encrypt('t')")?;
+    ensure!(cluster.text("SELECT pagevault.rekey_wait('t'::regclass)")? == "t");
+    let older = cluster.key_file("older", "k")?;
+    let newer = cluster.key_file("newer", "k")?;
+    cluster.sql(&older.add_provider("older"))?;
+    cluster.sql(&newer.add_provider("newer"))?;
+    cluster.sql("CHECKPOINT")?;
+    let sum = cluster.text(SUM)?;
+    cluster.sql("SELECT pagevault.set_cluster_master_key('older', 'k')")?;
+    cluster.sql("SELECT pagevault.set_cluster_master_key('newer', 'k')")?;
+    for gone in [&keys, &older] {
+        fs::remove_file(gone.path())?;
+    }
+    cluster.kill()?;
+    cluster.stop_at("redo.keys_in_file")?;
+    std::thread::scope(|scope| -> Result<()> {
+        let start = scope.spawn(|| cluster.start_server());
+        cluster.stopped_at("redo.keys_in_file")?;
+        cluster.kill()?;
+        let _ = start.join();
+        Ok(())
+    })?;
+    cluster.go_on();
+    cluster.start_server()?;
+    ensure!(cluster.text(SUM)? == sum, "contents differ");
+    let by = "SELECT DISTINCT provider FROM pagevault.master_keys";
+    ensure!(cluster.text(by)? == "newer", "{}", cluster.text(by)?);
+    cluster.finish()
+}
+
+/// Without fsync no checkpoint waits for who is about to log a key.
+#[test]
+fn without_fsync_a_key_that_was_not_logged_counts_for_nothing_either() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    cluster.set(&[("fsync", "off")])?;
+    let mut standby = standby_of(&cluster, &[])?;
+    standby.allow_log("could not");
+    cluster.stop_at("keys.in_file")?;
+    let mut client = cluster.client()?;
+    let session =
+        std::thread::spawn(move || run_sql(&mut client, "SELECT pagevault.rotate_database_key()"));
+    cluster.stopped_at("keys.in_file")?;
+    cluster.sql("INSERT INTO t VALUES (0, 'meanwhile')")?;
+    cluster.sql("CHECKPOINT")?;
+    cluster.kill()?;
+    cluster.go_on();
+    let _ = session.join();
+    cluster.start_server()?;
+    cluster.sql("SELECT pagevault.encrypt('t'); INSERT INTO t VALUES (1, 'after')")?;
+    let sum = cluster.text(SUM)?;
+    wait_for(&standby, &cluster)?;
+    ensure!(standby.text(SUM)? == sum, "the standby differs");
+    let version = "SELECT max(database_key_version) FROM pagevault.master_keys";
+    ensure!(standby.text(version)? == cluster.text(version)?, "another database key");
+    standby.finish()?;
+    cluster.finish()
+}

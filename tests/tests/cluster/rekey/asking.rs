@@ -1,0 +1,235 @@
+//! A job counts when the transaction that asked for it has committed, and not otherwise; and what is wanted is asked once more
+//! before anything becomes plaintext.
+
+use anyhow::{Result, ensure};
+use pagevault_tests::cluster::{expect_error, run_sql, text};
+use pagevault_tests::{Cluster, Settings};
+
+use crate::{assert_plain, assert_sealed};
+
+const ENCRYPT: &str = "SECURITY LABEL FOR pagevault ON TABLE t IS 'encrypted'";
+const JOBS: &str =
+    "SELECT coalesce(string_agg(concat_ws(' ', relation, kind, state), ', ' ORDER BY job), 'none')
+    FROM pagevault.rekey_progress";
+const WAIT: &str = "SELECT pagevault.rekey_wait('t'::regclass)";
+
+/// A table in plaintext that takes a job, and one that is sealed.
+fn cluster() -> Result<Cluster> {
+    let settings = Settings::default()
+        .conf("pagevault.rekey_threshold = 64kB")
+        .conf("max_prepared_transactions = 5");
+    let (cluster, _keys) = Cluster::with_keys(&settings)?;
+    cluster.sql(
+        "CREATE TABLE t AS SELECT repeat('x', 500) AS text FROM generate_series(1, 2000);
+         SET pagevault.default_encryption = on; CREATE TABLE s AS SELECT 1 AS id",
+    )?;
+    cluster.sql("CHECKPOINT")?;
+    Ok(cluster)
+}
+
+#[test]
+fn a_job_comes_and_goes_with_its_transaction() -> Result<()> {
+    let cluster = cluster()?;
+    cluster.sql(&format!("BEGIN; {ENCRYPT}; ROLLBACK"))?;
+    cluster.sql(&format!(
+        "BEGIN; SAVEPOINT a; {ENCRYPT}; ROLLBACK TO a; CREATE TABLE kept (); COMMIT"
+    ))?;
+    ensure!(cluster.text(JOBS)? == "none", "{}", cluster.text(JOBS)?);
+    // Its own session sees it, others do not; and who asks for another one waits for the first.
+    let mut first = cluster.client()?;
+    run_sql(&mut first, "BEGIN; SAVEPOINT a")?;
+    run_sql(&mut first, "SELECT pagevault.rotate_data_key('s')")?;
+    ensure!(text(&mut first, JOBS)? == "s rotate waiting");
+    ensure!(cluster.text(JOBS)? == "none", "{}", cluster.text(JOBS)?);
+    let error = expect_error(&mut first, "SELECT pagevault.rekey_wait('s'::regclass)")?;
+    ensure!(error.sqlstate == "25001", "{error}");
+    run_sql(&mut first, "ROLLBACK TO a")?;
+    ensure!(text(&mut first, JOBS)? == "none");
+    run_sql(&mut first, "SELECT pagevault.rotate_data_key('s'); SAVEPOINT b")?;
+    let pause = "SELECT pagevault.rekey_pause(job) FROM pagevault.rekey_progress";
+    let error = expect_error(&mut first, pause)?;
+    ensure!(
+        error.sqlstate == "25001" && error.message.contains("begins when this transaction commits"),
+        "{error}"
+    );
+    run_sql(&mut first, "ROLLBACK TO b")?;
+    // Nobody else has seen it: cancelled, it never was.
+    run_sql(&mut first, "SELECT pagevault.rekey_cancel(job) FROM pagevault.rekey_progress")?;
+    ensure!(text(&mut first, JOBS)? == "none");
+    let job = text(&mut first, "SELECT pagevault.rotate_data_key('s')")?;
+    let second = std::thread::scope(|scope| -> Result<String> {
+        let second = scope.spawn(|| cluster.text("SELECT pagevault.rotate_data_key('s')"));
+        cluster.eventually(
+            "SELECT count(*) FROM pg_locks WHERE locktype = 'transactionid' AND NOT granted",
+            "1",
+        )?;
+        run_sql(&mut first, "ROLLBACK")?;
+        second.join().map_err(|_| anyhow::anyhow!("panic"))?
+    })?;
+    ensure!(second != job, "a number was used again");
+    ensure!(cluster.text("SELECT pagevault.rekey_wait('s'::regclass)")? == "t");
+    cluster.sql(ENCRYPT)?;
+    ensure!(cluster.text(WAIT)? == "t");
+    assert_sealed(&cluster.files("t")?)?;
+    cluster.crash()?;
+    // That a job has ended need not have come to the disk: then it ends once more.
+    cluster.eventually(JOBS, "s rotate done, t encrypt done")?;
+    cluster.finish()
+}
+
+#[test]
+fn whoever_commits_a_prepared_transaction_begins_its_job() -> Result<()> {
+    let cluster = cluster()?;
+    cluster.sql(&format!("BEGIN; SAVEPOINT a; {ENCRYPT}; PREPARE TRANSACTION 'one'"))?;
+    ensure!(cluster.text(JOBS)? == "none", "{}", cluster.text(JOBS)?);
+    cluster.crash()?;
+    ensure!(cluster.text(JOBS)? == "none", "{}", cluster.text(JOBS)?);
+    cluster.sql("COMMIT PREPARED 'one'")?;
+    ensure!(cluster.text(WAIT)? == "t");
+    assert_sealed(&cluster.files("t")?)?;
+    cluster.sql("BEGIN; SELECT pagevault.decrypt('t'); PREPARE TRANSACTION 'two'")?;
+    cluster.restart()?;
+    cluster.sql("ROLLBACK PREPARED 'two'")?;
+    ensure!(cluster.text(JOBS)? == "t encrypt done", "{}", cluster.text(JOBS)?);
+    cluster.sql("SELECT pagevault.rotate_data_key('t')")?;
+    ensure!(cluster.text(WAIT)? == "t");
+    assert_sealed(&cluster.files("t")?)?;
+    cluster.finish()
+}
+
+/// Whatever ends the transaction after the command.
+#[test]
+fn decryption_that_is_rolled_back_was_never_begun() -> Result<()> {
+    let cluster = cluster()?;
+    let mut client = cluster.client()?;
+    // Two commands in one message are one transaction, though no block.
+    let plain = "SECURITY LABEL FOR pagevault ON TABLE s IS 'plain'";
+    let error = expect_error(&mut client, &format!("{plain}; SELECT 1 / 0"))?;
+    ensure!(error.sqlstate == "22012", "{error}");
+    cluster.sql(
+        "CREATE FUNCTION forbid() RETURNS event_trigger LANGUAGE plpgsql AS $$BEGIN RAISE 'no'; END$$;
+         CREATE EVENT TRIGGER forbids ON ddl_command_end WHEN TAG IN ('SECURITY LABEL')
+             EXECUTE FUNCTION forbid()",
+    )?;
+    ensure!(cluster.sql(plain).is_err());
+    ensure!(cluster.text(JOBS)? == "none", "{}", cluster.text(JOBS)?);
+    cluster.sql("DROP EVENT TRIGGER forbids; INSERT INTO s VALUES (2)")?;
+    cluster.sql("CHECKPOINT")?;
+    assert_sealed(&cluster.files("s")?)?;
+    cluster.sql(plain)?;
+    ensure!(cluster.text("SELECT pagevault.rekey_wait('s'::regclass)")? == "t");
+    assert_plain(&cluster.files("s")?)?;
+    cluster.finish()
+}
+
+/// A job that waits in a queue, while somebody wants the opposite.
+#[test]
+fn who_encrypts_stops_whoever_would_decrypt() -> Result<()> {
+    let cluster = cluster()?;
+    cluster.stop_at("rekey.claimed")?;
+    cluster.sql("SELECT pagevault.decrypt('s')")?;
+    cluster.stopped_at("rekey.claimed")?;
+    cluster.sql("SELECT pagevault.encrypt('s')")?;
+    cluster.go_on();
+    cluster.eventually(
+        "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'pagevault rekey'",
+        "0",
+    )?;
+    // What is left of it was done.
+    ensure!(cluster.text(JOBS)? == "none", "{}", cluster.text(JOBS)?);
+    cluster.sql("INSERT INTO s VALUES (2); CHECKPOINT")?;
+    assert_sealed(&cluster.files("s")?)?;
+    cluster.finish()
+}
+
+/// A label that is taken away while the worker is on its way; what holds then is that of the schema.
+#[test]
+fn what_is_wanted_is_asked_where_files_become_plaintext() -> Result<()> {
+    let cluster = cluster()?;
+    cluster.sql(
+        "CREATE SCHEMA app; SECURITY LABEL FOR pagevault ON SCHEMA app IS 'encrypted';
+         CREATE TABLE app.s AS SELECT 1 AS id",
+    )?;
+    cluster.stop_at("rekey.claimed")?;
+    cluster.sql("SELECT pagevault.decrypt('app.s')")?;
+    cluster.stopped_at("rekey.claimed")?;
+    let mut labels = cluster.client()?;
+    run_sql(&mut labels, "BEGIN; SECURITY LABEL FOR pagevault ON TABLE app.s IS NULL")?;
+    cluster.go_on();
+    cluster.eventually(
+        "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'pagevault: decrypt%waits for who may label it%'",
+        "1",
+    )?;
+    run_sql(&mut labels, "COMMIT")?;
+    ensure!(cluster.text("SELECT pagevault.rekey_wait('app.s'::regclass)")? == "f");
+    let why = cluster.text("SELECT concat_ws(': ', state, error) FROM pagevault.rekey_progress")?;
+    ensure!(why == "cancelled: app.s is to be encrypted: schema app", "{why}");
+    ensure!(cluster.text("SELECT count(*) FROM pagevault.drift")? == "0", "drift");
+    cluster.sql("INSERT INTO app.s VALUES (2); CHECKPOINT")?;
+    assert_sealed(&cluster.files("app.s")?)?;
+    cluster.finish()
+}
+
+/// Going on with a decryption takes what asking for it took.
+#[test]
+fn a_decryption_is_resumed_by_who_may_ask_for_it() -> Result<()> {
+    let cluster = cluster()?;
+    cluster.sql(
+        "CREATE ROLE owner; CREATE ROLE admin IN ROLE pagevault_admin; ALTER TABLE s OWNER TO owner;
+         GRANT EXECUTE ON FUNCTION pagevault.rekey_resume(bigint) TO owner;
+         CREATE SCHEMA app AUTHORIZATION owner; ALTER TABLE s SET SCHEMA app",
+    )?;
+    cluster.stop_at("rekey.claimed")?;
+    let _ = cluster.sql("SELECT pagevault.decrypt('app.s')");
+    cluster.stopped_at("rekey.claimed")?;
+    let job = cluster.text("SELECT max(job) FROM pagevault.rekey_progress")?;
+    cluster.sql(&format!("SELECT pagevault.rekey_cancel({job})"))?;
+    cluster.go_on();
+    let resume = |role: &str| format!("SET ROLE {role}; SELECT pagevault.rekey_resume({job})");
+    for (role, message) in [
+        ("owner", "permission denied to remove the encryption of app.s"),
+        ("admin", "must be owner of relation app.s"),
+    ] {
+        let error = cluster.error(&resume(role))?;
+        ensure!(error.sqlstate == "42501" && error.message == message, "{role}: {error}");
+    }
+    cluster.sql(
+        "SECURITY LABEL FOR pagevault ON SCHEMA app IS 'encrypted';
+         SECURITY LABEL FOR pagevault ON TABLE app.s IS NULL",
+    )?;
+    let error = cluster.error(&resume("postgres"))?;
+    ensure!(
+        error.sqlstate == "55000"
+            && error.message == "app.s is to be encrypted"
+            && error.detail == "What says so: schema app."
+            && error.hint == "Change that first, or let the job be.",
+        "{error}"
+    );
+    cluster.sql("SECURITY LABEL FOR pagevault ON SCHEMA app IS NULL")?;
+    let enforced = "SET pagevault.enforce = on; SET pagevault.default_encryption = on";
+    let error = cluster.error(&format!("{enforced}; {}", resume("postgres")))?;
+    ensure!(error.sqlstate == "55000", "{error}");
+    // Of two jobs for one relation only one is under way.
+    cluster.sql("SELECT pagevault.rotate_data_key('app.s')")?;
+    ensure!(cluster.text("SELECT pagevault.rekey_wait('app.s'::regclass)")? == "t");
+    cluster.sql(&resume("postgres"))?;
+    ensure!(cluster.text("SELECT pagevault.rekey_wait('app.s'::regclass)")? == "t");
+    assert_plain(&cluster.files("app.s")?)?;
+    cluster.finish()
+}
+
+#[test]
+fn waiting_takes_parts_of_seconds_seriously() -> Result<()> {
+    let cluster = cluster()?;
+    cluster.stop_at("rekey.claimed")?;
+    cluster.sql(ENCRYPT)?;
+    cluster.stopped_at("rekey.claimed")?;
+    let waited = "SELECT pagevault.rekey_wait('t'::regclass, '500 ms')";
+    let mut client = cluster.client()?;
+    let start = std::time::Instant::now();
+    ensure!(text(&mut client, waited)? == "f");
+    ensure!(start.elapsed().as_millis() >= 500, "it waited {:?}", start.elapsed());
+    cluster.go_on();
+    ensure!(cluster.text(WAIT)? == "t");
+    cluster.finish()
+}

@@ -1,0 +1,177 @@
+//! Whom changing encryption waits for, and who waits for it.
+
+use std::thread::JoinHandle;
+
+use anyhow::{Result, ensure};
+use pagevault_tests::cluster::{expect_error, run_sql};
+use pagevault_tests::{Cluster, Settings};
+use rustix::process::Pid;
+
+use crate::assert_sealed;
+
+/// A table in plaintext that a command encrypts by itself, and another one.
+fn cluster(conf: &[&str]) -> Result<Cluster> {
+    let settings = conf.iter().fold(Settings::default(), |settings, line| settings.conf(line));
+    let (cluster, _keys) = Cluster::with_keys(&settings.conf("pagevault.rekey_rate = 0"))?;
+    cluster.sql(
+        "CREATE TABLE t AS SELECT repeat(md5(i::text), 10) AS name FROM generate_series(1, 1000) i;
+         CREATE TABLE u (id int)",
+    )?;
+    cluster.sql("CHECKPOINT")?;
+    Ok(cluster)
+}
+
+/// Has a table encrypted within the command, and says what that came to within ten seconds.
+fn encrypt(cluster: &Cluster, table: &str) -> Result<()> {
+    let mut client = cluster.client()?;
+    run_sql(&mut client, "SET statement_timeout = '10s'; SET synchronous_commit = local")?;
+    run_sql(&mut client, &format!("SECURITY LABEL FOR pagevault ON TABLE {table} IS 'encrypted'"))?;
+    assert_sealed(&cluster.files(table)?)
+}
+
+fn in_background(cluster: &Cluster, statement: &'static str) -> Result<JoinHandle<Result<()>>> {
+    let mut client = cluster.client()?;
+    Ok(std::thread::spawn(move || run_sql(&mut client, statement)))
+}
+
+fn joined(session: JoinHandle<Result<()>>) -> Result<()> {
+    session.join().map_err(|_| anyhow::anyhow!("panic"))?
+}
+
+/// A session that has committed, and waits for a standby, holds interrupts (`SyncRepWaitForLSN`).
+#[test]
+fn an_absent_synchronous_standby_holds_up_nothing() -> Result<()> {
+    let cluster = cluster(&[])?;
+    cluster.set(&[("synchronous_standby_names", "absent")])?;
+    let session = in_background(&cluster, "INSERT INTO u VALUES (1)")?;
+    cluster
+        .eventually("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'", "1")?;
+    encrypt(&cluster, "t")?;
+    cluster.set(&[("synchronous_standby_names", "")])?;
+    joined(session)?;
+    cluster.finish()
+}
+
+/// The archiver takes no notice of anyone while a command of its runs (`pgarch_archiveXlog`).
+#[test]
+fn a_hanging_archive_command_holds_up_nothing() -> Result<()> {
+    let cluster = cluster(&[
+        "archive_mode = on",
+        "archive_command = 'while [ ! -e go_on ]; do sleep 0.1; done'",
+    ])?;
+    cluster.sql("SELECT pg_switch_wal()")?;
+    cluster.eventually(
+        "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'ArchiveCommand'",
+        "1",
+    )?;
+    let encrypted = encrypt(&cluster, "t");
+    std::fs::write(cluster.data_directory().join("go_on"), "")?;
+    encrypted?;
+    cluster.finish()
+}
+
+/// Has the checkpointer stand where it writes a page of a table; its number.
+fn writing(cluster: &Cluster, table: &str) -> Result<(Pid, JoinHandle<Result<()>>)> {
+    cluster.sql(&format!("UPDATE {table} SET name = 'x'"))?;
+    let file = cluster.text(&format!("SELECT pg_relation_filenode('{table}')"))?;
+    cluster.stop_at(&format!("page.writing {file}"))?;
+    let checkpoint = in_background(cluster, "CHECKPOINT")?;
+    Ok((cluster.stopped_at("page.writing")?, checkpoint))
+}
+
+/// What is being written under the old key might come to the file after it was proven.
+#[test]
+fn a_command_names_whom_it_waits_for_and_gives_up() -> Result<()> {
+    let mut cluster = cluster(&["pagevault.writers_timeout = 500ms"])?;
+    cluster.allow_log("is still writing");
+    let (pid, checkpoint) = writing(&cluster, "t")?;
+    let mut client = cluster.client()?;
+    run_sql(&mut client, "SET statement_timeout = '30s'")?;
+    let label = "SECURITY LABEL FOR pagevault ON TABLE t IS 'encrypted'";
+    let error = expect_error(&mut client, label)?;
+    ensure!(error.sqlstate == "55P03", "{error}");
+    let number = pid.as_raw_nonzero();
+    ensure!(error.message == format!("process {number} is still writing a page"), "{error}");
+    ensure!(error.detail.contains("checkpointer"), "{error}");
+    ensure!(error.hint.contains("pagevault.writers_timeout"), "{error}");
+    // The label is not there, no lock is, and the table can be used.
+    ensure!(cluster.text("SELECT count(*) FROM pg_seclabels WHERE objname = 't'")? == "0");
+    ensure!(cluster.text("SELECT count(*) FROM t")? == "1000");
+    cluster.go_on();
+    joined(checkpoint)?;
+    run_sql(&mut client, label)?;
+    assert_sealed(&cluster.files("t")?)?;
+    ensure!(cluster.text("SELECT count(*) FROM t")? == "1000");
+    cluster.crash()?;
+    ensure!(cluster.text("SELECT count(*) FROM t")? == "1000");
+    cluster.finish()
+}
+
+#[test]
+fn a_job_says_whom_it_waits_for_and_goes_on() -> Result<()> {
+    let mut cluster =
+        cluster(&["pagevault.writers_timeout = 200ms", "pagevault.rekey_threshold = 0"])?;
+    cluster.allow_log("is still writing");
+    let (pid, checkpoint) = writing(&cluster, "t")?;
+    let job = "SELECT max(job) FROM pagevault.rekey_progress";
+    cluster.sql("SECURITY LABEL FOR pagevault ON TABLE t IS 'encrypted'")?;
+    cluster
+        .eventually_logs(&format!("process {} is still writing a page", pid.as_raw_nonzero()))?;
+    // Paused or cancelled it ends although that process stands there.
+    let job = cluster.text(job)?;
+    cluster.sql(&format!("SELECT pagevault.rekey_pause({job})"))?;
+    cluster.eventually(
+        "SELECT count(*)::text FROM pg_locks WHERE classid = 'pg_extension'::regclass AND locktype = 'object'",
+        "0",
+    )?;
+    cluster.sql(&format!("SELECT pagevault.rekey_resume({job})"))?;
+    cluster.go_on();
+    joined(checkpoint)?;
+    ensure!(cluster.text(&format!("SELECT pagevault.rekey_wait({job}, '60s')"))? == "t");
+    assert_sealed(&cluster.files("t")?)?;
+    cluster.finish()
+}
+
+/// What may become of a file between two looks at it.
+const CHANGES: [&str; 5] = [
+    "INSERT INTO t SELECT repeat(md5(i::text), 10) FROM generate_series(1, 1000) i",
+    "DELETE FROM t WHERE ctid >= '(20,1)'; VACUUM t",
+    "VACUUM FULL t",
+    "ALTER TABLE t SET UNLOGGED",
+    "TRUNCATE t; INSERT INTO t VALUES ('one')",
+];
+
+/// Who wants the relation for himself waits for a batch, not for a look at all of it.
+#[test]
+fn ddl_does_not_wait_for_the_looks_at_the_whole_file() -> Result<()> {
+    let cluster = cluster(&[])?;
+    encrypt(&cluster, "t")?;
+    let looks = ["rekey.looked", "rekey.flushed", "rekey.synced"];
+    for change in CHANGES {
+        for step in looks {
+            // The same once more leaves the same.
+            let change = if step == looks[0] { change } else { "VACUUM FULL t" };
+            cluster.stop_at(step)?;
+            let job = cluster.text("SELECT pagevault.rotate_data_key('t')")?;
+            cluster.stopped_at(step)?;
+            let mut client = cluster.client()?;
+            run_sql(&mut client, "SET lock_timeout = '5s'")?;
+            for statement in change.split(';') {
+                run_sql(&mut client, statement)?;
+            }
+            let rows = cluster.text("SELECT count(*) FROM t")?;
+            cluster.go_on();
+            let done = cluster.text(&format!("SELECT pagevault.rekey_wait({job}, '60s')"))?;
+            ensure!(done == "t", "{change} at {step}: the job did not end");
+            cluster.sql("CHECKPOINT")?;
+            assert_sealed(&cluster.files("t")?)?;
+            for file in cluster.files("t")? {
+                let epochs = super::epochs_of(&file)?;
+                let one = epochs.windows(2).all(|pair| pair[0] == pair[1]);
+                ensure!(one, "{change} at {step}: {epochs:?}");
+            }
+            ensure!(cluster.text("SELECT count(*) FROM t")? == rows, "{change} at {step}");
+        }
+    }
+    cluster.finish()
+}

@@ -1,0 +1,218 @@
+//! Labels of what all databases share say something about databases that a session is not in.
+
+use anyhow::{Result, ensure};
+use pagevault_tests::cluster::{column, expect_error, run_sql, text};
+use pagevault_tests::{Cluster, Settings};
+
+use crate::labels::{XTS, cluster, label};
+
+/// How new pages of a relation are written, in a database.
+fn cipher(cluster: &Cluster, database: &str, relation: &str) -> Result<String> {
+    let query = format!(
+        "SELECT coalesce(cipher, 'plain') FROM pagevault.relations WHERE relation = '{relation}'::regclass"
+    );
+    text(&mut cluster.client_to(database)?, &query)
+}
+
+/// A cluster with the databases `sealed`, labelled, and `open`, both with the extension.
+fn databases() -> Result<(Cluster, pagevault_tests::KeyFile)> {
+    let (cluster, keys) = cluster()?;
+    for name in ["sealed", "open"] {
+        cluster.sql(&format!("CREATE DATABASE {name}"))?;
+        run_sql(&mut cluster.client_to(name)?, "CREATE EXTENSION pagevault")?;
+    }
+    cluster.sql(&label("DATABASE sealed", "'encrypted'"))?;
+    Ok((cluster, keys))
+}
+
+/// The other way round as well: whoever says `encrypted` of a whole is right, from wherever the other label came.
+#[test]
+fn a_tablespace_takes_nothing_from_a_database() -> Result<()> {
+    let (cluster, _keys) = databases()?;
+    cluster.sql(&label("TABLESPACE pg_default", "'plain'"))?;
+    cluster.sql(&label("TABLESPACE space", "'plain'"))?;
+    for (database, wanted) in [("sealed", XTS), ("open", "plain")] {
+        run_sql(
+            &mut cluster.client_to(database)?,
+            "CREATE TABLE t AS SELECT 1 AS id; CREATE TABLE far (id int) TABLESPACE space;
+             CREATE TABLE moved AS SELECT 1 AS id; ALTER TABLE moved SET TABLESPACE space",
+        )?;
+        for relation in ["t", "far", "moved"] {
+            let found = cipher(&cluster, database, relation)?;
+            ensure!(found == wanted, "{database}.{relation} is {found}");
+        }
+    }
+    // What is in plaintext from before shows.
+    let mut open = cluster.client_to("open")?;
+    run_sql(&mut open, &label("DATABASE open", "'encrypted'"))?;
+    let mut drift = column(
+        &mut open,
+        "SELECT relation || ' ' || why FROM pagevault.drift WHERE relation > 16383 ORDER BY 1",
+    )?;
+    drift.retain(|row| !row.contains("pagevault."));
+    let expected = ["far", "moved", "t"].map(|table| format!("{table} database open"));
+    ensure!(drift == expected, "{drift:?}");
+    drop(open);
+    cluster.finish()
+}
+
+#[test]
+fn what_another_database_would_lose_is_enforced() -> Result<()> {
+    let (cluster, _keys) = databases()?;
+    cluster.sql(&label("TABLESPACE space", "'encrypted'"))?;
+    cluster.sql("ALTER DATABASE open SET pagevault.enforce = on")?;
+    let hint = "pagevault.enforce is set for database \"open\", where a superuser may turn it off with ALTER DATABASE.";
+    // From a database with a label of its own, and from one without: neither is what is asked.
+    for database in ["sealed", "postgres"] {
+        let mut client = cluster.client_to(database)?;
+        for word in ["'plain'", "NULL"] {
+            let error = expect_error(&mut client, &label("TABLESPACE space", word))?;
+            ensure!(error.sqlstate == "42501", "{database}, {word}: {error}");
+            ensure!(error.message == "the encryption of tablespace space is enforced", "{error}");
+            ensure!(
+                error.detail
+                    == "The label of tablespace space says encrypted. Relations of database \"open\" would lose it.",
+                "{error}"
+            );
+            ensure!(error.hint == hint, "{error}");
+        }
+    }
+    // Nobody can connect to it just now.
+    cluster.sql("ALTER DATABASE open IS_TEMPLATE true ALLOW_CONNECTIONS false")?;
+    let error = cluster.error(&label("TABLESPACE space", "NULL"))?;
+    ensure!(error.hint == hint, "{error}");
+    cluster.sql("ALTER DATABASE open IS_TEMPLATE false ALLOW_CONNECTIONS true")?;
+    // Another cipher is no loss, nor is what its own label keeps encrypted.
+    cluster.sql(&label("TABLESPACE space", "'encrypted aes-128-xts'"))?;
+    cluster.sql(&label("DATABASE open", "'encrypted'"))?;
+    cluster.sql(&label("TABLESPACE space", "'plain'"))?;
+    cluster.sql(&label("TABLESPACE space", "NULL"))?;
+    for word in ["'plain'", "NULL"] {
+        let error = expect_error(&mut cluster.client()?, &label("DATABASE open", word))?;
+        ensure!(error.message == "the encryption of database open is enforced", "{error}");
+        ensure!(error.detail == "The label of database open says encrypted.", "{error}");
+        ensure!(error.hint == hint, "{error}");
+    }
+    // A setting there wants it, too.
+    cluster.sql(
+        "ALTER DATABASE open RESET pagevault.enforce;
+         ALTER DATABASE sealed SET pagevault.default_encryption = on",
+    )?;
+    cluster.sql(&format!(
+        "{}{}",
+        label("DATABASE open", "NULL"),
+        label("DATABASE sealed", "NULL")
+    ))?;
+    cluster.set(&[("pagevault.enforce", "on")])?;
+    let error = cluster.error(&label("TABLESPACE space", "'plain'"))?;
+    ensure!(
+        error.detail
+            == "pagevault.default_encryption is on. Relations of database \"sealed\" would lose it.",
+        "{error}"
+    );
+    ensure!(error.hint == "A superuser may SET pagevault.enforce = off.", "{error}");
+    let mut client = cluster.client()?;
+    run_sql(&mut client, "SET pagevault.enforce = off")?;
+    run_sql(&mut client, &label("TABLESPACE space", "'plain'"))?;
+    drop(client);
+    cluster.finish()
+}
+
+/// A tablespace's owner stops nobody in a database that has no key.
+#[test]
+fn a_tablespace_is_labelled_where_every_database_has_a_key() -> Result<()> {
+    let cluster = Cluster::start(&Settings::default())?;
+    let keys = cluster.key_file("keys", "main")?;
+    let space = cluster.directory().join("space");
+    std::fs::create_dir(&space)?;
+    cluster.installation().give(&space)?;
+    cluster.sql("CREATE EXTENSION pagevault; CREATE ROLE owner")?;
+    let place = space.display();
+    cluster.sql(&format!("CREATE TABLESPACE space OWNER owner LOCATION '{place}'"))?;
+    cluster.sql("CREATE DATABASE other")?;
+    cluster.sql(&keys.add_provider("local"))?;
+    cluster.sql("SELECT pagevault.set_master_key('local', 'main')")?;
+    let mut other = cluster.client_to("other")?;
+    run_sql(&mut other, "CREATE TABLE t TABLESPACE space AS SELECT 1 AS id")?;
+    let mut owner = cluster.client()?;
+    run_sql(&mut owner, "SET ROLE owner")?;
+    let error = expect_error(&mut owner, &label("TABLESPACE space", "'encrypted'"))?;
+    ensure!(error.sqlstate == "55000", "{error}");
+    ensure!(error.message == "cannot encrypt: no master key is set", "{error}");
+    ensure!(
+        error.detail
+            == "Neither database \"template1\" nor the cluster has a master key. Databases share the tablespace.",
+        "{error}"
+    );
+    run_sql(&mut other, "CREATE TABLE after (id int) TABLESPACE space; TRUNCATE t")?;
+    cluster.sql("SELECT pagevault.set_cluster_master_key('local', 'main')")?;
+    run_sql(&mut owner, &label("TABLESPACE space", "'encrypted'"))?;
+    run_sql(&mut other, "CREATE TABLE later (id int) TABLESPACE space; TRUNCATE t")?;
+    drop((owner, other));
+    cluster.finish()
+}
+
+/// Labels that outrank others: of a schema those of tablespaces, of a partitioned table those of its partitions' schemas.
+#[test]
+fn what_something_farther_off_wanted_is_enforced() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    cluster.sql("CREATE SCHEMA app; CREATE SCHEMA kept")?;
+    cluster.sql(&label("TABLESPACE space", "'encrypted'"))?;
+    cluster.sql(&label("SCHEMA kept", "'encrypted'"))?;
+    cluster.sql(
+        "CREATE TABLE p (id int) PARTITION BY LIST (id);
+         CREATE TABLE kept.p1 PARTITION OF p FOR VALUES IN (1)",
+    )?;
+    cluster.set(&[("pagevault.enforce", "on")])?;
+    let error = cluster.error(&label("SCHEMA app", "'plain'"))?;
+    ensure!(error.message == "the encryption of schema app is enforced", "{error}");
+    ensure!(error.detail == "The label of tablespace space says encrypted.", "{error}");
+    let error = cluster.error(&label("TABLE p", "'plain'"))?;
+    ensure!(error.message == "the encryption of public.p is enforced", "{error}");
+    ensure!(error.detail == "The label of schema kept says encrypted.", "{error}");
+    cluster.finish()
+}
+
+/// Files that are copied as they are.
+#[test]
+fn databases_bring_no_plaintext_to_where_encryption_is_enforced() -> Result<()> {
+    let (cluster, _keys) = databases()?;
+    cluster.sql(&label("TABLESPACE space", "'encrypted'"))?;
+    let mut open = cluster.client_to("open")?;
+    run_sql(&mut open, "CREATE TABLE t AS SELECT 7 AS id")?;
+    drop(open);
+    cluster.set(&[("pagevault.enforce", "on")])?;
+    for (statement, database) in [
+        ("ALTER DATABASE open SET TABLESPACE space", "open"),
+        ("CREATE DATABASE copy TEMPLATE open TABLESPACE space", "copy"),
+        ("CREATE DATABASE copy TEMPLATE open TABLESPACE space STRATEGY file_copy", "copy"),
+    ] {
+        let error = cluster.error(statement)?;
+        ensure!(error.sqlstate == "42501", "{statement}: {error}");
+        ensure!(
+            error.message
+                == format!(
+                    "relations of database \"{database}\" would be in plaintext in tablespace space, where encryption is enforced"
+                ),
+            "{statement}: {error}"
+        );
+        ensure!(
+            error.detail.starts_with("Their files are copied as they are. In plaintext: "),
+            "{error}"
+        );
+        ensure!(error.hint.contains("SELECT pagevault.encrypt_database()"), "{error}");
+    }
+    ensure!(text(&mut cluster.client_to("open")?, "SELECT id FROM t")? == "7", "the row");
+    // Nothing of a user's is in these.
+    cluster.sql("CREATE DATABASE fresh TABLESPACE space")?;
+    cluster.sql("DROP DATABASE fresh")?;
+    run_sql(&mut cluster.client_to("open")?, "SELECT pagevault.encrypt_database()")?;
+    cluster.sql("ALTER DATABASE open SET TABLESPACE space")?;
+    cluster.sql("CREATE DATABASE copy TEMPLATE open")?;
+    for database in ["open", "copy"] {
+        let mut client = cluster.client_to(database)?;
+        ensure!(text(&mut client, "SELECT id FROM t")? == "7", "the row in {database}");
+        ensure!(text(&mut client, "SELECT pagevault.is_encrypted('t')")? == "t", "{database}");
+    }
+    cluster.finish()
+}

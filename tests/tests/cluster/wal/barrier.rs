@@ -1,0 +1,83 @@
+//! The barrier in front of a new WAL key: others go on meanwhile, and it is long enough for every reader.
+
+use std::thread;
+
+use anyhow::{Result, ensure};
+use pagevault_tests::Settings;
+use pagevault_tests::cluster::text;
+
+use super::{STATE, assert_hidden, count, insert, sealing, switch};
+
+/// While a session writes its barrier, keys are made, the state is looked at, WAL encryption is switched; and it can be
+/// cancelled.
+#[test]
+fn others_go_on_while_a_barrier_is_written() -> Result<()> {
+    let settings = Settings::default().conf("pagevault.default_encryption = on");
+    let (cluster, _keys) = sealing(&settings)?;
+    let key = || cluster.text("SELECT wal_key_generation FROM pagevault.status");
+    let rotate = |point: &str| -> Result<_> {
+        cluster.stop_at(point)?;
+        let mut client = cluster.client()?;
+        let cancel = client.cancel_token();
+        let rotation =
+            thread::spawn(move || text(&mut client, "SELECT pagevault.rotate_wal_key()"));
+        cluster.stopped_at(point)?;
+        Ok((rotation, cancel))
+    };
+    let done = |rotation: thread::JoinHandle<Result<String>>| -> Result<String> {
+        let said = rotation.join().map_err(|_| anyhow::anyhow!("a panic"))?;
+        Ok(said.unwrap_or_else(|error| format!("{error:#}")))
+    };
+    let (rotation, cancel) = rotate("wal_switch.barrier")?;
+    cluster.sql("CREATE TABLE another AS SELECT generate_series(1, 1000)")?;
+    ensure!(key()? == "1", "key {}", key()?);
+    cancel.cancel_query(postgres::NoTls)?;
+    let said = done(rotation)?;
+    cluster.go_on();
+    ensure!(said.contains("canceling statement due to user request"), "{said}");
+    ensure!(key()? == "1", "key {}", key()?);
+
+    // Switched off meanwhile: the key is not used.
+    let (rotation, _) = rotate("wal_switch.barrier_of 3")?;
+    switch(&cluster, false)?;
+    cluster.go_on();
+    let said = done(rotation)?;
+    ensure!(said.contains("WAL is not encrypted"), "{said}");
+    ensure!(cluster.text(STATE)? == "plaintext");
+    switch(&cluster, true)?;
+    ensure!(key()? == "4", "key {}", key()?);
+
+    // And on again: that key is the newer.
+    let (rotation, _) = rotate("wal_switch.barrier_of 5")?;
+    switch(&cluster, false)?;
+    switch(&cluster, true)?;
+    cluster.go_on();
+    let said = done(rotation)?;
+    ensure!(said == "6" && key()? == "6", "{said}, key {}", key()?);
+    insert(&cluster, "drossel", 1000)?;
+    assert_hidden(&cluster, "drossel")?;
+    cluster.crash()?;
+    ensure!(count(&cluster, "drossel")? == "1000", "rows are missing");
+    cluster.finish()
+}
+
+/// What the reader's buffer holds is the same everywhere, whatever is asked for.
+#[test]
+fn no_server_reads_ahead_past_a_barrier() -> Result<()> {
+    let (cluster, _keys) = sealing(&Settings::default().conf("wal_decode_buffer_size = 512MB"))?;
+    ensure!(cluster.text("SHOW wal_decode_buffer_size")? == "4MB");
+    ensure!(
+        cluster.log().contains("wal_decode_buffer_size is 4 MB, not 512 MB"),
+        "it says nothing"
+    );
+    let before = cluster.text("SELECT pg_current_wal_lsn()")?;
+    for _ in 0..3 {
+        cluster.sql("SELECT pagevault.rotate_wal_key()")?;
+        insert(&cluster, "drossel", 100)?;
+    }
+    let written = cluster.text(&format!("SELECT pg_current_wal_lsn() - '{before}'"))?;
+    ensure!((12 << 20..14 << 20).contains(&written.parse::<u64>()?), "{written} bytes");
+    cluster.crash()?;
+    ensure!(count(&cluster, "drossel")? == "300", "rows are missing");
+    cluster.finish()
+}

@@ -1,0 +1,185 @@
+//! Switches that are safe in the keystore and to which WAL never came: it was lost before them, and takes another course.
+
+use anyhow::{Result, ensure};
+use pagevault_tests::installation::run;
+use pagevault_tests::standby::{standby_of, wait_for};
+use pagevault_tests::{Cluster, Settings};
+
+use super::{STATE, assert_hidden, count, insert, leaks, sealing, segments, switch};
+
+const PROBLEM: &str = "SELECT coalesce(wal_problem, 'none') FROM pagevault.status";
+
+/// The setting at the next start; the server is down.
+fn set_offline(cluster: &Cluster, value: &str) -> Result<()> {
+    let path = cluster.data_directory().join("postgresql.auto.conf");
+    let mut text = std::fs::read_to_string(&path)?;
+    text.push_str(&format!("pagevault.wal_encryption = '{value}'\n"));
+    Ok(std::fs::write(&path, text)?)
+}
+
+/// Has the worker switch, and kills the server when the switch is safe in the keystore and not in WAL.
+fn lose_a_switch(cluster: &Cluster, to: &str) -> Result<()> {
+    cluster.stop_at("keys.in_file")?;
+    cluster.set(&[("pagevault.wal_encryption", to)])?;
+    cluster.stopped_at("keys.in_file")?;
+    cluster.kill()?;
+    cluster.go_on();
+    Ok(())
+}
+
+/// WAL goes on sealed, here and on a standby, from the first record on, and after the next starts too.
+#[test]
+fn off_that_was_lost_does_not_come_back() -> Result<()> {
+    let (cluster, _keys) = sealing(&Settings::default())?;
+    let standby = standby_of(&cluster, &[])?;
+    insert(&cluster, "amsel", 100)?;
+    lose_a_switch(&cluster, "off")?;
+    set_offline(&cluster, "on")?;
+    cluster.start_server()?;
+    // WAL has not heard of it, so it has never been.
+    let mut client = cluster.client()?;
+    client.batch_execute(
+        "INSERT INTO t (name) SELECT 'drossel-' || i FROM generate_series(1, 1000) i",
+    )?;
+    assert_hidden(&cluster, "drossel")?;
+    wait_for(&standby, &cluster)?;
+    insert(&cluster, "fink", 1000)?;
+    wait_for(&standby, &cluster)?;
+    for server in [&cluster, &standby] {
+        assert_hidden(server, "fink")?;
+        ensure!(server.text(STATE)? == "encrypted" && server.text(PROBLEM)? == "none");
+    }
+    for round in 1..=2 {
+        cluster.crash()?;
+        insert(&cluster, "meise", 1000)?;
+        assert_hidden(&cluster, "meise")?;
+        ensure!(count(&cluster, "meise")? == (1000 * round).to_string(), "rows are missing");
+    }
+    ensure!(cluster.text("SELECT wal_key_generation FROM pagevault.status")? == "1", "another key");
+    ensure!(count(&cluster, "drossel")? == "1000", "rows are missing");
+    standby.finish()?;
+    cluster.finish()
+}
+
+/// The other way round; and the key of a rotation that was lost is not used when WAL comes to where it should have been.
+#[test]
+fn on_and_another_key_that_were_lost_do_not_come_back() -> Result<()> {
+    let (cluster, _keys) = sealing(&Settings::default())?;
+    switch(&cluster, false)?;
+    cluster.stop_at("wal_switch.in_memory")?;
+    cluster.set(&[("pagevault.wal_encryption", "on")])?;
+    cluster.stopped_at("wal_switch.in_memory")?;
+    cluster.stop_at("keys.in_file")?;
+    cluster.stopped_at("keys.in_file")?;
+    cluster.kill()?;
+    cluster.go_on();
+    set_offline(&cluster, "off")?;
+    cluster.start_server()?;
+    cluster.eventually(STATE, "plaintext")?;
+    insert(&cluster, "amsel", 1000)?;
+    ensure!(leaks(&segments(&cluster)?, "amsel"), "WAL is encrypted");
+    ensure!(cluster.text(PROBLEM)? == "none", "{}", cluster.text(PROBLEM)?);
+    switch(&cluster, true)?;
+    let generation = "SELECT wal_key_generation FROM pagevault.status";
+    ensure!(cluster.text(generation)? == "3", "key {}", cluster.text(generation)?);
+
+    cluster.stop_at("wal_switch.in_memory")?;
+    let mut rotating = cluster.client()?;
+    let rotation =
+        std::thread::spawn(move || rotating.execute("SELECT pagevault.rotate_wal_key()", &[]));
+    cluster.stopped_at("wal_switch.in_memory")?;
+    cluster.stop_at("keys.in_file")?;
+    cluster.stopped_at("keys.in_file")?;
+    cluster.kill()?;
+    cluster.go_on();
+    ensure!(rotation.join().is_ok_and(|done| done.is_err()), "the rotation was done");
+    cluster.start_server()?;
+    ensure!(cluster.text("SELECT pagevault.rotate_wal_key()")? == "5");
+    for _ in 0..3 {
+        insert(&cluster, "drossel", 30_000)?;
+        ensure!(cluster.text(generation)? == "5", "key {}", cluster.text(generation)?);
+        cluster.crash()?;
+    }
+    assert_hidden(&cluster, "drossel")?;
+    cluster.finish()
+}
+
+/// The keystore is newer than the point to which a server was restored: its switches are those of another future.
+#[test]
+fn switches_behind_the_point_of_a_restore_do_not_count() -> Result<()> {
+    let (primary, _keys) = sealing(&Settings::default())?;
+    let backup = primary.directory().join("backup");
+    primary.base_backup_with(&backup, &["-X", "none", "--no-manifest"])?;
+    insert(&primary, "amsel", 100)?;
+    primary.sql("SELECT pg_create_restore_point('here')")?;
+    switch(&primary, false)?;
+    insert(&primary, "zeisig", 100)?;
+    let restored = Cluster::from_files(|target| {
+        let copy = |from: &std::path::Path, to: &std::path::Path| {
+            run(std::process::Command::new("cp").arg("-a").arg(from).arg(to))
+        };
+        copy(&backup, target)?;
+        let newer = primary.data_directory().join("pagevault/cluster.keys");
+        copy(&newer, &target.join("pagevault"))?;
+        for segment in segments(&primary)? {
+            copy(&segment.path, &target.join("pg_wal"))?;
+        }
+        let signal = target.join("recovery.signal");
+        std::fs::write(&signal, "")?;
+        primary.installation().give(&signal)
+    })?;
+    restored.append_conf(
+        "restore_command = 'false'
+         recovery_target_name = 'here'
+         recovery_target_action = 'promote'",
+    )?;
+    restored.start_server()?;
+    restored.eventually("SELECT pg_is_in_recovery()", "f")?;
+    insert(&restored, "drossel", 5000)?;
+    assert_hidden_since_fork(&restored, "drossel")?;
+    ensure!(restored.text(STATE)? == "encrypted" && restored.text(PROBLEM)? == "none");
+    restored.crash()?;
+    insert(&restored, "fink", 5000)?;
+    assert_hidden_since_fork(&restored, "fink")?;
+    ensure!(count(&restored, "drossel")? == "5000", "rows are missing");
+    restored.finish()?;
+    primary.finish()
+}
+
+/// In segments of timeline 2.
+fn assert_hidden_since_fork(cluster: &Cluster, canary: &str) -> Result<()> {
+    let mut all = segments(cluster)?;
+    all.retain(|segment| segment.path.to_string_lossy().contains("/00000002"));
+    ensure!(!all.is_empty() && !leaks(&all, canary), "pg_wal holds {canary}");
+    Ok(())
+}
+
+/// A standby writes as its primary does, says so, and does as its own setting wants when it is promoted.
+#[test]
+fn the_setting_of_a_standby_counts_when_it_is_promoted() -> Result<()> {
+    let (primary, _keys) = sealing(&Settings::default())?;
+    switch(&primary, false)?;
+    let standby = standby_of(&primary, &[])?;
+    wait_for(&standby, &primary)?;
+    set_offline(&standby, "on")?;
+    standby.restart()?;
+    insert(&primary, "amsel", 100)?;
+    wait_for(&standby, &primary)?;
+    ensure!(standby.text(STATE)? == "plaintext", "{}", standby.text(STATE)?);
+    let problem = standby.text(PROBLEM)?;
+    ensure!(
+        problem.starts_with(
+            "WAL is written in plaintext and pagevault.wal_encryption is on: a standby follows"
+        ),
+        "{problem}"
+    );
+    standby.promote()?;
+    standby.eventually(STATE, "encrypted")?;
+    standby.eventually(PROBLEM, "none")?;
+    insert(&standby, "drossel", 1000)?;
+    assert_hidden(&standby, "drossel")?;
+    standby.crash()?;
+    ensure!(count(&standby, "drossel")? == "1000", "rows are missing");
+    standby.finish()?;
+    primary.finish()
+}
