@@ -168,10 +168,11 @@ impl Jobs {
         }
     }
 
-    /// A step of a job.
+    /// A step of a job. None follows the one that says that it is done.
     pub fn step(&mut self, number: u64, step: Step) {
         let Some(job) = self.jobs.get_mut(&number) else { return };
-        if job.step.as_ref().is_some_and(|known| known.step >= step.step) {
+        let is_news = |known: &Step| known.step < step.step && known.state != JobState::Done;
+        if !job.step.as_ref().is_none_or(is_news) {
             return;
         }
         let state = step.state;

@@ -345,7 +345,7 @@ impl<'a> JobTable<'a> {
             }
             Record::JobStep { job, step } => {
                 let known = self.heads().find(|(_, head)| head.job == *job);
-                known.is_some_and(|(_, head)| step.step > head.step)
+                known.is_some_and(|(_, head)| step.step > head.step && head.state != JobState::Done)
             }
             Record::JobBegun { job, relation } => {
                 let known = self.heads().find(|(_, head)| head.job == *job);

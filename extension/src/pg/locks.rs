@@ -1,5 +1,6 @@
-//! Locks: the one that serialises keystore writers, and a look at the heavyweight locks we hold.
+//! Locks: the one that serialises keystore writers, two of the server's own, and a look at the heavyweight locks we hold.
 
+use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
 use pgrx::pg_sys;
@@ -7,7 +8,7 @@ use pgrx::pg_sys;
 use super::process::ProcessLocal;
 
 /// Name of our lock tranche, as `pg_stat_activity.wait_event` shows it.
-const TRANCHE: &std::ffi::CStr = c"pagevault";
+const TRANCHE: &CStr = c"pagevault";
 
 static KEYSTORE_LOCK: AtomicPtr<pg_sys::LWLock> = AtomicPtr::new(std::ptr::null_mut());
 
@@ -68,15 +69,80 @@ mod raw {
 
 impl Drop for KeystoreLock {
     fn drop(&mut self) {
-        // An ERROR has already reset the hold-off count and will release every LWLock itself
-        // (AbortTransaction, LWLockReleaseAll); releasing here would corrupt the count.
-        // SAFETY: we hold the lock; the counter is this process's own.
-        unsafe {
-            if pg_sys::InterruptHoldoffCount > 0 {
-                pg_sys::LWLockRelease(self.0);
-            }
+        // SAFETY: we hold the lock.
+        unsafe { release(self.0) }
+    }
+}
+
+/// Releases a lock that this process holds, unless an ERROR is under way: that has already reset the hold-off count and
+/// will release every LWLock itself (AbortTransaction, LWLockReleaseAll); releasing here would corrupt the count.
+///
+/// # Safety
+///
+/// The lock is held by this process, or was when an ERROR was raised.
+unsafe fn release(lock: *mut pg_sys::LWLock) {
+    // SAFETY: of the caller; the counter is this process's own.
+    unsafe {
+        if pg_sys::InterruptHoldoffCount > 0 {
+            pg_sys::LWLockRelease(lock);
         }
     }
+}
+
+/// Locks of the server by their numbers (lwlocklist.h; lwlocknames.txt before 17), the same in 15 to 18.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+#[repr(u16)]
+pub(crate) enum ServerLock {
+    /// Whoever holds it writes WAL (XLogWrite, xlog.c).
+    WalWrite = 8,
+    /// While it is held, a checkpoint whose redo pointer has been determined since does not end: CheckPointGuts
+    /// (xlog.c) waits for it (CheckPointReplicationSlots, slot.c). Nobody else does but who makes or drops a replication
+    /// slot. Who holds it must not wait for the checkpointer.
+    ReplicationSlotAllocation = 36,
+}
+
+impl ServerLock {
+    /// Waits for the lock and holds it exclusively. The holder must be quick.
+    pub(crate) fn acquire(self) -> HeldServerLock {
+        // SAFETY: `check_layout` has found it there before anything that gets here was installed.
+        unsafe {
+            let lock = &raw mut (*pg_sys::MainLWLockArray.add(self as usize)).lock;
+            pg_sys::LWLockAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE);
+            HeldServerLock(lock)
+        }
+    }
+
+    fn name(self) -> &'static CStr {
+        match self {
+            ServerLock::WalWrite => c"WALWrite",
+            ServerLock::ReplicationSlotAllocation => c"ReplicationSlotAllocation",
+        }
+    }
+}
+
+/// Releases the lock when it is dropped. Interrupts are held off while it lives.
+pub(crate) struct HeldServerLock(*mut pg_sys::LWLock);
+
+impl Drop for HeldServerLock {
+    fn drop(&mut self) {
+        // SAFETY: we hold the lock.
+        unsafe { release(self.0) }
+    }
+}
+
+/// Whether the server's locks have the numbers that we know them by.
+pub(super) fn check_layout() -> Result<(), String> {
+    for lock in [ServerLock::WalWrite, ServerLock::ReplicationSlotAllocation] {
+        // SAFETY: a table look-up; the name is a static string of the server.
+        let is_there = unsafe {
+            let name = pg_sys::GetLWLockIdentifier(pg_sys::PG_WAIT_LWLOCK, lock as u16);
+            !name.is_null() && CStr::from_ptr(name) == lock.name()
+        };
+        if !is_there {
+            return Err(format!("the lock {lock:?} is not where it should be"));
+        }
+    }
+    Ok(())
 }
 
 /// Waits until no other session changes providers or master keys; held until the transaction ends.

@@ -4,7 +4,7 @@ use std::ffi::CStr;
 
 use pgrx::pg_sys;
 
-use super::compat;
+use super::{compat, locks};
 
 /// Resource manager number. Numbers from 128 on are for extensions, which reserve theirs at
 /// <https://wiki.postgresql.org/wiki/CustomWALResourceManagers>; ours is to be entered there before the
@@ -91,19 +91,9 @@ pub(crate) fn reached() -> u64 {
     }
 }
 
-/// Number of WALWriteLock (lwlocklist.h; lwlocknames.txt before 17), and its name.
-const WAL_WRITE_LOCK: usize = 8;
-const WAL_WRITE_LOCK_NAME: &CStr = c"WALWrite";
-
 /// Whether the server numbers and sizes things as this module takes for granted.
 pub(crate) fn check_layout() -> Result<(), String> {
-    // SAFETY: a table look-up; the name is a static string of the server.
-    unsafe {
-        let name = pg_sys::GetLWLockIdentifier(pg_sys::PG_WAIT_LWLOCK, WAL_WRITE_LOCK as u16);
-        if name.is_null() || CStr::from_ptr(name) != WAL_WRITE_LOCK_NAME {
-            return Err("WALWriteLock is not where it should be".to_owned());
-        }
-    }
+    locks::check_layout()?;
     // What `configure` was told; the server's own check of modules does not compare these.
     for (setting, ours) in [
         (c"block_size", pg_sys::BLCKSZ),
@@ -126,17 +116,10 @@ pub(crate) fn check_layout() -> Result<(), String> {
 /// Runs `f` with the end of what is written of WAL, and with the address of the first page at `behind` or after it that is
 /// not begun on disk. No WAL is written meanwhile, so `f` must be short, and must not raise.
 pub(crate) fn at_unwritten_page<R>(behind: u64, f: impl FnOnce(u64, u64) -> R) -> R {
-    // SAFETY: the lock's place is checked at start; as with any LWLock, the server releases it should
-    // anything raise. GetXLogWriteRecPtr takes a spinlock at most.
-    unsafe {
-        let lock = &raw mut (*pg_sys::MainLWLockArray.add(WAL_WRITE_LOCK)).lock;
-        pg_sys::LWLockAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE);
-        let written = pg_sys::GetXLogWriteRecPtr();
-        let next = written.max(behind).next_multiple_of(u64::from(pg_sys::XLOG_BLCKSZ));
-        let result = f(written, next);
-        pg_sys::LWLockRelease(lock);
-        result
-    }
+    let _held = locks::ServerLock::WalWrite.acquire();
+    // SAFETY: takes a spinlock at most.
+    let written = unsafe { pg_sys::GetXLogWriteRecPtr() };
+    f(written, written.max(behind).next_multiple_of(u64::from(pg_sys::XLOG_BLCKSZ)))
 }
 
 /// Waits until the WAL up to `lsn` is durable.

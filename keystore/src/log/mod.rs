@@ -30,8 +30,7 @@
 //! where replay begins, and what needs no WAL record; everything from the first other batch on is cut off, also what is readable. WAL has it,
 //! or it has never happened: the WAL record was lost with the crash, and no standby, no archive and no backup
 //! will ever hear of it. (With `fsync = off` nothing is settled by checkpoints; hence the address. It is where WAL
-//! ended when the batch was staged; a batch that may not have been logged when a checkpoint passes that address is staged
-//! as *doubtful*, and counts when it is settled.)
+//! ended when the batch was staged, and no checkpoint that passes it ends before the batch is logged.)
 //!
 //! The highest address of a batch that is believed is also kept in marks: replay meets older records again, and what it
 //! brings from before that address must not take the place of what is newer.
@@ -78,8 +77,6 @@ pub const HEADER: usize = 40;
 pub const MAX_LOG: u64 = 1 << 30;
 /// Bytes of a mark.
 const MARK: u64 = batch::HEADER as u64;
-/// Address of a batch that counts only when it is settled.
-pub(crate) const NOT_BEFORE_SETTLED: u64 = u64::MAX;
 /// Records in one batch of a compacted log.
 pub(crate) const COMPACT_BATCH: usize = 1024;
 
@@ -187,7 +184,6 @@ pub enum Trust {
 
 impl Trust {
     fn believes(self, end: u64, settled: u64, logged: u64) -> bool {
-        // A doubtful batch is believed when it is settled.
         match self {
             Trust::All => true,
             Trust::Settled { redo } => end <= settled || logged == 0 || logged < redo,
@@ -316,24 +312,17 @@ impl<'a, S: Storage> Log<'a, S> {
     /// was, or the error is [`LogError::Unsettled`].
     pub fn stage(&mut self, records: &[Record], logged: u64) -> Result<(), LogError> {
         let batch = self.encode(records)?;
-        self.stage_checked(&batch, logged, logged)
+        self.stage_checked(&batch, logged)
     }
 
     /// As [`Log::stage`], of a batch that is encoded already, as a WAL record's payload is.
     pub fn stage_batch(&mut self, batch: &[u8], logged: u64) -> Result<(), LogError> {
         self.check(batch)?;
-        self.stage_checked(batch, logged, logged)
+        self.stage_checked(batch, logged)
     }
 
-    /// As [`Log::stage_batch`], but a checkpoint that passes the address may end before the WAL record is inserted: it
-    /// counts when it is settled.
-    pub fn stage_doubtful(&mut self, batch: &[u8], logged: u64) -> Result<(), LogError> {
-        self.check(batch)?;
-        self.stage_checked(batch, logged, NOT_BEFORE_SETTLED)
-    }
-
-    fn stage_checked(&mut self, batch: &[u8], logged: u64, stamp: u64) -> Result<(), LogError> {
-        self.add(batch, self.position.settled, stamp)?;
+    fn stage_checked(&mut self, batch: &[u8], logged: u64) -> Result<(), LogError> {
+        self.add(batch, self.position.settled, logged)?;
         self.position.logged = self.position.logged.max(logged);
         Ok(())
     }

@@ -1,6 +1,6 @@
 //! Reading a log's bytes. Pure: changes nothing. The rules are at the head of the module `log`.
 
-use super::{Contents, HEADER, MAGIC, NOT_BEFORE_SETTLED, Position, Trust, VERSION};
+use super::{Contents, HEADER, MAGIC, Position, Trust, VERSION};
 use crate::batch::{self, Frame, MAGIC as FRAME_MAGIC};
 use crate::error::{FormatError, Problem};
 use crate::record::Record;
@@ -27,9 +27,7 @@ pub(super) fn replay_trusting(
         if !is_mark && !trust.believes(frame_end, position.settled, frame.logged) {
             break;
         }
-        if frame.logged != NOT_BEFORE_SETTLED {
-            position.logged = position.logged.max(frame.logged);
-        }
+        position.logged = position.logged.max(frame.logged);
         records.extend(frame.records);
         end = frame_end;
     }

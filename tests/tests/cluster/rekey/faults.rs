@@ -193,7 +193,8 @@ fn killed_at(work: Work, victim: Victim, steps: &[&str]) -> Result<()> {
             None => cluster.go_on(),
         }
         ensure!(come_back(&cluster, victim)? == before, "{step}: contents differ");
-        old = AtCheckpoint::of(&cluster)?;
+        // No checkpoint: the worker may stand at the next step already, where one may have to wait for it.
+        old = AtCheckpoint::since_start(&cluster)?;
         // The launcher does not hurry after a start, unless it is woken.
         cluster.sql("SELECT pg_reload_conf()")?;
         asker = Asker::of(&cluster, "SELECT pagevault.rekey_wait('t'::regclass)")?;

@@ -14,11 +14,16 @@ pub(super) struct AtCheckpoint(Vec<(DataFile, Vec<u8>)>);
 
 impl AtCheckpoint {
     pub(super) fn of(cluster: &Cluster) -> Result<AtCheckpoint> {
+        cluster.sql("CHECKPOINT")?;
+        AtCheckpoint::since_start(cluster)
+    }
+
+    /// As the server finds them that has been started just now: recovery ends with a checkpoint.
+    pub(super) fn since_start(cluster: &Cluster) -> Result<AtCheckpoint> {
         let mut files = Vec::new();
         for name in cluster.text(super::FAMILY)?.split(' ') {
             files.extend(cluster.files(name)?);
         }
-        cluster.sql("CHECKPOINT")?;
         let read = files.into_iter().map(|file| Ok((file.bytes()?, file)));
         let read: Result<Vec<_>> = read.collect();
         Ok(AtCheckpoint(read?.into_iter().map(|(bytes, file)| (file, bytes)).collect()))
