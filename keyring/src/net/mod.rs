@@ -1,6 +1,7 @@
 //! What the providers that use the network share: one runtime, one deadline, one way to trust
 //! servers, one way to say why they cannot be reached.
 
+mod body;
 mod cause;
 pub(crate) mod socket;
 mod tls;
@@ -13,6 +14,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::provider::ProviderError;
 
+pub(crate) use body::{REPLY_LIMIT, Unread, read_reply, too_long};
 pub(crate) use cause::{Cause, cause_of};
 pub(crate) use tls::{Trust, client_config, pem, use_ring};
 
@@ -51,7 +53,12 @@ impl Network {
         let Some(deadline) = self.deadline else { return self.runtime.block_on(work) };
         self.runtime.block_on(async {
             tokio::time::timeout_at(deadline.into(), work).await.unwrap_or_else(|_| {
-                Err(ProviderError::new(ErrorClass::Deadline, "no answer in time").transient())
+                Err(ProviderError::new(ErrorClass::Deadline, "no answer in time")
+                    .with_detail("The answer had not come, or not all of it, when its time was up.")
+                    .with_hint(
+                        "The provider is slow or hangs. Try again, or raise pagevault.keyring_timeout.",
+                    )
+                    .transient())
             })
         })
     }

@@ -2,8 +2,10 @@
 
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
+use std::time::Duration;
 
 use anyhow::Result;
 use serde_json::Value;
@@ -13,6 +15,13 @@ pub struct Canned {
     /// `http://127.0.0.1:<port>`.
     pub endpoint: String,
     seen: Arc<Mutex<Vec<Asked>>>,
+    sent: Arc<AtomicU64>,
+}
+
+enum Flow {
+    Whole(String),
+    Silent,
+    Endless(String, String, Duration),
 }
 
 /// A request.
@@ -75,24 +84,77 @@ impl Canned {
         Canned::start(|_| None)
     }
 
+    /// Answers by the path of the request: HTTP status, kind of content, content.
+    ///
+    /// # Errors
+    /// When no port is free.
+    pub fn paths(
+        answers: impl Fn(&str) -> (u16, &'static str, String) + Send + 'static,
+    ) -> Result<Canned> {
+        Canned::serve(move |asked| {
+            let path = asked.head.split(' ').nth(1).unwrap_or_default();
+            let (status, kind, body) = answers(path);
+            Flow::Whole(http(status, kind, &body))
+        })
+    }
+
+    /// Answers each request with this, headers and all.
+    ///
+    /// # Errors
+    /// When no port is free.
+    pub fn text(answer: &str) -> Result<Canned> {
+        let answer = answer.to_owned();
+        Canned::serve(move |_| Flow::Whole(answer.clone()))
+    }
+
+    /// Begins each answer as it is given here, and sends `piece` for ever.
+    ///
+    /// # Errors
+    /// When no port is free.
+    pub fn endless(head: &str, piece: &str) -> Result<Canned> {
+        Canned::pieces(head, piece, Duration::ZERO)
+    }
+
+    /// The same, one piece each tenth of a second.
+    ///
+    /// # Errors
+    /// When no port is free.
+    pub fn dripping(head: &str, piece: &str) -> Result<Canned> {
+        Canned::pieces(head, piece, Duration::from_millis(100))
+    }
+
+    fn pieces(head: &str, piece: &str, pause: Duration) -> Result<Canned> {
+        let (head, piece) = (head.to_owned(), piece.to_owned());
+        Canned::serve(move |_| Flow::Endless(head.clone(), piece.clone(), pause))
+    }
+
     fn start(answer: impl Fn(&str) -> Option<String> + Send + 'static) -> Result<Canned> {
+        Canned::serve(move |asked| answer(&asked.action).map_or(Flow::Silent, Flow::Whole))
+    }
+
+    fn serve(answer: impl Fn(&Asked) -> Flow + Send + 'static) -> Result<Canned> {
         let listener = TcpListener::bind("127.0.0.1:0")?;
         let endpoint = format!("http://{}", listener.local_addr()?);
         let seen = Arc::new(Mutex::new(Vec::new()));
-        let asked = Arc::clone(&seen);
+        let (asked, sent) = (Arc::clone(&seen), Arc::new(AtomicU64::new(0)));
+        let counted = Arc::clone(&sent);
         thread::spawn(move || {
             let mut open = Vec::new();
             for stream in listener.incoming().filter_map(Result::ok) {
                 let Ok(request) = read_request(&stream) else { continue };
-                let answer = answer(&request.action);
+                let answer = answer(&request);
                 asked.lock().unwrap_or_else(PoisonError::into_inner).push(request);
                 match answer {
-                    Some(answer) => drop((&stream).write_all(answer.as_bytes())),
-                    None => open.push(stream),
+                    Flow::Whole(answer) => drop((&stream).write_all(answer.as_bytes())),
+                    Flow::Silent => open.push(stream),
+                    Flow::Endless(head, piece, pause) => {
+                        let sent = Arc::clone(&counted);
+                        thread::spawn(move || flow(&stream, &head, &piece, pause, &sent));
+                    }
                 }
             }
         });
-        Ok(Canned { endpoint, seen })
+        Ok(Canned { endpoint, seen, sent })
     }
 
     /// The requests that came.
@@ -101,10 +163,26 @@ impl Canned {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
+    /// How many bytes of endless answers were taken.
+    #[must_use]
+    pub fn sent(&self) -> u64 {
+        self.sent.load(Ordering::Relaxed)
+    }
+
     /// How many requests came.
     #[must_use]
     pub fn requests(&self) -> usize {
         self.seen().len()
+    }
+}
+
+/// Sends until nobody takes it any more.
+fn flow(mut stream: &TcpStream, head: &str, piece: &str, pause: Duration, sent: &AtomicU64) {
+    let mut next = head.as_bytes();
+    while stream.write_all(next).is_ok() {
+        sent.fetch_add(next.len() as u64, Ordering::Relaxed);
+        next = piece.as_bytes();
+        thread::sleep(pause);
     }
 }
 

@@ -2,6 +2,7 @@
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
@@ -28,7 +29,9 @@ pub struct Vault {
     child: Option<Child>,
     unseal_key: String,
     root_token: String,
-    authority: Authority,
+    authority: Arc<Authority>,
+    /// The server whose cluster this one joins.
+    leader: Option<String>,
 }
 
 impl Vault {
@@ -49,27 +52,10 @@ impl Vault {
     /// When it does not start.
     pub fn bare() -> Result<Vault> {
         let program = Server::Vault.program().context("there is no Vault on this machine")?;
-        let directory = tempfile::Builder::new().prefix("pagevault-vault-").tempdir()?;
-        Installation::get()?.give(directory.path())?;
         let version =
             run(Installation::get()?.command(&program.display().to_string()).arg("version"))?;
-        let mut vault = Vault {
-            program,
-            is_openbao: version.starts_with("OpenBao"),
-            directory,
-            port: free_port()?,
-            child: None,
-            unseal_key: String::new(),
-            root_token: String::new(),
-            authority: Authority::new()?,
-        };
-        vault.write("ca.pem", vault.authority.pem(), 0o644)?;
-        let (certificate, key) = vault.authority.sign("vault", &["127.0.0.1"])?;
-        vault.write("server.pem", &certificate, 0o644)?;
-        vault.write("server.key", &key, 0o600)?;
-        let storage = vault.path("storage");
-        std::fs::create_dir(&storage)?;
-        Installation::get()?.give(&storage)?;
+        let is_openbao = version.starts_with("OpenBao");
+        let mut vault = Vault::prepare(program, is_openbao, Arc::new(Authority::new()?), None)?;
         vault.run_server()?;
         let made = vault.cli(&[
             "operator",
@@ -83,6 +69,56 @@ impl Vault {
         vault.unseal_key = text(&made["unseal_keys_b64"][0])?;
         vault.root_token = text(&made["root_token"])?;
         vault.unseal()?;
+        Ok(vault)
+    }
+
+    /// Another server of its cluster, unsealed: a standby.
+    ///
+    /// # Errors
+    /// When it does not start or join.
+    pub fn join(&self) -> Result<Vault> {
+        let (program, authority) = (self.program.clone(), Arc::clone(&self.authority));
+        let leader = Some(self.address());
+        let mut vault = Vault::prepare(program, self.is_openbao, authority, leader)?;
+        vault.unseal_key.clone_from(&self.unseal_key);
+        vault.root_token.clone_from(&self.root_token);
+        vault.run_server()?;
+        // It joins in the background, and only then there is something to unseal.
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while vault.cli(&["operator", "unseal", &vault.unseal_key]).is_err() {
+            ensure!(Instant::now() < deadline, "Vault does not join");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        vault.becomes_ready()?;
+        Ok(vault)
+    }
+
+    fn prepare(
+        program: PathBuf,
+        is_openbao: bool,
+        authority: Arc<Authority>,
+        leader: Option<String>,
+    ) -> Result<Vault> {
+        let directory = tempfile::Builder::new().prefix("pagevault-vault-").tempdir()?;
+        Installation::get()?.give(directory.path())?;
+        let vault = Vault {
+            program,
+            is_openbao,
+            directory,
+            port: free_port()?,
+            child: None,
+            unseal_key: String::new(),
+            root_token: String::new(),
+            authority,
+            leader,
+        };
+        vault.write("ca.pem", vault.authority.pem(), 0o644)?;
+        let (certificate, key) = vault.authority.sign("vault", &["127.0.0.1"])?;
+        vault.write("server.pem", &certificate, 0o644)?;
+        vault.write("server.key", &key, 0o600)?;
+        let storage = vault.path("storage");
+        std::fs::create_dir(&storage)?;
+        Installation::get()?.give(&storage)?;
         Ok(vault)
     }
 
@@ -243,8 +279,15 @@ impl Vault {
     fn run_server(&mut self) -> Result<()> {
         let log = std::fs::File::options().create(true).append(true).open(self.path("log"))?;
         let path = |name| self.path(name).display().to_string();
+        let joins = self.leader.as_ref().map_or(String::new(), |leader| {
+            format!(
+                "  retry_join {{\n    leader_api_addr = \"{leader}\"\n    leader_ca_cert_file = \"{}\"\n  }}\n",
+                path("ca.pem")
+            )
+        });
+        let node = if joins.is_empty() { "one" } else { "two" };
         let mut configuration = format!(
-            "storage \"raft\" {{\n  path = \"{}\"\n  node_id = \"one\"\n  performance_multiplier = 1\n}}\n\
+            "storage \"raft\" {{\n  path = \"{}\"\n  node_id = \"{node}\"\n  performance_multiplier = 1\n{joins}}}\n\
              listener \"tcp\" {{\n  address = \"127.0.0.1:{}\"\n  tls_cert_file = \"{}\"\n  \
              tls_key_file = \"{}\"\n}}\n\
              listener \"unix\" {{\n  address = \"{}\"\n}}\n\
@@ -335,10 +378,19 @@ impl Vault {
     /// When Vault refuses.
     pub fn unseal(&self) -> Result<()> {
         self.cli(&["operator", "unseal", &self.unseal_key])?;
-        let deadline = Instant::now() + Duration::from_secs(60);
-        // Unsealed at once, it becomes active a moment later.
+        self.becomes_ready()
+    }
+
+    /// Unsealed at once, it becomes active a moment later.
+    fn becomes_ready(&self) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(15);
         while self.cli(&["token", "lookup"]).is_err() {
-            ensure!(Instant::now() < deadline, "Vault does not become active");
+            ensure!(
+                Instant::now() < deadline,
+                "Vault does not become active: {:?} {}",
+                self.cli(&["token", "lookup"]),
+                std::fs::read_to_string(self.path("log")).unwrap_or_default()
+            );
             std::thread::sleep(Duration::from_millis(50));
         }
         Ok(())

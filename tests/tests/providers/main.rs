@@ -8,6 +8,7 @@ mod bench;
 mod command;
 mod moving;
 mod outages;
+mod proxies;
 mod routes;
 mod serving;
 mod vault;
@@ -33,6 +34,7 @@ fn main() -> ExitCode {
         vault::tests(),
         serving::tests(),
         outages::tests(),
+        proxies::tests(),
         routes::tests(),
         command::tests(),
         moving::tests(),

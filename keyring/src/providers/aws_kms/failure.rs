@@ -1,7 +1,8 @@
 //! What AWS's errors mean.
 //!
 //! Many are not modelled by the SDK (throttling, signatures, expired tokens), so all are told apart by
-//! AWS's code, and by the HTTP status where there is none.
+//! AWS's code. An answer without a code that is known here says nothing of the key, whatever its HTTP status is: a proxy
+//! or load balancer may have given it. That is an outage.
 
 use std::error::Error;
 
@@ -85,8 +86,18 @@ impl Refused {
 
 /// The class, and whether it may go away by itself.
 fn classify(code: &str, status: u16) -> (ErrorClass, bool) {
+    match meaning(code) {
+        // AWS KMS refuses with 400; emulators of it with 403 and 404 as well.
+        Some(meaning) if status < 500 => meaning,
+        None if status == 429 => (ErrorClass::Throttled, true),
+        _ => (ErrorClass::Unreachable, true),
+    }
+}
+
+/// What AWS's codes mean, as far as they are known here.
+fn meaning(code: &str) -> Option<(ErrorClass, bool)> {
     use ErrorClass::*;
-    match code {
+    Some(match code {
         "ThrottlingException"
         | "Throttling"
         | "LimitExceededException"
@@ -100,7 +111,8 @@ fn classify(code: &str, status: u16) -> (ErrorClass, bool) {
         | "ServiceUnavailableException"
         | "CloudHsmClusterNotActiveException"
         | "CustomKeyStoreInvalidStateException" => (Unreachable, true),
-        _ if is_unsupported(code) => (Denied, false),
+        // Not the key's fault, and of another server's than AWS KMS perhaps.
+        _ if is_unsupported(code) => (BadOptions, false),
         "AccessDeniedException" | "AccessDenied" | "OptInRequired" | "NotAuthorized" => {
             (Denied, false)
         }
@@ -124,16 +136,8 @@ fn classify(code: &str, status: u16) -> (ErrorClass, bool) {
         | "InvalidKeyUsageException"
         | "InvalidAliasNameException"
         | "ValidationException" => (BadOptions, false),
-        _ => match status {
-            429 => (Throttled, true),
-            500.. => (Unreachable, true),
-            401 => (Unauthenticated, false),
-            403 => (Denied, false),
-            404 => (BadOptions, false),
-            // Success that cannot be read, or a request that AWS KMS would not refuse.
-            _ => (Internal, false),
-        },
-    }
+        _ => return None,
+    })
 }
 
 /// What no permission would change.
@@ -155,12 +159,16 @@ fn words(
             format!("{place} gets too many requests"),
             "It is tried again while there is time. If it lasts, ask for a higher request quota.",
         ),
+        Class::Unreachable if meaning(code).is_none() => (
+            format!("{place} answers something else than AWS KMS does"),
+            "Check what stands between here and AWS KMS, and that the endpoint is AWS KMS.",
+        ),
         Class::Unreachable => (
             format!("{place} is not available"),
             "It is tried again while there is time. Look at the AWS Health Dashboard, and at the \
              custom key store if the key is in one.",
         ),
-        Class::Denied if is_unsupported(code) => (
+        Class::BadOptions if is_unsupported(code) => (
             format!("{place} does not support kms:{action} with {key}"),
             "Check the kind of the key and, with an endpoint of your own, what it supports.",
         ),
@@ -213,14 +221,9 @@ fn words(
 /// What AWS says of these names keys, states and who was denied what. Of a signature it repeats
 /// headers, the session's token among them.
 fn may_be_repeated(code: &str) -> bool {
-    matches!(
-        classify(code, 0).0,
-        ErrorClass::Denied
-            | ErrorClass::KeyMissing
-            | ErrorClass::KeyDisabled
-            | ErrorClass::BadOptions
-            | ErrorClass::Throttled
-    )
+    use ErrorClass::{BadOptions, Denied, KeyDisabled, KeyMissing, Throttled};
+    let class = meaning(code).map(|(class, _)| class);
+    matches!(class, Some(Denied | KeyMissing | KeyDisabled | BadOptions | Throttled))
 }
 
 fn detail(code: &str, status: u16, said: Option<&str>, request: Option<&str>) -> String {
@@ -276,7 +279,8 @@ mod tests {
             ("InvalidCiphertextException", WrongCiphertext, false),
             ("IncorrectKeyException", WrongCiphertext, false),
             ("InvalidArnException", BadOptions, false),
-            ("SomethingNew", Internal, false),
+            ("UnknownOperationException", BadOptions, false),
+            ("SomethingNew", Unreachable, true),
         ] {
             let Refused { code: told, answered, error } = refused(code, "", 400);
             assert_eq!((error.class, error.retry), (class, retry), "{code}");
@@ -287,21 +291,18 @@ mod tests {
     }
 
     #[test]
-    fn without_a_code_the_status_decides() {
+    fn without_a_code_that_is_known_it_is_an_outage() {
         use ErrorClass::*;
-        for (status, class, retry) in [
-            (503, Unreachable, true),
-            (500, Unreachable, true),
-            (429, Throttled, true),
-            (403, Denied, false),
-            (401, Unauthenticated, false),
-            (404, BadOptions, false),
-            (400, Internal, false),
-        ] {
-            assert_eq!(classify("", status), (class, retry));
+        for code in ["", "ForbiddenException", "SomethingNew"] {
+            for status in [200, 301, 400, 401, 403, 404, 500, 502, 503] {
+                assert_eq!(classify(code, status), (Unreachable, true), "{code} {status}");
+            }
+            assert_eq!(classify(code, 429), (Throttled, true));
         }
-        // A code that is not known, too.
-        assert_eq!(classify("SomethingNew", 503), (Unreachable, true));
+        // Who is not well does not decide about keys.
+        for code in ["AccessDeniedException", "NotFoundException", "DisabledException"] {
+            assert_eq!(classify(code, 503), (Unreachable, true), "{code}");
+        }
     }
 
     #[test]

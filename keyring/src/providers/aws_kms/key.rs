@@ -9,7 +9,7 @@ use aws_sdk_kms::types::{
 };
 use pagevault_keystore::protocol::ErrorClass;
 
-use super::failure::Refused;
+use super::failure::{Refused, is_unsupported};
 use super::session::Session;
 use super::wrapping::{KEY_LIMIT, Wrapping, in_region};
 use crate::options::printable;
@@ -47,7 +47,8 @@ impl Session {
             // Not allowed, not for this kind of key, or the key of another account: then the key's
             // creation is all that is known.
             Err(refused)
-                if matches!(refused.error.class, ErrorClass::Denied | ErrorClass::KeyMissing) =>
+                if matches!(refused.error.class, ErrorClass::Denied | ErrorClass::KeyMissing)
+                    || is_unsupported(&refused.code) =>
             {
                 None
             }

@@ -19,6 +19,7 @@
 //! | `settings` | the options |
 //! | `files` | configuration and credentials files, and what they may not say |
 //! | `session` | region, credentials, client: what is settled before the first request |
+//! | `bounded` | answers of bounded size |
 //! | `credentials` | where credentials come from, why there are none |
 //! | `key` | a key's state, and what counts as its version |
 //! | `rotation` | new material for a key |
@@ -28,6 +29,7 @@
 //! Plaintext is wiped where it is ours. The SDK keeps copies in its request and response bodies, which
 //! nobody can wipe: the helper lives for one request, and its memory goes back to the system with it.
 
+mod bounded;
 mod credentials;
 mod failure;
 mod files;
@@ -47,6 +49,7 @@ use zeroize::Zeroizing;
 use crate::findings::Findings;
 use crate::options::{CLEAR, Options};
 use crate::provider::{Environment, KeyInfo, Provider, ProviderError, Unwrapped, Wrapped};
+use failure::is_unsupported;
 use session::{Ambient, Session};
 use settings::Settings;
 use wrapping::Wrapping;
@@ -178,7 +181,9 @@ impl Provider for AwsKms {
         let accepted = match answered {
             Ok(_) => Ok("known, and allowed to list aliases, which is not needed"),
             // Who is told that it may not do this is known.
-            Err(refused) if refused.error.class == ErrorClass::Denied => {
+            Err(refused)
+                if refused.error.class == ErrorClass::Denied || is_unsupported(&refused.code) =>
+            {
                 Ok("known, and not allowed to list aliases, which is not needed")
             }
             Err(refused) => Err(refused.error),

@@ -22,6 +22,7 @@ use aws_smithy_http_client::tls::rustls_provider::CryptoMode;
 use aws_smithy_http_client::tls::{Provider, TlsContext, TrustStore};
 use pagevault_keystore::protocol::ErrorClass;
 
+use super::bounded::bounded;
 use super::credentials::no_credentials;
 use super::failure::{Refused, Reply};
 use super::settings::{Settings, check_region};
@@ -174,7 +175,7 @@ pub(super) fn http_client(ca_file: Option<PathBuf>) -> Result<SharedHttpClient, 
             .with_detail(format!("{error}."))
     })?;
     let builder = Builder::new().tls_provider(Provider::Rustls(CryptoMode::Ring));
-    Ok(builder.tls_context(context).build_https())
+    Ok(bounded(builder.tls_context(context).build_https()))
 }
 
 /// A client and what bounds its requests.
@@ -225,11 +226,12 @@ impl Session {
     /// A reply without what it must hold.
     pub(super) fn incomplete(&self, action: &str) -> ProviderError {
         ProviderError::new(
-            ErrorClass::Internal,
+            ErrorClass::Unreachable,
             format!("{} gave an incomplete reply to kms:{action}", self.place),
         )
-        .with_detail("Something that every such reply has was missing in it, or unusable.")
-        .with_hint("Check that the endpoint is AWS KMS.")
+        .with_detail("Something that every such reply has was missing in it, or unusable. A proxy or load balancer may have given it.")
+        .with_hint("Check what stands between here and AWS KMS, and that the endpoint is AWS KMS.")
+        .transient()
     }
 }
 

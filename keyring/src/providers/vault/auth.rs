@@ -10,11 +10,12 @@
 use std::path::{Path, PathBuf};
 
 use serde_json::{Map, Value};
-use vaultrs::auth::{approle, cert, kubernetes};
-use vaultrs::client::VaultClient;
-use vaultrs::error::ClientError;
+use vaultrs::api::auth::approle::requests::LoginWithApproleRequest;
+use vaultrs::api::auth::cert::requests::LoginRequest;
+use vaultrs::api::auth::kubernetes::requests::LoginWithKubernetesRequest;
 use zeroize::Zeroizing;
 
+use super::api::{Api, NoAnswer, formed};
 use crate::options::{Options, bad};
 use crate::provider::ProviderError;
 use crate::secret_file::{self, Readers};
@@ -135,23 +136,28 @@ impl Auth {
     /// The token that Vault gives for `credentials`, or that they are.
     pub(super) async fn token(
         &self,
-        client: &VaultClient,
+        api: &Api,
         credentials: &Credentials,
-    ) -> Result<Zeroizing<String>, ClientError> {
-        let given = match (self, credentials) {
-            (_, Credentials::Token(token)) => return Ok(token.clone()),
+    ) -> Result<Zeroizing<String>, NoAnswer> {
+        match (self, credentials) {
+            (_, Credentials::Token(token)) => Ok(token.clone()),
             (Auth::AppRole { mount, .. }, Credentials::AppRole { role_id, secret_id }) => {
-                approle::login(client, mount, role_id, secret_id).await?
+                let mut request = LoginWithApproleRequest::builder();
+                request.mount(mount).role_id(role_id.as_str()).secret_id(secret_id.as_str());
+                api.log_in(formed(request.build())?).await
             }
             (Auth::Kubernetes { mount, role, .. }, Credentials::Kubernetes { jwt }) => {
-                kubernetes::login(client, mount, role, jwt).await?
+                let mut request = LoginWithKubernetesRequest::builder();
+                request.mount(mount).role(role).jwt(jwt.as_str());
+                api.log_in(formed(request.build())?).await
             }
             (Auth::Cert { mount, name, .. }, Credentials::Cert) => {
-                cert::login(client, mount, name).await?
+                let mut request = LoginRequest::builder();
+                request.mount(mount).cert_name(name);
+                api.log_in(formed(request.build())?).await
             }
-            _ => return Err(ClientError::InvalidLoginMethodError),
-        };
-        Ok(Zeroizing::new(given.client_token))
+            _ => Err(NoAnswer::Unsent),
+        }
     }
 
     /// True if the token is only for us, and to be given back.

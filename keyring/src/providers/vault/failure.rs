@@ -1,78 +1,157 @@
 //! What Vault's refusals mean.
 //!
-//! Vault tells causes by HTTP status and text. 400 and 403 are final; 429, 412 and 5xx may pass.
+//! That a key must not be used any more is believed of Vault only, and only where it says so: an HTTP status with a text
+//! that is known below. Anybody on the way may answer with a status: a load balancer whose servers are down, a proxy whose
+//! rules have changed. And Vault itself says 400 or 404 where it does not serve: as a disaster recovery secondary, as a
+//! standby, while it starts. All of that are outages, in which what is unlocked stays so.
+//!
+//! The texts are those of OpenBao 2.6 and Vault 1.21: sdk/helper/keysutil/policy.go, builtin/logical/transit/path_*.go,
+//! vault/router.go, sdk/logical/error.go.
 
 use pagevault_keystore::protocol::ErrorClass;
-use rustify::errors::ClientError as HttpError;
-use vaultrs::error::ClientError;
 
+use super::api::NoAnswer;
 use super::auth::Auth;
 use super::session::{Need, Server};
-use crate::net::cause_of;
+use crate::net::REPLY_LIMIT;
 use crate::options::printable;
 use crate::provider::ProviderError;
 
-/// What came back instead of an answer.
-enum Refusal {
-    /// An HTTP status and what Vault says.
-    Status(u16, String),
-    /// Nothing, or nothing that can be understood.
-    Other(ProviderError),
+/// What Vault says of a key to a request that uses one: HTTP status, part of the text, what it means.
+const VERDICTS: &[(u16, &str, Verdict)] = &[
+    (403, "permission denied", Verdict::Denied),
+    (400, "key not found", Verdict::Missing),
+    (400, "no such key version", Verdict::Missing),
+    (404, "route entry not found", Verdict::Missing),
+    (404, "unsupported path", Verdict::Missing),
+    (400, "disallowed by policy", Verdict::TooOld),
+    (400, "refusing to use soft-deleted key", Verdict::Deleted),
+    (400, "message authentication failed", Verdict::Foreign),
+    (400, "invalid ciphertext", Verdict::Foreign),
+    (400, "decryption not supported for key type", Verdict::Foreign),
+    (400, "derivation not supported for key type", Verdict::Foreign),
+];
+
+/// Texts of a server that does not serve, or not yet.
+const INACTIVE: &[&str] = &[
+    "DR secondary",
+    "standby",
+    "please forward to the active node",
+    "active cluster node not found",
+    "backend is nil",
+];
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Verdict {
+    /// The token is not known, or it may not.
+    Denied,
+    /// There is no such key, version or mount.
+    Missing,
+    /// The key no longer opens what this version of it wrapped.
+    TooOld,
+    /// The key was deleted and can be restored.
+    Deleted,
+    /// Another key wrapped it, or another context.
+    Foreign,
 }
 
-/// True for 403: the token is not known, or it may not.
-pub(super) fn is_denial(error: &ClientError) -> bool {
-    matches!(error, ClientError::APIError { code: 403, .. })
+/// What was found out about a refusal that does not tell who gives it or why.
+pub(super) enum Known {
+    /// Vault knows the token.
+    Token,
+    /// Vault does not, or does not say so.
+    Nothing,
+    /// Vault could not be asked.
+    Unasked(NoAnswer),
 }
 
-/// A request that failed. `token_is_known` tells, after a denial, whether Vault knows the token.
+/// Whether more must be known to tell what this refusal means.
+pub(super) fn is_unclear(error: &NoAnswer) -> bool {
+    match error {
+        NoAnswer::Refused { status: 404, says } => says.is_empty(),
+        error => is_denial(error),
+    }
+}
+
+/// True if Vault says that the token is not known, or that it may not.
+pub(super) fn is_denial(error: &NoAnswer) -> bool {
+    matches!(error, NoAnswer::Refused { status, says } if verdict(*status, says) == Some(Verdict::Denied))
+}
+
+fn verdict(status: u16, says: &[String]) -> Option<Verdict> {
+    let meant = |text: &str| says.iter().any(|said| said.contains(text));
+    if INACTIVE.iter().any(|text| meant(text)) {
+        return None;
+    }
+    let mut known = VERDICTS.iter().filter(|(known, text, _)| *known == status && meant(text));
+    known.next().map(|(.., verdict)| *verdict)
+}
+
+/// A request that failed, and what was found out if it [is unclear](is_unclear).
 pub(super) fn of_request(
-    error: ClientError,
+    error: NoAnswer,
     server: &Server,
     auth: &Auth,
     need: &Need<'_>,
-    token_is_known: Option<bool>,
+    known: Option<Known>,
 ) -> ProviderError {
-    let (code, text) = match refusal(error, server) {
-        Refusal::Status(code, text) => (code, text),
-        Refusal::Other(error) => return error,
+    let (status, says) = match (error, known) {
+        // To read what is not there is answered with a status alone, which anybody could have given. So it counts if
+        // something else is answered as only Vault answers it.
+        (NoAnswer::Refused { status: 404, says }, Some(Known::Token | Known::Nothing))
+            if says.is_empty() =>
+        {
+            return missing(server, "Vault says: not found.");
+        }
+        (_, Some(Known::Unasked(error))) => return of_outage(error, server),
+        (NoAnswer::Refused { status, says }, None | Some(Known::Token)) => (status, says),
+        (NoAnswer::Refused { says, .. }, Some(Known::Nothing)) => {
+            return unauthenticated(server, auth, &shown(&says));
+        }
+        (error, _) => return of_outage(error, server),
     };
-    let shown = server.shown();
-    let path = need.path;
-    match code {
-        403 if token_is_known == Some(false) => unauthenticated(server, auth, &text),
-        403 => ProviderError::new(ErrorClass::Denied, format!("{shown} denies it"))
-            .with_detail(format!("{} may not {} {path}. {text}", auth.shown(), need.capability))
-            .with_hint(format!(
-                "Give its policy: path \"{path}\" {{ capabilities = [\"{}\"] }}",
-                need.capability
-            )),
-        404 => missing(server, &text),
-        400 if text.contains("encryption key not found") => missing(server, &text),
-        400 if text.contains("disallowed by policy") => ProviderError::new(
+    let (text, path) = (shown(&says), need.path);
+    let place = server.shown();
+    match verdict(status, &says) {
+        None => of_outage(NoAnswer::Refused { status, says }, server),
+        Some(Verdict::Denied) => {
+            ProviderError::new(ErrorClass::Denied, format!("{place} denies it"))
+                .with_detail(format!("{} may not {} {path}. {text}", auth.shown(), need.capability))
+                .with_hint(format!(
+                    "Give its policy: path \"{path}\" {{ capabilities = [\"{}\"] }}",
+                    need.capability
+                ))
+        }
+        Some(Verdict::Missing) => missing(server, &text),
+        Some(Verdict::TooOld) => ProviderError::new(
             ErrorClass::KeyDisabled,
-            format!("{shown} no longer opens this version of the key"),
+            format!("{place} no longer opens this version of the key"),
         )
         .with_detail(text)
         .with_hint("Lower min_decryption_version of the key, or restore from a newer backup."),
-        400 if path.contains("crypt/") || path.contains("/rewrap/") => ProviderError::new(
+        Some(Verdict::Deleted) => {
+            ProviderError::new(ErrorClass::KeyDisabled, format!("key is deleted at {place}"))
+                .with_detail(text)
+                .with_hint("Restore the key: vault write -f <mount>/keys/<name>/soft-delete-restore")
+        }
+        Some(Verdict::Foreign) => ProviderError::new(
             ErrorClass::WrongCiphertext,
-            format!("wrapped key does not open at {shown}"),
+            format!("wrapped key does not open at {place}"),
         )
         .with_detail(format!(
             "It was wrapped by another key of the same name, for another database, or it is damaged. {text}"
         ))
         .with_hint("Give the provider the Vault and the mount that wrapped it."),
-        _ => of_status(code, text, server),
     }
 }
 
-/// A login that failed.
-pub(super) fn of_login(error: ClientError, server: &Server, auth: &Auth) -> ProviderError {
-    match refusal(error, server) {
-        Refusal::Status(400..=404, text) => unauthenticated(server, auth, &text),
-        Refusal::Status(code, text) => of_status(code, text, server),
-        Refusal::Other(error) => error,
+/// A login that failed. Each method has its own words for it, so all that Vault refuses counts.
+pub(super) fn of_login(error: NoAnswer, server: &Server, auth: &Auth) -> ProviderError {
+    match error {
+        NoAnswer::Refused { status: 400..=404, says } if !says.is_empty() && is_active(&says) => {
+            unauthenticated(server, auth, &shown(&says))
+        }
+        error => of_outage(error, server),
     }
 }
 
@@ -83,27 +162,14 @@ pub(super) fn sealed(server: &Server) -> ProviderError {
         .with_hint("Have it unsealed: vault operator unseal. Nothing here needs to be done then.")
 }
 
-fn refusal(error: ClientError, server: &Server) -> Refusal {
-    match error {
-        ClientError::APIError { code, errors } => {
-            Refusal::Status(code, format!("Vault says: {}.", printable(&errors.join("; "))))
-        }
-        // The body, which is not repeated, is not Vault's: a proxy's, say.
-        ClientError::RestClientError { source: HttpError::ServerResponseError { code, .. } } => {
-            Refusal::Status(code, format!("The HTTP status is {code}, without an explanation."))
-        }
-        ClientError::RestClientError {
-            source: error @ (HttpError::RequestError { .. } | HttpError::ResponseError { .. }),
-        } => Refusal::Other(cause_of(&error).about(server.shown())),
-        // Others may hold what was sent or received.
-        _ => Refusal::Other(
-            ProviderError::new(
-                ErrorClass::Internal,
-                format!("{} answers something else than expected", server.shown()),
-            )
-            .with_detail("The answer could not be understood.")
-            .with_hint("Check that the address is that of Vault or OpenBao, and its version."),
-        ),
+fn is_active(says: &[String]) -> bool {
+    !INACTIVE.iter().any(|text| says.iter().any(|said| said.contains(text)))
+}
+
+fn shown(says: &[String]) -> String {
+    match says {
+        [] => "Vault says nothing more.".to_owned(),
+        says => format!("Vault says: {}.", printable(&says.join("; "))),
     }
 }
 
@@ -128,22 +194,49 @@ fn missing(server: &Server, text: &str) -> ProviderError {
     )
 }
 
-fn of_status(code: u16, text: String, server: &Server) -> ProviderError {
-    let shown = server.shown();
-    let error = |class, message: String| ProviderError::new(class, message).with_detail(&text);
-    match code {
-        300..=399 => error(ErrorClass::Unreachable, format!("{shown} points to another address"))
-            .with_hint("Give the address of the active server or of the load balancer.")
-            // Between two leaders a server points elsewhere that would forward a moment later.
+/// A failure that says nothing of the key.
+pub(super) fn of_outage(error: NoAnswer, server: &Server) -> ProviderError {
+    let place = server.shown();
+    let outage = |message: String| ProviderError::new(ErrorClass::Unreachable, message);
+    match error {
+        NoAnswer::Lost(cause) => cause.about(place),
+        NoAnswer::TooLong => outage(format!("{place} answers with more than Vault does"))
+            .with_detail(format!("The answer has more than {REPLY_LIMIT} bytes."))
+            .with_hint("Check that the address is that of Vault or OpenBao."),
+        NoAnswer::Unsent => ProviderError::new(
+            ErrorClass::Internal,
+            format!("could not form a request to {place}"),
+        )
+        .with_hint("Check the provider's options."),
+        NoAnswer::Foreign(status @ 300..=399) | NoAnswer::Refused { status: status @ 300..=399, .. } => {
+            outage(format!("{place} points to another address"))
+                .with_detail(format!("The HTTP status is {status}."))
+                .with_hint("Give the address of the active server or of the load balancer.")
+                // Between two leaders a server points elsewhere that would forward a moment later.
+                .transient()
+        }
+        NoAnswer::Foreign(429) | NoAnswer::Refused { status: 429, .. } => {
+            ProviderError::new(ErrorClass::Throttled, format!("{place} has too many requests"))
+                .with_detail("The HTTP status is 429, \"too many requests\".")
+                .with_hint("Try again later, or raise the rate limit quota.")
+                .transient()
+        }
+        NoAnswer::Foreign(status) => outage(format!("{place} answers something else than Vault does"))
+            .with_detail(format!(
+                "The HTTP status is {status}; the answer is not of the form that Vault's have. A proxy or load balancer may have given it."
+            ))
+            .with_hint("Check what stands between here and Vault, and that the address is that of Vault or OpenBao.")
             .transient(),
-        429 => error(ErrorClass::Throttled, format!("{shown} has too many requests"))
-            .with_hint("Try again later, or raise the rate limit quota.")
+        NoAnswer::Refused { status: 503, says } if says.iter().any(|said| said.contains("sealed")) => sealed(server),
+        NoAnswer::Refused { status, says } if !is_active(&says) => {
+            outage(format!("{place} is not active"))
+                .with_detail(format!("The HTTP status is {status}. {}", shown(&says)))
+                .with_hint("Give the address of the active server or of the load balancer.")
+                .transient()
+        }
+        NoAnswer::Refused { status, says } => outage(format!("{place} has a problem"))
+            .with_detail(format!("The HTTP status is {status}. {}", shown(&says)))
+            .with_hint("See the log of Vault, and check the provider's options.")
             .transient(),
-        503 if text.contains("sealed") => sealed(server),
-        412 | 500..=599 => error(ErrorClass::Unreachable, format!("{shown} has a problem"))
-            .with_hint("See the log of Vault.")
-            .transient(),
-        _ => error(ErrorClass::BadRequest, format!("{shown} refuses the request"))
-            .with_hint("See the log of Vault, and check the provider's options."),
     }
 }

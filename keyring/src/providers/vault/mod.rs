@@ -18,6 +18,7 @@
 //! The client keeps copies of what it sends and receives that nobody wipes. The process lives for one
 //! request.
 
+mod api;
 mod auth;
 mod failure;
 mod session;
@@ -25,11 +26,13 @@ mod session;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use pagevault_keystore::protocol::ErrorClass;
-use vaultrs::api::transit::requests::{DecryptDataRequest, EncryptDataRequest, RewrapDataRequest};
+use vaultrs::api::transit::requests::{
+    DecryptDataRequest, EncryptDataRequest, ReadKeyRequest, RewrapDataRequest, RotateKeyRequest,
+};
 use vaultrs::api::transit::responses::{ReadKeyData, ReadKeyResponse};
-use vaultrs::transit::{data, key as keys};
 use zeroize::Zeroizing;
 
+use self::api::formed;
 use self::auth::Auth;
 use self::session::{Server, Session};
 use crate::findings::Findings;
@@ -106,9 +109,10 @@ impl Vault {
     fn key(&self, key: &str) -> Result<ReadKeyResponse, ProviderError> {
         check_key(key)?;
         let path = format!("{}/keys/{key}", self.mount);
-        let info = self
-            .session
-            .run("read", &path, async |client| keys::read(client, &self.mount, key).await)?;
+        let info = self.session.run("read", &path, async |api| {
+            let mut request = ReadKeyRequest::builder();
+            api.ask(formed(request.mount(&self.mount).name(key).build())?).await
+        })?;
         if info.derived && info.supports_decryption {
             return Ok(info);
         }
@@ -164,10 +168,10 @@ impl Provider for Vault {
         self.key(key)?;
         let text = Zeroizing::new(STANDARD.encode(plaintext));
         let path = format!("{}/encrypt/{key}", self.mount);
-        let reply = self.session.run("update", &path, async |client| {
-            let mut options = EncryptDataRequest::builder();
-            options.context(STANDARD.encode(context));
-            data::encrypt(client, &self.mount, key, &text, Some(&mut options)).await
+        let reply = self.session.run("update", &path, async |api| {
+            let mut request = EncryptDataRequest::builder();
+            request.mount(&self.mount).name(key).plaintext(text.as_str());
+            api.ask(formed(request.context(STANDARD.encode(context)).build())?).await
         })?;
         wrapped(reply.ciphertext)
     }
@@ -176,10 +180,10 @@ impl Provider for Vault {
         check_key(key)?;
         let (text, key_version) = ciphertext(wrapped)?;
         let path = format!("{}/decrypt/{key}", self.mount);
-        let reply = self.session.run("update", &path, async |client| {
-            let mut options = DecryptDataRequest::builder();
-            options.context(STANDARD.encode(context));
-            data::decrypt(client, &self.mount, key, text, Some(&mut options)).await
+        let reply = self.session.run("update", &path, async |api| {
+            let mut request = DecryptDataRequest::builder();
+            request.mount(&self.mount).name(key).ciphertext(text);
+            api.ask(formed(request.context(STANDARD.encode(context)).build())?).await
         })?;
         let encoded = Zeroizing::new(reply.plaintext);
         let plaintext = STANDARD.decode(encoded.as_bytes()).map(Zeroizing::new).map_err(|_| {
@@ -205,10 +209,10 @@ impl Provider for Vault {
         check_key(key)?;
         let (text, _) = ciphertext(wrapped)?;
         let path = format!("{}/rewrap/{key}", self.mount);
-        let reply = self.session.run("update", &path, async |client| {
-            let mut options = RewrapDataRequest::builder();
-            options.context(STANDARD.encode(context));
-            data::rewrap(client, &self.mount, key, text, Some(&mut options)).await
+        let reply = self.session.run("update", &path, async |api| {
+            let mut request = RewrapDataRequest::builder();
+            request.mount(&self.mount).name(key).ciphertext(text);
+            api.ask(formed(request.context(STANDARD.encode(context)).build())?).await
         })?;
         self::wrapped(reply.ciphertext)
     }
@@ -220,8 +224,10 @@ impl Provider for Vault {
             return Ok(now);
         }
         let path = format!("{}/keys/{key}/rotate", self.mount);
-        self.session
-            .run("update", &path, async |client| keys::rotate(client, &self.mount, key).await)?;
+        self.session.run("update", &path, async |api| {
+            let mut request = RotateKeyRequest::builder();
+            api.tell(formed(request.mount(&self.mount).name(key).build())?).await
+        })?;
         Ok(newest(&self.key(key)?))
     }
 

@@ -7,16 +7,19 @@ use std::time::Instant;
 use pagevault_keystore::protocol::ErrorClass;
 use reqwest::Url;
 use reqwest::redirect::Policy;
-use rustify::clients::reqwest::Client as Http;
 use serde::Deserialize;
-use vaultrs::api::EndpointMiddleware;
-use vaultrs::client::{Client, VaultClient, VaultClientSettingsBuilder};
-use vaultrs::error::ClientError;
+use vaultrs::api::token::requests::{
+    LookupTokenSelfRequest, RenewTokenSelfRequest, RevokeTokenSelfRequest,
+};
+use vaultrs::api::token::responses::LookupTokenResponse;
 
+use super::api::{Api, NoAnswer, formed};
 use super::auth::Auth;
-use super::failure;
+use super::failure::{self, Known};
 use crate::findings::Findings;
-use crate::net::{CONNECT_TIME, Network, REQUEST_TIME, Trust, cause_of, client_config, socket};
+use crate::net::{
+    CONNECT_TIME, Network, REQUEST_TIME, Trust, Unread, cause_of, client_config, read_reply, socket,
+};
 use crate::provider::ProviderError;
 
 /// Where Vault is and whom to believe.
@@ -49,7 +52,7 @@ pub(super) struct Session {
     pub(super) server: Server,
     auth: Auth,
     network: Network,
-    client: OnceCell<VaultClient>,
+    api: OnceCell<Api>,
 }
 
 /// What an operation needs in Vault's policy, for messages.
@@ -65,7 +68,7 @@ impl Session {
         deadline: Option<Instant>,
     ) -> Result<Session, ProviderError> {
         let network = Network::new(deadline)?;
-        Ok(Session { server, auth, network, client: OnceCell::new() })
+        Ok(Session { server, auth, network, api: OnceCell::new() })
     }
 
     /// Asks Vault for something that takes `capability` on `path`.
@@ -73,16 +76,23 @@ impl Session {
         &self,
         capability: &str,
         path: &str,
-        ask: impl AsyncFnOnce(&VaultClient) -> Result<T, ClientError>,
+        ask: impl AsyncFnOnce(&Api) -> Result<T, NoAnswer>,
     ) -> Result<T, ProviderError> {
-        let client = self.client()?;
+        let api = self.api()?;
         self.network.run(async {
-            let error = match ask(client).await {
+            let error = match ask(api).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
             // Vault says the same to a token that it does not know and to one that may not.
-            let known = failure::is_denial(&error).then_some(client.lookup().await.is_ok());
+            let known = match failure::is_unclear(&error) {
+                true => Some(match lookup(api).await {
+                    Ok(_) => Known::Token,
+                    Err(error) if failure::is_denial(&error) => Known::Nothing,
+                    Err(error) => Known::Unasked(error),
+                }),
+                false => None,
+            };
             let need = Need { capability, path };
             Err(failure::of_request(error, &self.server, &self.auth, &need, known))
         })
@@ -122,47 +132,23 @@ impl Session {
             .map_err(|_| ProviderError::new(ErrorClass::Internal, "could not make an HTTP client"))
     }
 
-    fn stranger(&self) -> Result<VaultClient, ProviderError> {
-        // Each field is set: the defaults come from VAULT_* in the environment.
-        let settings = VaultClientSettingsBuilder::default()
-            .address(&self.server.address)
-            .ca_certs(Vec::new())
-            .identity(None)
-            .timeout(None)
-            .token("")
-            .verify(true)
-            .namespace(self.server.namespace.clone())
-            .build()
-            .map_err(|_| {
-                ProviderError::new(ErrorClass::Internal, "could not set Vault's client up")
-            })?;
-        let middle = EndpointMiddleware {
-            token: String::new(),
-            version: "v1".to_owned(),
-            wrap: None,
-            namespace: self.server.namespace.clone(),
-        };
-        let http = Http::new(self.server.address.as_str(), self.http()?);
-        Ok(VaultClient { http, middle, settings })
-    }
-
     /// The client that is logged in.
-    fn client(&self) -> Result<&VaultClient, ProviderError> {
-        if let Some(client) = self.client.get() {
-            return Ok(client);
+    fn api(&self) -> Result<&Api, ProviderError> {
+        if let Some(api) = self.api.get() {
+            return Ok(api);
         }
         let credentials = self.auth.read()?;
-        let mut client = self.stranger()?;
+        let mut api = Api::new(self.http()?, &self.server.address, self.server.namespace.clone());
         self.network.run(async {
-            let token = self.auth.token(&client, &credentials).await;
+            let token = self.auth.token(&api, &credentials).await;
             let token = token.map_err(|e| failure::of_login(e, &self.server, &self.auth))?;
-            client.set_token(&token);
+            api.set_token(&token);
             if !self.auth.token_is_ours() {
-                renew(&client).await;
+                renew(&api).await;
             }
             Ok(())
         })?;
-        Ok(self.client.get_or_init(|| client))
+        Ok(self.api.get_or_init(|| api))
     }
 
     /// Looks at what stands between us and a key.
@@ -186,9 +172,9 @@ impl Session {
 
     /// What Vault says of our token.
     fn known(&self) -> Result<String, ProviderError> {
-        let client = self.client()?;
+        let api = self.api()?;
         self.network.run(async {
-            match client.lookup().await {
+            match lookup(api).await {
                 Ok(token) => Ok(told_of(token.ttl, token.renewable, &token.policies)),
                 Err(error) if self.auth.token_is_ours() && failure::is_denial(&error) => {
                     Ok("logged in; the token may not look at itself".to_owned())
@@ -205,15 +191,14 @@ impl Session {
         let url = format!("{}v1/sys/health", self.server.address);
         self.network.run(async {
             let unreached = |error: reqwest::Error| cause_of(&error).about(self.server.shown());
-            let body = http.get(url).send().await.map_err(unreached)?.bytes().await;
-            serde_json::from_slice(&body.map_err(unreached)?).map_err(|_| {
-                ProviderError::new(
-                    ErrorClass::Unreachable,
-                    format!("{} is no Vault", self.server.shown()),
-                )
-                .with_detail("It answers, but not as Vault does.")
-                .with_hint("Check the option \"address\".")
-            })
+            let answer = http.get(url).send().await.map_err(unreached)?;
+            let status = answer.status().as_u16();
+            let body = read_reply(answer).await.map_err(|unread| match unread {
+                Unread::Lost(error) => unreached(error),
+                Unread::TooLong => failure::of_outage(NoAnswer::TooLong, &self.server),
+            })?;
+            serde_json::from_slice(&body)
+                .map_err(|_| failure::of_outage(NoAnswer::Foreign(status), &self.server))
         })
     }
 }
@@ -235,24 +220,34 @@ fn told_of(ttl: u64, renewable: Option<bool>, policies: &[String]) -> String {
     format!("the token {life}; policies: {}", policies.join(", "))
 }
 
+/// What Vault knows of the token.
+async fn lookup(api: &Api) -> Result<LookupTokenResponse, NoAnswer> {
+    api.ask(formed(LookupTokenSelfRequest::builder().build())?).await
+}
+
 /// Prolongs a token of which less than half of its life is left. Best done by an agent; a token that
 /// nobody looks after is kept alive by our asking, which happens at `pagevault.revalidate_interval`.
-async fn renew(client: &VaultClient) {
-    let Ok(token) = client.lookup().await else { return };
-    if token.renewable == Some(true) && token.ttl > 0 && token.ttl < token.creation_ttl / 2 {
+async fn renew(api: &Api) {
+    let Ok(token) = lookup(api).await else { return };
+    if token.renewable == Some(true)
+        && token.ttl > 0
+        && token.ttl < token.creation_ttl / 2
+        && let Ok(request) = formed(RenewTokenSelfRequest::builder().build())
+    {
         // The token is still good; what is wrong with renewing it shows when it has ended.
-        let _ = client.renew(None).await;
+        let _ = api.tell(request).await;
     }
 }
 
 impl Drop for Session {
     /// A token that was made for us ends with us, not when its time is up.
     fn drop(&mut self) {
-        if let Some(client) = self.client.get()
+        if let Some(api) = self.api.get()
             && self.auth.token_is_ours()
+            && let Ok(request) = formed(RevokeTokenSelfRequest::builder().build())
         {
             let _ = self.network.run(async {
-                let _ = client.revoke().await;
+                let _ = api.tell(request).await;
                 Ok(())
             });
         }

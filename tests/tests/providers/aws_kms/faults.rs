@@ -192,8 +192,8 @@ fn answers_of_others() -> Result<()> {
     let root = Credentials::root()?;
     let page = "<html>said by the server</html>";
     for (status, class, retry) in [
-        (200, "internal", false),
-        (404, "bad_options", false),
+        (200, "unreachable", true),
+        (404, "unreachable", true),
         (429, "throttled", true),
         (503, "unreachable", true),
     ] {
@@ -206,7 +206,7 @@ fn answers_of_others() -> Result<()> {
     let empty = Canned::answer(200, "application/x-amz-json-1.1", "{}".into())?;
     let asked = provider(&empty.endpoint, &root, 3000);
     for action in [unwrap(), json!({"wrap": {"plaintext": "AAAA"}}), json!("describe")] {
-        asked.refused("k", CONTEXT, action, "internal")?;
+        asked.refused("k", CONTEXT, action, "unreachable")?;
     }
     Ok(())
 }

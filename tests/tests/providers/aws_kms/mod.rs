@@ -23,7 +23,7 @@ pub(crate) fn tests() -> Vec<Test> {
 }
 
 /// Wrapped as the provider writes it (`keyring/src/providers/aws_kms/wrapping.rs`), in base64.
-fn wrapped_by(arn: &str, key_version: u64, ciphertext: &[u8]) -> String {
+pub(crate) fn wrapped_by(arn: &str, key_version: u64, ciphertext: &[u8]) -> String {
     let length = u16::try_from(arn.len()).unwrap_or(u16::MAX);
     let parts: [&[u8]; 5] =
         [&[1], &length.to_be_bytes(), arn.as_bytes(), &key_version.to_be_bytes(), ciphertext];
