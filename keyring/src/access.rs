@@ -7,7 +7,7 @@
 //! that only they name: files keep neither owner nor history when they are copied. Who trusts them says so, or says
 //! himself how providers are reached.
 //!
-//! [`way`]: crate::keyfile::way
+//! [`way`]: crate::trust::way
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -22,11 +22,11 @@ use pagevault_keystore::state::Provider;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::keyfile::place::{What, insecure};
-use crate::keyfile::way::{Astray, follow, require_ours};
 use crate::offline::unreadable;
 use crate::options::printable;
 use crate::provider::ProviderError;
+use crate::trust::way::{Astray, follow};
+use crate::trust::{What, insecure, require};
 
 /// How providers may be reached.
 #[derive(Default)]
@@ -131,7 +131,7 @@ pub(crate) fn enter(
 
 fn require_directory(path: &Path) -> Result<(), ProviderError> {
     let metadata = std::fs::symlink_metadata(path).map_err(|error| unreadable(path, &error))?;
-    require_ours(What::Keystore, path, &metadata)
+    require(What::Keystore, path, &metadata)
 }
 
 /// The content of a file that only root and we can have written.
@@ -141,7 +141,7 @@ pub(crate) fn read_ours(what: What, path: &Path) -> Result<Vec<u8>, ProviderErro
     let opened = OpenOptions::new().read(true).custom_flags(flags.bits()).open(path);
     let file = opened.map_err(failed)?;
     let metadata = file.metadata().map_err(failed)?;
-    require_ours(what, path, &metadata)?;
+    require(what, path, &metadata)?;
     if !metadata.is_file() || metadata.len() > log::MAX_LOG {
         return Err(failed(io::ErrorKind::InvalidData.into()));
     }

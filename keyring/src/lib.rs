@@ -16,6 +16,7 @@
 //! | [`findings`] | what was found on looking at a provider |
 //! | [`mod@check`] | trying out a provider and a key, in plain words |
 //! | [`keyfile`] | the key file of the `file` provider |
+//! | [`trust`] | whose files must be that are named somewhere, and who else may read and write them |
 //! | [`access`] | what is believed of key files that are read without their server |
 //! | `regular` | opening files that anybody may have put there |
 //! | [`offline`] | the keystore of a data directory, without its server |
@@ -45,7 +46,7 @@ pub mod provider;
 pub mod providers;
 mod regular;
 pub mod retry;
-mod secret_file;
 pub mod serve;
+pub mod trust;
 pub mod verify;
 mod wire;

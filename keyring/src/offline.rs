@@ -20,9 +20,9 @@ use pagevault_keystore::{CheckValue, Record, RelFile, data_key_aad, master_conte
 use zeroize::Zeroizing;
 
 use crate::access::{Access, enter, read_ours};
-use crate::keyfile::place::What;
 use crate::provider::ProviderError;
 use crate::serve;
+use crate::trust::What;
 
 /// The folder of the keystore in a data directory.
 pub const DIRECTORY: &str = "pagevault";

@@ -23,7 +23,7 @@ use zeroize::Zeroizing;
 use crate::exec::refuse;
 use crate::offline::{Keystore, unreadable};
 use crate::provider::ProviderError;
-use crate::secret_file::{self, Readers};
+use crate::trust::{What, read};
 
 const FORMAT: &str = "pagevault escrow";
 const VERSION: u32 = 1;
@@ -101,10 +101,10 @@ impl Bundle {
 
     /// Opens the file with one of the identities, and looks through all of it.
     pub(super) fn read(path: &Path, identities: &[Identity]) -> Result<Self, ProviderError> {
-        let file = File::open(path).map_err(|error| unreadable(path, &error))?;
+        let file = read::open(path, What::Bundle)?;
         let metadata = file.metadata().map_err(|error| unreadable(path, &error))?;
-        if !metadata.is_file() || metadata.len() > LARGEST {
-            return Err(no_bundle(path, "It is no regular file, or too large for a bundle."));
+        if metadata.len() > LARGEST {
+            return Err(no_bundle(path, "It is too large for a bundle."));
         }
         let armored = ArmoredReader::new(BufReader::new(file.take(LARGEST)));
         let decryptor = Decryptor::new(armored).map_err(|error| match error {
@@ -208,11 +208,11 @@ fn no_recipient(text: &str) -> ProviderError {
 /// When it cannot be read, or holds anything else.
 pub fn identities(path: &Path) -> Result<Vec<Identity>, ProviderError> {
     const LIMIT: u64 = 64 << 10;
-    let mut text = Zeroizing::new(String::with_capacity(LIMIT as usize));
+    let mut text = Zeroizing::new(String::with_capacity(LIMIT as usize + 1));
     let read = if path == Path::new("-") {
-        io::stdin().lock().take(LIMIT).read_to_string(&mut text)
+        io::stdin().lock().take(LIMIT + 1).read_to_string(&mut text)
     } else {
-        secret_file::open(path, Readers::Group)?.take(LIMIT).read_to_string(&mut text)
+        read::open(path, What::Credentials)?.take(LIMIT + 1).read_to_string(&mut text)
     };
     let other = || {
         refuse(format!("\"{}\" is not a file of identities of age", path.display())).with_hint(
@@ -223,6 +223,9 @@ pub fn identities(path: &Path) -> Result<Vec<Identity>, ProviderError> {
         io::ErrorKind::InvalidData => other(),
         _ => unreadable(path, &error),
     })?;
+    if text.len() as u64 > LIMIT {
+        return Err(other());
+    }
     let lines = text.lines().map(str::trim).filter(|l| !l.is_empty() && !l.starts_with('#'));
     let identities: Vec<Identity> =
         lines.map(str::parse).collect::<Result<_, _>>().map_err(|_| other())?;

@@ -4,10 +4,8 @@
 //! |---|---|
 //! | [`mod@format`] | the text of the file |
 //! | [`place`] | where a key file may lie and who may reach it |
-//! | `way` | following the path of another file, links and all |
 //! | [`store`] | reading it, and replacing it so that no crash and no second writer loses a key |
 
 pub mod format;
 pub mod place;
 pub mod store;
-pub(crate) mod way;

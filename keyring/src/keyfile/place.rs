@@ -10,44 +10,12 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use nix::fcntl::OFlag;
-use nix::unistd::{AccessFlags, access, geteuid};
+use nix::unistd::{AccessFlags, access};
 use pagevault_keystore::protocol::ErrorClass;
 
-use super::way::follow;
 use crate::provider::ProviderError;
-
-/// What lies at a place.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum What {
-    /// A file of master keys.
-    KeyFile,
-    /// A program of the operator's.
-    Program,
-    /// A file that holds credentials.
-    Credentials,
-    /// A certificate, or another file that tells whom to believe.
-    Trusted,
-    /// A Unix socket at which keys are asked for.
-    Socket,
-    /// A data directory or a file of its keystore, read without its server.
-    Keystore,
-    /// A file that says which providers there are.
-    Providers,
-}
-
-impl What {
-    pub(crate) fn name(self) -> &'static str {
-        match self {
-            What::KeyFile => "key file",
-            What::Program => "program",
-            What::Credentials => "credentials file",
-            What::Trusted => "file",
-            What::Socket => "socket",
-            What::Keystore => "keystore",
-            What::Providers => "file of providers",
-        }
-    }
-}
+use crate::trust::way::follow;
+use crate::trust::{What, check_directory, data_directory_above, insecure, io_error, require};
 
 /// A file's directory, free of symbolic links, and its name therein.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -193,7 +161,7 @@ impl Place {
                 .with_detail("Only a regular file can be run.")
                 .with_hint("Give the path of the program itself."));
         }
-        judge_program(&path, Rights::of(&metadata))?;
+        require(What::Program, &path, &metadata)?;
         access(&path, AccessFlags::X_OK).map_err(|error| {
             ProviderError::new(
                 ErrorClass::Denied,
@@ -250,108 +218,12 @@ impl Place {
     }
 }
 
-/// The directory above `path` that looks like a data directory, if there is one.
-pub(crate) fn data_directory_above(path: &Path) -> Option<&Path> {
-    path.ancestors().find(|directory| directory.join("PG_VERSION").exists())
-}
-
-/// Who owns a file and who may do what to it.
-#[derive(Clone, Copy)]
-struct Rights {
-    mode: u32,
-    owner: u32,
-    us: u32,
-}
-
-impl Rights {
-    fn of(metadata: &Metadata) -> Rights {
-        let (mode, owner) = (metadata.mode() & 0o7777, metadata.uid());
-        Rights { mode, owner, us: geteuid().as_raw() }
-    }
-}
-
-pub(super) fn check_directory(what: What, directory: &Path) -> Result<(), ProviderError> {
-    let shown = directory.display();
-    let metadata = fs::metadata(directory)
-        .map_err(|error| io_error(&error, &format!("could not examine directory \"{shown}\"")))?;
-    judge_directory(what, directory, Rights::of(&metadata))
-}
-
-fn judge_directory(what: What, directory: &Path, rights: Rights) -> Result<(), ProviderError> {
-    const STICKY: u32 = 0o1000;
-    let Rights { mode, owner, us } = rights;
-    let shown = directory.display();
-    let name = what.name();
-    let unsafe_directory = |detail: String| {
-        insecure(format!("directory \"{shown}\" is not safe for a {name}")).with_detail(detail)
-    };
-    if owner != 0 && owner != us {
-        return Err(unsafe_directory(format!(
-            "It belongs to user ID {owner}, who could exchange the {name}; we run as user ID {us}."
-        ))
-        .with_hint(ownership_hint(directory, owner, us)));
-    }
-    if mode & 0o022 != 0 && mode & STICKY == 0 {
-        return Err(unsafe_directory(format!(
-            "Its mode is {mode:04o}: others than its owner may exchange the {name}."
-        ))
-        .with_hint(format!("Run: chmod go-w \"{shown}\"")));
-    }
-    Ok(())
-}
-
-fn judge_file(path: &Path, rights: Rights) -> Result<(), ProviderError> {
-    let Rights { mode, owner, us } = rights;
-    let shown = path.display();
-    if owner != us {
-        return Err(insecure(format!("key file \"{shown}\" belongs to another user"))
-            .with_detail(format!("It belongs to user ID {owner}; we run as user ID {us}."))
-            .with_hint(ownership_hint(path, owner, us)));
-    }
-    if mode & 0o077 != 0 {
-        return Err(insecure(format!("key file \"{shown}\" is open to other users"))
-            .with_detail(format!("Its mode is {mode:04o}; it must be 0600 or less."))
-            .with_hint(format!(
-                "Run: chmod 0600 \"{shown}\". If others may have read the key, rotate it and \
-                 re-wrap what it wraps."
-            )));
-    }
-    Ok(())
-}
-
-fn judge_program(path: &Path, rights: Rights) -> Result<(), ProviderError> {
-    let Rights { mode, owner, us } = rights;
-    let shown = path.display();
-    if owner != 0 && owner != us {
-        return Err(insecure(format!("program \"{shown}\" belongs to another user"))
-            .with_detail(format!(
-                "It belongs to user ID {owner}, who could change it; we run as user ID {us}."
-            ))
-            .with_hint(format!("Run as root: chown root \"{shown}\"")));
-    }
-    if mode & 0o022 != 0 {
-        return Err(insecure(format!("program \"{shown}\" can be changed by other users"))
-            .with_detail(format!("Its mode is {mode:04o}."))
-            .with_hint(format!("Run: chmod go-w \"{shown}\"")));
-    }
-    Ok(())
-}
-
-/// Root is hardly ever who the server runs as: more likely the operator forgot to change user.
-pub(crate) fn ownership_hint(path: &Path, owner: u32, us: u32) -> String {
-    if us == 0 {
-        format!("Run this as the user that runs the server; is that user ID {owner}?")
-    } else {
-        format!("Run as root: chown {us} \"{}\"", path.display())
-    }
-}
-
 fn check_file(path: &Path, metadata: &Metadata) -> Result<(), ProviderError> {
     let shown = path.display();
     if !metadata.is_file() {
         return Err(not_regular(path));
     }
-    judge_file(path, Rights::of(metadata))?;
+    require(What::KeyFile, path, metadata)?;
     if metadata.nlink() > 1 {
         return Err(insecure(format!("key file \"{shown}\" has {} names", metadata.nlink()))
             .with_detail("Another hard link to it may lie where backups or other users reach it.")
@@ -366,92 +238,4 @@ fn check_file(path: &Path, metadata: &Metadata) -> Result<(), ProviderError> {
 fn not_regular(path: &Path) -> ProviderError {
     insecure(format!("key file \"{}\" is not a regular file", path.display()))
         .with_hint("Give the path of a file made with: pagevault-keyring file create")
-}
-
-pub(crate) fn insecure(message: impl Into<String>) -> ProviderError {
-    ProviderError::new(ErrorClass::Insecure, message)
-}
-
-/// Sorts the system's error into our classes.
-pub(super) fn io_error(error: &io::Error, message: &str) -> ProviderError {
-    let class = match error.kind() {
-        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => ErrorClass::Denied,
-        _ => ErrorClass::Unreachable,
-    };
-    let failure = ProviderError::new(class, message).with_detail(format!("{error}."));
-    match error.kind() {
-        io::ErrorKind::PermissionDenied => failure.with_hint(format!(
-            "User ID {} must own the file and may enter each directory above it.",
-            geteuid()
-        )),
-        // A network file system that restarts, or a moment of shortage.
-        io::ErrorKind::Interrupted
-        | io::ErrorKind::TimedOut
-        | io::ErrorKind::StaleNetworkFileHandle
-        | io::ErrorKind::ResourceBusy
-        | io::ErrorKind::OutOfMemory => failure.transient(),
-        _ => match error.raw_os_error() {
-            Some(nix::libc::EIO | nix::libc::EMFILE | nix::libc::ENFILE) => failure.transient(),
-            _ => failure,
-        },
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    const US: u32 = 1000;
-
-    fn directory(mode: u32, owner: u32) -> Result<(), ProviderError> {
-        judge_directory(What::KeyFile, Path::new("/d"), Rights { mode, owner, us: US })
-    }
-
-    fn file(mode: u32, owner: u32) -> Result<(), ProviderError> {
-        judge_file(Path::new("/d/f"), Rights { mode, owner, us: US })
-    }
-
-    #[test]
-    fn directories_of_root_and_us_are_safe_if_only_they_can_write() {
-        for owner in [0, US] {
-            for (mode, safe) in
-                [(0o700, true), (0o755, true), (0o1777, true), (0o775, false), (0o757, false)]
-            {
-                assert_eq!(directory(mode, owner).is_ok(), safe, "{mode:o} {owner}");
-            }
-        }
-        let error = directory(0o755, 7).unwrap_err();
-        assert_eq!(error.class, ErrorClass::Insecure);
-        assert_eq!(error.hint, "Run as root: chown 1000 \"/d\"");
-    }
-
-    #[test]
-    fn files_are_ours_alone() {
-        for mode in 0..0o1000 {
-            assert_eq!(file(mode, US).is_ok(), mode & 0o077 == 0, "{mode:o}");
-            assert!(file(mode, 0).is_err() && file(mode, 7).is_err());
-        }
-    }
-
-    #[test]
-    fn programs_are_written_by_root_or_us_alone() {
-        for mode in 0..0o1000 {
-            for owner in [0, US] {
-                let judged = judge_program(Path::new("/d/p"), Rights { mode, owner, us: US });
-                assert_eq!(judged.is_ok(), mode & 0o022 == 0, "{mode:o}");
-            }
-        }
-        let rights = Rights { mode: 0o755, owner: 7, us: US };
-        assert_eq!(
-            judge_program(Path::new("/d/p"), rights).unwrap_err().class,
-            ErrorClass::Insecure
-        );
-    }
-
-    #[test]
-    fn root_is_asked_whether_it_meant_to_be_root() {
-        let rights = Rights { mode: 0o600, owner: 26, us: 0 };
-        let error = judge_file(Path::new("/d/f"), rights).unwrap_err();
-        assert_eq!(error.hint, "Run this as the user that runs the server; is that user ID 26?");
-    }
 }

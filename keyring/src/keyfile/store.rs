@@ -13,8 +13,9 @@ use pagevault_keystore::protocol::ErrorClass;
 use zeroize::Zeroizing;
 
 use super::format::{FormatError, KeyFile, SIZE_LIMIT};
-use super::place::{Place, io_error};
+use super::place::Place;
 use crate::provider::ProviderError;
+use crate::trust::io_error;
 
 /// Reads the key file at `place`.
 ///

@@ -6,17 +6,19 @@
 //! go to the same socket, for the first says that nobody else can exchange it.
 
 use std::fs;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 
-use nix::sys::socket::{getsockopt, sockopt::PeerCredentials};
+use nix::sys::socket::{
+    self, AddressFamily, SockFlag, SockType, UnixAddr, getsockopt, sockopt::PeerCredentials,
+};
 use nix::unistd::geteuid;
 use pagevault_keystore::protocol::ErrorClass;
 
-use crate::keyfile::place::{What, insecure};
-use crate::keyfile::way::follow;
 use crate::provider::ProviderError;
+use crate::trust::way::follow;
+use crate::trust::{What, insecure};
 
 /// The socket, by a path without links, if root or we listen at it.
 ///
@@ -47,7 +49,7 @@ pub(crate) fn trusted(path: &Path) -> Result<PathBuf, ProviderError> {
     if !is_ours(metadata.uid()) {
         return Err(foreign(metadata.uid(), "belongs to"));
     }
-    let stream = UnixStream::connect(&place).map_err(|error| unreachable(&error))?;
+    let stream = connect(&place).map_err(|errno| unreachable(&errno.into()))?;
     let peer = getsockopt(&stream, PeerCredentials).map_err(|errno| unreachable(&errno.into()))?;
     if !is_ours(peer.uid()) {
         return Err(foreign(peer.uid(), "is listened at by"));
@@ -55,12 +57,40 @@ pub(crate) fn trusted(path: &Path) -> Result<PathBuf, ProviderError> {
     Ok(place)
 }
 
+/// Connects, or fails: where nobody takes connections any more, connecting waits for as long as the queue is full (unix(7)).
+fn connect(path: &Path) -> nix::Result<OwnedFd> {
+    let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
+    let socket = socket::socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
+    socket::connect(socket.as_raw_fd(), &UnixAddr::new(path)?)?;
+    Ok(socket)
+}
+
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::{PermissionsExt, chown};
-    use std::os::unix::net::UnixListener;
+    use std::os::unix::net::{UnixListener, UnixStream};
 
     use super::*;
+
+    #[test]
+    fn a_listener_that_takes_no_connections_is_not_waited_for() {
+        let root = tempfile::tempdir().unwrap();
+        let path = root.path().canonicalize().unwrap().join("socket");
+        let flags = SockFlag::SOCK_CLOEXEC;
+        let listener = socket::socket(AddressFamily::Unix, SockType::Stream, flags, None).unwrap();
+        socket::bind(listener.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
+        socket::listen(&listener, socket::Backlog::new(0).unwrap()).unwrap();
+        let mut waiting = Vec::new();
+        // Each fills a place in the queue; at the end there is none.
+        let error = loop {
+            match connect(&path) {
+                Ok(stream) => waiting.push(UnixStream::from(stream)),
+                Err(error) => break error,
+            }
+        };
+        assert_eq!(error, nix::Error::EAGAIN);
+        assert_eq!(trusted(&path).unwrap_err().class, ErrorClass::Unreachable);
+    }
 
     #[test]
     fn only_our_own_and_roots_are_spoken_to() {

@@ -1,5 +1,6 @@
 //! TLS, once: rustls with ring, and the certificates that a server must present.
 
+use std::env;
 use std::path::{Path, PathBuf};
 use std::sync::Once;
 
@@ -10,7 +11,7 @@ use rustls::{ClientConfig, RootCertStore};
 use zeroize::Zeroizing;
 
 use crate::provider::ProviderError;
-use crate::secret_file::{self, Readers};
+use crate::trust::{What, check_directory, read, way};
 
 /// Whom to believe, and who we are.
 #[derive(Debug, Clone, Default)]
@@ -41,7 +42,7 @@ pub(crate) fn client_config(trust: &Trust) -> Result<ClientConfig, ProviderError
         return Ok(builder.with_no_client_auth());
     };
     let chain = read_certificates(certificate)?;
-    let secret = PrivateKeyDer::from_pem_slice(&pem(key, Readers::Group)?)
+    let secret = PrivateKeyDer::from_pem_slice(&pem(key, What::Credentials)?)
         .map_err(|error| unreadable(key, &error))?;
     builder.with_client_auth_cert(chain, secret).map_err(|error| {
         ProviderError::new(
@@ -67,15 +68,31 @@ fn roots(ca_file: Option<&Path>) -> Result<RootCertStore, ProviderError> {
         // What of the system's certificates cannot be read is left out; without any, no server is
         // believed, and the error says so.
         None => {
+            check_native()?;
             store.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
         }
     }
     Ok(store)
 }
 
+/// Refuses authorities that the environment names in place of the system's, if others can write them
+/// (`rustls-native-certs` reads these variables).
+pub(crate) fn check_native() -> Result<(), ProviderError> {
+    if let Some(path) = env::var_os("SSL_CERT_FILE").map(PathBuf::from) {
+        pem(&path, What::Trusted)?;
+    }
+    let directories = env::var_os("SSL_CERT_DIR").unwrap_or_default();
+    for directory in env::split_paths(&directories).filter(|path| path.is_dir()) {
+        let found = way::follow(What::Trusted, &directory)
+            .map_err(|astray| astray.or(|error| unreadable(&directory, error)))?;
+        check_directory(What::Trusted, &found)?;
+    }
+    Ok(())
+}
+
 /// The certificates of a PEM file, one at least.
 fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ProviderError> {
-    let certificates: Vec<_> = CertificateDer::pem_slice_iter(&pem(path, Readers::Anybody)?)
+    let certificates: Vec<_> = CertificateDer::pem_slice_iter(&pem(path, What::Trusted)?)
         .collect::<Result<_, _>>()
         .map_err(|error| unreadable(path, &error))?;
     if certificates.is_empty() {
@@ -85,8 +102,8 @@ fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Provid
 }
 
 /// A PEM file, which others could not have written.
-pub(crate) fn pem(path: &Path, readers: Readers) -> Result<Zeroizing<Vec<u8>>, ProviderError> {
-    secret_file::read_whole(path, readers).map_err(|error| match error.class {
+pub(crate) fn pem(path: &Path, what: What) -> Result<Zeroizing<Vec<u8>>, ProviderError> {
+    read::read_whole(path, what).map_err(|error| match error.class {
         ErrorClass::Insecure => error,
         _ => unreadable(path, &error.detail.trim_end_matches('.')),
     })

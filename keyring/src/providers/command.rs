@@ -29,11 +29,12 @@ use pagevault_keystore::protocol::ErrorClass;
 use zeroize::Zeroizing;
 
 use crate::findings::Findings;
-use crate::keyfile::place::{Place, What, insecure};
+use crate::keyfile::place::Place;
 use crate::options::{Options, printable};
 use crate::program::{self, Ended, Stopped};
 use crate::provider::{Environment, KeyInfo, Provider, ProviderError, Unwrapped, Wrapped};
 use crate::providers::file::outside;
+use crate::trust::{What, insecure};
 use reply::Reply;
 
 /// The options it knows.

@@ -26,6 +26,7 @@ pub struct Vault {
     is_openbao: bool,
     directory: TempDir,
     port: u16,
+    cluster_port: u16,
     child: Option<Child>,
     unseal_key: String,
     root_token: String,
@@ -106,6 +107,7 @@ impl Vault {
             is_openbao,
             directory,
             port: free_port()?,
+            cluster_port: free_port()?,
             child: None,
             unseal_key: String::new(),
             root_token: String::new(),
@@ -279,6 +281,7 @@ impl Vault {
     fn run_server(&mut self) -> Result<()> {
         let log = std::fs::File::options().create(true).append(true).open(self.path("log"))?;
         let path = |name| self.path(name).display().to_string();
+        let cluster = self.cluster_port;
         let joins = self.leader.as_ref().map_or(String::new(), |leader| {
             format!(
                 "  retry_join {{\n    leader_api_addr = \"{leader}\"\n    leader_ca_cert_file = \"{}\"\n  }}\n",
@@ -288,18 +291,17 @@ impl Vault {
         let node = if joins.is_empty() { "one" } else { "two" };
         let mut configuration = format!(
             "storage \"raft\" {{\n  path = \"{}\"\n  node_id = \"{node}\"\n  performance_multiplier = 1\n{joins}}}\n\
-             listener \"tcp\" {{\n  address = \"127.0.0.1:{}\"\n  tls_cert_file = \"{}\"\n  \
+             listener \"tcp\" {{\n  address = \"127.0.0.1:{}\"\n  cluster_address = \"127.0.0.1:{cluster}\"\n  tls_cert_file = \"{}\"\n  \
              tls_key_file = \"{}\"\n}}\n\
              listener \"unix\" {{\n  address = \"{}\"\n}}\n\
              disable_mlock = true\napi_addr = \"{}\"\n\
-             cluster_addr = \"https://127.0.0.1:{}\"\n",
+             cluster_addr = \"https://127.0.0.1:{cluster}\"\n",
             path("storage"),
             self.port,
             path("server.pem"),
             path("server.key"),
             path("socket"),
-            self.address(),
-            free_port()?
+            self.address()
         );
         if self.is_openbao {
             // Who may call its API may not say which files it writes: audit logs are for its configuration.
@@ -383,12 +385,11 @@ impl Vault {
 
     /// Unsealed at once, it becomes active a moment later.
     fn becomes_ready(&self) -> Result<()> {
-        let deadline = Instant::now() + Duration::from_secs(15);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while self.cli(&["token", "lookup"]).is_err() {
             ensure!(
                 Instant::now() < deadline,
-                "Vault does not become active: {:?} {}",
-                self.cli(&["token", "lookup"]),
+                "Vault does not become active: {}",
                 std::fs::read_to_string(self.path("log")).unwrap_or_default()
             );
             std::thread::sleep(Duration::from_millis(50));

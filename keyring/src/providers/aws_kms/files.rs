@@ -16,10 +16,9 @@ use pagevault_keystore::protocol::ErrorClass;
 use zeroize::Zeroizing;
 
 use super::settings::Settings;
-use crate::keyfile::place::insecure;
 use crate::options::bad;
 use crate::provider::ProviderError;
-use crate::secret_file::{self, Readers};
+use crate::trust::{What, insecure, read};
 
 /// Properties that have a program run, or another file read: name, and what it does.
 const REACHING: [(&str, &str); 2] = [
@@ -40,12 +39,12 @@ impl Settings {
             check_token(&path)?;
         }
         let configuration = usual("AWS_CONFIG_FILE", ".aws/config");
-        let configuration = self.optional(configuration.as_deref(), Readers::Anybody)?;
+        let configuration = self.optional(configuration.as_deref(), What::Trusted)?;
         let credentials = match &self.credentials_file {
-            Some(path) => self.read_file(path, Readers::Group)?,
+            Some(path) => self.read_file(path, What::Credentials)?,
             None => {
                 let usual = usual("AWS_SHARED_CREDENTIALS_FILE", ".aws/credentials");
-                self.optional(usual.as_deref(), Readers::Group)?
+                self.optional(usual.as_deref(), What::Credentials)?
             }
         };
         Ok(EnvConfigFiles::builder()
@@ -58,24 +57,24 @@ impl Settings {
     pub(super) fn check_credentials_file(&self) -> Result<(), ProviderError> {
         self.credentials_file
             .as_ref()
-            .map_or(Ok(()), |path| self.read_file(path, Readers::Group).map(drop))
+            .map_or(Ok(()), |path| self.read_file(path, What::Credentials).map(drop))
     }
 
     /// A file that need not be there, nor be for us: the SDK goes on without.
     fn optional(
         &self,
         path: Option<&Path>,
-        readers: Readers,
+        what: What,
     ) -> Result<Zeroizing<String>, ProviderError> {
-        match path.map(|path| self.read_file(path, readers)) {
+        match path.map(|path| self.read_file(path, what)) {
             Some(Err(error)) if error.class != ErrorClass::Unreachable => Err(error),
             Some(Ok(text)) => Ok(text),
             _ => Ok(Zeroizing::default()),
         }
     }
 
-    fn read_file(&self, path: &Path, readers: Readers) -> Result<Zeroizing<String>, ProviderError> {
-        let bytes = secret_file::read_whole(path, readers)?;
+    fn read_file(&self, path: &Path, what: What) -> Result<Zeroizing<String>, ProviderError> {
+        let bytes = read::read_whole(path, what)?;
         let text = str::from_utf8(&bytes).map_err(|_| {
             bad(format!("\"{}\" is not usable", path.display()))
                 .with_detail("It holds something else than text.")
@@ -105,10 +104,11 @@ fn value_of<'a>(line: &'a str, name: &str) -> Option<&'a str> {
     found.trim().eq_ignore_ascii_case(name).then_some(value.trim())
 }
 
-/// Refuses a file of a token that others can write. What is not there is for the SDK to tell.
+/// Refuses a file of a token that others can write, or that the SDK would not come to an end with. What is not there is for
+/// the SDK to tell.
 fn check_token(path: &Path) -> Result<(), ProviderError> {
-    match secret_file::open(path, Readers::Anybody) {
-        Err(error) if error.class == ErrorClass::Insecure => Err(error),
+    match read::read_whole(path, What::ServiceAccount) {
+        Err(error) if error.class != ErrorClass::Unreachable => Err(error),
         _ => Ok(()),
     }
 }

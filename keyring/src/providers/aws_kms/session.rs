@@ -26,10 +26,10 @@ use super::bounded::bounded;
 use super::credentials::no_credentials;
 use super::failure::{Refused, Reply};
 use super::settings::{Settings, check_region};
-use crate::net::{CONNECT_TIME, Network, REQUEST_TIME, Trust, client_config, pem};
+use crate::net::{CONNECT_TIME, Network, REQUEST_TIME, Trust, check_native, client_config, pem};
 use crate::options::bad;
 use crate::provider::ProviderError;
-use crate::secret_file::Readers;
+use crate::trust::What;
 
 /// The SDK's behaviour as of this date, whatever its version.
 fn behavior() -> BehaviorVersion {
@@ -163,11 +163,14 @@ fn timeouts() -> TimeoutConfig {
 /// An HTTP client that trusts `ca_file` or else the system's authorities.
 pub(super) fn http_client(ca_file: Option<PathBuf>) -> Result<SharedHttpClient, ProviderError> {
     let trust = match &ca_file {
-        None => TrustStore::default(),
+        None => {
+            check_native()?;
+            TrustStore::default()
+        }
         Some(path) => {
             // The SDK panics on what this refuses.
             client_config(&Trust { ca_file: ca_file.clone(), identity: None })?;
-            TrustStore::empty().with_pem_certificate(pem(path, Readers::Anybody)?.to_vec())
+            TrustStore::empty().with_pem_certificate(pem(path, What::Trusted)?.to_vec())
         }
     };
     let context = TlsContext::builder().with_trust_store(trust).build().map_err(|error| {

@@ -18,7 +18,7 @@ use zeroize::Zeroizing;
 use super::api::{Api, NoAnswer, formed};
 use crate::options::{Options, bad};
 use crate::provider::ProviderError;
-use crate::secret_file::{self, Readers};
+use crate::trust::{What, read};
 
 /// Where Kubernetes puts the token of a container's service account.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
@@ -121,13 +121,13 @@ impl Auth {
     /// Reads the files. What TLS needs is read where TLS is set up.
     pub(super) fn read(&self) -> Result<Credentials, ProviderError> {
         Ok(match self {
-            Auth::TokenFile(file) => Credentials::Token(secret_file::read(file, Readers::Group)?),
+            Auth::TokenFile(file) => Credentials::Token(read::read(file, What::Credentials)?),
             Auth::AppRole { role_id_file, secret_id_file, .. } => Credentials::AppRole {
-                role_id: secret_file::read(role_id_file, Readers::Anybody)?,
-                secret_id: secret_file::read(secret_id_file, Readers::Group)?,
+                role_id: read::read(role_id_file, What::Trusted)?,
+                secret_id: read::read(secret_id_file, What::Credentials)?,
             },
             Auth::Kubernetes { jwt_file, .. } => {
-                Credentials::Kubernetes { jwt: secret_file::read(jwt_file, Readers::Anybody)? }
+                Credentials::Kubernetes { jwt: read::read(jwt_file, What::ServiceAccount)? }
             }
             Auth::Cert { .. } => Credentials::Cert,
         })

@@ -1,19 +1,17 @@
-//! Files that options name: credentials, of which options hold no word themselves, and certificates.
-//!
-//! One rule for all of them: the file and every directory and link on the way to it belong to root or to us, nobody else
-//! can write there, and it lies in no data directory. Who may read it is what differs.
+//! Reading files that are [named somewhere](super): credentials, of which options hold no word themselves, certificates,
+//! configuration. They lie in no data directory, have a largest size, and are never waited for.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;
-use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
 use nix::fcntl::OFlag;
 use pagevault_keystore::protocol::ErrorClass;
 use zeroize::Zeroizing;
 
-use crate::keyfile::place::{What, data_directory_above, insecure};
-use crate::keyfile::way::{follow, require_ours};
+use super::way::follow;
+use super::{What, data_directory_above, insecure, require};
 use crate::provider::ProviderError;
 
 /// Larger files are no credentials.
@@ -22,27 +20,16 @@ const LIMIT: u64 = 64 * 1024;
 /// Larger files are neither certificates nor configuration.
 const TEXT_LIMIT: u64 = 4 * 1024 * 1024;
 
-/// Who may read a file of credentials besides its owner.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Readers {
-    /// The owner's group at most, as agents that write tokens do it.
-    Group,
-    /// Anybody: Kubernetes mounts service account tokens like that into containers.
-    Anybody,
-}
-
-/// Opens a regular file that nobody else can write, nor read unless `readers` may.
+/// Opens a regular file that is as safe as `what` must be.
 ///
 /// # Errors
 /// `unreachable` if it cannot be opened (a mount or an agent may be late), `insecure` if others can read,
 /// write or exchange it, `bad_options` if it is no regular file.
-pub(crate) fn open(path: &Path, readers: Readers) -> Result<File, ProviderError> {
+pub(crate) fn open(path: &Path, what: What) -> Result<File, ProviderError> {
     let shown = path.display();
-    let what = match readers {
-        Readers::Group => What::Credentials,
-        Readers::Anybody => What::Trusted,
-    };
-    let place = follow(what, path).map_err(|astray| astray.or(|error| unreadable(path, error)))?;
+    let absolute = std::path::absolute(path).map_err(|error| unreadable(path, &error))?;
+    let place =
+        follow(what, &absolute).map_err(|astray| astray.or(|error| unreadable(path, error)))?;
     if let Some(root) = place.parent().and_then(data_directory_above) {
         return Err(insecure(format!("\"{shown}\" lies inside the data directory"))
             .with_detail(format!(
@@ -55,22 +42,10 @@ pub(crate) fn open(path: &Path, readers: Readers) -> Result<File, ProviderError>
     let opened = OpenOptions::new().read(true).custom_flags(flags.bits()).open(&place);
     let file = opened.map_err(|error| unreadable(path, &error))?;
     let metadata = file.metadata().map_err(|error| unreadable(path, &error))?;
-    let forbidden = match readers {
-        Readers::Group => 0o027,
-        Readers::Anybody => 0o022,
-    };
     if !metadata.is_file() {
         return Err(wrong(path, "It is not a regular file."));
     }
-    if metadata.mode() & forbidden != 0 {
-        return Err(ProviderError::new(
-            ErrorClass::Insecure,
-            format!("\"{shown}\" is open to others"),
-        )
-        .with_detail(format!("Its mode is {:04o}.", metadata.mode() & 0o7777))
-        .with_hint(format!("Give it to the server's user alone: chmod 0600 \"{shown}\"")));
-    }
-    require_ours(what, path, &metadata)?;
+    require(what, path, &metadata)?;
     Ok(file)
 }
 
@@ -78,8 +53,8 @@ pub(crate) fn open(path: &Path, readers: Readers) -> Result<File, ProviderError>
 ///
 /// # Errors
 /// Those of [`open`], `bad_options` if it holds anything else.
-pub(crate) fn read(path: &Path, readers: Readers) -> Result<Zeroizing<String>, ProviderError> {
-    let file = open(path, readers)?;
+pub(crate) fn read(path: &Path, what: What) -> Result<Zeroizing<String>, ProviderError> {
+    let file = open(path, what)?;
     let wrong = |detail: &str| {
         wrong(path, detail).with_hint("The file must hold the credential alone, on one line.")
     };
@@ -103,17 +78,18 @@ pub(crate) fn read(path: &Path, readers: Readers) -> Result<Zeroizing<String>, P
 ///
 /// # Errors
 /// Those of [`open`], `bad_options` if it is larger than any of its kind.
-pub(crate) fn read_whole(
-    path: &Path,
-    readers: Readers,
-) -> Result<Zeroizing<Vec<u8>>, ProviderError> {
-    let file = open(path, readers)?;
+pub(crate) fn read_whole(path: &Path, what: What) -> Result<Zeroizing<Vec<u8>>, ProviderError> {
+    let file = open(path, what)?;
     let length = file.metadata().map_err(|error| unreadable(path, &error))?.len();
     if length > TEXT_LIMIT {
         return Err(wrong(path, "It is too long."));
     }
     let mut bytes = Zeroizing::new(Vec::with_capacity(length as usize + 1));
-    file.take(TEXT_LIMIT).read_to_end(&mut bytes).map_err(|error| unreadable(path, &error))?;
+    // It may be longer than it shows.
+    file.take(TEXT_LIMIT + 1).read_to_end(&mut bytes).map_err(|error| unreadable(path, &error))?;
+    if bytes.len() as u64 > TEXT_LIMIT {
+        return Err(wrong(path, "It is too long."));
+    }
     Ok(bytes)
 }
 
@@ -141,31 +117,31 @@ mod tests {
     fn only_safe_files_of_one_word_are_read() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("token");
-        let read_as = |content: &[u8], mode: u32, readers: Readers| {
+        let read_as = |content: &[u8], mode: u32, what: What| {
             write(&path, content).unwrap();
             set_permissions(&path, Permissions::from_mode(mode)).unwrap();
-            read(&path, readers).map(|text| text.to_string()).map_err(|error| error.class)
+            read(&path, what).map(|text| text.to_string()).map_err(|error| error.class)
         };
-        assert_eq!(read_as(b" hvs.abc\n", 0o600, Readers::Group), Ok("hvs.abc".to_owned()));
-        assert_eq!(read_as(b"hvs.abc", 0o640, Readers::Group), Ok("hvs.abc".to_owned()));
-        assert_eq!(read_as(b"hvs.abc", 0o644, Readers::Anybody), Ok("hvs.abc".to_owned()));
-        for (mode, readers) in [
-            (0o644, Readers::Group),
-            (0o604, Readers::Group),
-            (0o620, Readers::Group),
-            (0o646, Readers::Anybody),
+        assert_eq!(read_as(b" hvs.abc\n", 0o600, What::Credentials), Ok("hvs.abc".to_owned()));
+        assert_eq!(read_as(b"hvs.abc", 0o640, What::Credentials), Ok("hvs.abc".to_owned()));
+        assert_eq!(read_as(b"hvs.abc", 0o644, What::ServiceAccount), Ok("hvs.abc".to_owned()));
+        for (mode, what) in [
+            (0o644, What::Credentials),
+            (0o604, What::Credentials),
+            (0o620, What::Credentials),
+            (0o646, What::ServiceAccount),
         ] {
-            assert_eq!(read_as(b"hvs.abc", mode, readers), Err(ErrorClass::Insecure));
+            assert_eq!(read_as(b"hvs.abc", mode, what), Err(ErrorClass::Insecure));
         }
         let large = vec![b'a'; LIMIT as usize + 1];
         for content in
             [&b""[..], b" \n ", b"two words", b"two\nlines", b"\xff\xfe", b"a\0b", &large]
         {
-            assert_eq!(read_as(content, 0o600, Readers::Group), Err(ErrorClass::BadOptions));
+            assert_eq!(read_as(content, 0o600, What::Credentials), Err(ErrorClass::BadOptions));
         }
-        let missing = read(&directory.path().join("none"), Readers::Group).unwrap_err();
+        let missing = read(&directory.path().join("none"), What::Credentials).unwrap_err();
         assert_eq!(missing.class, ErrorClass::Unreachable);
-        let no_file = read(directory.path(), Readers::Group).unwrap_err();
+        let no_file = read(directory.path(), What::Credentials).unwrap_err();
         assert_eq!(no_file.class, ErrorClass::BadOptions);
     }
 }

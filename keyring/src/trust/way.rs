@@ -1,13 +1,13 @@
 //! The way to a file: each directory on it, and each symbolic link, must be root's or ours.
 //!
-//! [`Place`](super::place::Place) wants the file itself where its path says; credentials, certificates and data directories
+//! [`Place`](crate::keyfile::place::Place) wants the file itself where its path says; credentials, certificates and data directories
 //! are often reached by links, as Kubernetes and certificate managers make them. A link is as good as a directory: who
 //! owns it, or may write where it lies, chooses the file. So links are followed here, one by one, and what is opened then
 //! is a path without any.
 //!
 //! In a sticky directory (`/tmp`) others may make names, but neither remove nor exchange those of root and ours; so it
 //! will do on the way, as long as the next step is root's or ours. It will not do for what is at the end of it: see
-//! [`require_ours`].
+//! [`require`](super::require).
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -18,7 +18,7 @@ use std::path::{Component, Path, PathBuf};
 
 use nix::unistd::geteuid;
 
-use super::place::{What, check_directory, insecure, ownership_hint};
+use super::{What, check_directory, insecure};
 use crate::provider::ProviderError;
 
 /// As many as Linux follows.
@@ -111,34 +111,13 @@ fn check_link(what: What, link: &Path, metadata: &Metadata) -> Result<(), Provid
         .with_hint("Give the path of the file itself."))
 }
 
-/// Refuses what somebody else than root and us owns or may write, be it a directory with the sticky bit.
-pub(crate) fn require_ours(
-    what: What,
-    path: &Path,
-    metadata: &Metadata,
-) -> Result<(), ProviderError> {
-    let (owner, us) = (metadata.uid(), geteuid().as_raw());
-    let (shown, name) = (path.display(), what.name());
-    if owner != 0 && owner != us {
-        return Err(insecure(format!("{name} \"{shown}\" belongs to another user"))
-            .with_detail(format!("It belongs to user ID {owner}; we run as user ID {us}."))
-            .with_hint(ownership_hint(path, owner, us)));
-    }
-    let mode = metadata.mode() & 0o7777;
-    if mode & 0o022 != 0 {
-        return Err(insecure(format!("{name} \"{shown}\" can be changed by other users"))
-            .with_detail(format!("Its mode is {mode:04o}."))
-            .with_hint(format!("Run: chmod go-w \"{shown}\"")));
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use std::os::unix::fs::{PermissionsExt, chown, symlink};
 
     use pagevault_keystore::protocol::ErrorClass;
 
+    use super::super::require;
     use super::*;
 
     fn class(path: &Path) -> Result<PathBuf, ErrorClass> {
@@ -188,7 +167,7 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let judge = |mode| {
             fs::set_permissions(root.path(), fs::Permissions::from_mode(mode)).unwrap();
-            require_ours(What::Keystore, root.path(), &fs::metadata(root.path()).unwrap())
+            require(What::Keystore, root.path(), &fs::metadata(root.path()).unwrap())
         };
         assert!(judge(0o700).is_ok() && judge(0o755).is_ok());
         assert!(judge(0o1777).is_err() && judge(0o770).is_err());
