@@ -16,7 +16,7 @@ use crate::provider::ProviderError;
 
 pub(crate) use body::{REPLY_LIMIT, Unread, read_reply, too_long};
 pub(crate) use cause::{Cause, cause_of};
-pub(crate) use tls::{Trust, check_native, client_config, pem, use_ring};
+pub(crate) use tls::{Trust, client_config, has_native_roots, pem, use_ring};
 
 /// Longest time for one connection to come about.
 pub(crate) const CONNECT_TIME: Duration = Duration::from_secs(5);

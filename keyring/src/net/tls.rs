@@ -75,9 +75,17 @@ fn roots(ca_file: Option<&Path>) -> Result<RootCertStore, ProviderError> {
     Ok(store)
 }
 
+/// Whether the system has authorities of its own.
+///
+/// # Errors
+/// `insecure` if others can write them.
+pub(crate) fn has_native_roots() -> Result<bool, ProviderError> {
+    roots(None).map(|store| !store.is_empty())
+}
+
 /// Refuses authorities that the environment names in place of the system's, if others can write them
 /// (`rustls-native-certs` reads these variables).
-pub(crate) fn check_native() -> Result<(), ProviderError> {
+fn check_native() -> Result<(), ProviderError> {
     if let Some(path) = env::var_os("SSL_CERT_FILE").map(PathBuf::from) {
         pem(&path, What::Trusted)?;
     }

@@ -5,6 +5,7 @@
 mod bench;
 mod command;
 mod command_process;
+mod named_files;
 mod operator;
 mod process;
 mod programs;

@@ -26,7 +26,9 @@ use super::bounded::bounded;
 use super::credentials::no_credentials;
 use super::failure::{Refused, Reply};
 use super::settings::{Settings, check_region};
-use crate::net::{CONNECT_TIME, Network, REQUEST_TIME, Trust, check_native, client_config, pem};
+use crate::net::{
+    CONNECT_TIME, Network, REQUEST_TIME, Trust, client_config, has_native_roots, pem,
+};
 use crate::options::bad;
 use crate::provider::ProviderError;
 use crate::trust::What;
@@ -163,10 +165,8 @@ fn timeouts() -> TimeoutConfig {
 /// An HTTP client that trusts `ca_file` or else the system's authorities.
 pub(super) fn http_client(ca_file: Option<PathBuf>) -> Result<SharedHttpClient, ProviderError> {
     let trust = match &ca_file {
-        None => {
-            check_native()?;
-            TrustStore::default()
-        }
+        // The SDK takes it for a mistake of ours if the system has none.
+        None => TrustStore::empty().with_native_roots(has_native_roots()?),
         Some(path) => {
             // The SDK panics on what this refuses.
             client_config(&Trust { ca_file: ca_file.clone(), identity: None })?;

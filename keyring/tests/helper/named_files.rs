@@ -1,0 +1,489 @@
+//! Every option, variable and argument that names a file: by one rule it is taken or refused, whoever names it.
+
+use std::fs;
+use std::io::Write;
+use std::os::unix::fs::{chown, lchown, symlink};
+use std::path::{Path, PathBuf};
+use std::thread;
+
+use nix::sys::stat::Mode;
+use nix::unistd::{geteuid, mkfifo};
+use pagevault_keystore::log::Log;
+use pagevault_keystore::storage::FileStorage;
+use serde_json::{Value, json};
+
+use crate::bench::{Bench, CONTEXT, chmod, command, reply, run, stderr};
+
+/// Nobody listens there.
+const NOWHERE: &str = "https://127.0.0.1:9";
+
+const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
+
+#[derive(Clone, Copy, PartialEq)]
+enum Kind {
+    KeyFile,
+    Program,
+    Secret,
+    /// Others may read it.
+    Public,
+}
+
+impl Kind {
+    /// Modes that will do, and modes that will not.
+    fn modes(self) -> (&'static [u32], &'static [u32]) {
+        match self {
+            Kind::KeyFile => (&[0o600, 0o400], &[0o640, 0o604, 0o620, 0o644, 0o660, 0o666]),
+            Kind::Program => (&[0o755, 0o700, 0o555], &[0o775, 0o757, 0o777, 0o1777]),
+            Kind::Secret => {
+                (&[0o600, 0o400, 0o640, 0o440], &[0o644, 0o604, 0o620, 0o660, 0o646, 0o666])
+            }
+            Kind::Public => {
+                (&[0o600, 0o640, 0o644, 0o444, 0o755], &[0o664, 0o620, 0o646, 0o666, 0o1666])
+            }
+        }
+    }
+}
+
+/// Where a file is named, of what kind it is, and what comes of naming it.
+struct Named {
+    place: &'static str,
+    kind: Kind,
+    content: &'static str,
+    ask: fn(&Bench, &Path) -> Outcome,
+}
+
+/// Whether the file was refused because somebody else could have read or changed it, and what was said.
+type Outcome = (bool, String);
+
+const NAMED: &[Named] = &[
+    Named {
+        place: "file: path",
+        kind: Kind::KeyFile,
+        content: "",
+        ask: |bench, path| options(bench, "file", &json!({"path": path})),
+    },
+    Named {
+        place: "command: unwrap",
+        kind: Kind::Program,
+        content: "#!/bin/sh\n",
+        ask: |bench, path| {
+            options(bench, "command", &json!({"wrap": ["/bin/true"], "unwrap": [path]}))
+        },
+    },
+    Named {
+        place: "command: wrap",
+        kind: Kind::Program,
+        content: "#!/bin/sh\n",
+        ask: |bench, path| {
+            options(bench, "command", &json!({"wrap": [path], "unwrap": ["/bin/true"]}))
+        },
+    },
+    Named {
+        place: "command: rotate",
+        kind: Kind::Program,
+        content: "#!/bin/sh\n",
+        ask: |bench, path| {
+            options(
+                bench,
+                "command",
+                &json!({"wrap": ["/bin/true"], "unwrap": ["/bin/true"], "rotate": [path]}),
+            )
+        },
+    },
+    Named {
+        place: "vault: ca_file",
+        kind: Kind::Public,
+        content: CERTIFICATE,
+        ask: |bench, path| {
+            let auth = json!({"token_file": word(bench)});
+            options(bench, "vault", &json!({"address": NOWHERE, "ca_file": path, "auth": auth}))
+        },
+    },
+    Named {
+        place: "vault: token_file",
+        kind: Kind::Secret,
+        content: "x",
+        ask: |bench, path| vault(bench, &json!({"token_file": path})),
+    },
+    Named {
+        place: "vault: role_id_file",
+        kind: Kind::Public,
+        content: "x",
+        ask: |bench, path| {
+            vault(bench, &json!({"approle": {"role_id_file": path, "secret_id_file": word(bench)}}))
+        },
+    },
+    Named {
+        place: "vault: secret_id_file",
+        kind: Kind::Secret,
+        content: "x",
+        ask: |bench, path| {
+            vault(bench, &json!({"approle": {"role_id_file": word(bench), "secret_id_file": path}}))
+        },
+    },
+    Named {
+        place: "vault: jwt_file",
+        kind: Kind::Public,
+        content: "x",
+        ask: |bench, path| vault(bench, &json!({"kubernetes": {"role": "db", "jwt_file": path}})),
+    },
+    Named {
+        place: "vault: cert_file",
+        kind: Kind::Public,
+        content: CERTIFICATE,
+        ask: |bench, path| {
+            vault(bench, &json!({"cert": {"cert_file": path, "key_file": word(bench)}}))
+        },
+    },
+    Named {
+        place: "vault: key_file",
+        kind: Kind::Secret,
+        content: "x",
+        ask: |bench, path| {
+            let certificate = bench.path("keys/certificate");
+            fs::write(&certificate, CERTIFICATE).unwrap();
+            vault(bench, &json!({"cert": {"cert_file": certificate, "key_file": path}}))
+        },
+    },
+    Named {
+        place: "aws_kms: ca_file",
+        kind: Kind::Public,
+        content: CERTIFICATE,
+        ask: |bench, path| options(bench, "aws_kms", &json!({"ca_file": path})),
+    },
+    Named {
+        place: "aws_kms: credentials_file",
+        kind: Kind::Secret,
+        content: "",
+        ask: |bench, path| options(bench, "aws_kms", &json!({"credentials_file": path})),
+    },
+    Named {
+        place: "AWS_CONFIG_FILE",
+        kind: Kind::Public,
+        content: "",
+        ask: |bench, path| aws(bench, "AWS_CONFIG_FILE", path),
+    },
+    Named {
+        place: "AWS_SHARED_CREDENTIALS_FILE",
+        kind: Kind::Secret,
+        content: "",
+        ask: |bench, path| aws(bench, "AWS_SHARED_CREDENTIALS_FILE", path),
+    },
+    Named {
+        place: "AWS_WEB_IDENTITY_TOKEN_FILE",
+        kind: Kind::Public,
+        content: "x",
+        ask: |bench, path| aws(bench, "AWS_WEB_IDENTITY_TOKEN_FILE", path),
+    },
+    Named {
+        place: "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+        kind: Kind::Public,
+        content: "x",
+        ask: |bench, path| aws(bench, "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE", path),
+    },
+    Named {
+        place: "web_identity_token_file of a profile",
+        kind: Kind::Public,
+        content: "x",
+        ask: |bench, path| {
+            let profile = bench.path("keys/profile");
+            let text =
+                format!("[default]\nrole_arn = r\nweb_identity_token_file = {}\n", path.display());
+            fs::write(&profile, text).unwrap();
+            chmod(&profile, 0o600);
+            options(bench, "aws_kms", &json!({"credentials_file": profile}))
+        },
+    },
+    Named {
+        place: "SSL_CERT_FILE to Vault",
+        kind: Kind::Public,
+        content: CERTIFICATE,
+        ask: |bench, path| {
+            let options = json!({"address": NOWHERE, "auth": {"token_file": word(bench)}});
+            serve(bench, "vault", &options, json!("describe"), &[("SSL_CERT_FILE", path)])
+        },
+    },
+    Named {
+        place: "SSL_CERT_FILE to AWS",
+        kind: Kind::Public,
+        content: CERTIFICATE,
+        ask: |bench, path| aws(bench, "SSL_CERT_FILE", path),
+    },
+    Named {
+        place: "--providers",
+        kind: Kind::Public,
+        content: "{}",
+        ask: |bench, path| {
+            program(&["verify", text(&bench.path("data")), "--providers", text(path)])
+        },
+    },
+    Named {
+        place: "--identity",
+        kind: Kind::Secret,
+        content: "x",
+        ask: |bench, path| {
+            let data = bench.path("data");
+            program(&[
+                "escrow",
+                "check",
+                text(path),
+                "--identity",
+                text(path),
+                "--data-directory",
+                text(&data),
+            ])
+        },
+    },
+    Named {
+        place: "a bundle of escrow",
+        kind: Kind::Public,
+        content: "x",
+        ask: |bench, path| {
+            let identity = bench.path("keys/identity");
+            fs::write(
+                &identity,
+                "AGE-SECRET-KEY-1GFPYYSJZGFPYYSJZGFPYYSJZGFPYYSJZGFPYYSJZGFPYYSJZGFPQ4EGAEX\n",
+            )
+            .unwrap();
+            chmod(&identity, 0o600);
+            let data = keystore(bench);
+            program(&[
+                "escrow",
+                "check",
+                text(path),
+                "--identity",
+                text(&identity),
+                "--data-directory",
+                text(&data),
+            ])
+        },
+    },
+];
+
+fn text(path: &Path) -> &str {
+    path.to_str().unwrap()
+}
+
+/// A data directory with a keystore.
+fn keystore(bench: &Bench) -> PathBuf {
+    let data = bench.path("data");
+    if !data.join("pagevault").exists() {
+        let storage = FileStorage::new(&data.join("pagevault")).unwrap();
+        Log::create(&storage, [7; 16], 0, &[]).unwrap();
+    }
+    data
+}
+
+/// A file of credentials that will do.
+fn word(bench: &Bench) -> PathBuf {
+    let path = bench.path("keys/word");
+    fs::write(&path, "x").unwrap();
+    chmod(&path, 0o600);
+    path
+}
+
+fn options(bench: &Bench, kind: &str, options: &Value) -> Outcome {
+    serve(bench, kind, options, json!("check_options"), &[])
+}
+
+fn vault(bench: &Bench, auth: &Value) -> Outcome {
+    options(bench, "vault", &json!({"address": NOWHERE, "auth": auth}))
+}
+
+fn aws(bench: &Bench, variable: &str, path: &Path) -> Outcome {
+    let options = json!({"region": "eu-central-1", "endpoint": NOWHERE});
+    serve(bench, "aws_kms", &options, json!("describe"), &[(variable, path)])
+}
+
+/// What the helper says of an operation, in an environment that names no other files.
+fn serve(
+    bench: &Bench,
+    kind: &str,
+    options: &Value,
+    action: Value,
+    environment: &[(&str, &Path)],
+) -> Outcome {
+    let provider = json!({"name": "x", "kind": kind, "options": options, "programs": true});
+    let operation = json!({"provider": provider, "key": "x", "context": CONTEXT, "action": action});
+    let mut command = command(&["serve"]);
+    for variable in ["AWS_PROFILE", "AWS_CONFIG_FILE", "SSL_CERT_FILE", "SSL_CERT_DIR"] {
+        command.env_remove(variable);
+    }
+    command.env("AWS_EC2_METADATA_DISABLED", "true").env("HOME", "/nonexistent");
+    let mut child = command.envs(environment.iter().copied()).spawn().unwrap();
+    let request = bench.request(500, vec![operation]).to_string();
+    child.stdin.take().unwrap().write_all(request.as_bytes()).unwrap();
+    let outcome = reply(&child.wait_with_output().unwrap())["results"][0].clone();
+    (outcome["failed"]["class"] == "insecure", outcome.to_string())
+}
+
+/// The same of a command line, whose errors show no class.
+fn program(line: &[&str]) -> Outcome {
+    let output = run(line);
+    let said = stderr(&output);
+    let reasons =
+        ["can be changed by other users", "is open to", "belongs to another user", "is not safe"];
+    (reasons.iter().any(|reason| said.contains(reason)), said)
+}
+
+impl Named {
+    #[track_caller]
+    fn taken(&self, bench: &Bench, path: &Path, why: &str) {
+        let (refused, said) = (self.ask)(bench, path);
+        assert!(!refused, "{}, {why}: {said}", self.place);
+    }
+
+    #[track_caller]
+    fn refused(&self, bench: &Bench, path: &Path, why: &str) {
+        let (refused, said) = (self.ask)(bench, path);
+        assert!(refused, "{}, {why}: {said}", self.place);
+    }
+
+    /// A file of this kind in a directory of its own.
+    fn lay(&self, bench: &Bench) -> PathBuf {
+        let directory = bench.path("keys/deep");
+        fs::create_dir_all(&directory).unwrap();
+        let path = directory.join("named");
+        fs::write(&path, self.content).unwrap();
+        chmod(&path, self.kind.modes().0[0]);
+        path
+    }
+}
+
+/// Each at the same time: most of them wait for a server that is not there.
+fn each(names: impl Fn(&Named) -> bool, test: impl Fn(&Named) + Sync) {
+    thread::scope(|scope| {
+        for named in NAMED.iter().filter(|named| names(named)) {
+            scope.spawn(|| test(named));
+        }
+    });
+}
+
+#[test]
+fn files_are_nobodys_business_but_ours() {
+    each(
+        |_| true,
+        |named| {
+            let bench = Bench::new();
+            let path = named.lay(&bench);
+            let (good, bad) = named.kind.modes();
+            for mode in good {
+                chmod(&path, *mode);
+                named.taken(&bench, &path, &format!("mode {mode:o}"));
+            }
+            for mode in bad {
+                chmod(&path, *mode);
+                named.refused(&bench, &path, &format!("mode {mode:o}"));
+            }
+            chmod(&path, good[0]);
+            if geteuid().is_root() {
+                chown(&path, Some(65534), None).unwrap();
+                named.refused(&bench, &path, "another owner");
+                chown(&path, Some(0), None).unwrap();
+            }
+        },
+    );
+}
+
+#[test]
+fn the_way_to_files_is_nobodys_business_but_ours() {
+    each(
+        |_| true,
+        |named| {
+            let bench = Bench::new();
+            let path = named.lay(&bench);
+            for name in ["keys/deep", "keys"] {
+                let directory = bench.path(name);
+                for mode in [0o755, 0o750, 0o1777, 0o1770] {
+                    chmod(&directory, mode);
+                    named.taken(&bench, &path, &format!("{name} of mode {mode:o}"));
+                }
+                for mode in [0o777, 0o770, 0o707, 0o2775] {
+                    chmod(&directory, mode);
+                    named.refused(&bench, &path, &format!("{name} of mode {mode:o}"));
+                }
+                chmod(&directory, 0o700);
+                if geteuid().is_root() {
+                    chown(&directory, Some(65534), None).unwrap();
+                    named.refused(&bench, &path, &format!("{name} of another owner"));
+                    chown(&directory, Some(0), None).unwrap();
+                }
+            }
+            // By a link to the directory, as mounts and certificate managers make them.
+            let links = bench.path("links");
+            fs::create_dir(&links).unwrap();
+            let link = links.join("to-deep");
+            symlink(bench.path("keys/deep"), &link).unwrap();
+            let path = link.join("named");
+            chmod(&links, 0o1777);
+            named.taken(&bench, &path, "by our link");
+            if geteuid().is_root() {
+                lchown(&link, Some(65534), None).unwrap();
+                named.refused(&bench, &path, "by the link of another user");
+                lchown(&link, Some(0), None).unwrap();
+            }
+            chmod(&links, 0o777);
+            named.refused(&bench, &path, "by a link that others can exchange");
+        },
+    );
+}
+
+/// How the kubelet lays out projected tokens, Secrets and ConfigMaps (pkg/volume/util/atomic_writer.go): links to a directory
+/// whose name changes with the content, in a directory of mode 1777 in memory; with `fsGroup`, files get its group.
+#[test]
+fn what_kubernetes_mounts_will_do() {
+    each(
+        |named| matches!(named.kind, Kind::Public | Kind::Secret),
+        |named| {
+            let bench = Bench::new();
+            let mount = bench.path("mount");
+            fs::create_dir_all(mount.join("..2026_11_22_10_00_00.1")).unwrap();
+            for (directory, mode) in [("", 0o1777), ("..2026_11_22_10_00_00.1", 0o755)] {
+                chmod(&mount.join(directory), mode);
+            }
+            let file = mount.join("..2026_11_22_10_00_00.1/named");
+            fs::write(&file, named.content).unwrap();
+            symlink("..2026_11_22_10_00_00.1", mount.join("..data")).unwrap();
+            symlink("..data/named", mount.join("named")).unwrap();
+            let path = mount.join("named");
+            // With defaultMode 0440 or 0400; service account tokens are 0644 or, with fsGroup, 0640.
+            let modes: &[u32] = match named.kind {
+                Kind::Public => &[0o644, 0o640, 0o600, 0o440],
+                _ => &[0o640, 0o440, 0o400],
+            };
+            for mode in modes {
+                chmod(&file, *mode);
+                named.taken(&bench, &path, &format!("mounted with mode {mode:o}"));
+            }
+            chmod(&mount, 0o3777);
+            named.taken(&bench, &path, "mounted for a group");
+        },
+    );
+}
+
+/// Pipes are not waited for, and files of any size not read.
+#[test]
+fn nothing_is_read_that_has_no_end() {
+    each(
+        |_| true,
+        |named| {
+            let bench = Bench::new();
+            let path = named.lay(&bench);
+            let fine =
+                |said: &str| !said.contains("could not finish") && !said.contains("deadline");
+            fs::remove_file(&path).unwrap();
+            mkfifo(&path, Mode::S_IRWXU).unwrap();
+            let (_, said) = (named.ask)(&bench, &path);
+            assert!(fine(&said), "{}: {said}", named.place);
+            fs::remove_file(&path).unwrap();
+            if named.kind == Kind::Program {
+                return;
+            }
+            // A file of holes, which takes no room and much time.
+            fs::File::create(&path).unwrap().set_len(1 << 36).unwrap();
+            chmod(&path, 0o600);
+            let (_, said) = (named.ask)(&bench, &path);
+            assert!(fine(&said), "{}: {said}", named.place);
+        },
+    );
+}
