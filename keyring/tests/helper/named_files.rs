@@ -200,7 +200,7 @@ const NAMED: &[Named] = &[
         content: CERTIFICATE,
         ask: |bench, path| {
             let options = json!({"address": NOWHERE, "auth": {"token_file": word(bench)}});
-            serve(bench, "vault", &options, json!("describe"), &[("SSL_CERT_FILE", path)])
+            serve(bench, "vault", &options, json!("check_options"), &[("SSL_CERT_FILE", path)])
         },
     },
     Named {
@@ -311,7 +311,7 @@ fn serve(
     }
     command.env("AWS_EC2_METADATA_DISABLED", "true").env("HOME", "/nonexistent");
     let mut child = command.envs(environment.iter().copied()).spawn().unwrap();
-    let request = bench.request(500, vec![operation]).to_string();
+    let request = bench.request(3_000, vec![operation]).to_string();
     child.stdin.take().unwrap().write_all(request.as_bytes()).unwrap();
     let outcome = reply(&child.wait_with_output().unwrap())["results"][0].clone();
     (outcome["failed"]["class"] == "insecure", outcome.to_string())
@@ -350,13 +350,16 @@ impl Named {
     }
 }
 
-/// Each at the same time: most of them wait for a server that is not there.
+/// Some at the same time.
 fn each(names: impl Fn(&Named) -> bool, test: impl Fn(&Named) + Sync) {
-    thread::scope(|scope| {
-        for named in NAMED.iter().filter(|named| names(named)) {
-            scope.spawn(|| test(named));
-        }
-    });
+    let named: Vec<&Named> = NAMED.iter().filter(|named| names(named)).collect();
+    for some in named.chunks(4) {
+        thread::scope(|scope| {
+            for named in some {
+                scope.spawn(|| test(named));
+            }
+        });
+    }
 }
 
 #[test]
