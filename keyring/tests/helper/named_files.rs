@@ -311,7 +311,7 @@ fn serve(
     }
     command.env("AWS_EC2_METADATA_DISABLED", "true").env("HOME", "/nonexistent");
     let mut child = command.envs(environment.iter().copied()).spawn().unwrap();
-    let request = bench.request(3_000, vec![operation]).to_string();
+    let request = bench.request(10_000, vec![operation]).to_string();
     child.stdin.take().unwrap().write_all(request.as_bytes()).unwrap();
     let outcome = reply(&child.wait_with_output().unwrap())["results"][0].clone();
     (outcome["failed"]["class"] == "insecure", outcome.to_string())
