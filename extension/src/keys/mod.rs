@@ -15,6 +15,7 @@ pub(crate) mod persist;
 mod proof;
 pub(crate) mod provider_admin;
 pub(crate) mod providers;
+pub(crate) mod redo;
 pub(crate) mod refusal;
 pub(crate) mod revalidate;
 pub(crate) mod revoked;
