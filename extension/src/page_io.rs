@@ -8,7 +8,7 @@ use pagevault_cipher::{CipherId, Epoch, Fork, PAGE_SIZE, Page, PageKey, page};
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 
-use crate::keys::{cache, persist, revoked, shared, stand_ins, written_over};
+use crate::keys::{cache, persist, revoked, shared, stand_ins, unsettled, written_over};
 use crate::pg::compat::SmgrFile;
 use crate::pg::process::{
     ProcessLocal, data_checksums, in_recovery, is_not_consistent_yet, is_startup_process,
@@ -418,7 +418,7 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
             format!("no data key of epoch {epoch} for block {block} of relation file {file}"),
         )
         .detail("The page is sealed, but the keystore under pagevault/ in the data directory does not hold its key.")
-        .hint("Restore the keystore from a backup taken together with this data directory. Do not zero or reset the page: it is intact."),
+        .hint(format!("Restore the keystore from a backup taken together with this data directory. Do not zero or reset the page: it is intact.{}", unsettled::hint().unwrap_or_default())),
         Cause::Destroyed => destroyed(&format!("relation file {file}")),
         Cause::TooManyMissing => stand_ins::too_many(&file),
         Cause::Damaged { epoch } => Report::new(

@@ -22,6 +22,7 @@
 //! | [`escrow`] | database keys under an operator's public key, for the day the provider is lost |
 //! | [`mod@exec`] | PostgreSQL's own programs, with the keys of WAL |
 //! | [`mod@inspect`] | what files say of themselves, without keys |
+//! | [`mod@take_back`] | taking back what a start has cut off key files |
 //! | [`mod@verify`] | opening everything that a data directory holds |
 //! | [`mod@harden`] | no core dumps, no readable files, no secrets in panic messages |
 //! | [`cli`] | the command line |
@@ -47,5 +48,6 @@ mod regular;
 pub mod retry;
 mod secret_file;
 pub mod serve;
+pub mod take_back;
 pub mod verify;
 mod wire;

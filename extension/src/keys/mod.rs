@@ -24,6 +24,7 @@ pub(crate) mod shared;
 pub(crate) mod stand_ins;
 pub(crate) mod temporary;
 pub(crate) mod unlock;
+pub(crate) mod unsettled;
 mod upgrade;
 pub(crate) mod wal;
 pub(crate) mod wal_switch;
