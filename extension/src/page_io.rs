@@ -8,7 +8,7 @@ use pagevault_cipher::{CipherId, Epoch, Fork, PAGE_SIZE, Page, PageKey, page};
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 
-use crate::keys::{cache, persist, revoked, shared, stand_ins, written_over};
+use crate::keys::{cache, persist, revoked, shared, stand_ins, unsettled, written_over};
 use crate::pg::compat::SmgrFile;
 use crate::pg::process::{
     ProcessLocal, data_checksums, in_recovery, is_not_consistent_yet, is_startup_process,
@@ -92,8 +92,7 @@ pub(crate) struct Writing {
     /// The file is being rewritten, so the page may lie on disk written otherwise: it must be looked at; see
     /// [`target_over`].
     pub(crate) must_look: bool,
-    /// In recovery, the file is in plaintext by what is known now: whether it is on disk must be looked at; see
-    /// [`may_write_over`].
+    /// In recovery: whether the page on disk is sealed under a key that is not known must be looked at; see [`may_write_over`].
     pub(crate) must_watch: bool,
 }
 
@@ -114,12 +113,11 @@ pub(crate) fn writing(file: SmgrFile) -> Writing {
     let target =
         current.and_then(|(epoch, _)| Epoch::new(epoch)).map(|epoch| SealTarget { file, epoch });
     let must_look = writing.is_some_and(|writing| writing.mixed);
-    let must_watch = (target.is_none() || must_look) && in_recovery();
-    Writing { target, must_look, must_watch }
+    Writing { target, must_look, must_watch: in_recovery() }
 }
 
-/// In recovery, before a page is written that is not known to be sealed: the page on disk may be, under a key that is not
-/// known. That is noted; a fault once all WAL is replayed that could have brought the key. See [`written_over`].
+/// In recovery, before a page is written: the page on disk may be sealed under a key that is not known, be it the first of the
+/// file or a later one. That is noted; a fault once all WAL is replayed that could have brought the key. See [`written_over`].
 pub(crate) fn may_write_over(file: SmgrFile, block: u32, on_disk: &Page) -> Result<(), PageFault> {
     match page::epoch_of(on_disk).map(Epoch::get) {
         Some(epoch)
@@ -418,7 +416,7 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
             format!("no data key of epoch {epoch} for block {block} of relation file {file}"),
         )
         .detail("The page is sealed, but the keystore under pagevault/ in the data directory does not hold its key.")
-        .hint("Restore the keystore from a backup taken together with this data directory. Do not zero or reset the page: it is intact."),
+        .hint(format!("Restore the keystore from a backup taken together with this data directory. Do not zero or reset the page: it is intact.{}", unsettled::hint().unwrap_or_default())),
         Cause::Destroyed => destroyed(&format!("relation file {file}")),
         Cause::TooManyMissing => stand_ins::too_many(&file),
         Cause::Damaged { epoch } => Report::new(

@@ -6,7 +6,7 @@
 use pagevault_keystore::batch;
 use pgrx::{PgSqlErrorCode, pg_guard, pg_sys};
 
-use crate::keys::{destruction, persist, stand_ins};
+use crate::keys::{destruction, redo as key_redo, stand_ins};
 use crate::pg::report::Report;
 use crate::pg::{consistency, wal};
 
@@ -61,7 +61,7 @@ unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
         Some((scope, id, batch)) => {
             // SAFETY: the server's own argument.
             let place = unsafe { ((*record).ReadRecPtr, (*record).EndRecPtr) };
-            persist::replay(scope, id, batch, place)
+            key_redo::replay(scope, id, batch, place)
         }
         None => Err(damaged()),
     };

@@ -7,7 +7,8 @@ use std::path::{Path, PathBuf};
 
 use pagevault_cipher::page::{self, PAGE_SIZE};
 use pagevault_cipher::wal;
-use pagevault_keystore::{batch, log};
+use pagevault_keystore::batch;
+use pagevault_keystore::log::{self, aside};
 
 use crate::offline::{DIRECTORY, unreadable};
 use crate::options::printable;
@@ -43,7 +44,8 @@ fn key_files(path: &Path) -> Result<Vec<PathBuf>, ProviderError> {
     let mut files = Vec::new();
     for entry in entries {
         let entry = entry.map_err(|error| unreadable(&directory, &error))?;
-        if entry.file_name().to_str().is_some_and(|name| log::scope_of(name).is_some()) {
+        let is_one = |name: &str| log::scope_of(name).or(aside::scope_beside(name)).is_some();
+        if entry.file_name().to_str().is_some_and(is_one) {
             files.push(entry.path());
         }
     }
@@ -56,7 +58,11 @@ fn one(path: &Path, out: &mut impl Write) -> Result<(), ProviderError> {
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let length = fs::metadata(path).map_err(failed)?.len();
     writeln!(out, "{}: {length} bytes", printable(&path.display().to_string())).map_err(failed)?;
-    if let Some(scope) = log::scope_of(&name) {
+    if let Some(scope) = log::scope_of(&name).or(aside::scope_beside(&name)) {
+        if aside::scope_beside(&name).is_some() {
+            writeln!(out, "  cut off by a start, and kept until recovery has ended:")
+                .map_err(failed)?;
+        }
         let bytes = read_regular(path, log::MAX_LOG).map_err(failed)?;
         key_log(&bytes, scope, out).map_err(failed)
     } else if wal_segment(name.strip_suffix(".partial").unwrap_or(&name)) {

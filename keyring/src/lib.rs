@@ -23,6 +23,7 @@
 //! | [`escrow`] | database keys under an operator's public key, for the day the provider is lost |
 //! | [`mod@exec`] | PostgreSQL's own programs, with the keys of WAL |
 //! | [`mod@inspect`] | what files say of themselves, without keys |
+//! | [`mod@take_back`] | taking back what a start has cut off key files |
 //! | [`mod@verify`] | opening everything that a data directory holds |
 //! | [`mod@harden`] | no core dumps, no readable files, no secrets in panic messages |
 //! | [`cli`] | the command line |
@@ -47,6 +48,7 @@ pub mod providers;
 mod regular;
 pub mod retry;
 pub mod serve;
+pub mod take_back;
 pub mod trust;
 pub mod verify;
 mod wire;

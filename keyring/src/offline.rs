@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use pagevault_cipher::wrap::{self, WrapKey};
 use pagevault_cipher::{CipherId, Secret32};
 use pagevault_keystore::escrow::{self, Restored};
-use pagevault_keystore::log;
+use pagevault_keystore::log::{self, aside};
 use pagevault_keystore::protocol::{Action, Base64, ErrorClass, Operation, Outcome, Request};
 use pagevault_keystore::record::MAX_EPOCH;
 use pagevault_keystore::state::{DataKey, State};
@@ -54,9 +54,8 @@ impl Keystore {
     /// When they are missing, damaged, do not belong together, or somebody else than root and us may have written them.
     pub fn read(data_directory: &Path, access: Access) -> Result<Self, ProviderError> {
         let (data_directory, directory) = enter(data_directory, DIRECTORY)?;
-        let mut scopes = scopes(&directory)?;
         // The cluster's log comes first: others rely on what it says.
-        scopes.sort_unstable();
+        let scopes = named(&directory, log::scope_of)?;
         if scopes.first() != Some(&0) {
             return Err(ProviderError::new(
                 ErrorClass::KeyMissing,
@@ -129,6 +128,25 @@ impl Keystore {
     #[must_use]
     pub fn state(&self) -> &State {
         &self.state
+    }
+
+    /// What starts that failed have cut off key files, by scope.
+    ///
+    /// # Errors
+    /// As [`Keystore::read`].
+    pub fn put_aside(&self) -> Result<Vec<(u32, Vec<Record>)>, ProviderError> {
+        let directory = self.data_directory.join(DIRECTORY);
+        let mut found = Vec::new();
+        for scope in named(&directory, aside::scope_beside)? {
+            let path = directory.join(aside::name(scope));
+            let records = aside::decode(&read_ours(What::Keystore, &path)?, scope, &self.id);
+            let records = records.map_err(|error| {
+                let what = format!("key file \"{}\" is not readable: {error}", path.display());
+                ProviderError::new(ErrorClass::Internal, what)
+            })?;
+            found.push((scope, records));
+        }
+        Ok(found)
     }
 
     /// The keys of WAL as they are recorded, by generation.
@@ -264,7 +282,8 @@ fn restored(directory: &Path, id: [u8; 16]) -> Result<Vec<Record>, ProviderError
     Ok(if restored.keystore == id { restored.records } else { Vec::new() })
 }
 
-fn scopes(directory: &Path) -> Result<Vec<u32>, ProviderError> {
+/// The scopes that are in the names of files, ascending.
+fn named(directory: &Path, of: impl Fn(&str) -> Option<u32>) -> Result<Vec<u32>, ProviderError> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.map_err(|error| unreadable(directory, &error))?,
@@ -272,8 +291,9 @@ fn scopes(directory: &Path) -> Result<Vec<u32>, ProviderError> {
     let mut scopes = Vec::new();
     for entry in entries {
         let name = entry.map_err(|error| unreadable(directory, &error))?.file_name();
-        scopes.extend(name.to_str().and_then(log::scope_of));
+        scopes.extend(name.to_str().and_then(&of));
     }
+    scopes.sort_unstable();
     Ok(scopes)
 }
 

@@ -16,7 +16,7 @@ use super::persist::{self, internal, keystore_failure};
 use super::secrets::{self, Secrets};
 use super::shared::{self, Control, Shared};
 use super::wal::{self, Wal};
-use super::{unlock, upgrade, written_over};
+use super::{unlock, unsettled, upgrade, written_over};
 use crate::pg::compat;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::mapping::{self, Kind};
@@ -31,6 +31,9 @@ pub(crate) fn start() -> Result<()> {
     let recovering = process::was_not_shut_down();
     let mut logs = read_logs(&storage, process::replays_wal())?;
     require_one_keystore(&logs)?;
+    if !process::replays_wal() {
+        unsettled::require_none_missing(&storage, &logs)?;
+    }
     escrow::take_over(&storage, &mut logs)?;
     let first_start = shared::get().is_none();
     let shared = if first_start { map(&logs)? } else { reset()? };
@@ -181,7 +184,7 @@ fn left_to_wal(scope: u32, bytes: u64) -> Report {
             log::file_name(scope)
         ),
     )
-    .detail("What of them has happened is in WAL, and is replayed.")
+    .detail(format!("What of them has happened is in WAL, and is replayed. Until recovery has ended they stay in \"{}\".", log::aside::name(scope)))
 }
 
 /// First start: maps the memory that every process will inherit.

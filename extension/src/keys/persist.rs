@@ -9,7 +9,7 @@
 //! Data keys of new files are durable in WAL before a page that needs them reaches the disk, and are settled by the
 //! next checkpoint (`hooks/sync.rs`): making an encrypted table costs no fsync of its own. What may be needed before
 //! replay comes to it (database keys, keys of WAL, keys of files that have pages already) is settled before
-//! anyone uses it.
+//! anyone uses it. Redo of what is logged here: [`super::redo`].
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -26,8 +26,6 @@ use pgrx::prelude::PgLogLevel;
 
 use super::secrets;
 use super::shared::{self, Shared};
-use super::unlock;
-use super::{data_keys, destruction};
 use crate::fault;
 use crate::pg::locks::{KeystoreLock, ServerLock};
 use crate::pg::report::{Report, Result};
@@ -205,7 +203,7 @@ pub(crate) fn write_cluster(records: &[Record]) -> Result<()> {
 
 /// When a batch is settled in its file.
 #[derive(Clone, Copy, PartialEq, Eq)]
-enum Settle {
+pub(super) enum Settle {
     /// Before anyone uses it.
     Now,
     /// When the next checkpoint ends; until then WAL has it.
@@ -213,7 +211,7 @@ enum Settle {
 }
 
 impl Settle {
-    fn of(records: &[Record]) -> Settle {
+    pub(super) fn of(records: &[Record]) -> Settle {
         // What unlocks the server, and opens WAL, is needed before WAL is read.
         let can_wait = |r: &Record| match r {
             Record::DataKey { file, .. } => !wal_keys::is_key_place(*file),
@@ -229,22 +227,11 @@ impl Settle {
         };
         if records.iter().all(can_wait) { Settle::AtCheckpoint } else { Settle::Now }
     }
-
-    /// Of what redo has met. A server that is started again may have pages under the keys of files that are older than
-    /// these keys, and meet them before it meets the keys once more.
-    fn in_redo(records: &[Record]) -> Settle {
-        let is_of_file_in_use = |r: &Record| match r {
-            Record::DataKey { epoch, .. } => *epoch > 1,
-            Record::Rewriting { .. } => true,
-            _ => false,
-        };
-        if records.iter().any(is_of_file_in_use) { Settle::Now } else { Settle::of(records) }
-    }
 }
 
 /// Adds a batch to the end of a log file, where it counts for nothing yet; makes the log (and with it, first of all, the
 /// keystore) if need be. The next checkpoint settles it, if [`remember`] was called. Returns where the log ends then.
-fn stage(
+pub(super) fn stage(
     _lock: &KeystoreLock,
     scope: u32,
     id_from_wal: Option<[u8; 16]>,
@@ -271,7 +258,7 @@ fn stage(
 }
 
 /// Has what was staged count: its WAL record, which ends at `lsn`, is inserted.
-fn remember(staged: &Position, lsn: u64) -> Result<()> {
+pub(super) fn remember(staged: &Position, lsn: u64) -> Result<()> {
     let control = &shared_memory()?.control;
     control.set_logged(lsn);
     control.set_position(staged).map_err(|shared::TooManyLogs| recovery_needs_room("key file"))
@@ -279,7 +266,7 @@ fn remember(staged: &Position, lsn: u64) -> Result<()> {
 
 /// Settles a log at once, under the lock. A failure ends the server: WAL has what the file cannot take, and at the next
 /// start it is replayed.
-fn settle_now(_lock: &KeystoreLock, scope: u32) {
+pub(super) fn settle_now(_lock: &KeystoreLock, scope: u32) {
     let settle = || -> Result<()> {
         let control = &shared_memory()?.control;
         let Some(position) = control.position(scope) else { return Ok(()) };
@@ -301,7 +288,7 @@ fn settle_now(_lock: &KeystoreLock, scope: u32) {
 }
 
 /// [`apply`], of what was checked and is in WAL.
-fn take_in(lock: &KeystoreLock, records: &[Record]) {
+pub(super) fn take_in(lock: &KeystoreLock, records: &[Record]) {
     if let Err(report) = apply(lock, records) {
         report.send(PgLogLevel::PANIC);
     }
@@ -380,151 +367,6 @@ pub(crate) fn recovery_needs_room(what: &str) -> Report {
         .hint("Start the server again: when it starts it makes room for more than there are.")
 }
 
-/// Replays a WAL record from `start` to `end`: adds what the keystore does not have yet. All of it is checked before
-/// anything is written.
-pub(crate) fn replay(
-    scope: u32,
-    id: &[u8; 16],
-    batch: &[u8],
-    (start, end): (u64, u64),
-) -> Result<()> {
-    let mut records = batch::decode(batch).map_err(|e| {
-        Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, format!("pagevault WAL record: {e}"))
-    })?;
-    let destroys = records.iter().any(|record| matches!(record, Record::Destroyed { .. }));
-    if destroys {
-        destruction::before_redo(&records);
-    }
-    fault::point("redo.keys");
-    let lock = KeystoreLock::acquire();
-    if records.iter().all(is_known) {
-        return Ok(());
-    }
-    // What this server heard later counts.
-    let is_old = shared_memory()?.control.position(scope).is_some_and(|log| start < log.logged);
-    records.retain(|record| {
-        let is_superseded = is_old && is_replaced_by_later(record);
-        !(is_superseded || is_of_destroyed_key(record))
-    });
-    if records.is_empty() {
-        return Ok(());
-    }
-    require_consistent(scope, id, &records)?;
-    require_no_other_database_key(&lock, &records)?;
-    let batch = batch::encode(&records).map_err(|e| internal(format!("keystore: {e}")))?;
-    let staged = stage(&lock, scope, Some(*id), |log| log.stage_batch(&batch, start))?;
-    remember(&staged, end)?;
-    if Settle::in_redo(&records) == Settle::Now {
-        settle_now(&lock, scope);
-    }
-    fault::point("redo.keys_in_file");
-    take_in(&lock, &records);
-    if destroys && let Err(report) = compact(&lock, scope) {
-        // The keys are not used any more. Their bytes stay in the file until it is written anew.
-        report.send(PgLogLevel::WARNING);
-    }
-    drop(lock);
-    fault::point("redo.keys_in_use");
-    let new = records.iter().filter_map(|record| match record {
-        Record::DatabaseKey { scope, version, .. } => Some((*scope, *version)),
-        _ => None,
-    });
-    let new: Vec<_> = new.collect();
-    if !new.is_empty() {
-        unlock::unlock_in_recovery(&new);
-    }
-    Ok(())
-}
-
-/// Refuses records from WAL that do not go together with this server's keystore, or for which it has no room.
-fn require_consistent(scope: u32, id: &[u8; 16], records: &[Record]) -> Result<()> {
-    let shared = shared_memory()?;
-    if shared.control.keystore_id().is_some_and(|own| own != *id) {
-        return Err(contradiction("it is of another keystore".to_owned()));
-    }
-    if shared.control.position(scope).is_none() && !shared.control.has_any_room() {
-        return Err(recovery_needs_room("key file"));
-    }
-    let jobs = |r: &&Record| matches!(r, Record::Job { .. } | Record::JobsForgotten { .. });
-    let jobs = records.iter().filter(jobs).count();
-    if jobs > 0 && !shared.jobs.has_room(jobs) {
-        return Err(recovery_needs_room("rekey job"));
-    }
-    for record in records {
-        match record {
-            Record::DatabaseKey { scope, version, .. }
-                if !shared.secrets.could_announce(*scope, *version) =>
-            {
-                return Err(recovery_needs_room("database key"));
-            }
-            Record::WalSwitch(switch) if !shared.wal.switches.has_room_for(*switch) => {
-                return Err(recovery_needs_room("switch of WAL keys"));
-            }
-            Record::DataKey { file, epoch, .. } if data_keys::is_another_key(record) => {
-                let error = DirectoryError::KeyReplaced { file: *file, epoch: *epoch };
-                return Err(contradiction(error.to_string()));
-            }
-            _ => {}
-        }
-    }
-    shared.directory.check(records).map_err(|error| match error {
-        DirectoryError::Full { .. } => {
-            Report::new(PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED, error.to_string())
-                .hint("Raise pagevault.max_keys and start the server again.")
-        }
-        _ => contradiction(error.to_string()),
-    })
-}
-
-fn contradiction(detail: String) -> Report {
-    let message = "pagevault: a record of keys in WAL contradicts this server's keystore";
-    Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, message)
-        .detail(format!("{}{}. Nothing was changed.", detail[..1].to_uppercase(), &detail[1..]))
-        .hint("The keystore is not of the history that is replayed. Make this server anew from a base backup, with the directory pagevault/ of that backup.")
-}
-
-/// Refuses a database key that is another one than the keystore has under its number, before anything is written: what
-/// the key that is there wraps would be lost, and the log not be read any more.
-fn require_no_other_database_key(lock: &KeystoreLock, records: &[Record]) -> Result<()> {
-    if !records.iter().any(|record| matches!(record, Record::DatabaseKey { .. })) {
-        return Ok(());
-    }
-    let mut state = cluster_state(lock)?;
-    let keys = records.iter().filter(|record| matches!(record, Record::DatabaseKey { .. }));
-    let folded = keys.cloned().try_for_each(|record| state.apply(record));
-    folded.map_err(|error| contradiction(error.to_string()))
-}
-
-/// Whether the last record of the kind that is heard counts, and this one takes the place of another: an older wrapping by a
-/// master key that is gone since, or an older address of a provider, would be what the next start goes by.
-fn is_replaced_by_later(record: &Record) -> bool {
-    match record {
-        Record::DatabaseKey { scope, version, .. } => {
-            shared::secrets().is_some_and(|keys| keys.state(*scope, *version).is_some())
-        }
-        Record::Provider { .. } | Record::DropProvider { .. } => true,
-        _ => false,
-    }
-}
-
-/// Whether the record would bring back the key of an epoch that was destroyed.
-fn is_of_destroyed_key(record: &Record) -> bool {
-    matches!(record, Record::DataKey { file, epoch, .. } if shared::destroyed_at(*file, *epoch).is_some())
-}
-
-/// Whether the record would change nothing. Providers and database keys are few and always added.
-fn is_known(record: &Record) -> bool {
-    let Some(shared) = shared::get() else { return false };
-    match record {
-        Record::WalSwitch(switch) => shared.wal.switches.contains(*switch),
-        Record::Job { .. }
-        | Record::JobStep { .. }
-        | Record::JobBegun { .. }
-        | Record::JobsForgotten { .. } => !shared.jobs.would_change(record),
-        _ => shared.directory.would_change(record) == Ok(false),
-    }
-}
-
 /// Why a log could not be made durable, as the server's sync machinery wants it.
 pub(crate) struct SyncFailure {
     pub(crate) file: String,
@@ -551,6 +393,7 @@ pub(crate) fn settle(scope: u32) -> std::result::Result<(), SyncFailure> {
         (control.position(scope), control.logged())
     };
     let Some(before) = position.filter(|position| !position.is_settled()) else { return Ok(()) };
+    fault::point("keys.settling");
     // What is settled must be in WAL: in recovery, before what this server has to replay to be consistent.
     wal::flush(logged);
     Log::resume(&storage, before).sync().map_err(failed)?;

@@ -16,7 +16,7 @@ use pagevault_keystore::{Record, RelFile};
 use pgrx::PgSqlErrorCode;
 
 use super::written_over::{Note, is_unknown};
-use super::{copies, shared};
+use super::{copies, shared, unsettled};
 use crate::hooks::smgr;
 use crate::pg::buffers;
 use crate::pg::compat::{SHARED_BACKEND, SmgrFile};
@@ -151,13 +151,14 @@ pub(crate) fn require_none() {
     }
     shared.written_over.warn_of_overflow();
     require_none_in_buffers();
+    unsettled::forget();
 }
 
 /// What redo has changed and nobody has written yet, and what is written later without a look: after a promotion.
 fn require_none_in_buffers() {
     for index in 0..buffers::count() {
         let Some((file, fork, block)) = buffers::dirty(index) else { continue };
-        if shared::is_sealed(file) || !buffers::is_there(file, fork) {
+        if !buffers::is_there(file, fork) {
             continue;
         }
         let whole = SmgrFile { file, backend: SHARED_BACKEND };
@@ -178,7 +179,7 @@ fn refuse(file: RelFile, epoch: u16, block: u32) {
         format!("WAL has not brought the data key of epoch {epoch} of relation file {file}"),
     )
     .detail(format!("Block {block} is sealed under it and was needed in recovery. All WAL is replayed that makes the data directory consistent, and the keystore does not hold the key."))
-    .hint("Restore a base backup as a whole: data directory, keystore and the WAL that belongs to it. If only the keystore was replaced, put the right one back and start the server again. Do not zero or reset the page.")
+    .hint(format!("Restore a base backup as a whole: data directory, keystore and the WAL that belongs to it. If only the keystore was replaced, put the right one back and start the server again. Do not zero or reset the page.{}", unsettled::hint().unwrap_or_default()))
     .fatal();
 }
 

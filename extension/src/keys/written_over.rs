@@ -1,9 +1,9 @@
 //! Sealed pages that recovery writes over while the key that they are sealed under is not known.
 //!
-//! Redo restores pages from full-page images without reading them, so it may have a file in plaintext whose pages on disk are
-//! sealed. In a base backup that is right: they are newer than what is replayed, and WAL brings the key before
-//! the data directory is consistent. With a keystore older than the data directory it never does, and the file would become
-//! plaintext. So whoever writes such a page notes the key here, and [`super::stand_ins::require_none`] asks whether
+//! Redo restores pages from full-page images without reading them, so it may have a file in plaintext, or under an older
+//! key, whose pages on disk are sealed under a key that is not known. In a base backup that is right: they are newer than what is
+//! replayed, and WAL brings the key before the data directory is consistent. With a keystore older than the data directory it never
+//! does, and the file would become plaintext, or be written under a key that was given up. So whoever writes such a page notes the key here, and [`super::stand_ins::require_none`] asks whether
 //! all have come. From then on no such page is written any more.
 //!
 //! The notes are in shared memory, for the checkpointer and the background writer write as well. No lock, no allocation.

@@ -10,7 +10,7 @@ use pgrx::pg_sys::panic::CaughtError;
 use pgrx::{PgSqlErrorCode, PgTryBuilder, pg_guard, pg_sys};
 
 use crate::hooks::{files, smgr};
-use crate::keys::unlock;
+use crate::keys::{unlock, unsettled};
 use crate::pg::pages;
 use crate::pg::process;
 use crate::pg::report::Report;
@@ -38,6 +38,8 @@ pub(super) fn register() {
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn pagevault_self_check_main(_argument: pg_sys::Datum) {
     process::handle_worker_signals();
+    // Where no WAL was replayed at all, nobody else does it.
+    unsettled::forget();
     wait_for_catalogs();
     files::forget_opens();
     process::connect_without_database();

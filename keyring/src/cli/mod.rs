@@ -13,7 +13,7 @@ use std::process::ExitCode;
 use clap::{CommandFactory, Parser, Subcommand};
 
 use crate::provider::ProviderError;
-use crate::{exec, harden, inspect, program, serve, verify};
+use crate::{exec, harden, inspect, program, serve, take_back, verify};
 
 /// Wraps and unwraps pagevault's keys with master keys, outside the server process.
 #[derive(Parser)]
@@ -49,6 +49,11 @@ enum Command {
         data_directory: PathBuf,
         #[command(flatten)]
         access: access::AccessOptions,
+    },
+    /// Have key files say again what starts that failed have cut off them; for when WAL is lost for good, after pg_resetwal
+    TakeBack {
+        /// The data directory, whose server is down
+        data_directory: PathBuf,
     },
     /// Run one of PostgreSQL's own programs, such as pg_waldump, pg_rewind or pg_upgrade, with the keys of a data directory
     Exec {
@@ -119,6 +124,10 @@ pub fn main() -> ExitCode {
                     verify::verify(&data_directory, access, &mut io::stdout().lock())
                 })
                 .map(|well| if well { ExitCode::SUCCESS } else { ExitCode::from(2) })
+        }
+        Command::TakeBack { data_directory } => {
+            take_back::take_back(&data_directory, &mut io::stdout().lock())
+                .map(|()| ExitCode::SUCCESS)
         }
         Command::Exec { keystore, library, access, line } => {
             let run = |access| exec::exec(keystore.as_deref(), library.as_deref(), access, &line);

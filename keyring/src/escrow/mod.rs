@@ -151,7 +151,7 @@ fn put(keystore: &Keystore, name: &str, bytes: &[u8]) -> std::io::Result<()> {
 }
 
 /// Files that are written here must be the server's.
-fn require_owner(keystore: &Keystore) -> Result<(), ProviderError> {
+pub(crate) fn require_owner(keystore: &Keystore) -> Result<(), ProviderError> {
     let directory = keystore.data_directory().join(DIRECTORY);
     let owner = fs::metadata(&directory).map_err(|error| unreadable(&directory, &error))?.uid();
     if owner == geteuid().as_raw() {
@@ -162,7 +162,7 @@ fn require_owner(keystore: &Keystore) -> Result<(), ProviderError> {
         .with_hint("Run this as the user that the server runs as."))
 }
 
-fn require_stopped(data_directory: &Path) -> Result<(), ProviderError> {
+pub(crate) fn require_stopped(data_directory: &Path) -> Result<(), ProviderError> {
     let lock = data_directory.join("postmaster.pid");
     if lock.exists() {
         return Err(refuse("a server is running in the data directory")

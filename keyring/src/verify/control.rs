@@ -10,21 +10,21 @@ use crate::regular::open_regular;
 
 /// What has to be known of a cluster to read its files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Control {
+pub(crate) struct Control {
     /// Pages carry checksums.
-    pub(super) checksums: bool,
+    pub(crate) checksums: bool,
     /// Bytes of a WAL segment.
-    pub(super) segment: u64,
+    pub(crate) segment: u64,
     /// The timeline of the last checkpoint.
-    pub(super) timeline: u32,
+    pub(crate) timeline: u32,
     /// Nothing is left for recovery to do.
-    pub(super) clean: bool,
+    pub(crate) clean: bool,
     /// Nor is it a standby's: what was in progress did not commit, and will not.
-    pub(super) ended: bool,
+    pub(crate) ended: bool,
 }
 
 impl Control {
-    pub(super) fn ask(data_directory: &Path) -> Result<Control, ProviderError> {
+    pub(crate) fn ask(data_directory: &Path) -> Result<Control, ProviderError> {
         // The program would wait for who writes to a FIFO.
         let file = data_directory.join("global/pg_control");
         open_regular(&file).map_err(|error| unreadable(&file, &error))?;

@@ -12,13 +12,15 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressStyle};
+use pagevault_keystore::Record;
+use pagevault_keystore::log::aside;
 
 pub(crate) use self::pages::fill;
 
-use self::control::Control;
+pub(crate) use self::control::Control;
 use self::leftovers::Leftovers;
 use crate::access::Access;
-use crate::offline::{DatabaseKeys, Keystore, unreadable};
+use crate::offline::{DIRECTORY, DatabaseKeys, Keystore, unreadable};
 use crate::provider::ProviderError;
 
 /// Whether a file of this name is one of a relation.
@@ -95,6 +97,7 @@ pub fn verify(
             ));
     }
     let keystore = Keystore::read(data_directory, access)?;
+    let put_aside = put_aside(&keystore)?;
     let unlocked = keystore.unlock(&needed(&keystore))?;
     let control = Control::ask(keystore.data_directory())?;
     let mut files = pages::files(keystore.data_directory())?;
@@ -117,7 +120,7 @@ pub fn verify(
     }
     records::look(&work, &segments, &progress, &mut findings)?;
     progress.finish_and_clear();
-    tell(&keystore, &findings, control.clean, out)
+    tell(&keystore, &put_aside, &findings, control.clean, out)
         .map_err(|error| unreadable(Path::new("-"), &error))?;
     Ok(findings.damaged == 0)
 }
@@ -143,6 +146,18 @@ pub(crate) fn needed(keystore: &Keystore) -> BTreeSet<(u32, u32)> {
     needed
 }
 
+/// How many data keys stand beside the key files and not in them, by scope.
+fn put_aside(keystore: &Keystore) -> Result<Vec<(u32, usize)>, ProviderError> {
+    let is_key = |record: &Record| matches!(record, Record::DataKey { .. });
+    let mut found = Vec::new();
+    for (scope, records) in keystore.put_aside()? {
+        let missing = aside::missing(keystore.state(), records);
+        found.push((scope, missing.iter().filter(|record| is_key(record)).count()));
+    }
+    found.retain(|(_, count)| *count > 0);
+    Ok(found)
+}
+
 /// Shown on a terminal only.
 fn progress(bytes: u64) -> ProgressBar {
     let bar = ProgressBar::new(bytes);
@@ -154,6 +169,7 @@ fn progress(bytes: u64) -> ProgressBar {
 
 fn tell(
     keystore: &Keystore,
+    put_aside: &[(u32, usize)],
     findings: &Findings,
     clean: bool,
     out: &mut impl Write,
@@ -162,6 +178,13 @@ fn tell(
     let keys = keystore.state().files().flat_map(|(_, entry)| entry.keys.values());
     let keys = keys.filter(|key| needed.contains(&(key.scope, key.key_version))).count();
     writeln!(out, "keys         {keys}, all of whose database keys are unlocked")?;
+    for (scope, count) in put_aside {
+        writeln!(
+            out,
+            "put aside    {count} data keys in {DIRECTORY}/{}, which the key files do not have: a start has cut them off, and WAL\n             brings them. If it is lost for good: pagevault-keyring take-back",
+            aside::name(*scope)
+        )?;
+    }
     writeln!(
         out,
         "relations    {} files: {} pages sealed, {} in plaintext, {} empty, {} whose keys were destroyed",

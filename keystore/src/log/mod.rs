@@ -55,6 +55,7 @@
 //! Callers exclude each other by a lock, appending and reading alike. Nothing is kept between calls but
 //! a [`Position`], which many processes can share.
 
+pub mod aside;
 mod replay;
 
 use std::io;
@@ -256,7 +257,8 @@ impl<'a, S: Storage> Log<'a, S> {
     }
 
     /// Reads the log of a scope, after making durable what a killed server may have left unsynced,
-    /// and cuts off a torn end and what is not believed. Then all of it is durable. `None` if there is no such log.
+    /// and cuts off a torn end and what is not believed, which is kept beside it ([`aside`]). Then all of it is durable. `None`
+    /// if there is no such log.
     pub fn open(
         storage: &'a S,
         scope: u32,
@@ -276,11 +278,14 @@ impl<'a, S: Storage> Log<'a, S> {
         storage.sync(&log.name).map_err(|error| log.failed("sync", error))?;
         let bytes = log.read(0, MAX_LOG)?;
         let contents = replay::replay_trusting(&bytes, scope, trust);
-        let mut contents = contents.map_err(|error| log.damaged(error))?;
+        let (mut contents, cut) = contents.map_err(|error| log.damaged(error))?;
         if !contents.position.is_settled() {
             contents.position.settled = contents.position.end;
         }
         log.position = contents.position;
+        if cut.iter().any(|frame| !frame.records.is_empty()) {
+            aside::keep(storage, &log.position.keystore_id, scope, cut)?;
+        }
         if contents.torn + contents.unbelieved > 0 {
             let cut = storage.truncate(&log.name, log.position.end);
             cut.map_err(|error| log.failed("truncate", error))?;

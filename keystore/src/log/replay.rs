@@ -9,38 +9,44 @@ use crate::wire::Reader;
 /// Reads a log's bytes. Pure: changes nothing, also where the end is torn. `position.settled` is what
 /// the log itself says.
 pub fn replay(bytes: &[u8], scope: u32) -> Result<Contents, FormatError> {
-    replay_trusting(bytes, scope, Trust::All)
+    replay_trusting(bytes, scope, Trust::All).map(|(contents, _)| contents)
 }
 
-/// As [`replay`], up to the first batch that is not believed.
+/// As [`replay`], up to the first batch that is not believed; and all from there on.
 pub(super) fn replay_trusting(
     bytes: &[u8],
     scope: u32,
     trust: Trust,
-) -> Result<Contents, FormatError> {
+) -> Result<(Contents, Vec<Frame>), FormatError> {
     let mut frames = Vec::new();
     let (mut position, torn) = read(bytes, scope, |end, frame| frames.push((end, frame)))?;
     let whole = position.end;
     let (mut records, mut end) = (Vec::new(), HEADER as u64);
+    let is_believed = |(frame_end, frame): &(u64, Frame)| {
+        frame.records.is_empty() || trust.believes(*frame_end, position.settled, frame.logged)
+    };
+    let believed = frames.iter().take_while(|frame| is_believed(frame)).count();
+    let cut = frames.split_off(believed).into_iter().map(|(_, frame)| frame).collect();
     for (frame_end, frame) in frames {
-        let is_mark = frame.records.is_empty();
-        if !is_mark && !trust.believes(frame_end, position.settled, frame.logged) {
-            break;
-        }
         position.logged = position.logged.max(frame.logged);
         records.extend(frame.records);
         end = frame_end;
     }
     position.end = end;
-    Ok(Contents { records, position, torn, unbelieved: whole - end })
+    Ok((Contents { records, position, torn, unbelieved: whole - end }, cut))
+}
+
+/// The batches and marks of a log.
+pub(super) fn frames(bytes: &[u8], scope: u32) -> Result<Vec<Frame>, FormatError> {
+    let mut frames = Vec::new();
+    read(bytes, scope, |_, frame| frames.push(frame))?;
+    Ok(frames)
 }
 
 /// The records of a log by their batches, none of them empty. Pure, as [`replay`].
 pub fn batches(bytes: &[u8], scope: u32) -> Result<Vec<Vec<Record>>, FormatError> {
-    let mut batches = Vec::new();
-    read(bytes, scope, |_, frame| batches.push(frame.records))?;
-    batches.retain(|batch| !batch.is_empty());
-    Ok(batches)
+    let batches = frames(bytes, scope)?.into_iter().map(|frame| frame.records);
+    Ok(batches.filter(|batch| !batch.is_empty()).collect())
 }
 
 /// Hands over batches and marks with where each ends; returns where all end, and how many bytes behind that were

@@ -7,6 +7,7 @@
 )]
 
 mod arbitrary;
+mod aside;
 mod batch;
 mod compaction;
 mod directory;

@@ -27,6 +27,7 @@ mod later_versions;
 mod leaks;
 mod life;
 mod limits;
+mod lost_wal;
 mod modes;
 mod offline;
 mod permissions;

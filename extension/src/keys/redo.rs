@@ -1,0 +1,193 @@
+//! Redo of records of keys: adds to key files and directory what they do not have yet. All of it is checked before anything is
+//! written down, for what is written down is found there at every later start.
+
+use std::collections::HashMap;
+
+use pagevault_keystore::directory::DirectoryError;
+use pagevault_keystore::state::StateError;
+use pagevault_keystore::{CheckValue, Record, batch};
+use pgrx::PgSqlErrorCode;
+use pgrx::prelude::PgLogLevel;
+
+use super::persist::{
+    Settle, cluster_state, compact, internal, recovery_needs_room, remember, settle_now,
+    shared_memory, stage, take_in,
+};
+use super::{data_keys, destruction, shared, unlock};
+use crate::fault;
+use crate::pg::locks::KeystoreLock;
+use crate::pg::process::ProcessLocal;
+use crate::pg::report::{Report, Result};
+
+/// Replays a WAL record from `start` to `end`: adds what the keystore does not have yet. All of it is checked before
+/// anything is written.
+pub(crate) fn replay(
+    scope: u32,
+    id: &[u8; 16],
+    batch: &[u8],
+    (start, end): (u64, u64),
+) -> Result<()> {
+    let mut records = batch::decode(batch).map_err(|e| {
+        Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, format!("pagevault WAL record: {e}"))
+    })?;
+    let destroys = records.iter().any(|record| matches!(record, Record::Destroyed { .. }));
+    if destroys {
+        destruction::before_redo(&records);
+    }
+    fault::point("redo.keys");
+    let lock = KeystoreLock::acquire();
+    if records.iter().all(is_known) {
+        return Ok(());
+    }
+    // What this server heard later counts.
+    let is_old = shared_memory()?.control.position(scope).is_some_and(|log| start < log.logged);
+    records.retain(|record| {
+        let is_superseded = is_old && is_replaced_by_later(record);
+        !(is_superseded || is_of_destroyed_key(record))
+    });
+    if records.is_empty() {
+        return Ok(());
+    }
+    require_consistent(scope, id, &records)?;
+    require_no_other_database_key(&lock, &records)?;
+    let batch = batch::encode(&records).map_err(|e| internal(format!("keystore: {e}")))?;
+    let staged = stage(&lock, scope, Some(*id), |log| log.stage_batch(&batch, start))?;
+    remember(&staged, end)?;
+    if settle_in_redo(&records) == Settle::Now {
+        settle_now(&lock, scope);
+    }
+    fault::point("redo.keys_in_file");
+    take_in(&lock, &records);
+    if destroys && let Err(report) = compact(&lock, scope) {
+        // The keys are not used any more. Their bytes stay in the file until it is written anew.
+        report.send(PgLogLevel::WARNING);
+    }
+    drop(lock);
+    fault::point("redo.keys_in_use");
+    let new = records.iter().filter_map(|record| match record {
+        Record::DatabaseKey { scope, version, .. } => Some((*scope, *version)),
+        _ => None,
+    });
+    let new: Vec<_> = new.collect();
+    if !new.is_empty() {
+        unlock::unlock_in_recovery(&new);
+    }
+    Ok(())
+}
+
+/// When the batch that redo has met is settled. A server that is started again may have pages under the keys of files that are
+/// older than these keys, and meet them before it meets the keys once more.
+fn settle_in_redo(records: &[Record]) -> Settle {
+    let is_of_file_in_use = |r: &Record| match r {
+        Record::DataKey { epoch, .. } => *epoch > 1,
+        Record::Rewriting { .. } => true,
+        _ => false,
+    };
+    if records.iter().any(is_of_file_in_use) { Settle::Now } else { Settle::of(records) }
+}
+
+/// Refuses records from WAL that do not go together with this server's keystore, or for which it has no room.
+fn require_consistent(scope: u32, id: &[u8; 16], records: &[Record]) -> Result<()> {
+    let shared = shared_memory()?;
+    if shared.control.keystore_id().is_some_and(|own| own != *id) {
+        return Err(contradiction("it is of another keystore".to_owned()));
+    }
+    if shared.control.position(scope).is_none() && !shared.control.has_any_room() {
+        return Err(recovery_needs_room("key file"));
+    }
+    let jobs = |r: &&Record| matches!(r, Record::Job { .. } | Record::JobsForgotten { .. });
+    let jobs = records.iter().filter(jobs).count();
+    if jobs > 0 && !shared.jobs.has_room(jobs) {
+        return Err(recovery_needs_room("rekey job"));
+    }
+    for record in records {
+        match record {
+            Record::DatabaseKey { scope, version, .. }
+                if !shared.secrets.could_announce(*scope, *version) =>
+            {
+                return Err(recovery_needs_room("database key"));
+            }
+            Record::WalSwitch(switch) if !shared.wal.switches.has_room_for(*switch) => {
+                return Err(recovery_needs_room("switch of WAL keys"));
+            }
+            Record::DataKey { file, epoch, .. } if data_keys::is_another_key(record) => {
+                let error = DirectoryError::KeyReplaced { file: *file, epoch: *epoch };
+                return Err(contradiction(error.to_string()));
+            }
+            _ => {}
+        }
+    }
+    shared.directory.check(records).map_err(|error| match error {
+        DirectoryError::Full { .. } => {
+            Report::new(PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED, error.to_string())
+                .hint("Raise pagevault.max_keys and start the server again.")
+        }
+        _ => contradiction(error.to_string()),
+    })
+}
+
+fn contradiction(detail: String) -> Report {
+    let message = "pagevault: a record of keys in WAL contradicts this server's keystore";
+    Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, message)
+        .detail(format!("{}{}. Nothing was changed.", detail[..1].to_uppercase(), &detail[1..]))
+        .hint("The keystore is not of the history that is replayed. Make this server anew from a base backup, with the directory pagevault/ of that backup.")
+}
+
+/// Check values of the database keys that the keystore has, by scope and version. In recovery nobody but redo adds any, so its
+/// process reads them from the cluster's log once, not for each record.
+static CHECK_VALUES: ProcessLocal<Option<HashMap<(u32, u32), CheckValue>>> =
+    ProcessLocal::new(None);
+
+/// Refuses a database key that is another one than the keystore has under its number, before anything is written: what
+/// the key that is there wraps would be lost, and the log not be read any more.
+fn require_no_other_database_key(lock: &KeystoreLock, records: &[Record]) -> Result<()> {
+    for record in records {
+        let Record::DatabaseKey { scope, version, check, .. } = record else { continue };
+        let (scope, version) = (*scope, *version);
+        if CHECK_VALUES.with(|values| values.is_none()) {
+            let state = cluster_state(lock)?;
+            let keys = state.database_keys();
+            let known = keys.map(|(scope, version, key)| ((scope, version), key.check)).collect();
+            CHECK_VALUES.with(|values| *values = Some(known));
+        }
+        let is_another = CHECK_VALUES.with(|values| {
+            let values = values.get_or_insert_default();
+            *values.entry((scope, version)).or_insert(*check) != *check
+        });
+        if is_another {
+            let error = StateError::DatabaseKeyReplaced { scope, version };
+            return Err(contradiction(error.to_string()));
+        }
+    }
+    Ok(())
+}
+
+/// Whether the last record of the kind that is heard counts, and this one takes the place of another: an older wrapping by a
+/// master key that is gone since, or an older address of a provider, would be what the next start goes by.
+fn is_replaced_by_later(record: &Record) -> bool {
+    match record {
+        Record::DatabaseKey { scope, version, .. } => {
+            shared::secrets().is_some_and(|keys| keys.state(*scope, *version).is_some())
+        }
+        Record::Provider { .. } | Record::DropProvider { .. } => true,
+        _ => false,
+    }
+}
+
+/// Whether the record would bring back the key of an epoch that was destroyed.
+fn is_of_destroyed_key(record: &Record) -> bool {
+    matches!(record, Record::DataKey { file, epoch, .. } if shared::destroyed_at(*file, *epoch).is_some())
+}
+
+/// Whether the record would change nothing. Providers and database keys are few and always added.
+fn is_known(record: &Record) -> bool {
+    let Some(shared) = shared::get() else { return false };
+    match record {
+        Record::WalSwitch(switch) => shared.wal.switches.contains(*switch),
+        Record::Job { .. }
+        | Record::JobStep { .. }
+        | Record::JobBegun { .. }
+        | Record::JobsForgotten { .. } => !shared.jobs.would_change(record),
+        _ => shared.directory.would_change(record) == Ok(false),
+    }
+}

@@ -1,0 +1,77 @@
+//! `pagevault-keyring take-back`: has key files say again what starts that failed have cut off them. For when the WAL that had
+//! it is lost for good.
+//!
+//! What is taken back counts without WAL; so it is refused where there is WAL that may have it, or tell that it has
+//! never happened. Standbys do not hear of it, and cannot follow across lost WAL anyway.
+
+use std::io::{self, Write};
+use std::path::Path;
+
+use pagevault_keystore::log::{self, Log, LogError, Trust, aside};
+use pagevault_keystore::protocol::ErrorClass;
+use pagevault_keystore::storage::{FileStorage, Storage};
+use pagevault_keystore::{Record, batch};
+
+use crate::access::Access;
+use crate::escrow::{require_owner, require_stopped};
+use crate::exec::refuse;
+use crate::offline::{DIRECTORY, Keystore, unreadable};
+use crate::options::printable;
+use crate::provider::ProviderError;
+use crate::verify::Control;
+
+/// Takes back what stands beside the key files of a data directory, and tells what. Killed at any moment, it can be
+/// run again.
+///
+/// # Errors
+/// When the server is running, or has WAL to replay; when files cannot be read or written.
+pub fn take_back(data_directory: &Path, out: &mut impl Write) -> Result<(), ProviderError> {
+    require_stopped(data_directory)?;
+    let keystore = Keystore::read(data_directory, Access::default())?;
+    require_owner(&keystore)?;
+    if !Control::ask(keystore.data_directory())?.ended {
+        return Err(refuse("the server was not shut down, and has WAL to replay")
+            .with_detail("WAL has the keys, or they have never been in use. Nothing was changed.")
+            .with_hint("Start the server. Only if its WAL is lost for good, run pg_resetwal first, then this."));
+    }
+    let storage = FileStorage::new(&keystore.data_directory().join(DIRECTORY))
+        .map_err(|error| unreadable(&keystore.data_directory().join(DIRECTORY), &error))?;
+    let mut count = 0;
+    for (scope, records) in keystore.put_aside()? {
+        let missing = aside::missing(keystore.state(), records);
+        if !missing.is_empty() {
+            require_whole(&storage, scope)?;
+            let opened = Log::open(&storage, scope, Trust::All).map_err(failed)?;
+            let (mut log, _) = opened.ok_or_else(|| {
+                refuse(format!("there is no key file beside \"{}\"", aside::name(scope)))
+            })?;
+            log.append(&missing).map_err(failed)?;
+        }
+        aside::forget(&storage, scope).map_err(failed)?;
+        count += missing.iter().filter(|record| matches!(record, Record::DataKey { .. })).count();
+        for record in &missing {
+            writeln!(out, "{}", printable(&batch::describe(record))).map_err(unprintable)?;
+        }
+    }
+    writeln!(out, "{count} data keys were taken back.").map_err(unprintable)
+}
+
+/// Opened to be changed, a key file loses an end that is not readable. After a shutdown that is damage.
+fn require_whole(storage: &FileStorage, scope: u32) -> Result<(), ProviderError> {
+    let name = log::file_name(scope);
+    let bytes = storage.read(&name, 0, log::MAX_LOG);
+    let bytes = bytes.map_err(|error| unreadable(Path::new(&name), &error))?.unwrap_or_default();
+    if log::replay(&bytes, scope).is_ok_and(|contents| contents.torn == 0) {
+        return Ok(());
+    }
+    Err(refuse(format!("key file \"{name}\" is damaged"))
+        .with_hint("Restore the directory pagevault/ of the data directory from a backup."))
+}
+
+fn failed(error: LogError) -> ProviderError {
+    ProviderError::new(ErrorClass::Internal, error.to_string())
+}
+
+fn unprintable(error: io::Error) -> ProviderError {
+    unreadable(Path::new("-"), &error)
+}

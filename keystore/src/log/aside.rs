@@ -1,0 +1,156 @@
+//! What a start has cut off a log, kept beside it until recovery has ended: `<database oid>.keys.unsettled`.
+//!
+//! What is cut off is in WAL, or has never happened. But the start may fail, and WAL may then be lost for good
+//! (`pg_resetwal`), while pages lie on disk under these keys. So before it is cut off it is written to this file, which is a
+//! log of the same format with nothing in it but these batches, each with its address in WAL. Starts that fail
+//! one after the other add to it. Nobody believes it: when recovery has ended it goes, and where WAL is lost
+//! somebody may take back what it holds ([`missing`]).
+
+use std::collections::HashSet;
+
+use super::replay::{self, parse_header};
+use super::{LogError, MAX_LOG, file_name, scope_of};
+use crate::batch::{self, Frame};
+use crate::error::FormatError;
+use crate::record::Record;
+use crate::state::{File, State};
+use crate::storage::Storage;
+
+/// What the name of a log is followed by.
+const SUFFIX: &str = ".unsettled";
+
+/// Name of the file beside the log of a scope.
+pub fn name(scope: u32) -> String {
+    format!("{}{SUFFIX}", file_name(scope))
+}
+
+/// The scope beside whose log a file of this name stands.
+pub fn scope_beside(name: &str) -> Option<u32> {
+    scope_of(name.strip_suffix(SUFFIX)?)
+}
+
+/// Scopes beside whose logs there is something, ascending.
+pub fn scopes(storage: &impl Storage) -> Result<Vec<u32>, LogError> {
+    let list = |source| LogError::Io { name: ".".to_owned(), action: "list", source };
+    let names = storage.names().map_err(list)?;
+    let mut scopes: Vec<u32> = names.iter().filter_map(|name| scope_beside(name)).collect();
+    scopes.sort_unstable();
+    Ok(scopes)
+}
+
+/// The records that stand beside the log of a scope. None where there is no such file, or it is of another keystore.
+pub fn read(
+    storage: &impl Storage,
+    scope: u32,
+    keystore_id: &[u8; 16],
+) -> Result<Vec<Record>, LogError> {
+    let name = name(scope);
+    let bytes = storage.read(&name, 0, MAX_LOG).map_err(|source| LogError::Io {
+        name: name.clone(),
+        action: "read",
+        source,
+    })?;
+    let Some(bytes) = bytes else { return Ok(Vec::new()) };
+    decode(&bytes, scope, keystore_id).map_err(|error| LogError::Format { name, error })
+}
+
+/// As [`read`], from the bytes of the file.
+pub fn decode(
+    bytes: &[u8],
+    scope: u32,
+    keystore_id: &[u8; 16],
+) -> Result<Vec<Record>, FormatError> {
+    let contents = replay::replay(bytes, scope)?;
+    let is_ours = contents.position.keystore_id == *keystore_id;
+    Ok(if is_ours { contents.records } else { Vec::new() })
+}
+
+/// Takes away what stands beside the log of a scope.
+pub fn forget(storage: &impl Storage, scope: u32) -> Result<(), LogError> {
+    let name = name(scope);
+    storage.remove(&name).map_err(|source| LogError::Io { name, action: "remove", source })
+}
+
+/// Of what stands beside a log, what the log does not say: `state` is what it says, with what the cluster's log says. Keys of
+/// epochs that have one are left out, whichever it is, and so is what concerns only the WAL that is lost: switches
+/// of its keys, and rekey jobs, of which nobody knows whether they were committed.
+pub fn missing(state: &State, beside: Vec<Record>) -> Vec<Record> {
+    let mut known = state.clone();
+    let mut missing = Vec::new();
+    for record in beside {
+        let of = match &record {
+            Record::DataKey { file, epoch, .. } => {
+                let is_there = |known: &File| known.keys.contains_key(epoch);
+                (!known.file(*file).is_some_and(is_there)).then_some(*file)
+            }
+            Record::Current { file, .. }
+            | Record::Plaintext { file, .. }
+            | Record::Retired { file, .. }
+            | Record::Rewriting { file, .. }
+            | Record::Destroyed { file, .. } => Some(*file),
+            Record::DatabaseKey { scope, version, .. } => {
+                if known.database_key(*scope, *version).is_none() {
+                    missing.push(record);
+                }
+                continue;
+            }
+            Record::Provider { name, .. } => {
+                if known.provider(name).is_none() {
+                    missing.push(record);
+                }
+                continue;
+            }
+            Record::DropProvider { .. }
+            | Record::WalSwitch(_)
+            | Record::Job { .. }
+            | Record::JobStep { .. }
+            | Record::JobBegun { .. }
+            | Record::JobsForgotten { .. } => None,
+        };
+        let Some(file) = of else { continue };
+        let before = known.file(file).cloned();
+        // What speaks of keys that are in neither place says nothing.
+        if known.apply(record.clone()).is_ok() && known.file(file) != before.as_ref() {
+            missing.push(record);
+        }
+    }
+    missing
+}
+
+/// Adds batches that are about to be cut off to the file beside the log, and returns when they are durable there.
+pub(super) fn keep(
+    storage: &impl Storage,
+    keystore_id: &[u8; 16],
+    scope: u32,
+    cut: Vec<Frame>,
+) -> Result<(), LogError> {
+    let name = name(scope);
+    let failed = |action| {
+        let name = name.clone();
+        move |source| LogError::Io { name, action, source }
+    };
+    let before = storage.read(&name, 0, MAX_LOG).map_err(failed("read"))?;
+    // Of another keystore, or damaged: it is of no use to anybody.
+    let before = before.and_then(|bytes| {
+        let (id, _) = parse_header(&bytes, scope).ok()?;
+        let frames = replay::frames(&bytes, scope).ok()?;
+        (id == *keystore_id).then_some(frames)
+    });
+    let mut seen = HashSet::new();
+    let mut bytes = replay::header(keystore_id, scope, 0);
+    for frame in before.into_iter().flatten().chain(cut) {
+        if frame.records.is_empty() {
+            continue;
+        }
+        let batch = batch::encode(&frame.records).map_err(LogError::Record)?;
+        // Redo of a start that failed has staged it once more.
+        if seen.insert(batch.clone()) {
+            bytes.extend(batch::stamp(&batch, bytes.len() as u64, frame.logged));
+        }
+    }
+    let settled = bytes.len() as u64;
+    bytes.extend(batch::mark(settled, 0));
+    let new = format!("{name}.new");
+    storage.create(&new, &bytes).map_err(failed("write"))?;
+    storage.rename(&new, &name).map_err(failed("replace"))
+}

@@ -1,0 +1,164 @@
+//! What a start cuts off a log stays beside it, whatever goes wrong at whichever step.
+
+use pagevault_keystore::log::{Log, Trust, aside};
+use pagevault_keystore::record::Phase;
+use pagevault_keystore::state::State;
+use pagevault_keystore::{Record, RelFile};
+
+use crate::arbitrary::{current, data_key};
+use crate::faulty::{DONE, Fault, FaultyStorage};
+
+const ID: [u8; 16] = *b"0123456789abcdef";
+/// Where recovery begins, and an address behind it.
+const REDO: u64 = 0x1000;
+const BEHIND: u64 = 0x2000;
+
+fn settled() -> Vec<Record> {
+    vec![data_key(1, 1, 1, 10), current(1, 1)]
+}
+
+fn unsettled(relation: u32) -> Vec<Record> {
+    vec![data_key(relation, 1, 1, 20), current(relation, 1)]
+}
+
+/// A log with two batches that no checkpoint has settled.
+fn crashed() -> FaultyStorage {
+    let storage = FaultyStorage::default();
+    let mut log = Log::create(&storage, ID, 5, &settled()).unwrap();
+    log.stage(&unsettled(2), BEHIND).unwrap();
+    log.stage(&unsettled(3), BEHIND + 8).unwrap();
+    storage
+}
+
+fn recover(storage: &FaultyStorage) -> Result<(), pagevault_keystore::log::LogError> {
+    let opened = Log::open(storage, 5, Trust::Settled { redo: REDO })?;
+    let (mut log, contents) = opened.unwrap();
+    assert_eq!(contents.records, settled());
+    log.compact(&contents.records)
+}
+
+fn beside(storage: &FaultyStorage) -> Vec<Record> {
+    aside::read(storage, 5, &ID).unwrap()
+}
+
+/// What the log and the file beside it say together.
+fn all(storage: &FaultyStorage) -> Vec<Record> {
+    let (log, contents) = Log::open(storage, 5, Trust::All).unwrap().unwrap();
+    drop(log);
+    let state = State::from_records(contents.records.clone()).unwrap();
+    [contents.records, aside::missing(&state, beside(storage))].concat()
+}
+
+fn expected() -> Vec<Record> {
+    [settled(), unsettled(2), unsettled(3)].concat()
+}
+
+#[test]
+fn what_is_cut_off_stays_beside_the_log() {
+    let storage = crashed();
+    recover(&storage).unwrap();
+    assert_eq!(beside(&storage), [unsettled(2), unsettled(3)].concat());
+    assert_eq!(aside::scopes(&storage).unwrap(), [5]);
+    for disk in storage.after_power_cut() {
+        assert_eq!(all(&disk), expected());
+    }
+    aside::forget(&storage, 5).unwrap();
+    assert_eq!(aside::scopes(&storage).unwrap(), [0; 0]);
+    assert_eq!(beside(&storage), []);
+}
+
+#[test]
+fn nothing_is_lost_at_any_step() {
+    for step in 0.. {
+        let mut hit = false;
+        for (kill, done) in DONE.into_iter().flat_map(|done| [(true, done), (false, done)]) {
+            let storage = crashed();
+            // What is not durable yet may be lost with the power, but not by us.
+            storage.arm(Some(Fault { step, kill, done }));
+            let _ = recover(&storage);
+            hit |= storage.hit();
+            storage.arm(None);
+            let storage = storage.after_kill();
+            assert_eq!(all(&storage), expected(), "step {step}, killed {kill}, {done}");
+            recover(&storage).unwrap();
+            assert_eq!(all(&storage), expected());
+        }
+        if !hit {
+            assert!(step > 5, "the steps have come to an end early");
+            return;
+        }
+    }
+}
+
+/// Redo of a start that failed has staged some of it again, and more.
+#[test]
+fn starts_that_fail_one_after_the_other_add_to_it() {
+    let storage = crashed();
+    recover(&storage).unwrap();
+    let (mut log, _) = Log::open(&storage, 5, Trust::All).unwrap().unwrap();
+    log.stage(&unsettled(2), BEHIND).unwrap();
+    log.stage(&unsettled(4), BEHIND + 16).unwrap();
+    recover(&storage).unwrap();
+    assert_eq!(beside(&storage), [unsettled(2), unsettled(3), unsettled(4)].concat());
+    // Nothing was staged since.
+    recover(&storage).unwrap();
+    assert_eq!(beside(&storage).len(), 6);
+}
+
+#[test]
+fn of_another_keystore_or_damaged_it_says_nothing() {
+    let storage = crashed();
+    recover(&storage).unwrap();
+    assert_eq!(aside::read(&storage, 5, b"another keystore").unwrap(), []);
+    let mut bytes = storage.content(&aside::name(5));
+    let middle = bytes.len() / 2;
+    bytes[middle] ^= 1;
+    storage.put(&aside::name(5), &bytes);
+    assert!(aside::read(&storage, 5, &ID).is_err());
+    // The next one takes its place.
+    let (mut log, _) = Log::open(&storage, 5, Trust::All).unwrap().unwrap();
+    log.stage(&unsettled(4), BEHIND).unwrap();
+    recover(&storage).unwrap();
+    assert_eq!(beside(&storage), unsettled(4));
+}
+
+#[test]
+fn names_are_told_from_those_of_logs() {
+    for scope in [0, 5, u32::MAX] {
+        let name = aside::name(scope);
+        assert_eq!(aside::scope_beside(&name), Some(scope));
+        assert_eq!(pagevault_keystore::log::scope_of(&name), None);
+    }
+    for name in ["5.keys", "5.keys.new", "05.keys.unsettled", "5.keys.unsettled.new", ".unsettled"]
+    {
+        assert_eq!(aside::scope_beside(name), None, "{name}");
+    }
+}
+
+/// What the log has, or what came since, stays; what speaks of keys that are nowhere says nothing.
+#[test]
+fn only_what_is_missing_is_taken_back() {
+    let file = |relation| RelFile { tablespace: 1663, database: 5, relation };
+    let state = State::from_records(settled()).unwrap();
+    let other = data_key(1, 1, 2, 99);
+    let later = vec![data_key(1, 2, 1, 11), current(1, 2)];
+    let job = Record::JobsForgotten { database: 5, through: 1, all: false };
+    let orphan = current(9, 1);
+    let plain = Record::Plaintext { file: file(1), after: 2 };
+    let rewriting = Record::Rewriting {
+        file: file(1),
+        phase: Phase { epoch: 2, plaintext: false },
+        done: false,
+    };
+    let beside = [
+        vec![other, job, orphan, rewriting.clone()],
+        later.clone(),
+        vec![rewriting.clone(), plain.clone(), plain.clone()],
+        settled(),
+    ]
+    .concat();
+    let missing = aside::missing(&state, beside);
+    assert_eq!(missing, [later, vec![rewriting, plain]].concat());
+    let whole = State::from_records([settled(), missing].concat()).unwrap();
+    assert_eq!(aside::missing(&whole, whole.records(5)), []);
+}

@@ -1,0 +1,228 @@
+//! A start that fails has cut off key files what only WAL had settled; then WAL is lost for good. The keys are still beside
+//! the key files, and come back by a command.
+
+use std::fs;
+use std::path::PathBuf;
+
+use anyhow::{Result, ensure};
+use pagevault_keystore::log::aside;
+use pagevault_keystore::storage::FileStorage;
+use pagevault_tests::standby::{standby_of, wait_for};
+use pagevault_tests::{Cluster, KeyFile, Settings, StopMode};
+
+const SUM: &str = "SELECT count(*) || ' ' || sum(hashtext(s::text)::bigint) FROM s";
+
+fn cluster() -> Result<(Cluster, KeyFile)> {
+    let settings = Settings::default()
+        .conf("fsync = on") // else checkpoints settle nothing
+        .conf("checkpoint_timeout = 1h")
+        .conf("autovacuum = off")
+        .conf("pagevault.unlock_timeout = 1");
+    let (cluster, keys) = Cluster::with_keys(&settings)?;
+    cluster.sql("CREATE TABLE t (id int); SELECT pagevault.encrypt('t')")?;
+    ensure!(cluster.text("SELECT pagevault.rekey_wait('t'::regclass)")? == "t");
+    cluster.sql("CHECKPOINT; SET pagevault.default_encryption = on")?;
+    Ok((cluster, keys))
+}
+
+/// A table whose keys no checkpoint has settled.
+fn make_table(cluster: &Cluster) -> Result<()> {
+    cluster.sql(
+        "SET pagevault.default_encryption = on;
+         CREATE TABLE s AS SELECT i AS id, md5(i::text) AS name FROM generate_series(1, 3000) i;
+         CREATE INDEX s_id ON s (id)",
+    )
+}
+
+/// Killed when a checkpoint has written all there is, and before it settles keys.
+fn crash_before_keys_are_settled(cluster: &Cluster) -> Result<()> {
+    cluster.stop_at("keys.settling")?;
+    let mut client = cluster.client()?;
+    let session = std::thread::spawn(move || client.batch_execute("CHECKPOINT"));
+    cluster.stopped_at("keys.settling")?;
+    cluster.kill()?;
+    cluster.go_on();
+    let _ = session.join();
+    Ok(())
+}
+
+/// A start that fails because no key can be unwrapped.
+fn start_in_vain(cluster: &Cluster, keys: &KeyFile) -> Result<()> {
+    keys.take_away()?;
+    ensure!(cluster.start_server().is_err(), "the server starts without its key file");
+    keys.bring_back()
+}
+
+fn keystore(cluster: &Cluster) -> PathBuf {
+    cluster.data_directory().join("pagevault")
+}
+
+fn put_aside(cluster: &Cluster) -> Result<Vec<u32>> {
+    Ok(aside::scopes(&FileStorage::new(&keystore(cluster))?)?)
+}
+
+/// What `pagevault-keyring` says of the data directory, and whether it succeeds.
+fn keyring(cluster: &Cluster, command: &str) -> Result<(String, bool)> {
+    let mut program = cluster.program("pagevault-keyring");
+    let output = program.arg(command).arg(cluster.data_directory()).output()?;
+    let said = [output.stdout, output.stderr].concat();
+    Ok((String::from_utf8_lossy(&said).into_owned(), output.status.success()))
+}
+
+/// Asynchronous reads (PostgreSQL 18) have the server's own message.
+fn says_no_key(message: &str) -> bool {
+    message.contains("no data key of epoch 1") || message.contains("Required key not available")
+}
+
+fn allow_failed_starts(cluster: &mut Cluster) {
+    for said in [
+        "key file",
+        "locked",
+        "could not unlock",
+        "database system",
+        "lacks keys",
+        "no data key of epoch",
+        "could not read blocks",
+        "shutting down",
+    ] {
+        cluster.allow_log(said);
+    }
+}
+
+#[test]
+fn keys_that_a_failed_start_has_cut_off_come_back_after_pg_resetwal() -> Result<()> {
+    let (mut cluster, keys) = cluster()?;
+    allow_failed_starts(&mut cluster);
+    make_table(&cluster)?;
+    let sum = cluster.text(SUM)?;
+    let next: u64 = cluster.text("SELECT pg_current_xact_id()")?.parse()?;
+    crash_before_keys_are_settled(&cluster)?;
+    start_in_vain(&cluster, &keys)?;
+    ensure!(put_aside(&cluster)? == [5], "{:?}", put_aside(&cluster)?);
+    let first = fs::read(keystore(&cluster).join(aside::name(5)))?;
+    start_in_vain(&cluster, &keys)?;
+    ensure!(
+        fs::read(keystore(&cluster).join(aside::name(5)))? == first,
+        "the second start lost it"
+    );
+
+    let (said, _) = keyring(&cluster, "inspect")?;
+    ensure!(
+        said.contains("5.keys.unsettled") && said.contains("kept until recovery has"),
+        "{said}"
+    );
+    // WAL is there.
+    let (said, done) = keyring(&cluster, "take-back")?;
+    ensure!(
+        !done && said.contains("has WAL to replay") && said.contains("Start the server"),
+        "{said}"
+    );
+
+    for entry in fs::read_dir(cluster.data_directory().join("pg_wal"))? {
+        let path = entry?.path();
+        if path.is_file() {
+            fs::remove_file(path)?;
+        }
+    }
+    let mut reset = cluster.program("pg_resetwal");
+    let output = reset.args(["-f", "-x", &(next + 100).to_string(), "-D"]);
+    let output = output.arg(cluster.data_directory()).output()?;
+    ensure!(output.status.success(), "{output:?}");
+
+    // Not one page more is written before the keys are back.
+    let refused = cluster.start_server();
+    let said = refused.err().map(|error| error.to_string()).unwrap_or_default();
+    ensure!(said.contains("key file \"5.keys\" lacks keys"), "{said}");
+    ensure!(said.contains("take-back"), "{said}");
+    let (said, _) = keyring(&cluster, "verify")?;
+    ensure!(said.contains("put aside") && said.contains("pagevault/5.keys.unsettled"), "{said}");
+    // Without the file they would be lost.
+    let (beside, away) =
+        (keystore(&cluster).join(aside::name(5)), cluster.directory().join("unsettled"));
+    fs::rename(&beside, &away)?;
+    cluster.start_server()?;
+    let error = cluster.error(SUM)?;
+    ensure!(says_no_key(&error.message), "{}", error.message);
+    cluster.stop(StopMode::Fast)?;
+    fs::rename(&away, &beside)?;
+
+    let (said, done) = keyring(&cluster, "take-back")?;
+    ensure!(
+        done && said.contains("data key rel 1663/5/") && said.contains("were taken back"),
+        "{said}"
+    );
+    ensure!(put_aside(&cluster)?.is_empty());
+    let (said, done) = keyring(&cluster, "take-back")?;
+    ensure!(done && said.contains("0 data keys were taken back"), "{said}");
+    cluster.start_server()?;
+    ensure!(cluster.text(SUM)? == sum, "contents differ");
+    cluster.sql("INSERT INTO s SELECT i, 'more' FROM generate_series(1, 100) i; CHECKPOINT")?;
+    let sum = cluster.text(SUM)?;
+    cluster.crash()?;
+    ensure!(cluster.text(SUM)? == sum, "contents differ after a crash");
+    cluster.finish()
+}
+
+/// With WAL the next start needs none of it.
+#[test]
+fn what_is_put_aside_goes_when_recovery_has_ended() -> Result<()> {
+    let (mut cluster, keys) = cluster()?;
+    allow_failed_starts(&mut cluster);
+    let mut standby = standby_of(&cluster, &[])?;
+    standby.allow_log("could not");
+    make_table(&cluster)?;
+    let sum = cluster.text(SUM)?;
+    wait_for(&standby, &cluster)?;
+    crash_before_keys_are_settled(&cluster)?;
+    start_in_vain(&cluster, &keys)?;
+    ensure!(put_aside(&cluster)? == [5]);
+    // Killed in the midst of redo: what it has staged by then is cut off once more.
+    cluster.stop_at("redo.keys_in_use")?;
+    std::thread::scope(|scope| -> Result<()> {
+        let start = scope.spawn(|| cluster.start_server());
+        cluster.stopped_at("redo.keys_in_use")?;
+        cluster.kill()?;
+        let _ = start.join();
+        Ok(())
+    })?;
+    cluster.go_on();
+    ensure!(put_aside(&cluster)? == [5]);
+    cluster.start_server()?;
+    ensure!(cluster.text(SUM)? == sum, "contents differ");
+    ensure!(put_aside(&cluster)?.is_empty(), "{:?}", put_aside(&cluster)?);
+    // A standby keeps nothing either, also if it was shut down.
+    for mode in [StopMode::Fast, StopMode::Immediate] {
+        standby.stop(mode)?;
+        standby.start_server()?;
+        wait_for(&standby, &cluster)?;
+        ensure!(standby.text(SUM)? == sum, "the standby differs");
+        ensure!(put_aside(&standby)?.is_empty(), "{:?}", put_aside(&standby)?);
+    }
+    standby.finish()?;
+    cluster.finish()
+}
+
+/// A crash before anything of it was in WAL, and none to replay: nothing is missing, and the server starts again and again.
+#[test]
+fn what_has_never_happened_is_not_missed() -> Result<()> {
+    let (cluster, _keys) = cluster()?;
+    cluster.stop_at("keys.in_file")?;
+    let mut client = cluster.client()?;
+    let session = std::thread::spawn(move || {
+        client.batch_execute("SET pagevault.default_encryption = on; CREATE TABLE s (id int)")
+    });
+    cluster.stopped_at("keys.in_file")?;
+    cluster.kill()?;
+    cluster.go_on();
+    let _ = session.join();
+    for _ in 0..2 {
+        cluster.start_server()?;
+        cluster.eventually_that("nothing is put aside", || {
+            ensure!(put_aside(&cluster)?.is_empty());
+            Ok(())
+        })?;
+        cluster.stop(StopMode::Fast)?;
+    }
+    cluster.start_server()?;
+    cluster.finish()
+}

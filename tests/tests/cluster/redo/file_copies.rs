@@ -1,0 +1,67 @@
+//! A database is copied as files while a backup is taken, and then its template gets new keys. Redo copies the template as it was
+//! later, as PostgreSQL does with any change (docs/design/what-redo-reads.md): the copy has no keys for that. It must be told.
+
+use anyhow::{Result, ensure};
+use pagevault_tests::cluster::{expect_error, run_sql, text};
+use pagevault_tests::{Cluster, Settings};
+
+use super::{backup, cluster};
+
+const SUM: &str = "SELECT count(*) || ':' || sum(hashtext(t::text)::bigint) FROM t";
+
+/// A backup in which the database `copy` was made of `model`, `model` was rekeyed, and then `afterwards` was done in `copy`.
+fn copied_meanwhile(afterwards: &str) -> Result<(Cluster, Cluster, String)> {
+    let cluster = cluster(Settings::default())?;
+    cluster.sql("CREATE DATABASE model")?;
+    let mut model = cluster.client_to("model")?;
+    run_sql(
+        &mut model,
+        "CREATE EXTENSION pagevault;
+         CREATE TABLE t AS SELECT i AS id, md5(i::text) AS name FROM generate_series(1, 1000) i;
+         SELECT pagevault.encrypt('t')",
+    )?;
+    drop(model);
+    let restored = backup(&cluster, || {
+        cluster.sql("CREATE DATABASE copy TEMPLATE model STRATEGY file_copy")?;
+        let mut model = cluster.client_to("model")?;
+        run_sql(&mut model, "SELECT pagevault.rotate_data_key('t')")?;
+        let done = text(&mut model, "SELECT pagevault.rekey_wait('t'::regclass, '1min')")?;
+        ensure!(done == "t", "the job does not end");
+        run_sql(&mut cluster.client_to("copy")?, afterwards)?;
+        cluster.sql("CHECKPOINT")
+    })?;
+    let sum = text(&mut cluster.client_to("copy")?, SUM)?;
+    Ok((cluster, restored, sum))
+}
+
+#[test]
+fn what_was_copied_of_the_future_is_not_opened_with_a_wrong_key() -> Result<()> {
+    let (cluster, mut restored, sum) = copied_meanwhile("SELECT 1")?;
+    for said in ["specified neither", "no data key of epoch", "could not read blocks"] {
+        restored.allow_log(said);
+    }
+    restored.start_server()?;
+    ensure!(text(&mut restored.client_to("model")?, SUM)? == sum, "the template");
+    let error = expect_error(&mut restored.client_to("copy")?, SUM)?;
+    // Asynchronous reads (PostgreSQL 18) have the server's own message.
+    let told = ["no data key of epoch 2 for block 0", "Required key not available"];
+    ensure!(told.iter().any(|told| error.message.contains(told)), "{}", error.message);
+    restored.sql("DROP DATABASE copy")?;
+    restored.sql("CREATE DATABASE copy TEMPLATE model STRATEGY file_copy")?;
+    ensure!(text(&mut restored.client_to("copy")?, SUM)? == sum, "the second copy");
+    restored.finish()?;
+    cluster.finish()
+}
+
+#[test]
+fn what_was_copied_of_the_future_is_not_written_over() -> Result<()> {
+    let (cluster, mut restored, _) =
+        copied_meanwhile("UPDATE t SET name = name WHERE id % 10 = 0")?;
+    for said in ["specified neither", "WAL has not brought", "startup process", "shutting down"] {
+        restored.allow_log(said);
+    }
+    let said = restored.start_server().err().map(|error| error.to_string()).unwrap_or_default();
+    ensure!(said.contains("WAL has not brought the data key of epoch 2"), "{said}");
+    restored.finish()?;
+    cluster.finish()
+}
