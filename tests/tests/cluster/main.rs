@@ -51,6 +51,7 @@ mod temp;
 mod unlock;
 mod upgrade;
 mod wal;
+mod withdrawal;
 mod wrong_keys;
 
 use pagevault_tests::datafile::{assert_plain, assert_sealed};
