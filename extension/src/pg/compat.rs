@@ -129,6 +129,17 @@ pub(crate) unsafe fn relation_locator(relation: pg_sys::Relation) -> Locator {
     return unsafe { (*relation).rd_locator };
 }
 
+/// The file number of a relation whose row in pg_class has none (`RelationMapOidToFilenumber`, `RelationMapOidToFilenode` in 15).
+pub(crate) fn mapped_file(oid: pg_sys::Oid, is_shared: bool) -> u32 {
+    unsafe extern "C-unwind" {
+        /// relmapper.c: looks into the maps that a session loads when it connects; cannot raise.
+        #[cfg_attr(feature = "pg15", link_name = "RelationMapOidToFilenode")]
+        fn RelationMapOidToFilenumber(oid: pg_sys::Oid, is_shared: bool) -> u32;
+    }
+    // SAFETY: as it says.
+    unsafe { RelationMapOidToFilenumber(oid, is_shared) }
+}
+
 /// Path of one fork of a permanent relation, relative to the data directory (`relpathperm`).
 pub(crate) fn relation_path(file: RelFile, fork: pg_sys::ForkNumber::Type) -> String {
     // SAFETY: GetRelationPath only formats its arguments; the result is palloc'd (or by value on 18).

@@ -22,6 +22,7 @@ pub(crate) mod report;
 pub(crate) mod session;
 pub(crate) mod statement;
 pub(crate) mod statistics;
+pub(crate) mod survey;
 pub(crate) mod text;
 pub(crate) mod wal;
 pub(crate) mod worker;

@@ -51,6 +51,7 @@ mod temp;
 mod unlock;
 mod upgrade;
 mod wal;
+mod watching;
 mod withdrawal;
 mod wrong_keys;
 
