@@ -31,20 +31,14 @@ CREATE VIEW pagevault.relations AS
     SELECT c.oid::pg_catalog.regclass AS relation,
            c.relkind AS kind,
            l.label,
-           k.epoch IS NOT NULL AS encrypted,
-           k.epoch, k.cipher,
-           pg_catalog.pg_relation_size(c.oid) AS bytes
+           r.epoch IS NOT NULL AS encrypted,
+           r.epoch, r.cipher, r.bytes
       FROM pg_catalog.pg_class c
-      JOIN pg_catalog.pg_database d ON d.datname = pg_catalog.current_database()
+      JOIN pagevault.relation_rows() r ON r.relation = c.oid
       LEFT JOIN pg_catalog.pg_seclabel l
              ON l.objoid = c.oid AND l.classoid = 'pg_catalog.pg_class'::pg_catalog.regclass
             AND l.objsubid = 0 AND l.provider = 'pagevault'
-      LEFT JOIN pagevault.data_key_rows() k
-             ON k.filenode = pg_catalog.pg_relation_filenode(c.oid)
-            AND k.tablespace = CASE WHEN c.reltablespace = 0 THEN d.dattablespace ELSE c.reltablespace END
-            AND k.is_current
-     WHERE c.relkind IN ('r', 'm', 'i', 't', 'S') AND c.relpersistence <> 't'
-       AND (k.epoch IS NOT NULL OR c.oid >= 16384);
+     WHERE r.epoch IS NOT NULL OR c.oid >= 16384;
 COMMENT ON VIEW pagevault.relations IS 'relations with storage, and under which key new pages are written';
 
 CREATE VIEW pagevault.drift AS
@@ -181,7 +175,8 @@ COMMENT ON FUNCTION pagevault.stats() IS 'Serves the view stats.';
 COMMENT ON FUNCTION pagevault.status_row() IS 'Serves the view status.';
 COMMENT ON FUNCTION pagevault.provider_rows() IS 'Serves the view providers.';
 COMMENT ON FUNCTION pagevault.master_key_rows() IS 'Serves the view master_keys.';
-COMMENT ON FUNCTION pagevault.data_key_rows() IS 'Serves the views data_keys and relations.';
+COMMENT ON FUNCTION pagevault.data_key_rows() IS 'Serves the view data_keys.';
+COMMENT ON FUNCTION pagevault.relation_rows() IS 'Serves the view relations.';
 COMMENT ON FUNCTION pagevault.rekey_rows() IS 'Serves the view rekey_progress.';
 
 -- Nothing is anybody's, whatever default privileges said (ALTER DEFAULT PRIVILEGES), but for what follows.
@@ -214,7 +209,7 @@ $$;
 GRANT USAGE ON SCHEMA pagevault TO PUBLIC;
 GRANT SELECT ON pagevault.status, pagevault.data_keys, pagevault.relations TO PUBLIC;
 GRANT EXECUTE ON FUNCTION
-    pagevault.status_row(), pagevault.data_key_rows(), pagevault.is_encrypted(regclass)
+    pagevault.status_row(), pagevault.data_key_rows(), pagevault.relation_rows(), pagevault.is_encrypted(regclass)
     TO PUBLIC;
 
 -- Who monitors: what differs from the policy, what is on disk, what it costs.

@@ -343,9 +343,9 @@ pub(crate) fn check_usable(file: SmgrFile) -> Result<(), PageFault> {
     }
 }
 
-/// Refuses users who would add pages to a file whose data keys were destroyed.
+/// Refuses users of a file whose data keys were destroyed.
 #[inline]
-pub(crate) fn check_not_destroyed(file: SmgrFile) -> Result<(), PageFault> {
+fn check_not_destroyed(file: SmgrFile) -> Result<(), PageFault> {
     let refused = shared::anything_destroyed()
         && !file.is_temporary()
         && serves_users()
@@ -354,7 +354,7 @@ pub(crate) fn check_not_destroyed(file: SmgrFile) -> Result<(), PageFault> {
 }
 
 /// Refuses users of a file whose database key is refused, or whose data keys were destroyed. Asked before
-/// reading; two flag tests while there are none.
+/// reading, and before adding pages, which would be in shared buffers then; two flag tests while there are none.
 #[inline]
 pub(crate) fn check_access(file: SmgrFile) -> Result<(), PageFault> {
     if shared::anything_refused() || shared::anything_destroyed() {

@@ -28,6 +28,7 @@ pub(crate) fn start() {
     rmgr::register();
     hooks::access::install();
     hooks::ddl::install();
+    hooks::decoding::install();
     hooks::utility::install();
     hooks::statistics::install();
     hooks::transaction::install();

@@ -73,7 +73,9 @@ mod tests {
         )?;
         assert_eq!(
             open.as_deref(),
-            Some("data_key_rows, is_encrypted, rekey_wait, rekey_wait, rekey_wait, status_row")
+            Some(
+                "data_key_rows, is_encrypted, rekey_wait, rekey_wait, rekey_wait, relation_rows, status_row"
+            )
         );
         Ok(())
     }

@@ -10,13 +10,14 @@ use std::os::unix::fs::FileExt;
 use pagevault_cipher::{Epoch, PAGE_SIZE, Page, page};
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
-use pgrx::pg_sys::{self, ForkNumber};
+use pgrx::pg_sys::{self, ForkNumber, Oid};
 
 use crate::keys::shared;
 use crate::page_io;
 use crate::pg::catalog;
 use crate::pg::compat::{self, SHARED_BACKEND, SmgrFile};
 use crate::pg::process;
+use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
 
 /// What one page is on disk.
@@ -69,6 +70,47 @@ pub(crate) fn count_pages(file: RelFile) -> Result<Vec<PageCount>> {
         }));
     }
     Ok(counts)
+}
+
+/// The pages of a relation, and of what follows it, as far as it has storage that lasts. Nobody's lock is waited for: a file that
+/// is replaced while it is read is nobody's any more, so all is read once more. Of what somebody replaces just now it
+/// tells how it was before.
+pub(crate) fn pages_of(relation: Oid) -> Result<Vec<(Facts, Vec<PageCount>)>> {
+    /// Whoever replaces files all the time is not waited for.
+    const ATTEMPTS: u32 = 10;
+    let stored = || {
+        relation::hear_of_changes();
+        let mut members = relation::family_as_it_is(relation);
+        members.retain(Facts::is_stored);
+        members
+    };
+    let files = |members: &[Facts]| members.iter().map(|m| m.file).collect::<Vec<_>>();
+    let (mut members, mut attempts) = (stored(), ATTEMPTS);
+    loop {
+        let counts: Result<Vec<_>> = members.iter().map(|m| count_pages(m.file)).collect();
+        let after = stored();
+        attempts -= 1;
+        if files(&after) == files(&members) || attempts == 0 {
+            return Ok(members.into_iter().zip(counts?).collect());
+        }
+        members = after;
+    }
+}
+
+/// How long the main fork of a file is; 0 if it is gone.
+pub(crate) fn main_fork_bytes(file: RelFile) -> Result<i64> {
+    let path = compat::relation_path(file, ForkNumber::MAIN_FORKNUM);
+    let mut bytes = 0;
+    for segment in 0u32.. {
+        process::check_for_interrupts();
+        let path = if segment == 0 { path.clone() } else { format!("{path}.{segment}") };
+        match std::fs::metadata(&path) {
+            Ok(found) => bytes += found.len() as i64,
+            Err(e) if e.kind() == ErrorKind::NotFound => break,
+            Err(e) => return Err(unreadable(&path, &e)),
+        }
+    }
+    Ok(bytes)
 }
 
 /// True if pages of a file are sealed when they are written, or were and are not yet rewritten.

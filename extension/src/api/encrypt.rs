@@ -5,12 +5,12 @@ use pgrx::prelude::*;
 
 use crate::keys::shared;
 use crate::pg::labels::Object;
-use crate::pg::relation;
+use crate::pg::relation::{self, Facts};
 use crate::pg::report::{OrRaise, Result};
 use crate::pg::text::ServerText;
 use crate::policy::labels;
 use crate::rekey::requests;
-use crate::verify::{self, PageState};
+use crate::verify::{self, PageCount, PageState};
 use crate::{policy, preload, roles};
 
 /// The security label as a function: `SECURITY LABEL FOR pagevault ON ... IS 'encrypted'`.
@@ -143,18 +143,11 @@ fn encrypt_catalogs() -> i64 {
 fn is_encrypted(rel: Oid) -> bool {
     let facts = preload::require_active().and_then(|()| relation::require(rel)).or_raise();
     roles::require_select(rel, &relation::quoted_name(&facts)).or_raise();
-    let members = relation::family(rel, pg_sys::AccessShareLock as pg_sys::LOCKMODE);
-    let stored = members.iter().filter(|m| m.is_stored());
-    let mut any = false;
-    for member in stored {
-        any = true;
-        let counts = verify::count_pages(member.file).or_raise();
-        if !shared::is_sealed(member.file) || counts.iter().any(|c| c.state == PageState::Plaintext)
-        {
-            return false;
-        }
-    }
-    any
+    let pages = verify::pages_of(rel).or_raise();
+    let is_sealed = |(member, counts): &(Facts, Vec<PageCount>)| {
+        shared::is_sealed(member.file) && counts.iter().all(|c| c.state != PageState::Plaintext)
+    };
+    !pages.is_empty() && pages.iter().all(is_sealed)
 }
 
 /// What is really on disk: pages by relation, fork and epoch. Reads the files from end to end.
@@ -178,11 +171,8 @@ fn verify(
 > {
     preload::require_active().and_then(|()| relation::require(rel)).or_raise();
     let mut rows = Vec::new();
-    for member in relation::family(rel, pg_sys::AccessShareLock as pg_sys::LOCKMODE) {
-        if !member.is_stored() {
-            continue;
-        }
-        for count in verify::count_pages(member.file).or_raise() {
+    for (member, counts) in verify::pages_of(rel).or_raise() {
+        for count in counts {
             let (state, epoch) = match count.state {
                 PageState::Empty => ("empty", None),
                 PageState::Plaintext => ("plaintext", None),

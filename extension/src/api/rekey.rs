@@ -169,7 +169,8 @@ fn rekey_wait_for_relation(rel: Option<Oid>, timeout: Option<Interval>) -> Optio
     let rel = rel?;
     let waited = || {
         preload::require_active()?;
-        roles::require_owner_or_admin(rel, &relation::qualified_name(rel))?;
+        let name = relation::quoted_name(&relation::require(rel)?);
+        roles::require_owner_or_admin(rel, &name)?;
         match jobs::last_of(rel)? {
             Some(job) => wait(job, limit_of(timeout)),
             None => Ok(true),

@@ -7,10 +7,11 @@ use pgrx::prelude::*;
 use crate::keys::gone::is_gone;
 use crate::keys::health::Moment;
 use crate::keys::secrets::State;
-use crate::keys::{escrow, helper, persist, provider_admin, wal_switch};
+use crate::keys::{escrow, helper, persist, provider_admin, shared, wal_switch};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{OrRaise, Report, Result};
-use crate::{preload, roles};
+use crate::pg::survey::Survey;
+use crate::{preload, roles, verify};
 
 /// Behind the view `pagevault.status`.
 #[pg_extern]
@@ -200,7 +201,7 @@ fn master_key_rows() -> TableIterator<
     TableIterator::new(rows)
 }
 
-/// Behind the views `pagevault.data_keys` and `pagevault.relations`: the keys of this database.
+/// Behind the view `pagevault.data_keys`: the keys of this database.
 #[pg_extern]
 #[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
 fn data_key_rows() -> TableIterator<
@@ -246,4 +247,30 @@ fn key_rows(directory: &Directory<'_>) -> Result<Vec<KeyRow>> {
         }
     }
     Ok(rows)
+}
+
+/// Behind the view `pagevault.relations`: every relation with storage, the key that its new pages get, and the size of its main
+/// fork. Nobody's lock is waited for.
+#[pg_extern]
+fn relation_rows() -> TableIterator<
+    'static,
+    (
+        name!(relation, pg_sys::Oid),
+        name!(epoch, Option<i32>),
+        name!(cipher, Option<String>),
+        name!(bytes, i64),
+    ),
+> {
+    preload::require_active().or_raise();
+    let survey = Survey::make();
+    let rows: Result<Vec<_>> = survey
+        .relations()
+        .filter(|facts| facts.is_stored())
+        .map(|facts| {
+            let epoch = shared::current_epoch(facts.file).map(|epoch| i32::from(epoch.get()));
+            let cipher = shared::current_cipher(facts.file).map(|cipher| cipher.to_string());
+            Ok((facts.oid, epoch, cipher, verify::main_fork_bytes(facts.file)?))
+        })
+        .collect();
+    TableIterator::new(rows.or_raise())
 }

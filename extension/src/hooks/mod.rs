@@ -8,6 +8,7 @@
 pub(crate) mod access;
 pub(crate) mod aio;
 pub(crate) mod ddl;
+pub(crate) mod decoding;
 pub(crate) mod files;
 pub(crate) mod forward;
 pub(crate) mod install;

@@ -202,7 +202,7 @@ pub(super) unsafe extern "C-unwind" fn mdextend(
     // SAFETY: as mdwrite.
     unsafe {
         let file = compat::smgr_file(reln);
-        if let Err(fault) = page_io::check_not_destroyed(file) {
+        if let Err(fault) = page_io::check_access(file) {
             raise(fault, block);
         }
         let target = page_io::seal_target(file);
@@ -272,7 +272,8 @@ pub(super) unsafe extern "C-unwind" fn mdzeroextend(
 ) {
     // SAFETY: the server's own arguments, passed on.
     unsafe {
-        if let Err(fault) = page_io::check_usable(compat::smgr_file(reln)) {
+        let file = compat::smgr_file(reln);
+        if let Err(fault) = page_io::check_access(file).and_then(|()| page_io::check_usable(file)) {
             raise(fault, block);
         }
         MDZEROEXTEND.get()(reln, fork, block, count, skip_fsync);

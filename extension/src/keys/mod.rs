@@ -28,5 +28,6 @@ pub(crate) mod unsettled;
 mod upgrade;
 pub(crate) mod wal;
 pub(crate) mod wal_switch;
+pub(crate) mod withdrawal;
 mod words;
 pub(crate) mod written_over;

@@ -185,11 +185,19 @@ pub(crate) fn anything_withheld() -> bool {
 }
 
 /// The scope of the database key behind the data key that this file is sealed with now, if that database
-/// key is refused.
+/// key is refused; while the file is being rewritten also of one that some of its pages may still be sealed with.
 pub(crate) fn refused_scope(file: RelFile) -> Option<u32> {
-    let (epoch, _) = current(file)?;
-    let scope = data_key(file, epoch, &mut [0; MAX_WRAPPED_DATA_KEY])?.scope;
-    secrets()?.is_refused(scope).then_some(scope)
+    let shared = get()?;
+    let is_refused = |scope: &u32| shared.secrets.is_refused(*scope);
+    let slot = shared.directory.find(file).ok()??;
+    let writing = shared.directory.writing(slot).ok()?;
+    let scope_of = |epoch| Some(data_key(file, epoch, &mut [0; MAX_WRAPPED_DATA_KEY])?.scope);
+    let current = writing.current.and_then(|(epoch, _)| scope_of(epoch)).filter(is_refused);
+    if current.is_some() || !writing.mixed {
+        return current;
+    }
+    let keys = shared.directory.keys(slot).ok()?;
+    keys.filter_map(|key| Some(key.ok()?.scope)).find(is_refused)
 }
 
 /// The cipher of an encrypted file with the same number in another database: CREATE DATABASE copies

@@ -98,11 +98,38 @@ pub(crate) fn count() -> usize {
 
 /// File, fork and block of the page in a shared buffer, if it is to be written.
 pub(crate) fn dirty(index: usize) -> Option<(RelFile, i32, u32)> {
+    in_states(index, pg_sys::BM_VALID | pg_sys::BM_DIRTY)
+}
+
+/// The file of the page in a shared buffer.
+pub(crate) fn file_at(index: usize) -> Option<RelFile> {
+    in_states(index, pg_sys::BM_VALID | pg_sys::BM_TAG_VALID).map(|(file, _, _)| file)
+}
+
+fn in_states(index: usize, states: u32) -> Option<(RelFile, i32, u32)> {
     if index >= count() {
         return None;
     }
     // SAFETY: there are as many.
-    unsafe { compat::dirty_buffer(index) }
+    unsafe { compat::page_in_buffer(index, states) }
+}
+
+/// What a process without transactions needs to [`evict`]; once.
+pub(crate) fn prepare_to_evict() {
+    // SAFETY: in a background worker that is not connected to a database, which has no resource owner.
+    unsafe { pg_sys::CreateAuxProcessResourceOwner() };
+}
+
+/// Has the page in a shared buffer leave it, written if it was to be. False if it stays, because somebody uses it.
+pub(crate) fn evict(index: usize) -> bool {
+    // SAFETY: there are as many buffers, and the caller is prepared.
+    index < count() && unsafe { compat::evict_buffer(index) }
+}
+
+/// After [`evict`], which opens the files that it writes: closes them, as the checkpointer does after each checkpoint.
+pub(crate) fn close_files() {
+    // SAFETY: the process has no relation cache.
+    unsafe { compat::close_all_files() };
 }
 
 /// Whether a fork of a file exists.

@@ -129,6 +129,17 @@ pub(crate) unsafe fn relation_locator(relation: pg_sys::Relation) -> Locator {
     return unsafe { (*relation).rd_locator };
 }
 
+/// The file number of a relation whose row in pg_class has none (`RelationMapOidToFilenumber`, `RelationMapOidToFilenode` in 15).
+pub(crate) fn mapped_file(oid: pg_sys::Oid, is_shared: bool) -> u32 {
+    unsafe extern "C-unwind" {
+        /// relmapper.c: looks into the maps that a session loads when it connects; cannot raise.
+        #[cfg_attr(feature = "pg15", link_name = "RelationMapOidToFilenode")]
+        fn RelationMapOidToFilenumber(oid: pg_sys::Oid, is_shared: bool) -> u32;
+    }
+    // SAFETY: as it says.
+    unsafe { RelationMapOidToFilenumber(oid, is_shared) }
+}
+
 /// Path of one fork of a permanent relation, relative to the data directory (`relpathperm`).
 pub(crate) fn relation_path(file: RelFile, fork: pg_sys::ForkNumber::Type) -> String {
     // SAFETY: GetRelationPath only formats its arguments; the result is palloc'd (or by value on 18).
@@ -289,35 +300,79 @@ pub(crate) unsafe fn smgr_blocks(reln: pg_sys::SMgrRelation, fork: i32) -> u32 {
     unsafe { smgrnblocks(reln, fork) }
 }
 
-/// Which page a shared buffer holds, if it is to be written. What a moment later may be otherwise: no lock is taken.
+/// Which page a shared buffer holds, if the buffer is in all of these states (`BM_VALID` and the like). What a moment later may
+/// be otherwise: no lock is taken.
 ///
 /// # Safety
 /// `index` is less than `NBuffers`.
-pub(crate) unsafe fn dirty_buffer(index: usize) -> Option<(RelFile, i32, u32)> {
-    const WANTED: u32 = pg_sys::BM_VALID | pg_sys::BM_DIRTY;
+pub(crate) unsafe fn page_in_buffer(index: usize, states: u32) -> Option<(RelFile, i32, u32)> {
     // SAFETY: by contract; plain fields in shared memory, which others may change meanwhile.
     unsafe {
         let descriptor = &raw const (*pg_sys::BufferDescriptors.add(index)).bufferdesc;
         let state = || (&raw const (*descriptor).state.value).read_volatile();
-        let before = state();
-        if before & WANTED != WANTED {
+        if state() & states != states {
             return None;
         }
         let tag = (&raw const (*descriptor).tag).read_volatile();
-        // A buffer gets another page only after it was written.
-        if state() & WANTED != WANTED {
+        // A buffer that gets another page loses all of them in between.
+        if state() & states != states {
             return None;
         }
-        #[cfg(feature = "pg15")]
-        let file = rel_file(tag.rnode);
-        #[cfg(not(feature = "pg15"))]
-        let file = RelFile {
-            tablespace: tag.spcOid.to_u32(),
-            database: tag.dbOid.to_u32(),
-            relation: tag.relNumber.to_u32(),
-        };
+        let file = rel_file(locator_of_tag(&tag));
         Some((file, tag.forkNum, tag.blockNum))
     }
+}
+
+/// The file of a page in shared buffers (`BufTagGetRelFileLocator`; a field before 16).
+fn locator_of_tag(tag: &pg_sys::BufferTag) -> Locator {
+    #[cfg(feature = "pg15")]
+    return tag.rnode;
+    #[cfg(not(feature = "pg15"))]
+    return Locator { spcOid: tag.spcOid, dbOid: tag.dbOid, relNumber: tag.relNumber };
+}
+
+/// Has the page in a shared buffer leave it, written if it was to be, unless somebody uses it (`EvictUnpinnedBuffer`, 17+). False
+/// if it stays.
+///
+/// # Safety
+/// `index` is less than `NBuffers`; there is a resource owner; no lock of a buffer is held.
+pub(crate) unsafe fn evict_buffer(index: usize) -> bool {
+    let buffer = index as pg_sys::Buffer + 1;
+    // SAFETY: by contract.
+    unsafe {
+        #[cfg(any(feature = "pg15", feature = "pg16"))]
+        return super::eviction::write(buffer, locator_of_tag)
+            && super::eviction::drop_if_clean(index);
+        #[cfg(feature = "pg17")]
+        return pg_sys::EvictUnpinnedBuffer(buffer);
+        #[cfg(feature = "pg18")]
+        return pg_sys::EvictUnpinnedBuffer(buffer, &mut false);
+    }
+}
+
+/// Forgets what the storage manager has open (`smgrdestroyall`; `smgrcloseall` before 17).
+///
+/// # Safety
+/// In a process that keeps no object of the storage manager: one without a relation cache.
+pub(crate) unsafe fn close_all_files() {
+    // SAFETY: by contract.
+    unsafe {
+        #[cfg(any(feature = "pg15", feature = "pg16"))]
+        pg_sys::smgrcloseall();
+        #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+        pg_sys::smgrdestroyall();
+    }
+}
+
+/// The process that copies replication slots from a primary (`B_SLOTSYNC_WORKER`, 17+).
+#[inline]
+pub(crate) fn is_slot_sync_worker(kind: pg_sys::BackendType::Type) -> bool {
+    #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+    return kind == pg_sys::BackendType::B_SLOTSYNC_WORKER;
+    #[cfg(any(feature = "pg15", feature = "pg16"))]
+    let _ = kind;
+    #[cfg(any(feature = "pg15", feature = "pg16"))]
+    return false;
 }
 
 /// Sets a signal handler (`pqsignal`, which 18 names `pqsignal_be` in the server).

@@ -8,6 +8,8 @@ pub(crate) mod checkpoint;
 pub(crate) mod compat;
 pub(crate) mod consistency;
 pub(crate) mod critical;
+#[cfg(any(feature = "pg15", feature = "pg16"))]
+mod eviction;
 pub(crate) mod guc;
 pub(crate) mod labels;
 pub(crate) mod locks;
@@ -20,6 +22,7 @@ pub(crate) mod report;
 pub(crate) mod session;
 pub(crate) mod statement;
 pub(crate) mod statistics;
+pub(crate) mod survey;
 pub(crate) mod text;
 pub(crate) mod wal;
 pub(crate) mod worker;

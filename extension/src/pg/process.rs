@@ -137,13 +137,14 @@ pub(crate) fn is_told_to_stop() -> bool {
     }
 }
 
-/// True in processes that work for users: backends, their parallel workers, autovacuum. Recovery, the
-/// checkpointer and other auxiliary processes work for the cluster.
+/// True in processes that work for users: backends, their parallel workers, autovacuum, and whatever else runs queries on
+/// catalogs. Recovery, the checkpointer and other auxiliary processes work for the cluster.
 pub(crate) fn serves_users() -> bool {
-    use pg_sys::BackendType::{B_AUTOVAC_WORKER, B_BACKEND, B_BG_WORKER, B_WAL_SENDER};
+    use pg_sys::BackendType::*;
     // SAFETY: a plain global of this process.
     let kind = unsafe { pg_sys::MyBackendType };
-    matches!(kind, B_BACKEND | B_BG_WORKER | B_AUTOVAC_WORKER | B_WAL_SENDER)
+    matches!(kind, B_BACKEND | B_BG_WORKER | B_AUTOVAC_LAUNCHER | B_AUTOVAC_WORKER | B_WAL_SENDER)
+        || compat::is_slot_sync_worker(kind)
 }
 
 /// Has this background worker end on SIGTERM and read its settings anew on SIGHUP, whatever it waits

@@ -6,7 +6,7 @@ use pgrx::{PgList, PgSqlErrorCode};
 
 use super::report::{Report, Result};
 use super::text::ServerText;
-use super::{catalog, compat, process};
+use super::{catalog, compat, process, survey};
 
 /// Facts about a relation, copied out of its relation cache entry.
 #[derive(Clone)]
@@ -54,7 +54,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    fn of(relkind: u8) -> Kind {
+    pub(super) fn of(relkind: u8) -> Kind {
         match relkind {
             b'r' => Kind::Table,
             b'i' => Kind::Index,
@@ -73,8 +73,11 @@ impl Kind {
 }
 
 /// Facts about a relation from the relation cache, without taking a lock; `None` if it does not
-/// exist. Works for a relation whose catalog rows are not visible yet.
+/// exist. Works for a relation whose catalog rows are not visible yet. During a [`survey`] from there.
 pub(crate) fn facts(oid: Oid) -> Option<Facts> {
+    if let Some(known) = survey::known(oid) {
+        return Some(known);
+    }
     // SAFETY: RelationIdGetRelation returns a counted reference or null; facts are copied before the
     // reference is given back.
     unsafe {
@@ -253,7 +256,7 @@ unsafe fn facts_of(relation: pg_sys::Relation) -> Facts {
 
 /// True for a table of this extension. Its schema can hold others'; and where the extension is not installed, a
 /// schema of that name is anyone's.
-fn is_ours(schema: Oid, table: Oid) -> bool {
+pub(super) fn is_ours(schema: Oid, table: Oid) -> bool {
     // SAFETY: catalog look-ups in a transaction.
     unsafe {
         is_our_schema(schema)
@@ -294,6 +297,12 @@ pub(crate) fn family_as_it_is(oid: Oid) -> Vec<Facts> {
     let mut members = Vec::new();
     collect_family(oid, None, &mut members);
     members
+}
+
+/// Takes notice of what others have committed, as a lock would.
+pub(crate) fn hear_of_changes() {
+    // SAFETY: in a transaction, with no reference to a relation that is not counted.
+    unsafe { pg_sys::AcceptInvalidationMessages() };
 }
 
 /// Gives back the locks of [`family`] before the transaction ends.

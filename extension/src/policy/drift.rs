@@ -9,6 +9,7 @@ use crate::keys::shared;
 use crate::pg::relation::{self, Facts, Kind};
 use crate::pg::report::Result;
 use crate::pg::statement;
+use crate::pg::survey::Survey;
 use crate::pg::text::ServerText;
 use crate::rekey::jobs;
 use crate::verify::{self, PageState};
@@ -29,11 +30,12 @@ pub(crate) struct Drift {
 /// Every relation of this database that differs from the policy; with `check_files` also those that hold
 /// pages which are not what they should be, and for that all files are read.
 pub(crate) fn find(check_files: bool) -> Result<Vec<Drift>> {
+    let survey = Survey::make();
     let (mut found, at_work) = drift_of_jobs()?;
-    for facts in relation::all().into_iter().filter_map(relation::facts) {
+    for facts in survey.relations() {
         if facts.is_stored()
-            && let Some(drift) = drift_of(&facts, check_files)?
-            && !at_work.contains(&root_of(&facts)?.oid)
+            && let Some(drift) = drift_of(facts, check_files)?
+            && !at_work.contains(&root_of(facts)?.oid)
             && !relation::owner_of_sequence(facts.oid).is_some_and(|owner| at_work.contains(&owner))
         {
             found.push(drift);

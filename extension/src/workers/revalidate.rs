@@ -1,4 +1,5 @@
-//! Asks from time to time whether the keys in use would still be unwrapped.
+//! Asks from time to time whether the keys in use would still be unwrapped, and has pages of locked relations leave shared
+//! buffers.
 
 use std::time::{Duration, Instant};
 
@@ -7,7 +8,8 @@ use pgrx::prelude::PgLogLevel;
 use pgrx::{pg_guard, pg_sys};
 
 use crate::keys::revalidate::{Said, revalidate};
-use crate::pg::{guc, process};
+use crate::keys::withdrawal::Withdrawal;
+use crate::pg::{buffers, guc, process};
 
 /// Longest sleep; a change of settings ends it early.
 const SLEEP: Duration = Duration::from_secs(3600);
@@ -28,12 +30,17 @@ pub(super) fn register() {
 #[unsafe(no_mangle)]
 pub extern "C-unwind" fn pagevault_revalidate_main(_argument: pg_sys::Datum) {
     process::handle_worker_signals();
+    buffers::prepare_to_evict();
     let mut said = Said::default();
+    // What a worker before this one has locked stays locked when that one has failed.
+    let mut withdrawal = Withdrawal::default();
     let mut last = Instant::now(); // the server start has just asked
     loop {
+        withdrawal.go_on();
         let due_in =
             || guc::revalidate_interval().map(|pause| pause.saturating_sub(last.elapsed()));
-        process::wait_in_worker(due_in().unwrap_or(SLEEP).min(SLEEP));
+        let pauses = [due_in(), withdrawal.due_in()];
+        process::wait_in_worker(pauses.into_iter().flatten().fold(SLEEP, Duration::min));
         if due_in().is_some_and(|pause| pause.is_zero()) {
             if let Err(report) = revalidate(&mut said) {
                 report.send(PgLogLevel::WARNING);

@@ -52,6 +52,8 @@ mod temp;
 mod unlock;
 mod upgrade;
 mod wal;
+mod watching;
+mod withdrawal;
 mod wrong_keys;
 
 use pagevault_tests::datafile::{assert_plain, assert_sealed};

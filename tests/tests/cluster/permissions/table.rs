@@ -104,6 +104,7 @@ const CALLS: &[Row] = &[
     ("SELECT * FROM pagevault.relations",                                   ". . . . . . ."),
     ("SELECT * FROM pagevault.data_keys",                                   ". . . . . . ."),
     ("SELECT * FROM pagevault.data_key_rows()",                             ". . . . . . ."),
+    ("SELECT * FROM pagevault.relation_rows()",                             ". . . . . . ."),
     ("SELECT * FROM pagevault.providers",                                   "x x x . . x ."),
     ("SELECT * FROM pagevault.provider_rows()",                             "x x x . . x ."),
     ("SELECT * FROM pagevault.master_keys",                                 "x x x . . x ."),
@@ -188,12 +189,13 @@ fn of_functions_views_and_settings() -> Result<()> {
 }
 
 /// What PUBLIC may execute; all of it reads only.
-const PUBLIC: [&str; 6] = [
+const PUBLIC: [&str; 7] = [
     "data_key_rows()",
     "is_encrypted(rel regclass)",
     "rekey_wait(job bigint, timeout interval)",
     "rekey_wait(job integer, timeout interval)",
     "rekey_wait(rel regclass, timeout interval)",
+    "relation_rows()",
     "status_row()",
 ];
 
@@ -234,7 +236,9 @@ fn of_everything_that_the_extension_has() -> Result<()> {
     cluster.sql("CREATE TABLE app.t (id int); SELECT pagevault.encrypt('app.t')")?;
     run_sql(&mut client, "SET SESSION AUTHORIZATION stranger")?;
     let mut read = String::new();
-    for source in ["status", "relations", "data_keys", "status_row()", "data_key_rows()"] {
+    for source in
+        ["status", "relations", "data_keys", "status_row()", "data_key_rows()", "relation_rows()"]
+    {
         let rows = column(&mut client, &format!("SELECT r::text FROM pagevault.{source} r"))?;
         ensure!(!rows.is_empty(), "{source} is empty");
         read.extend(rows);

@@ -2,10 +2,10 @@
 
 use std::thread::JoinHandle;
 
-use anyhow::{Result, ensure};
-use pagevault_tests::cluster::{expect_error, run_sql};
+use anyhow::{Context, Result, ensure};
+use pagevault_tests::cluster::{expect_error, run_sql, text};
 use pagevault_tests::{Cluster, Settings};
-use rustix::process::Pid;
+use rustix::process::{Pid, Signal, kill_process};
 
 use crate::assert_sealed;
 
@@ -173,5 +173,91 @@ fn ddl_does_not_wait_for_the_looks_at_the_whole_file() -> Result<()> {
             ensure!(cluster.text("SELECT count(*) FROM t")? == rows, "{change} at {step}");
         }
     }
+    cluster.finish()
+}
+
+/// Everything that changes keys of `t`, or destroys some, beside sessions that do nothing.
+fn nothing_is_held_up(cluster: &Cluster) -> Result<()> {
+    let mut client = cluster.client()?;
+    run_sql(&mut client, "SET statement_timeout = '30s'; SET synchronous_commit = local")?;
+    // A label within its command, a job, former files.
+    run_sql(&mut client, "SECURITY LABEL FOR pagevault ON TABLE t IS 'encrypted'")?;
+    assert_sealed(&cluster.files("t")?)?;
+    let job = text(&mut client, "SELECT pagevault.rotate_data_key('t')")?;
+    let done = text(&mut client, &format!("SELECT pagevault.rekey_wait({job}, '20s')"))?;
+    ensure!(done == "t", "the job did not end");
+    run_sql(&mut client, "CREATE TABLE w AS SELECT 1 AS id; SELECT pagevault.encrypt('w')")?;
+    run_sql(&mut client, "DROP TABLE w")?;
+    run_sql(&mut client, "SELECT * FROM pagevault.shred_former_files('postgres')")
+}
+
+/// A client that takes nothing of a large result; its session is in `secure_write` with all its locks.
+struct Deaf(std::process::Child);
+
+impl Deaf {
+    fn new(cluster: &Cluster) -> Result<Deaf> {
+        // More than the sockets and the pipe hold.
+        let query = "COPY (SELECT t.name FROM t, generate_series(1, 1000)) TO STDOUT";
+        let mut psql = cluster.program("psql");
+        psql.args(["-q", "-d", "postgres", "-c", query]).stdout(std::process::Stdio::piped());
+        let deaf = Deaf(psql.spawn()?);
+        let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'ClientWrite'";
+        cluster.eventually(waits, "1")?;
+        Ok(deaf)
+    }
+}
+
+impl Drop for Deaf {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_client_that_does_not_read_holds_up_nothing() -> Result<()> {
+    let mut cluster = cluster(&[])?;
+    cluster.allow_log("connection to client lost");
+    let deaf = Deaf::new(&cluster)?;
+    nothing_is_held_up(&cluster)?;
+    drop(deaf);
+    cluster.finish()
+}
+
+#[test]
+fn a_client_that_is_stopped_holds_up_nothing() -> Result<()> {
+    let mut cluster = cluster(&[])?;
+    cluster.allow_log("connection to client lost");
+    let deaf = Deaf::new(&cluster)?;
+    let pid = Pid::from_raw(deaf.0.id() as i32).context("no process id")?;
+    kill_process(pid, Signal::STOP)?;
+    nothing_is_held_up(&cluster)?;
+    drop(deaf);
+    cluster.finish()
+}
+
+#[test]
+fn an_idle_transaction_holds_up_nothing() -> Result<()> {
+    let cluster = cluster(&[])?;
+    let mut session = cluster.client()?;
+    run_sql(
+        &mut session,
+        "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM t; DECLARE c CURSOR FOR SELECT * FROM t; FETCH 1 FROM c",
+    )?;
+    nothing_is_held_up(&cluster)?;
+    run_sql(&mut session, "FETCH ALL FROM c; INSERT INTO u VALUES (1); COMMIT")?;
+    cluster.finish()
+}
+
+#[test]
+fn an_absent_synchronous_standby_holds_up_no_job() -> Result<()> {
+    let cluster = cluster(&[])?;
+    cluster.set(&[("synchronous_standby_names", "absent")])?;
+    let session = in_background(&cluster, "INSERT INTO u VALUES (1)")?;
+    cluster
+        .eventually("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'", "1")?;
+    nothing_is_held_up(&cluster)?;
+    cluster.set(&[("synchronous_standby_names", "")])?;
+    joined(session)?;
     cluster.finish()
 }

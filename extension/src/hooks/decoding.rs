@@ -1,0 +1,105 @@
+//! Logical decoding: rows come out of WAL, where no page is read that could be refused. So what changes locked relations is
+//! refused as it is decoded, before it is collected for a transaction.
+
+use pgrx::pg_sys;
+
+use crate::keys::shared;
+use crate::page_io::{self, Cause, PageFault};
+use crate::pg::compat::{self, Locator, SHARED_BACKEND, SmgrFile};
+use crate::pg::process::{self, ProcessLocal};
+
+type Decode = Option<
+    unsafe extern "C-unwind" fn(*mut pg_sys::LogicalDecodingContext, *mut pg_sys::XLogRecordBuffer),
+>;
+
+static HEAP: ProcessLocal<Decode> = ProcessLocal::new(None);
+static HEAP2: ProcessLocal<Decode> = ProcessLocal::new(None);
+
+/// Puts our functions before `heap_decode` and `heap2_decode` (decode.c), which have the rows of every change; from
+/// `_PG_init`.
+pub(crate) fn install() {
+    // SAFETY: in the postmaster, before anything is forked. The table has a place for each number of a resource manager
+    // (rmgr.c), and is not constant, since extensions add to it.
+    unsafe {
+        let table = (&raw mut pg_sys::RmgrTable).cast::<pg_sys::RmgrData>();
+        let heap = table.add(pg_sys::RmgrIds::RM_HEAP_ID as usize);
+        HEAP.with(|server| *server = (*heap).rm_decode);
+        (*heap).rm_decode = Some(decode_heap);
+        let heap2 = table.add(pg_sys::RmgrIds::RM_HEAP2_ID as usize);
+        HEAP2.with(|server| *server = (*heap2).rm_decode);
+        (*heap2).rm_decode = Some(decode_heap2);
+    }
+}
+
+/// Contract: called by `LogicalDecodingProcessRecord` (decode.c), in a WAL sender or a session that decodes, for each record of
+/// this resource manager; may raise. While nothing is refused it tests one flag.
+unsafe extern "C-unwind" fn decode_heap(
+    context: *mut pg_sys::LogicalDecodingContext,
+    buffer: *mut pg_sys::XLogRecordBuffer,
+) {
+    // SAFETY: the server's own arguments, passed on.
+    unsafe {
+        check(context);
+        if let Some(server) = HEAP.with(|server| *server) {
+            server(context, buffer);
+        }
+    }
+}
+
+/// Contract: as [`decode_heap`].
+unsafe extern "C-unwind" fn decode_heap2(
+    context: *mut pg_sys::LogicalDecodingContext,
+    buffer: *mut pg_sys::XLogRecordBuffer,
+) {
+    // SAFETY: the server's own arguments, passed on.
+    unsafe {
+        check(context);
+        if let Some(server) = HEAP2.with(|server| *server) {
+            server(context, buffer);
+        }
+    }
+}
+
+/// # Safety
+/// `context` is the server's, with a record that was read. No frame between here and the server's call holds anything with a
+/// destructor.
+#[inline]
+unsafe fn check(context: *mut pg_sys::LogicalDecodingContext) {
+    if shared::anything_refused() {
+        // SAFETY: by contract.
+        unsafe { pg_sys::panic::pgrx_extern_c_guard(|| refuse_locked(context)) }
+    }
+}
+
+/// # Safety
+/// As [`check`].
+#[cold]
+unsafe fn refuse_locked(context: *mut pg_sys::LogicalDecodingContext) {
+    // SAFETY: by contract; an output argument is written when true is returned.
+    unsafe {
+        if (*context).fast_forward {
+            return; // a slot is advanced, and nobody sees a row
+        }
+        let reader = (*context).reader;
+        for block_id in 0..=(*(*reader).record).max_block_id {
+            let (mut locator, mut fork, mut block) = (Locator::default(), 0, 0);
+            let known = pg_sys::XLogRecGetBlockTagExtended(
+                reader,
+                block_id as u8,
+                &raw mut locator,
+                &raw mut fork,
+                &raw mut block,
+                std::ptr::null_mut(),
+            );
+            let file = compat::rel_file(locator);
+            // What this session decodes is of its database, and of no catalog.
+            let is_decoded = known
+                && file.database == process::my_database()
+                && file.relation >= pg_sys::FirstNormalObjectId;
+            if is_decoded && let Some(scope) = shared::refused_scope(file) {
+                let file = SmgrFile { file, backend: SHARED_BACKEND };
+                page_io::report(PageFault { file, cause: Cause::Refused { scope } }, block).raise();
+            }
+        }
+    }
+}

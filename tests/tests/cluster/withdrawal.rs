@@ -1,0 +1,257 @@
+//! What a revoked key protects comes out of the server's memory by no way, however it is asked for, once the key is locked.
+
+use anyhow::{Context, Result, ensure};
+use pagevault_tests::cluster::{expect_error, run_sql, text};
+use pagevault_tests::standby::{standby_of, wait_for};
+use pagevault_tests::{Cluster, KeyFile, Settings, SqlError};
+use rustix::process::{Pid, Signal, kill_process};
+
+use crate::revalidate::{STATE, put_back, replace, strict, watchful};
+
+const OBJECTS: &str =
+    "CREATE EXTENSION pageinspect; CREATE EXTENSION amcheck; CREATE EXTENSION pg_prewarm;
+    CREATE EXTENSION pg_buffercache;
+    CREATE TABLE open (id int PRIMARY KEY);
+    INSERT INTO open VALUES (1);
+    CREATE FUNCTION leak(value text) RETURNS boolean IMMUTABLE LANGUAGE plpgsql
+        AS $$ BEGIN RAISE NOTICE '%', value; RETURN true; END $$;
+    SET pagevault.default_encryption = on;
+    CREATE TABLE secret (id int PRIMARY KEY, name text);
+    INSERT INTO secret SELECT i, md5(i::text) FROM generate_series(1, 1000) i;
+    CREATE MATERIALIZED VIEW derived AS SELECT * FROM secret;
+    CREATE TABLE referring (id int REFERENCES secret);
+    CREATE SEQUENCE numbers;
+    SELECT nextval('numbers'), lo_from_bytea(4711, 'a large object');
+    ANALYZE secret";
+
+/// Reads every page of it, so that all are in shared buffers.
+const USE: &str = "SELECT count(*) FROM secret; SELECT count(*) FROM derived; SELECT lo_get(4711);
+    SELECT nextval('numbers'); SELECT count(*) FROM pg_stats;
+    SET enable_seqscan = off; SELECT name FROM secret WHERE id = 7";
+
+/// None of them passes the start of a query that names the relation.
+const WAYS: [&str; 23] = [
+    "ALTER TABLE secret ADD CHECK (leak(name))",
+    "ALTER TABLE secret ALTER name SET NOT NULL",
+    "ALTER TABLE open ADD FOREIGN KEY (id) REFERENCES secret",
+    "INSERT INTO referring VALUES (1)",
+    "CREATE INDEX ON secret (leak(name))",
+    "CLUSTER secret USING secret_pkey",
+    "REINDEX TABLE secret",
+    "REFRESH MATERIALIZED VIEW derived",
+    "ANALYZE secret",
+    "VACUUM (DISABLE_PAGE_SKIPPING) secret",
+    "COPY secret TO STDOUT",
+    "SELECT lo_get(4711)",
+    "SELECT lo_put(4711, 0, 'another')",
+    "DO $$ BEGIN PERFORM lo_get(4711); END $$",
+    "SELECT nextval('numbers')",
+    "SELECT setval('numbers', 4)",
+    "SELECT pg_sequence_last_value('numbers')",
+    "DO $$ BEGIN PERFORM nextval('numbers'); END $$",
+    "SELECT * FROM heap_page_items(get_raw_page('secret', 0))",
+    "SELECT * FROM bt_page_items('secret_pkey', 1)",
+    "SELECT pg_prewarm('secret')",
+    "SELECT bt_index_check('secret_pkey', true)",
+    "SELECT * FROM pg_stats WHERE tablename = 'secret'",
+];
+
+fn cluster(settings: &Settings) -> Result<(Cluster, KeyFile)> {
+    // Nobody but the test uses what it looks at.
+    let settings = settings.clone().conf("autovacuum = off");
+    let (mut cluster, keys) = Cluster::with_keys(&settings)?;
+    cluster.allow_log("was revoked");
+    cluster.sql(OBJECTS)?;
+    Ok((cluster, keys))
+}
+
+/// Waits until the key is locked, and nothing that it protects is in the server's memory.
+fn locked(cluster: &Cluster) -> Result<()> {
+    cluster.eventually(STATE, "locked")?;
+    cluster.eventually_logs("None is left.")
+}
+
+fn is_refused(error: &SqlError, statement: &str) -> Result<()> {
+    let about = error.message.contains("locked") && error.detail.contains("\"local\"");
+    ensure!(error.sqlstate == "55000" && about, "{statement}: {error}");
+    Ok(())
+}
+
+#[test]
+fn no_way_leads_to_pages_that_were_in_shared_buffers() -> Result<()> {
+    let (cluster, keys) = cluster(&strict())?;
+    let mut session = cluster.client()?;
+    run_sql(&mut session, USE)?;
+    run_sql(&mut session, "UPDATE secret SET name = 'changed' WHERE id = 7")?;
+    replace(&cluster, &keys, "main")?;
+    locked(&cluster)?;
+    // A session that was there before, with all that it has cached, and new ones.
+    let mut ways = Vec::new();
+    for statement in WAYS {
+        let refused = |error: Result<SqlError>| is_refused(&error?, statement);
+        ways.extend(refused(expect_error(&mut session, statement)).err());
+        ways.extend(refused(cluster.error(statement)).err());
+    }
+    ensure!(ways.is_empty(), "{ways:#?}");
+    // What is in plaintext is not concerned.
+    cluster.sql("INSERT INTO open VALUES (2); CHECKPOINT")?;
+    cluster.sql("VACUUM open")?;
+    put_back(&keys)?;
+    cluster.eventually(STATE, "unlocked")?;
+    let name = "SELECT name FROM secret WHERE id = 7";
+    ensure!(cluster.text(name)? == "changed", "a change is lost");
+    ensure!(cluster.text("SELECT nextval('numbers')")? == "3", "the sequence");
+    run_sql(&mut session, "SELECT lo_get(4711); ANALYZE secret; REINDEX TABLE secret")?;
+    drop(session);
+    cluster.restart()?;
+    ensure!(cluster.text(name)? == "changed", "a change is lost");
+    cluster.sql("SELECT bt_index_check('secret_pkey', true)")?;
+    cluster.finish()
+}
+
+/// How many pages of a table, its index and the large objects are in shared buffers.
+const IN_BUFFERS: &str = "SELECT count(*) FROM pg_buffercache WHERE reldatabase <> 0 AND relfilenode IN
+    (pg_relation_filenode('secret'), pg_relation_filenode('secret_pkey'), pg_relation_filenode('pg_largeobject'))";
+
+#[test]
+fn a_page_that_a_statement_uses_leaves_when_it_is_done() -> Result<()> {
+    let (cluster, keys) = cluster(&strict())?;
+    // More pages than a scan takes in advance (18).
+    cluster
+        .sql("INSERT INTO secret SELECT i, repeat('x', 500) FROM generate_series(2001, 20000) i")?;
+    let mut session = cluster.client()?;
+    run_sql(&mut session, "BEGIN; DECLARE c CURSOR FOR SELECT * FROM secret; FETCH 1 FROM c")?;
+    replace(&cluster, &keys, "main")?;
+    cluster.eventually_logs(" in use, ")?;
+    let left: i64 = cluster.text(IN_BUFFERS)?.parse()?;
+    ensure!((1..200).contains(&left), "{left} pages are left");
+    // It goes on as far as it has pages.
+    run_sql(&mut session, "FETCH 1 FROM c")?;
+    is_refused(&expect_error(&mut session, "FETCH ALL FROM c")?, "FETCH ALL")?;
+    run_sql(&mut session, "ROLLBACK")?;
+    cluster.eventually_logs("None is left.")?;
+    cluster.eventually(IN_BUFFERS, "0")?;
+    put_back(&keys)?;
+    cluster.eventually(STATE, "unlocked")?;
+    ensure!(cluster.text("SELECT count(*) FROM secret")? == "19000", "rows are missing");
+    cluster.finish()
+}
+
+/// Replay goes on, and has to read pages: they leave again.
+#[test]
+fn what_a_locked_standby_replays_does_not_stay_in_its_buffers() -> Result<()> {
+    let (primary, keys) = cluster(&watchful().conf("pagevault.revalidate_interval = 0"))?;
+    let conf = [
+        "pagevault.revalidate_interval = 1s",
+        "pagevault.revoked_key_action = lock",
+        "pagevault.revoked_key_grace = 0",
+    ];
+    let mut standby = standby_of(&primary, &conf)?;
+    standby.allow_log("was revoked");
+    standby.sql("SELECT lo_get(4711), pg_sequence_last_value('numbers')")?;
+    replace(&primary, &keys, "main")?;
+    locked(&standby)?;
+    primary.sql("CHECKPOINT; UPDATE secret SET name = name || 'x'; SELECT lo_put(4711, 0, 'another'), nextval('numbers')")?;
+    wait_for(&standby, &primary)?;
+    standby.eventually(IN_BUFFERS, "0")?;
+    for statement in ["SELECT lo_get(4711)", "SELECT pg_sequence_last_value('numbers')"] {
+        is_refused(&standby.error(statement)?, statement)?;
+    }
+    standby.sql("CHECKPOINT")?;
+    put_back(&keys)?;
+    standby.eventually(STATE, "unlocked")?;
+    let count = "SELECT count(*) FROM secret WHERE name LIKE '%x'";
+    ensure!(standby.text(count)? == "1000", "rows are missing");
+    standby.finish()?;
+    primary.finish()
+}
+
+/// Recovery after a crash reads pages into shared buffers, too.
+#[test]
+fn recovery_leaves_no_pages_of_locked_relations_in_buffers() -> Result<()> {
+    let (mut cluster, keys) = cluster(&strict())?;
+    cluster.allow_log("terminating connection because of crash of another server process");
+    cluster.sql("CHECKPOINT; UPDATE secret SET name = 'redone' WHERE id = 7; SELECT lo_put(4711, 0, 'another')")?;
+    replace(&cluster, &keys, "main")?;
+    locked(&cluster)?;
+    let mut client = cluster.client()?;
+    let pid = Pid::from_raw(text(&mut client, "SELECT pg_backend_pid()")?.parse()?);
+    kill_process(pid.context("no process id")?, Signal::KILL)?;
+    drop(client);
+    cluster.eventually("SELECT id FROM open", "1")?;
+    cluster.eventually(IN_BUFFERS, "0")?;
+    is_refused(&cluster.error("SELECT lo_get(4711)")?, "lo_get")?;
+    put_back(&keys)?;
+    cluster.eventually(STATE, "unlocked")?;
+    ensure!(cluster.text("SELECT name FROM secret WHERE id = 7")? == "redone", "an update is lost");
+    cluster.finish()
+}
+
+/// Rows come out of WAL as well, where no page is read.
+#[test]
+fn changes_of_locked_relations_are_not_decoded() -> Result<()> {
+    let (cluster, keys) = cluster(&strict().conf("wal_level = logical"))?;
+    for slot in ["all", "plain"] {
+        cluster.sql(&format!(
+            "SELECT pg_create_logical_replication_slot('of_{slot}', 'test_decoding')"
+        ))?;
+    }
+    cluster.sql("INSERT INTO open VALUES (2)")?;
+    let before = cluster.text("SELECT pg_current_wal_lsn()")?;
+    cluster.sql("UPDATE secret SET name = 'decoded' WHERE id = 7; ANALYZE secret; INSERT INTO open VALUES (3)")?;
+    replace(&cluster, &keys, "main")?;
+    locked(&cluster)?;
+    let changes = |slot: &str, end: &str| {
+        format!(
+            "SELECT string_agg(data, ' ') FROM pg_logical_slot_get_changes('{slot}', {end}, NULL)"
+        )
+    };
+    let of_all = changes("of_all", "NULL");
+    is_refused(&cluster.error(&of_all)?, &of_all)?;
+    // What was done to others meanwhile, statistics among it, does not keep their changes from anyone.
+    let data = cluster.text(&changes("of_plain", &format!("'{before}'")))?;
+    ensure!(data.contains("id[integer]:2"), "{data}");
+    // One that is made now does not come by it.
+    cluster.sql("SELECT pg_create_logical_replication_slot('later', 'test_decoding')")?;
+    cluster.sql("INSERT INTO open VALUES (4)")?;
+    let data = cluster.text(&changes("later", "NULL"))?;
+    ensure!(data.contains("id[integer]:4"), "{data}");
+    // Nor is what is past it lost for one that is advanced, of which nobody sees a row.
+    cluster.sql("SELECT pg_replication_slot_advance('of_plain', pg_current_wal_lsn())")?;
+    put_back(&keys)?;
+    cluster.eventually(STATE, "unlocked")?;
+    let data = cluster.text(&of_all)?;
+    ensure!(data.contains("decoded") && data.contains("id[integer]:4"), "{data}");
+    cluster.finish()
+}
+
+/// While it is being decrypted its new pages are in plaintext, and the others are under the key as before.
+#[test]
+fn a_relation_that_is_being_decrypted_is_locked_with_its_key() -> Result<()> {
+    let (cluster, keys) = cluster(&strict().conf("pagevault.rekey_rate = 0"))?;
+    cluster.sql("CHECKPOINT")?;
+    cluster.stop_at("rekey.barrier_passed")?;
+    cluster.sql("SECURITY LABEL FOR pagevault ON TABLE secret IS 'plain'")?;
+    cluster.stopped_at("rekey.barrier_passed")?;
+    let new = cluster.text(
+        "SELECT NOT encrypted FROM pagevault.relations WHERE relation = 'secret'::regclass",
+    )?;
+    ensure!(new == "t", "the job has not begun with the table");
+    replace(&cluster, &keys, "main")?;
+    locked(&cluster)?;
+    for statement in [
+        "SELECT count(*) FROM secret",
+        "INSERT INTO secret VALUES (5000, 'x')",
+        "ALTER TABLE secret ADD CHECK (leak(name))",
+        "SELECT * FROM heap_page_items(get_raw_page('secret', 0))",
+    ] {
+        is_refused(&cluster.error(statement)?, statement)?;
+    }
+    put_back(&keys)?;
+    cluster.eventually(STATE, "unlocked")?;
+    cluster.go_on();
+    let done = cluster.text("SELECT pagevault.rekey_wait('secret'::regclass, '60s')")?;
+    ensure!(done == "t", "the job did not end");
+    ensure!(cluster.text("SELECT count(*) FROM secret")? == "1000", "rows are missing");
+    cluster.finish()
+}
