@@ -184,6 +184,7 @@ pub(super) unsafe extern "C-unwind" fn mdwrite(
             return;
         }
         let writing = page_io::writing(file);
+        fault::point_of("page.looked_up", file.file.relation);
         let target = target_over(reln, writing, fork, block, buffer);
         let sealed = seal_one(target, fork, block, buffer);
         MDWRITE.get()(reln, fork, block, sealed, skip_fsync);
@@ -228,6 +229,7 @@ pub(super) unsafe extern "C-unwind" fn mdwritev(
     unsafe {
         let file = compat::smgr_file(reln);
         let writing = page_io::writing(file);
+        fault::point_of("page.looked_up", file.file.relation);
         if writing.must_look
             || writing.must_watch
             || (0..count).any(|i| page_io::is_stand_in((*buffers.add(i as usize)).cast()))

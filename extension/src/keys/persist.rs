@@ -289,8 +289,11 @@ pub(super) fn settle_now(_lock: &KeystoreLock, scope: u32) {
 
 /// [`apply`], of what was checked and is in WAL.
 pub(super) fn take_in(lock: &KeystoreLock, records: &[Record]) {
-    if let Err(report) = apply(lock, records) {
-        report.send(PgLogLevel::PANIC);
+    for (left, record) in (1..=records.len() as u32).rev().zip(records) {
+        fault::point_of("keys.left_to_take_in", left);
+        if let Err(report) = apply(lock, std::slice::from_ref(record)) {
+            report.send(PgLogLevel::PANIC);
+        }
     }
 }
 

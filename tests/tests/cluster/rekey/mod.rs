@@ -2,6 +2,7 @@
 
 mod asking;
 mod attacks;
+mod between;
 mod faults;
 mod hints;
 mod meanwhile;
@@ -10,6 +11,7 @@ mod requests;
 mod standbys;
 mod turns;
 mod waiting;
+mod waking;
 mod without_wal;
 mod workers;
 

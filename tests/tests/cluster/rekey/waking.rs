@@ -1,0 +1,119 @@
+//! Waking another process: its latch is set, and nobody is signalled by a number that may be another process's by now.
+
+use std::process::Child;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use pagevault_tests::process::postmaster;
+use pagevault_tests::{Cluster, Settings};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
+
+const LAUNCHER: &str = "FROM pg_stat_activity WHERE backend_type = 'pagevault rekey launcher'";
+
+/// A table to be rekeyed, and a launcher that waits for something to do.
+fn cluster() -> Result<(Cluster, Pid)> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql("SET pagevault.default_encryption = on; CREATE TABLE t AS SELECT 1 AS id")?;
+    cluster.eventually(&format!("SELECT wait_event {LAUNCHER}"), "Extension")?;
+    let launcher = Pid::from_raw(cluster.text(&format!("SELECT pid {LAUNCHER}"))?.parse()?);
+    Ok((cluster, launcher.context("a process")?))
+}
+
+/// A line of what the kernel says of a process.
+fn said_of(process: Pid, name: &str) -> Result<String> {
+    let status = std::fs::read_to_string(format!("/proc/{}/status", process.as_raw_nonzero()))?;
+    let line = status.lines().find_map(|line| line.strip_prefix(name));
+    Ok(line.context("no such line")?.trim().to_owned())
+}
+
+/// Has a process take no notice of signals.
+fn stop(process: Pid) -> Result<()> {
+    kill_process(process, Signal::STOP)?;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !said_of(process, "State:")?.starts_with('T') {
+        ensure!(Instant::now() < deadline, "{process:?} does not stop");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    Ok(())
+}
+
+/// The signals that a process has not taken notice of.
+fn pending(process: Pid) -> Result<Vec<i32>> {
+    let bits = u64::from_str_radix(&said_of(process, "ShdPnd:")?, 16)?;
+    Ok((1..=64).filter(|signal| bits >> (signal - 1) & 1 == 1).collect())
+}
+
+/// `SetLatch` (latch.c) sends SIGURG to the owner of a latch who waits for it.
+#[test]
+fn the_launcher_is_woken_by_its_latch() -> Result<()> {
+    let (cluster, launcher) = cluster()?;
+    stop(launcher)?;
+    let asked = cluster.text("SELECT pagevault.rotate_data_key('t')");
+    let signals = pending(launcher)?;
+    kill_process(launcher, Signal::CONT)?;
+    asked?;
+    ensure!(signals == [Signal::URG.as_raw()], "the launcher was sent signals {signals:?}");
+    ensure!(cluster.text("SELECT pagevault.rekey_wait('t'::regclass, '1min')")? == "t");
+    cluster.finish()
+}
+
+/// Only who may say so which number the next process gets can have it be a certain one; false for others.
+fn may_choose_numbers() -> bool {
+    let file = std::fs::OpenOptions::new().write(true).open(NUMBER_BEFORE);
+    if file.is_err() {
+        eprintln!("skipped: {NUMBER_BEFORE} cannot be written");
+    }
+    file.is_ok()
+}
+
+const NUMBER_BEFORE: &str = "/proc/sys/kernel/ns_last_pid";
+
+/// Another process by this number, which the server may send signals to.
+fn process_by_number(cluster: &Cluster, number: Pid) -> Result<Child> {
+    let number = number.as_raw_nonzero().get();
+    for _ in 0..1000 {
+        std::fs::write(NUMBER_BEFORE, (number - 1).to_string())?;
+        let mut child = cluster.installation().command("/bin/sleep").arg("600").spawn()?;
+        if child.id() == number.unsigned_abs() {
+            return Ok(child);
+        }
+        // Another process was started in between.
+        child.kill()?;
+        child.wait()?;
+    }
+    anyhow::bail!("other processes get the number {number}")
+}
+
+#[test]
+fn who_has_the_number_of_the_launcher_by_now_is_left_alone() -> Result<()> {
+    if !may_choose_numbers() {
+        return Ok(());
+    }
+    let (mut cluster, launcher) = cluster()?;
+    cluster.allow_log("terminating background worker");
+    let mut session = cluster.client()?;
+    let postmaster = postmaster(&cluster.data_directory()).context("no postmaster")?;
+    cluster.sql(&format!("SELECT pg_terminate_backend(pid) {LAUNCHER}"))?;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while test_kill_process(launcher).is_ok() {
+        ensure!(Instant::now() < deadline, "the launcher lives on");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    // Else there would be another launcher in a few seconds.
+    kill_process(postmaster, Signal::STOP)?;
+    let mut other = process_by_number(&cluster, launcher)?;
+    stop(launcher)?;
+    let asked = session.batch_execute(&format!(
+        "DO $$BEGIN ASSERT (SELECT count(*) = 0 {LAUNCHER}); END$$;
+         SELECT pagevault.rotate_data_key('t')"
+    ));
+    let signals = pending(launcher)?;
+    other.kill()?;
+    other.wait()?;
+    kill_process(postmaster, Signal::CONT)?;
+    asked?;
+    ensure!(signals.is_empty(), "another process was sent signals {signals:?}");
+    // Another launcher comes, and finds the job.
+    ensure!(cluster.text("SELECT pagevault.rekey_wait('t'::regclass, '1min')")? == "t");
+    cluster.finish()
+}
