@@ -9,8 +9,8 @@ use rustix::process::Pid;
 use crate::datafile::holds;
 use crate::{Cluster, Installation};
 
-const STOP_AT: &str = "pagevault.stop_at";
-const STOPPED: &str = "pagevault.stopped";
+pub(crate) const STOP_AT: &str = "pagevault.stop_at";
+pub(crate) const STOPPED: &str = "pagevault.stopped";
 
 fn have_points(installation: &Installation) -> bool {
     static FOUND: OnceLock<bool> = OnceLock::new();

@@ -13,6 +13,7 @@
 //! can read every file. A test returns `anyhow::Result` and ends with [`Cluster::finish`], which
 //! checks that the server log holds no warning that the test did not announce.
 
+pub mod backup;
 pub mod cluster;
 pub mod datafile;
 pub mod errors;

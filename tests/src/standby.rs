@@ -8,7 +8,7 @@ use crate::Cluster;
 use crate::installation::run;
 
 /// What standbys say when their primary goes away, or they are promoted.
-const ORDINARY: [&str; 4] = [
+pub(crate) const ORDINARY: [&str; 4] = [
     "terminating walreceiver process",
     "could not send end-of-streaming message to primary",
     "could not receive data from WAL stream",

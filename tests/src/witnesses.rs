@@ -1,16 +1,21 @@
 //! Who else is there when a server crashes: a standby that has followed it, a restore from before, a restore from during.
-//! A crash test is not over before they agree: what the server does after its crash must be what they are told.
+//! A crash test is not over before they agree: what the server does after its crash must be what they are told. Only where
+//! there is no WAL to tell them (`wal_level = minimal`), or nothing that they should know (unlogged and temporary tables), a crash is
+//! judged by the server alone.
 
 use anyhow::{Context, Result, ensure};
 
+use crate::backup::Backup;
 use crate::datafile::PageState;
-use crate::standby::{Standby, standby_of, wait_for};
+use crate::standby::{ORDINARY, Standby, wait_for};
 use crate::{Cluster, StopMode};
 
 /// Servers that judge the crashes of another.
 #[derive(Debug)]
 pub struct Witnesses {
     follows: Cluster,
+    /// As what backups are restored.
+    standby: Standby,
     /// Base backups, whose servers are not started yet, and when each was taken.
     backups: Vec<(String, Cluster)>,
 }
@@ -22,7 +27,17 @@ impl Witnesses {
     /// # Errors
     /// When they cannot be made.
     pub fn of(server: &Cluster) -> Result<Witnesses> {
-        let mut witnesses = Witnesses { follows: standby_of(server, &[])?, backups: Vec::new() };
+        Witnesses::with(server, &[])
+    }
+
+    /// As [`Witnesses::of`], with these lines in their configuration.
+    ///
+    /// # Errors
+    /// When they cannot be made.
+    pub fn with(server: &Cluster, conf: &[&str]) -> Result<Witnesses> {
+        let standby = conf.iter().fold(Standby::default(), |standby, line| standby.conf(line));
+        let mut witnesses =
+            Witnesses { follows: standby.start(server)?, standby, backups: Vec::new() };
         witnesses.back_up(server, "before")?;
         Ok(witnesses)
     }
@@ -33,7 +48,12 @@ impl Witnesses {
     /// # Errors
     /// When the backup fails.
     pub fn back_up(&mut self, server: &Cluster, during: &str) -> Result<()> {
-        self.backups.push((during.to_owned(), Standby::default().create(server)?));
+        let mut backup = Backup::begin(server)?.end()?;
+        self.standby.follow(&backup, server)?;
+        for text in ORDINARY {
+            backup.allow_log(text);
+        }
+        self.backups.push((during.to_owned(), backup));
         Ok(())
     }
 
@@ -43,6 +63,20 @@ impl Witnesses {
     /// # Errors
     /// When one of them does not agree.
     pub fn judge(self, server: &Cluster, queries: &[&str], sealed: &[&str]) -> Result<()> {
+        self.judge_and(server, queries, sealed, |_| Ok(()))
+    }
+
+    /// As [`Witnesses::judge`]; `promoted` has something to say of each when it takes writes.
+    ///
+    /// # Errors
+    /// When one of them does not agree.
+    pub fn judge_and(
+        self,
+        server: &Cluster,
+        queries: &[&str],
+        sealed: &[&str],
+        promoted: impl Fn(&Cluster) -> Result<()> + Sync,
+    ) -> Result<()> {
         let wanted: Vec<_> =
             queries.iter().map(|query| server.text(query)).collect::<Result<_>>()?;
         // Where they make their restart points.
@@ -50,27 +84,37 @@ impl Witnesses {
         for (_, backup) in &self.backups {
             backup.start_server()?;
         }
-        let follows = [("all the time".to_owned(), self.follows)];
-        for (since, mut witness) in follows.into_iter().chain(self.backups) {
+        let judge = |mut witness: Cluster| -> Result<()> {
             witness.allow_log("could not");
-            let judge = |witness: &Cluster| -> Result<()> {
-                wait_for(witness, server)?;
-                agrees(witness, queries, &wanted)?;
-                witness.sql("CHECKPOINT")?;
-                for table in sealed {
-                    is_sealed(witness, table)?;
-                }
-                witness.stop(StopMode::Immediate)?;
-                witness.start_server()?;
-                agrees(witness, queries, &wanted)?;
-                witness.promote()?;
-                agrees(witness, queries, &wanted)?;
-                witness.sql("CREATE TABLE promoted AS SELECT 1 AS id; CHECKPOINT")
-            };
-            judge(&witness).with_context(|| format!("a standby since: {since}"))?;
-            witness.finish()?;
-        }
-        Ok(())
+            wait_for(&witness, server)?;
+            agrees(&witness, queries, &wanted)?;
+            witness.sql("CHECKPOINT")?;
+            for table in sealed {
+                is_sealed(&witness, table)?;
+            }
+            witness.stop(StopMode::Immediate)?;
+            witness.start_server()?;
+            agrees(&witness, queries, &wanted)?;
+            witness.promote()?;
+            agrees(&witness, queries, &wanted)?;
+            witness.sql("CREATE TABLE promoted AS SELECT 1 AS id; CHECKPOINT")?;
+            promoted(&witness)?;
+            witness.finish()
+        };
+        // All at once: mostly each waits for its server.
+        std::thread::scope(|scope| {
+            let follows = [("all the time".to_owned(), self.follows)];
+            let witnesses: Vec<_> = follows
+                .into_iter()
+                .chain(self.backups)
+                .map(|(since, witness)| (since, scope.spawn(|| judge(witness))))
+                .collect();
+            let verdicts = witnesses.into_iter().map(|(since, witness)| {
+                let verdict = witness.join().map_err(|_| anyhow::anyhow!("panic"))?;
+                verdict.with_context(|| format!("a standby since: {since}"))
+            });
+            verdicts.collect()
+        })
     }
 }
 

@@ -5,6 +5,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use pagevault_tests::witnesses::Witnesses;
 use pagevault_tests::{Cluster, Settings};
 
 const TABLE: &str = "SET pagevault.default_encryption = on;
@@ -66,8 +67,10 @@ fn the_database_key_rotates_without_touching_pages() -> Result<()> {
 
 #[test]
 fn kill_during_rotation_is_wholly_old_or_wholly_new() -> Result<()> {
-    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    let settings = Settings::default().conf("fsync = on").conf("wal_keep_size = 1GB");
+    let (cluster, _keys) = Cluster::with_keys(&settings)?;
     cluster.sql(TABLE)?;
+    let mut witnesses = Witnesses::with(&cluster, &["fsync = off"])?;
     for round in 0..6_u64 {
         let rotations = {
             let mut client = cluster.client()?;
@@ -83,6 +86,9 @@ fn kill_during_rotation_is_wholly_old_or_wholly_new() -> Result<()> {
             })
         };
         sleep(Duration::from_millis(150 + 97 * round));
+        if round == 3 {
+            witnesses.back_up(&cluster, "rotations")?;
+        }
         cluster.crash()?;
         let _ = rotations.join();
         ensure!(cluster.text("SELECT count(name) FROM t")? == "2000", "rows after round {round}");
@@ -95,6 +101,8 @@ fn kill_during_rotation_is_wholly_old_or_wholly_new() -> Result<()> {
         let count = cluster.text(&format!("SELECT count(name) FROM t_{round}"))?;
         ensure!(count == "2000", "t_{round} has {count} rows");
     }
+    let made = "SELECT string_agg(database_key_version::text, ' ' ORDER BY database_key_version) FROM pagevault.master_keys";
+    witnesses.judge(&cluster, &[made, "SELECT count(name) FROM t_5"], &["t", "t_0", "t_5"])?;
     cluster.finish()
 }
 

@@ -1,8 +1,10 @@
 //! SIGKILL to the whole server at every step of a rotation, and of a move to another provider: before
-//! and after each time that the provider is asked. It ends wholly old or wholly new, and goes on.
+//! and after each time that the provider is asked, and where keys are written down. It ends wholly old or wholly new, and
+//! goes on; so do a standby, and restores from before and from meanwhile.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::column;
+use pagevault_tests::witnesses::Witnesses;
 use pagevault_tests::{Cluster, Settings};
 
 const TABLE: &str = "SET pagevault.default_encryption = on;
@@ -21,19 +23,45 @@ reply=$(KEYRING "$@") || exit
 printf '%s' "$reply"
 "#;
 
-/// A cluster whose helper is the wrapper, with three versions of its database key.
-fn cluster() -> Result<Cluster> {
-    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+/// What witnesses are asked: how database keys are wrapped, and what data keys under them seal.
+const QUESTIONS: [&str; 3] = [
+    "SELECT string_agg(concat_ws(' ', provider, master_key, master_key_version), ', ' ORDER BY provider, master_key, master_key_version)
+       FROM pagevault.master_keys",
+    "SELECT concat(count(name), ' ', sum(hashtext(name))) FROM t",
+    "SELECT concat(count(name), ' ', sum(hashtext(name))) FROM u",
+];
+
+/// A cluster with three versions of its database key.
+fn rotated() -> Result<Cluster> {
+    // What is in key files counts at different moments, with fsync and without.
+    let settings = Settings::default().conf("fsync = on").conf("wal_keep_size = 1GB");
+    let (cluster, _keys) = Cluster::with_keys(&settings)?;
     cluster.sql(TABLE)?;
     cluster.sql("SELECT pagevault.rotate_database_key()")?;
     cluster.sql("SET pagevault.default_encryption = on; CREATE TABLE u AS SELECT * FROM t")?;
     cluster.sql("SELECT pagevault.rotate_database_key()")?;
+    Ok(cluster)
+}
+
+/// A standby and restores, which do not wait for each of their writes, and have the real helper.
+fn witnesses(cluster: &Cluster) -> Result<Witnesses> {
+    let keyring = cluster.installation().program("pagevault-keyring");
+    let helper = format!("pagevault.keyring_command = '{}'", keyring.display());
+    Witnesses::with(cluster, &["fsync = off", &helper])
+}
+
+/// A cluster whose helper is the wrapper, and its witnesses.
+fn wrapped() -> Result<(Cluster, Witnesses)> {
+    let cluster = rotated()?;
     let keyring = cluster.installation().program("pagevault-keyring");
     let body = WRAPPER.replace("KEYRING", &keyring.to_string_lossy());
     let wrapper = cluster.script("wrapper", &body)?;
     stop_at(&cluster, "never")?;
-    cluster.set(&[("pagevault.keyring_command", &wrapper)])?;
-    Ok(cluster)
+    let witnesses = witnesses(&cluster)?;
+    cluster.append_conf(&format!("pagevault.keyring_command = '{wrapper}'"))?;
+    cluster.sql("SELECT pg_reload_conf()")?;
+    cluster.eventually("SHOW pagevault.keyring_command", &wrapper)?;
+    Ok((cluster, witnesses))
 }
 
 /// Has the wrapper begin to count, and hang `at` that moment.
@@ -63,6 +91,7 @@ fn wrapped_by(cluster: &Cluster) -> Result<Vec<String>> {
 /// Kills the server at every step of `statement`, which asks the provider `steps` times.
 fn kill_at_every_step(
     cluster: &Cluster,
+    mut witnesses: Witnesses,
     steps: u32,
     statement: impl Fn(u32) -> String,
 ) -> Result<()> {
@@ -103,29 +132,76 @@ fn kill_at_every_step(
             );
             let new = wrapped_by(cluster)?;
             ensure!(new.len() == 1 && new != old, "{at}: {old:?}, then {new:?}");
+            if at == "2 before" {
+                witnesses.back_up(cluster, &at)?;
+            }
         }
     }
     cluster.crash()?;
     ensure!(cluster.text("SELECT count(name) FROM t")? == "2000", "rows are missing");
-    Ok(())
+    witnesses.judge(cluster, &QUESTIONS, &["t", "u"])
 }
 
 #[test]
 fn a_kill_at_any_step_of_a_rotation_leaves_the_old_key_in_use() -> Result<()> {
-    let cluster = cluster()?;
-    kill_at_every_step(&cluster, 3, |_| "SELECT pagevault.rotate_cluster_master_key()".to_owned())?;
+    let (cluster, witnesses) = wrapped()?;
+    kill_at_every_step(&cluster, witnesses, 3, |_| {
+        "SELECT pagevault.rotate_cluster_master_key()".to_owned()
+    })?;
     cluster.finish()
 }
 
 #[test]
 fn a_kill_at_any_step_of_a_move_leaves_the_old_provider_in_use() -> Result<()> {
-    let cluster = cluster()?;
+    let (cluster, witnesses) = wrapped()?;
     let other = cluster.key_file("other", "elsewhere")?;
     cluster.sql(&other.add_provider("other"))?;
-    kill_at_every_step(&cluster, 2, |round| {
+    kill_at_every_step(&cluster, witnesses, 2, |round| {
         let (provider, key) =
             if round % 2 == 0 { ("other", "elsewhere") } else { ("local", "main") };
         format!("SELECT pagevault.set_cluster_master_key('{provider}', '{key}')")
     })?;
+    cluster.finish()
+}
+
+/// First the new key is written down, then the data keys of this database that it wraps.
+#[test]
+fn a_kill_where_database_keys_are_written_down_loses_nothing() -> Result<()> {
+    let cluster = rotated()?;
+    let mut witnesses = witnesses(&cluster)?;
+    let before: Vec<_> =
+        QUESTIONS[1..].iter().map(|question| cluster.text(question)).collect::<Result<_>>()?;
+    let steps = ["keys.in_file", "keys.in_wal", "keys.in_file", "keys.in_wal"];
+    for last in 0..steps.len() {
+        cluster.stop_at(steps[0])?;
+        let mut client = cluster.client()?;
+        let session = std::thread::spawn(move || {
+            client.batch_execute("SELECT pagevault.rotate_database_key()")
+        });
+        for (at, step) in steps[..=last].iter().enumerate() {
+            if at > 0 {
+                cluster.stop_at(step)?;
+            }
+            cluster.stopped_at(step)?;
+        }
+        cluster.kill()?;
+        cluster.go_on();
+        ensure!(session.join().is_ok_and(|ended| ended.is_err()), "step {last}: it ended");
+        cluster.start_server()?;
+        for (question, before) in QUESTIONS[1..].iter().zip(&before) {
+            ensure!(cluster.text(question)? == *before, "step {last}: {question}");
+        }
+        cluster.sql(&format!(
+            "SET pagevault.default_encryption = on; CREATE TABLE u_{last} AS SELECT * FROM t"
+        ))?;
+        if last == 2 {
+            witnesses.back_up(&cluster, "between the new key and what it wraps")?;
+        }
+    }
+    cluster.sql("SELECT pagevault.rotate_database_key()")?;
+    cluster.crash()?;
+    let made: Vec<_> = (0..steps.len()).map(|n| format!("SELECT count(name) FROM u_{n}")).collect();
+    let questions: Vec<_> = QUESTIONS.into_iter().chain(made.iter().map(String::as_str)).collect();
+    witnesses.judge(&cluster, &questions, &["t", "u", "u_0", "u_3"])?;
     cluster.finish()
 }

@@ -9,7 +9,7 @@ use std::path::Path;
 use std::process::Command;
 
 use anyhow::{Result, ensure};
-use pagevault_tests::cluster::{run_sql, text};
+use pagevault_tests::backup::Backup;
 use pagevault_tests::{Cluster, Settings};
 
 fn settings(settings: Settings) -> Settings {
@@ -30,28 +30,11 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A base backup that has the keystore from its beginning and all else from after `meanwhile`: files are copied in any
-/// order. Its server is not started.
+/// A base backup that has the keystore from before `meanwhile` and all else from after it. Its server is not started.
 fn backup(cluster: &Cluster, meanwhile: impl FnOnce() -> Result<()>) -> Result<Cluster> {
-    let mut session = cluster.client()?;
-    run_sql(&mut session, "SELECT pg_backup_start('a backup', true)")?;
-    let data = cluster.data_directory();
-    let keystore = cluster.directory().join("keystore");
-    copy(&data.join("pagevault"), &keystore)?;
+    let backup = Backup::begin(cluster)?;
     meanwhile()?;
-    let restored = Cluster::from_files(|target| {
-        copy(&data, target)?;
-        std::fs::remove_file(target.join("postmaster.pid"))?;
-        std::fs::remove_dir_all(target.join("pagevault"))?;
-        std::fs::rename(&keystore, target.join("pagevault"))?;
-        let label = text(&mut session, "SELECT labelfile FROM pg_backup_stop(false)")?;
-        std::fs::write(target.join("backup_label"), label)?;
-        cluster.installation().give(&target.join("backup_label"))?;
-        std::fs::remove_dir_all(target.join("pg_wal"))?;
-        copy(&data.join("pg_wal"), &target.join("pg_wal"))
-    })?;
-    restored.append_conf("primary_conninfo = ''")?;
-    Ok(restored)
+    backup.end()
 }
 
 /// Has the new keys in use for all pages of a table and its indexes.

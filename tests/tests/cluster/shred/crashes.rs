@@ -1,6 +1,11 @@
 //! Recovery and standbys, from before the keys were destroyed, and killed while they are.
 
+use pagevault_tests::witnesses::Witnesses;
+
 use super::*;
+
+/// All of `t`.
+const T: &str = "SELECT count(*) || ' ' || sum(hashtext(name)) FROM t";
 
 /// Changes of every kind, by records that redo cannot do without the page as it was.
 const CHANGES: &str = "UPDATE t SET name = name || '!' WHERE id % 2 = 0;
@@ -14,6 +19,10 @@ const CHANGES: &str = "UPDATE t SET name = name || '!' WHERE id % 2 = 0;
 fn killed_before_the_checkpoint(conf: &str) -> Result<()> {
     let (cluster, _keys) = cluster(conf)?;
     cluster.sql("CHECKPOINT")?;
+    let witnesses = match cluster.text("SHOW wal_level")?.as_str() {
+        "minimal" => None,
+        _ => Some(Witnesses::of(&cluster)?),
+    };
     cluster.sql(CHANGES)?;
     cluster.sql("VACUUM t")?;
     cluster.sql("VACUUM u")?;
@@ -37,6 +46,12 @@ fn killed_before_the_checkpoint(conf: &str) -> Result<()> {
         cluster.kill()?;
     }
     cluster.start_server()?;
+    if let Some(witnesses) = witnesses {
+        witnesses.judge_and(&cluster, &[U], &["t", "u"], |witness| {
+            ensure_shredded(witness, &u)?;
+            ensure_gone(witness, &keys)
+        })?;
+    }
     cluster.sql("DROP TABLE t CASCADE")?;
     cluster.sql("CHECKPOINT")?;
     cluster.finish()
@@ -147,12 +162,14 @@ fn copy_tree(from: &std::path::Path, to: &std::path::Path) -> Result<()> {
 /// destroyed, and calling once more destroys them everywhere.
 #[test]
 fn killed_at_any_step() -> Result<()> {
-    let (mut cluster, _keys) = cluster("")?;
+    // What is in key files counts at different moments, with fsync and without.
+    let (mut cluster, _keys) = cluster("fsync = on")?;
     cluster.allow_log("were destroyed");
     cluster.allow_log("terminating connection because of crash of another server process");
     let u = cluster.text(U)?;
-    let sum = "SELECT count(*) || ' ' || sum(hashtext(name)) FROM t";
-    let t = cluster.text(sum)?;
+    let t = cluster.text(T)?;
+    let mut witnesses = Witnesses::with(&cluster, &["fsync = off"])?;
+    let keys = family_keys(&cluster)?;
     for step in [
         "shred.decided",
         "keys.in_file",
@@ -181,18 +198,25 @@ fn killed_at_any_step() -> Result<()> {
         // Before it is in WAL nothing has happened; what is there and not durable yet may have.
         let before = ["shred.decided", "keys.in_file", "keys.in_wal"].contains(&step);
         let after = !["shred.decided", "keys.in_file"].contains(&step);
-        match cluster.text(sum) {
+        match cluster.text(T) {
             Ok(found) => ensure!(found == t && before, "{step}: {found}"),
             Err(error) => ensure!(
                 format!("{error:#}").contains("were destroyed") && after,
                 "{step}: {error:#}"
             ),
         }
+        if step == "keys.in_file" || step == "shred.destroyed" {
+            witnesses.back_up(&cluster, step)?;
+        }
     }
     cluster.sql(SHRED)?;
     cluster.crash()?;
     ensure!(cluster.text(U)? == u, "another table");
-    ensure!(cluster.error(sum)?.text().contains("were destroyed"));
+    ensure!(cluster.error(T)?.text().contains("were destroyed"));
+    witnesses.judge_and(&cluster, &[U], &["t", "u"], |witness| {
+        ensure_shredded(witness, &u)?;
+        ensure_gone(witness, &keys)
+    })?;
     cluster.sql("DROP TABLE t CASCADE")?;
     cluster.finish()
 }

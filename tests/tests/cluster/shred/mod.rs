@@ -30,7 +30,8 @@ const SHRED: &str = "SELECT * FROM pagevault.shred('t', confirm => 'public.t')";
 const U: &str = "SET enable_seqscan = off; SELECT count(*) || ' ' || sum(hashtext(name)) FROM u WHERE name > 'a'";
 
 fn cluster(conf: &str) -> Result<(Cluster, pagevault_tests::KeyFile)> {
-    let settings = Settings::default().conf("checkpoint_timeout = 1h").conf(conf);
+    let settings = Settings::default().conf("checkpoint_timeout = 1h").conf("wal_keep_size = 1GB");
+    let settings = settings.conf(conf);
     let (cluster, keys) = Cluster::with_keys(&settings)?;
     cluster.sql(TABLES)?;
     Ok((cluster, keys))

@@ -6,19 +6,24 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use pagevault_tests::datafile::holds;
 use pagevault_tests::wal::{PAGE, WalPage};
+use pagevault_tests::witnesses::Witnesses;
 use pagevault_tests::{Settings, StopMode};
 
 use super::{STATE, assert_hidden, count, insert, last_page, marks, sealing, segments, state_at};
 
-fn survives(settings: &Settings) -> Result<()> {
-    let (cluster, _keys) = sealing(settings)?;
+const ROWS: &str = "SELECT concat_ws(' ', count(*), min(name), max(name)) FROM t";
+
+fn survives(settings: Settings) -> Result<()> {
+    let (cluster, _keys) = sealing(&settings.conf("wal_keep_size = 1GB"))?;
     cluster.pgbench(&["-i", "-q", "-s", "1"])?;
+    let mut witnesses = Witnesses::of(&cluster)?;
     for round in 1..=3_u64 {
         let mut load = cluster.pgbench_in_background(&["-n", "-c", "4", "-j", "2", "-T", "60"])?;
         sleep(Duration::from_millis(500 * round));
         insert(&cluster, "drossel", 1000)?;
         if round == 2 {
             cluster.sql("CHECKPOINT; SELECT pg_switch_wal()")?;
+            witnesses.back_up(&cluster, "pgbench")?;
             insert(&cluster, "drossel", 1000)?;
         }
         cluster.kill()?;
@@ -31,23 +36,28 @@ fn survives(settings: &Settings) -> Result<()> {
     ensure!(count(&cluster, "drossel")? == "4000", "{} rows", count(&cluster, "drossel")?);
     assert_hidden(&cluster, "drossel")?;
     ensure!(marks(&segments(&cluster)?)? == [1], "not all is sealed with the one key");
+    let sums =
+        "SELECT concat_ws(' ', (SELECT sum(abalance) FROM pgbench_accounts), count(*), sum(delta))
+        FROM pgbench_history";
+    witnesses
+        .judge_and(&cluster, &[ROWS, sums], &[], |witness| assert_hidden(witness, "drossel"))?;
     cluster.finish()
 }
 
 #[test]
 fn committed_rows_survive() -> Result<()> {
-    survives(&Settings::default())
+    survives(Settings::default())
 }
 
 #[test]
 fn with_full_page_writes_off_and_compression() -> Result<()> {
-    survives(&Settings::default().conf("full_page_writes = off").conf("wal_compression = on"))
+    survives(Settings::default().conf("full_page_writes = off").conf("wal_compression = on"))
 }
 
 #[test]
 fn with_open_datasync() -> Result<()> {
     let settings = Settings::default().conf("fsync = on").conf("wal_sync_method = open_datasync");
-    survives(&settings)
+    survives(settings)
 }
 
 #[test]
@@ -55,7 +65,7 @@ fn with_direct_io() -> Result<()> {
     if pagevault_tests::Installation::get()?.major < 16 {
         return Ok(());
     }
-    survives(&Settings::default().conf("debug_io_direct = wal"))
+    survives(Settings::default().conf("debug_io_direct = wal"))
 }
 
 #[test]
@@ -87,7 +97,10 @@ fn with_minimal_wal_and_recycled_segments() -> Result<()> {
 
 #[test]
 fn prepared_transactions_survive() -> Result<()> {
-    let (cluster, _keys) = sealing(&Settings::default().conf("max_prepared_transactions = 10"))?;
+    let settings =
+        Settings::default().conf("max_prepared_transactions = 10").conf("wal_keep_size = 1GB");
+    let (cluster, _keys) = sealing(&settings)?;
+    let mut witnesses = Witnesses::of(&cluster)?;
     for name in ["one", "two", "three"] {
         cluster.sql(&format!(
             "BEGIN; INSERT INTO t (name) SELECT '{name}-' || i FROM generate_series(1, 100) i;
@@ -98,17 +111,20 @@ fn prepared_transactions_survive() -> Result<()> {
     cluster.crash()?;
     cluster.sql("COMMIT PREPARED 'two'")?;
     cluster.crash()?;
+    witnesses.back_up(&cluster, "a prepared transaction")?;
     cluster.sql("ROLLBACK PREPARED 'three'")?;
     cluster.crash()?;
     for (name, rows) in [("one", "100"), ("two", "100"), ("three", "0")] {
         ensure!(count(&cluster, name)? == rows, "{name}: {} rows", count(&cluster, name)?);
     }
+    witnesses.judge(&cluster, &[ROWS, "SELECT count(*) FROM pg_prepared_xacts"], &[])?;
     cluster.finish()
 }
 
 #[test]
 fn a_single_user_server_recovers() -> Result<()> {
-    let (cluster, _keys) = sealing(&Settings::default())?;
+    let (cluster, _keys) = sealing(&Settings::default().conf("wal_keep_size = 1GB"))?;
+    let witnesses = Witnesses::of(&cluster)?;
     insert(&cluster, "drossel", 1000)?;
     cluster.kill()?;
     let mut single = cluster.program("postgres");
@@ -117,6 +133,7 @@ fn a_single_user_server_recovers() -> Result<()> {
     pagevault_tests::installation::run(&mut single)?;
     cluster.start_server()?;
     ensure!(count(&cluster, "drossel")? == "1000", "rows are missing");
+    witnesses.judge(&cluster, &[ROWS], &[])?;
     cluster.finish()
 }
 
@@ -127,6 +144,7 @@ fn a_switch_that_was_lost_is_made_again() -> Result<()> {
     let (cluster, _keys) = sealing(&Settings::default().conf("wal_keep_size = '1GB'"))?;
     insert(&cluster, "amsel", 100)?;
     cluster.sql("CHECKPOINT")?;
+    let witnesses = Witnesses::of(&cluster)?;
     insert(&cluster, "drossel", 1000)?;
     cluster.kill()?;
     let (last, _) = last_page(&segments(&cluster)?)?;
@@ -149,6 +167,57 @@ fn a_switch_that_was_lost_is_made_again() -> Result<()> {
         ensure!(count(&cluster, canary)? == rows, "{canary}: {}", count(&cluster, canary)?);
     }
     ensure!(marks(&segments(&cluster)?)? == [1, 2], "keys {:?}", marks(&segments(&cluster)?)?);
+    witnesses.judge(&cluster, &[ROWS], &[])?;
+    cluster.finish()
+}
+
+/// A rotation of the key: the key is written down, then WAL is filled with a barrier, switched, and the switch written down.
+#[test]
+fn a_kill_at_any_step_of_a_rotation_leaves_all_of_one_mind() -> Result<()> {
+    const STEPS: [&str; 6] = [
+        "keys.in_file",
+        "keys.in_wal",
+        "wal_switch.barrier",
+        "wal_switch.in_memory",
+        "keys.in_file",
+        "keys.in_wal",
+    ];
+    // What is in key files counts at different moments, with fsync and without.
+    let (cluster, _keys) =
+        sealing(&Settings::default().conf("fsync = on").conf("wal_keep_size = 1GB"))?;
+    let mut witnesses = Witnesses::with(&cluster, &["fsync = off"])?;
+    for last in 0..STEPS.len() {
+        insert(&cluster, "drossel", 100)?;
+        let mut client = cluster.client()?;
+        cluster.stop_at(STEPS[0])?;
+        let session =
+            std::thread::spawn(move || client.batch_execute("SELECT pagevault.rotate_wal_key()"));
+        // Whoever stands there: after a start the worker may have something to write down.
+        for (at, step) in STEPS[..=last].iter().enumerate() {
+            if at > 0 {
+                cluster.stop_at(step)?;
+            }
+            cluster.stopped_at(step)?;
+        }
+        cluster.kill()?;
+        cluster.go_on();
+        ensure!(session.join().is_ok_and(|ended| ended.is_err()), "step {last}: it ended");
+        cluster.start_server()?;
+        let rows = (100 * (last + 1)).to_string();
+        ensure!(count(&cluster, "drossel")? == rows, "step {last}: rows are missing");
+        cluster.eventually(STATE, "encrypted")?;
+        if STEPS[last] == "wal_switch.in_memory" {
+            witnesses.back_up(&cluster, "after a switch that was lost")?;
+        }
+    }
+    cluster.sql("SELECT pagevault.rotate_wal_key()")?;
+    insert(&cluster, "drossel", 1000)?;
+    cluster.crash()?;
+    assert_hidden(&cluster, "drossel")?;
+    witnesses.judge_and(&cluster, &[ROWS, STATE], &[], |witness| {
+        insert(witness, "drossel", 1000)?;
+        assert_hidden(witness, "drossel")
+    })?;
     cluster.finish()
 }
 

@@ -1,0 +1,94 @@
+//! Base backups by the functions that programs for backups use (`pg_backup_start`, `pg_backup_stop`): files are copied in any
+//! order, and it may take any time.
+
+use std::fs;
+use std::os::unix::fs::{lchown, symlink};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use postgres::Client;
+use tempfile::TempDir;
+
+use crate::Cluster;
+use crate::cluster::{run_sql, text};
+use crate::datafile::unless_gone;
+use crate::fault::{STOP_AT, STOPPED};
+
+const KEYSTORE: &str = "pagevault";
+
+/// What is copied at the end, or is of the running server only.
+const LEFT_OUT: [&str; 6] =
+    [KEYSTORE, "pg_wal", "postmaster.pid", "postmaster.opts", STOP_AT, STOPPED];
+
+/// A base backup that has begun. It has the keystore as it was then, and all else as it is at the end: the worst order, for
+/// pages may be sealed under keys that only WAL brings.
+pub struct Backup<'a> {
+    server: &'a Cluster,
+    session: Client,
+    kept: TempDir,
+}
+
+impl<'a> Backup<'a> {
+    /// Begins with a checkpoint, so no process may stand where it holds the keystore's lock.
+    ///
+    /// # Errors
+    /// When the server refuses, or files cannot be copied.
+    pub fn begin(server: &'a Cluster) -> Result<Backup<'a>> {
+        let mut session = server.client()?;
+        run_sql(&mut session, "SELECT pg_backup_start('a backup', true)")?;
+        let kept = tempfile::tempdir_in(server.directory())?;
+        copy(&server.data_directory().join(KEYSTORE), &kept.path().join(KEYSTORE), &[])?;
+        Ok(Backup { server, session, kept })
+    }
+
+    /// Copies the rest. The server over it is not started; it has the WAL that it needs, and follows nobody.
+    ///
+    /// # Errors
+    /// When the server has crashed since, or files cannot be copied.
+    pub fn end(mut self) -> Result<Cluster> {
+        let data = self.server.data_directory();
+        let restored = Cluster::from_files(|target| {
+            copy(&data, target, &LEFT_OUT)?;
+            fs::rename(self.kept.path().join(KEYSTORE), target.join(KEYSTORE))?;
+            let label = text(&mut self.session, "SELECT labelfile FROM pg_backup_stop(false)")?;
+            fs::write(target.join("backup_label"), label)?;
+            self.server.installation().give(&target.join("backup_label"))?;
+            copy(&data.join("pg_wal"), &target.join("pg_wal"), &[])
+        })?;
+        restored.append_conf("primary_conninfo = ''")?;
+        Ok(restored)
+    }
+}
+
+/// A directory, with owners and modes. What a running server removes meanwhile is passed over, as `pg_basebackup` does.
+fn copy(from: &Path, to: &Path, left_out: &[&str]) -> Result<()> {
+    fs::create_dir(to)?;
+    for entry in fs::read_dir(from).with_context(|| format!("read {}", from.display()))? {
+        let entry = entry?;
+        let name = entry.file_name();
+        if left_out.iter().any(|left| name == *left) {
+            continue;
+        }
+        let (source, target) = (entry.path(), to.join(&name));
+        let Some(kind) = unless_gone(entry.file_type())? else { continue };
+        if kind.is_dir() {
+            if fs::exists(&source)? {
+                copy(&source, &target, &[])?;
+            }
+        } else if kind.is_symlink() {
+            symlink(fs::read_link(&source)?, &target)?;
+            same_owner(&source, &target)?;
+        } else if unless_gone(fs::copy(&source, &target))?.is_some() {
+            same_owner(from, &target)?;
+        }
+    }
+    fs::set_permissions(to, fs::metadata(from)?.permissions())?;
+    same_owner(from, to)
+}
+
+fn same_owner(of: &Path, path: &Path) -> Result<()> {
+    use std::os::unix::fs::MetadataExt;
+    let owner = fs::symlink_metadata(of)?;
+    lchown(path, Some(owner.uid()), Some(owner.gid()))
+        .with_context(|| format!("give {} away", path.display()))
+}
