@@ -1,6 +1,7 @@
 //! What redo reads: pages whose keys it has not replayed yet, because a base backup copied the keystore before them.
 
 mod backups;
+mod garbage;
 mod older_keystore;
 mod stand_ins;
 
