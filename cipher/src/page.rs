@@ -326,7 +326,9 @@ mod tests {
     /// A page with rows of text.
     fn page_of_rows(block: u32, checksums: bool) -> Page {
         let mut page = plain_page(b"row 4711: some text; ", block, false);
-        (put(&mut page, LOWER, 200), put(&mut page, UPPER, 400), put(&mut page, SPECIAL, 8192));
+        for (at, value) in [(LOWER, 200), (UPPER, 400), (SPECIAL, 8192)] {
+            put(&mut page, at, value);
+        }
         let checksum = if checksums { page_checksum(&page, block) } else { 0 };
         put(&mut page, CHECKSUM, checksum);
         page
