@@ -98,6 +98,30 @@ pub fn epoch_of(header: &[u8]) -> Option<Epoch> {
     }
 }
 
+/// Most often that one byte may stand in the sealed part of a page. In 8176 random bytes each stands 32 times on average; the
+/// chance that any stands more than four times as often is below 2^-100 (Chernoff's bound).
+const MOST_OF_ONE_BYTE: u16 = 128;
+
+/// Whether a page that names an epoch, of which there is no key, can be a sealed page at all, and is not a damaged one or
+/// something else that has bits there: its checksum is right (with `checksums` off, or none), its header is one that PostgreSQL
+/// accepts, and the rest looks like ciphertext.
+///
+/// Whatever was sealed and written wholly passes. Of what was not little does, but some may.
+#[must_use]
+pub fn may_be_sealed(page: &Page, block: u32, checksums: bool) -> bool {
+    let checksum = get(page, CHECKSUM);
+    let is_summed = checksum == 0 && !checksums || checksum == page_checksum(page, block);
+    let (lower, upper) = (get(page, LOWER), get(page, UPPER));
+    // PageIsVerified (bufpage.c)
+    let is_header = lower <= upper && 0 < upper && usize::from(upper) <= PAGE_SIZE;
+    let mut counts = [0_u16; 256];
+    page[HEADER_SIZE..].iter().for_each(|byte| counts[usize::from(*byte)] += 1);
+    epoch_of(page).is_some()
+        && is_summed
+        && is_header
+        && counts.iter().all(|count| *count <= MOST_OF_ONE_BYTE)
+}
+
 /// Whether every byte of the page is zero.
 #[must_use]
 pub fn is_zero(page: &Page) -> bool {
@@ -297,6 +321,58 @@ mod tests {
         }
         assert_eq!(epoch_of(&[0xff; HEADER_SIZE]), Some(Epoch::LAST));
         assert_eq!(epoch_of(&[0; HEADER_SIZE]), None);
+    }
+
+    /// A page with rows of text.
+    fn page_of_rows(block: u32, checksums: bool) -> Page {
+        let mut page = plain_page(b"row 4711: some text; ", block, false);
+        for (at, value) in [(LOWER, 200), (UPPER, 400), (SPECIAL, 8192)] {
+            put(&mut page, at, value);
+        }
+        let checksum = if checksums { page_checksum(&page, block) } else { 0 };
+        put(&mut page, CHECKSUM, checksum);
+        page
+    }
+
+    #[test]
+    fn sealed_pages_may_be_sealed() {
+        for cipher in CipherId::ALL {
+            for (seed, checksums) in (0..64).map(|seed| (seed, seed % 2 == 0)) {
+                let mut page = page_of_rows(9, checksums);
+                page[0] = seed;
+                assert!(!may_be_sealed(&page, 9, checksums), "plaintext");
+                seal(&mut page, &key(cipher, seed), EPOCH, 9, Fork::Main, checksums);
+                assert!(may_be_sealed(&page, 9, checksums));
+                // Checksums were on when it was written, and are off now.
+                assert!(may_be_sealed(&page, 9, false));
+            }
+        }
+    }
+
+    #[test]
+    fn damaged_pages_are_not_taken_for_sealed_ones() {
+        for checksums in [true, false] {
+            // A bit of the flags fell over.
+            let mut page = page_of_rows(9, checksums);
+            page[10] ^= 1 << 6;
+            assert!(epoch_of(&page).is_some() && !may_be_sealed(&page, 9, checksums));
+            assert!(!may_be_sealed(&[0xA5; PAGE_SIZE], 9, checksums), "one byte over and over");
+            let mut text = [b' '; PAGE_SIZE];
+            text.iter_mut()
+                .zip(b"the quick brown fox ".iter().cycle())
+                .for_each(|(to, from)| *to = *from);
+            assert!(!may_be_sealed(&text, 9, checksums), "text");
+        }
+        let sealed = |checksums| {
+            let mut page = page_of_rows(9, checksums);
+            seal(&mut page, &key(CipherId::Aes256Xts, 3), EPOCH, 9, Fork::Main, checksums);
+            page
+        };
+        assert!(!may_be_sealed(&sealed(true), 10, true), "of another block");
+        assert!(!may_be_sealed(&sealed(false), 9, true), "no page has the checksum 0");
+        let mut page = sealed(false);
+        put(&mut page, UPPER, 100);
+        assert!(!may_be_sealed(&page, 9, false), "its header cannot be");
     }
 
     #[test]

@@ -117,17 +117,31 @@ pub(crate) fn writing(file: SmgrFile) -> Writing {
 }
 
 /// In recovery, before a page is written: the page on disk may be sealed under a key that is not known, be it the first of the
-/// file or a later one. That is noted; a fault once all WAL is replayed that could have brought the key. See [`written_over`].
-pub(crate) fn may_write_over(file: SmgrFile, block: u32, on_disk: &Page) -> Result<(), PageFault> {
+/// file or a later one. Then that is noted, and the page on disk stays (false); a fault once all WAL is replayed that could have
+/// brought the key. See [`written_over`].
+pub(crate) fn may_write_over(
+    file: SmgrFile,
+    block: u32,
+    on_disk: &Page,
+) -> Result<bool, PageFault> {
     match page::epoch_of(on_disk).map(Epoch::get) {
         Some(epoch)
             if written_over::is_unknown(file.file, epoch)
-                && !written_over::allow(file.file, epoch, block) =>
+                && page::may_be_sealed(on_disk, block, data_checksums()) =>
         {
-            Err(PageFault { file, cause: Cause::NoKey { epoch } })
+            if written_over::note(file.file, epoch, block) {
+                Ok(false)
+            } else {
+                Err(PageFault { file, cause: Cause::NoKey { epoch } })
+            }
         }
-        _ => Ok(()),
+        _ => Ok(true),
     }
+}
+
+/// The epoch that a page, as it is on disk, is sealed under; `None` as well for one that only looks so.
+pub(crate) fn epoch_of(on_disk: &Page, block: u32) -> Option<Epoch> {
+    page::epoch_of(on_disk).filter(|_| page::may_be_sealed(on_disk, block, data_checksums()))
 }
 
 /// How to write a page over one that may be written otherwise than `wanted`, because its file is being rewritten.
@@ -290,6 +304,8 @@ fn open_sealed(
             blank_for_redo(file.file, epoch, block, page);
             Ok(())
         }
+        // Not sealed, but damaged: PostgreSQL says so, and its means help.
+        Err(Cause::NoKey { .. }) if !page::may_be_sealed(page, block, data_checksums()) => Ok(()),
         // Copied by a base backup after the keystore was, and after its key was made.
         Err(Cause::NoKey { .. }) if is_not_consistent_yet() => {
             if fork_of(fork) == Fork::FreeSpaceMap {

@@ -26,6 +26,7 @@ pub(crate) fn start() {
     guc::define();
     guc::bound_read_ahead();
     rmgr::register();
+    hooks::restart_points::install();
     hooks::access::install();
     hooks::ddl::install();
     hooks::decoding::install();

@@ -4,8 +4,8 @@
 //! elsewhere, a directory of another user. What it says of providers decides which files are read, where they are sent, and
 //! which programs run, with the rights of who looks. So key files are believed if they, the data directory, and all that is
 //! above it, belong to root or to who asks, and nobody else can write there ([`way`]); and even then no program is run
-//! that only they name: files keep neither owner nor history when they are copied. Who trusts them says so, or says
-//! himself how providers are reached.
+//! that only they name, and no credential is read that only they name, or sent where only they say: files keep neither owner
+//! nor history when they are copied. Who trusts them says so, or says himself how providers are reached.
 //!
 //! [`way`]: crate::trust::way
 
@@ -25,6 +25,7 @@ use serde_json::{Map, Value};
 use crate::offline::unreadable;
 use crate::options::printable;
 use crate::provider::ProviderError;
+use crate::providers;
 use crate::trust::way::{Astray, follow};
 use crate::trust::{What, insecure, require};
 
@@ -33,6 +34,8 @@ use crate::trust::{What, insecure, require};
 pub struct Access {
     /// Key files may name programs.
     programs: bool,
+    /// Key files may say which credentials are read, and where they are sent.
+    credentials: bool,
     /// Providers by name, in place of what key files say of them.
     providers: BTreeMap<String, Given>,
 }
@@ -49,15 +52,19 @@ impl Access {
     ///
     /// # Errors
     /// When the file is somebody else's, or not of this form.
-    pub fn new(programs: bool, providers: Option<&Path>) -> Result<Self, ProviderError> {
+    pub fn new(
+        programs: bool,
+        credentials: bool,
+        providers: Option<&Path>,
+    ) -> Result<Self, ProviderError> {
         let providers = providers.map(read_providers).transpose()?.unwrap_or_default();
-        Ok(Self { programs, providers })
+        Ok(Self { programs, credentials, providers })
     }
 
     /// A provider, as it is given, else as the key files of `data_directory` record it.
     ///
     /// # Errors
-    /// `insecure` if these name programs and may not.
+    /// `insecure` if these name programs, or have credentials sent, and may not.
     pub(crate) fn spec(
         &self,
         name: &str,
@@ -82,6 +89,20 @@ impl Access {
                     printable(&program)
                 ))
                 .with_hint("If you trust who wrote them: --allow-command. Or say how the provider is reached: --providers FILE."));
+        }
+        let reaching = providers::reaching(&recorded.kind, &options);
+        if !self.credentials && !reaching.is_empty() {
+            let shown =
+                |name: &&str| format!("{name} {}", options.get(*name).unwrap_or(&Value::Null));
+            let shown: Vec<String> = reaching.iter().map(shown).collect();
+            let message = format!("provider \"{}\" has credentials sent", printable(name));
+            return Err(insecure(message)
+                .with_detail(format!(
+                    "Which and where to is said by the key files in \"{}\" alone: {}. Nothing was read or sent.",
+                    data_directory.display(),
+                    printable(&shown.join(", "))
+                ))
+                .with_hint("If you trust who wrote them: --allow-credentials. Or say how the provider is reached: --providers FILE."));
         }
         let programs = self.programs && recorded.programs;
         Ok(ProviderSpec { name: name.to_owned(), kind: recorded.kind.clone(), options, programs })

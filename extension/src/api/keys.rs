@@ -2,29 +2,41 @@
 
 use pgrx::prelude::*;
 
-use super::require_key_admin;
+use super::{KEY, PROVIDER, require_key_admin};
 use crate::keys::{master_keys, unlock as unlocking, wal_switch};
-use crate::pg::process;
-use crate::pg::report::OrRaise;
+use crate::pg::report::{OrRaise, Result};
+use crate::pg::{process, text};
 use crate::{preload, roles};
 
 /// The scope of the cluster's own key.
 const CLUSTER: u32 = 0;
 
 /// Sets or changes the master key of this database.
-#[pg_extern]
-fn set_master_key(provider: &str, key: &str) {
+#[pg_extern(sql = "
+    CREATE FUNCTION pagevault.set_master_key(provider text, key text) RETURNS void
+    STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+")]
+fn set_master_key(provider: &[u8], key: &[u8]) {
+    let database = process::my_database();
     require_key_admin("set the master key of a database")
-        .and_then(|()| master_keys::set("set_master_key", process::my_database(), provider, key))
+        .and_then(|()| set("set_master_key", database, provider, key))
         .or_raise();
 }
 
 /// Sets or changes the master key of the cluster, which serves every database without its own.
-#[pg_extern]
-fn set_cluster_master_key(provider: &str, key: &str) {
+#[pg_extern(sql = "
+    CREATE FUNCTION pagevault.set_cluster_master_key(provider text, key text) RETURNS void
+    STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+")]
+fn set_cluster_master_key(provider: &[u8], key: &[u8]) {
     require_key_admin("set the master key of the cluster")
-        .and_then(|()| master_keys::set("set_cluster_master_key", CLUSTER, provider, key))
+        .and_then(|()| set("set_cluster_master_key", CLUSTER, provider, key))
         .or_raise();
+}
+
+fn set(function: &'static str, scope: u32, provider: &[u8], key: &[u8]) -> Result<()> {
+    let (provider, key) = (text::require_utf8(PROVIDER, provider)?, text::require_utf8(KEY, key)?);
+    master_keys::set(function, scope, provider, key)
 }
 
 /// Makes a new version of this database's master key and wraps the database key with it.

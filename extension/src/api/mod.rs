@@ -13,6 +13,10 @@ use crate::pg::report::{Report, Result};
 use crate::pg::{locks, process};
 use crate::{preload, roles};
 
+/// Names of arguments, for messages.
+const PROVIDER: &str = "name of a key provider";
+const KEY: &str = "name of a master key";
+
 /// What every function that changes keys asks first.
 fn require_key_admin(action: &str) -> Result<()> {
     preload::require_active()?;

@@ -1,33 +1,50 @@
 //! Key providers in SQL.
 
 use pgrx::prelude::*;
-use pgrx::{JsonB, PgSqlErrorCode};
+use pgrx::{AnyElement, PgSqlErrorCode};
 
-use super::require_key_admin;
+use super::{KEY, PROVIDER, require_key_admin};
 use crate::keys::provider_admin;
 use crate::pg::report::{OrRaise, Report};
+use crate::pg::text;
 use crate::{preload, roles};
 
 /// Makes a key provider known. Options are checked, the provider is not asked for anything yet.
-#[pg_extern]
-fn add_provider(name: &str, kind: &str, options: JsonB) {
-    require_key_admin("add a key provider")
-        .and_then(|()| provider_admin::add(name, kind, &options.0))
-        .or_raise();
+#[pg_extern(sql = "
+    CREATE FUNCTION pagevault.add_provider(name text, kind text, options jsonb) RETURNS void
+    STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+")]
+fn add_provider(name: &[u8], kind: &[u8], options: AnyElement) {
+    let add = || {
+        require_key_admin("add a key provider")?;
+        let (name, kind) = (text::require_utf8(PROVIDER, name)?, text::require_utf8("kind", kind)?);
+        provider_admin::add(name, kind, &text::json("options", options)?)
+    };
+    add().or_raise();
 }
 
 /// Gives a provider other options, after proving that every key it wrapped still unwraps.
-#[pg_extern]
-fn alter_provider(name: &str, options: JsonB) {
-    require_key_admin("alter a key provider")
-        .and_then(|()| provider_admin::alter(name, &options.0))
-        .or_raise();
+#[pg_extern(sql = "
+    CREATE FUNCTION pagevault.alter_provider(name text, options jsonb) RETURNS void
+    STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+")]
+fn alter_provider(name: &[u8], options: AnyElement) {
+    let alter = || {
+        require_key_admin("alter a key provider")?;
+        provider_admin::alter(text::require_utf8(PROVIDER, name)?, &text::json("options", options)?)
+    };
+    alter().or_raise();
 }
 
 /// Forgets a provider that wraps nothing.
-#[pg_extern]
-fn drop_provider(name: &str) {
-    require_key_admin("drop a key provider").and_then(|()| provider_admin::drop(name)).or_raise();
+#[pg_extern(sql = "
+    CREATE FUNCTION pagevault.drop_provider(name text) RETURNS void
+    STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
+")]
+fn drop_provider(name: &[u8]) {
+    require_key_admin("drop a key provider")
+        .and_then(|()| provider_admin::drop(text::require_utf8(PROVIDER, name)?))
+        .or_raise();
 }
 
 /// Has a provider looked at from its options to a round trip with each of its master keys in use, or
@@ -39,8 +56,8 @@ fn drop_provider(name: &str) {
 ")]
 #[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
 fn check_provider(
-    name: Option<&str>,
-    key: Option<&str>,
+    name: Option<&[u8]>,
+    key: Option<&[u8]>,
 ) -> TableIterator<
     'static,
     (
@@ -54,7 +71,10 @@ fn check_provider(
     let lines = preload::require_active()
         .and_then(|()| roles::require_admin("check a key provider"))
         .and_then(|()| name.ok_or_else(no_name))
-        .and_then(|name| provider_admin::check(name, key))
+        .and_then(|name| {
+            let key = key.map(|key| text::require_utf8(KEY, key)).transpose()?;
+            provider_admin::check(text::require_utf8(PROVIDER, name)?, key)
+        })
         .or_raise();
     let rows: Vec<_> = lines
         .into_iter()

@@ -30,9 +30,10 @@ pub(crate) fn install() {
 /// Makes the label provider known to this session, once it is named. Were it known from the start,
 /// SECURITY LABEL without FOR would mean us, or be ambiguous beside another provider.
 pub(super) fn register_label_provider() {
-    if !PROVIDER_REGISTERED.with(|registered| std::mem::replace(registered, true)) {
+    if !PROVIDER_REGISTERED.with(|registered| *registered) {
         // SAFETY: stores a pointer to a function that lives as long as the process.
         unsafe { pg_sys::register_label_provider(PROVIDER.as_ptr(), Some(relabel)) };
+        PROVIDER_REGISTERED.with(|registered| *registered = true);
     }
 }
 

@@ -6,7 +6,7 @@
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use pagevault_cipher::{Epoch, Page, page};
+use pagevault_cipher::{Epoch, Page};
 use pgrx::pg_sys::{self, BlockNumber, SMgrRelation};
 
 use super::ddl;
@@ -185,9 +185,10 @@ pub(super) unsafe extern "C-unwind" fn mdwrite(
         }
         let writing = page_io::writing(file);
         fault::point_of("page.looked_up", file.file.relation);
-        let target = target_over(reln, writing, fork, block, buffer);
-        let sealed = seal_one(target, fork, block, buffer);
-        MDWRITE.get()(reln, fork, block, sealed, skip_fsync);
+        if let Some(target) = target_over(reln, writing, fork, block, buffer) {
+            let sealed = seal_one(target, fork, block, buffer);
+            MDWRITE.get()(reln, fork, block, sealed, skip_fsync);
+        }
     }
 }
 
@@ -239,9 +240,10 @@ pub(super) unsafe extern "C-unwind" fn mdwritev(
                 if page_io::is_stand_in(page.cast()) {
                     continue;
                 }
-                let target = target_over(reln, writing, fork, block + i, page);
-                let sealed = seal_one(target, fork, block + i, page);
-                MDWRITEV.get()(reln, fork, block + i, &raw const sealed, 1, skip_fsync);
+                if let Some(target) = target_over(reln, writing, fork, block + i, page) {
+                    let sealed = seal_one(target, fork, block + i, page);
+                    MDWRITEV.get()(reln, fork, block + i, &raw const sealed, 1, skip_fsync);
+                }
             }
             return;
         }
@@ -333,7 +335,7 @@ unsafe fn check_still_open(reln: SMgrRelation, file: SmgrFile) {
     }
 }
 
-/// How to write one page.
+/// How to write one page; `None` if the one on disk is to stay.
 ///
 /// # Safety
 /// As [`mdwrite`].
@@ -344,17 +346,17 @@ unsafe fn target_over(
     fork: ForkNumber,
     block: BlockNumber,
     buffer: *const c_void,
-) -> Option<SealTarget> {
+) -> Option<Option<SealTarget>> {
     if writing.must_look || writing.must_watch {
         // SAFETY: by contract.
         unsafe { target_by_disk(reln, writing, fork, block, buffer) }
     } else {
-        writing.target
+        Some(writing.target)
     }
 }
 
 /// How to write one page of a file that is being rewritten, or may be sealed though nobody knows it yet, by what lies there
-/// on disk.
+/// on disk; `None` if that is to stay.
 ///
 /// # Safety
 /// As [`mdwrite`].
@@ -365,25 +367,27 @@ unsafe fn target_by_disk(
     fork: ForkNumber,
     block: BlockNumber,
     buffer: *const c_void,
-) -> Option<SealTarget> {
+) -> Option<Option<SealTarget>> {
     // SAFETY: by contract; the place has room for a page and is ours until the next call.
     unsafe {
         // mdread raises an error for a page beyond the end, and only the startup process is spared.
         if !writing.must_look && block >= compat::smgr_blocks(reln, fork) {
-            return writing.target;
+            return Some(writing.target);
         }
         let file = compat::smgr_file(reln);
         let on_disk = read_past_us(reln, fork, block);
-        if writing.must_watch
-            && let Err(fault) = page_io::may_write_over(file, block, &*on_disk)
-        {
-            raise(fault, block);
+        if writing.must_watch {
+            match page_io::may_write_over(file, block, &*on_disk) {
+                Ok(true) => {}
+                Ok(false) => return None,
+                Err(fault) => raise(fault, block),
+            }
         }
-        if writing.must_look {
+        Some(if writing.must_look {
             page_io::target_over(file, writing.target, buffer.cast(), &*on_disk)
         } else {
             writing.target
-        }
+        })
     }
 }
 
@@ -413,7 +417,7 @@ pub(crate) fn epoch_on_disk(file: SmgrFile, fork: ForkNumber, block: BlockNumber
         if block >= compat::smgr_blocks(reln, fork) {
             return None;
         }
-        page::epoch_of(&*read_past_us(reln, fork, block))
+        page_io::epoch_of(&*read_past_us(reln, fork, block), block)
     }
 }
 

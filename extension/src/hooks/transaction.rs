@@ -1,12 +1,13 @@
-//! The end of transactions: what they made necessary is done before they commit, and what an ERROR left begun ends.
+//! The end of transactions: what they made necessary is done before they commit, and what an ERROR left begun or noted ends.
 
 use std::ffi::c_void;
 
 use pgrx::pg_guard;
 use pgrx::pg_sys;
 
+use crate::pg::nesting::{Mark, Notes};
 use crate::pg::report::OrRaise;
-use crate::policy::catalogs;
+use crate::policy::{altered, catalogs, labels};
 use crate::writers;
 
 /// Installs the callbacks; from `_PG_init`. Processes inherit them.
@@ -25,8 +26,17 @@ unsafe extern "C-unwind" fn subtransaction_event(
     _parent: pg_sys::SubTransactionId,
     _argument: *mut c_void,
 ) {
-    if event == pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB {
-        writers::end_all();
+    match event {
+        pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => {
+            writers::end_all();
+            labels::with_notes(Notes::subtransaction_aborts);
+            altered::with_notes(Notes::subtransaction_aborts);
+        }
+        pg_sys::SubXactEvent::SUBXACT_EVENT_COMMIT_SUB => {
+            labels::with_notes(Notes::subtransaction_commits);
+            altered::with_notes(Notes::subtransaction_commits);
+        }
+        _ => {}
     }
 }
 
@@ -41,20 +51,25 @@ unsafe extern "C-unwind" fn transaction_event(
     };
     if matches!(event, XACT_EVENT_ABORT | XACT_EVENT_PARALLEL_ABORT) {
         writers::end_all();
+        labels::with_notes(Notes::clear);
+        altered::with_notes(Notes::clear);
     }
-    if catalogs::any() {
-        match event {
+    match event {
+        XACT_EVENT_PRE_COMMIT | XACT_EVENT_PRE_PREPARE
+            if catalogs::any() || altered::any_since(Mark::START) =>
+        {
             // SAFETY: the guarded function has the callback's own contract.
-            XACT_EVENT_PRE_COMMIT | XACT_EVENT_PRE_PREPARE => unsafe { before_commit() },
-            XACT_EVENT_ABORT => catalogs::forget(),
-            _ => {}
+            unsafe { before_commit() }
         }
+        XACT_EVENT_ABORT => catalogs::forget(),
+        _ => {}
     }
 }
 
-/// What commands that pass no utility hook have left: TRUNCATE by logical replication, and those that
-/// commit in between.
+/// What commands that pass no utility hook have left: TRUNCATE by logical replication, those of C functions, and those
+/// that commit in between.
 #[pg_guard]
 unsafe extern "C-unwind" fn before_commit() {
+    altered::follow(Mark::START).or_raise();
     catalogs::follow().or_raise();
 }

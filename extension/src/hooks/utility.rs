@@ -2,7 +2,7 @@
 //!
 //! CREATE DATABASE tells here whether it copies files below the storage manager, and from where: the object
 //! access hook hears of the new database only. And SECURITY LABEL FOR pagevault makes the label provider
-//! known to the session.
+//! known to the session. Commands run within commands: functions run them, and event triggers.
 
 use std::ffi::{CStr, c_char};
 
@@ -45,13 +45,15 @@ unsafe extern "C-unwind" fn process_utility(
     // SAFETY: the server's own arguments, forwarded as received.
     unsafe {
         let node = (*statement).utilityStmt;
+        let (labellings, altered) = (policy::labels::mark(), policy::altered::mark());
         if concerns_us((*node).type_) {
             pg_sys::panic::pgrx_extern_c_guard(|| prepare(node));
         }
         let next = PREVIOUS.with(|previous| *previous).unwrap_or(raw::standard_ProcessUtility);
         next(statement, query, read_only, context, params, environment, destination, completion);
-        if policy::altered::any() {
-            pg_sys::panic::pgrx_extern_c_guard(|| policy::altered::follow().or_raise());
+        policy::labels::command_ends(labellings);
+        if policy::altered::any_since(altered) {
+            pg_sys::panic::pgrx_extern_c_guard(|| policy::altered::follow(altered).or_raise());
         }
         if policy::catalogs::any() {
             pg_sys::panic::pgrx_extern_c_guard(|| policy::catalogs::follow().or_raise());
@@ -100,6 +102,7 @@ unsafe fn prepare(statement: *mut pg_sys::Node) {
                 let provider = (*statement.cast::<pg_sys::SecLabelStmt>()).provider;
                 if !provider.is_null() && CStr::from_ptr(provider) == PROVIDER {
                     ddl::register_label_provider();
+                    policy::labels::labelling_begins();
                 }
             }
             _ => {}

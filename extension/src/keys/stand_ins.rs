@@ -11,6 +11,8 @@
 //! buffers, and the real page is read from then on. A full-page image, or whatever makes a page anew, takes its place as
 //! well. What must not be is that the data directory counts as consistent while a key is missing: then the server stops.
 
+use std::time::{Duration, Instant};
+
 use pagevault_cipher::Epoch;
 use pagevault_keystore::{Record, RelFile};
 use pgrx::PgSqlErrorCode;
@@ -128,16 +130,12 @@ fn came(file: RelFile, epoch: u16) -> Option<RelFile> {
 }
 
 /// Ends recovery if a key is missing where the data directory is said to be consistent: a key that redo waits for, or one
-/// under which pages are sealed that recovery has written over, or is about to.
+/// under which pages are sealed that recovery would have written over.
 pub(crate) fn require_none() {
-    if are_there() {
-        let missing = TABLE.with(|table| {
-            let missing = table.places.iter().filter(|place| place.epoch != 0 && !place.came);
-            missing.copied().find(|place| copies::exists(place.file))
-        });
-        if let Some(Awaited { file, epoch, block, .. }) = missing {
-            refuse(file, epoch, block);
-        }
+    if are_there()
+        && let Some(Awaited { file, epoch, block, .. }) = missing()
+    {
+        refuse(file, epoch, block);
     }
     let Some(shared) = shared::get() else { return };
     if !shared::anything_sealed() && !shared::any_database_key() {
@@ -149,25 +147,75 @@ pub(crate) fn require_none() {
     if let Some(Note { file, epoch, block }) = shared.written_over.notes().find(is_missing) {
         refuse(file, epoch, block);
     }
-    shared.written_over.warn_of_overflow();
+    shared.written_over.refuse_overflow();
     require_none_in_buffers();
     unsettled::forget();
 }
 
 /// What redo has changed and nobody has written yet, and what is written later without a look: after a promotion.
 fn require_none_in_buffers() {
-    for index in 0..buffers::count() {
-        let Some((file, fork, block)) = buffers::dirty(index) else { continue };
-        if !buffers::is_there(file, fork) {
-            continue;
-        }
-        let whole = SmgrFile { file, backend: SHARED_BACKEND };
-        if let Some(epoch) = smgr::epoch_on_disk(whole, fork, block).map(Epoch::get)
-            && is_unknown(file, epoch)
-        {
-            refuse(file, epoch, block);
-        }
+    if let Some(Note { file, epoch, block }) = dirty().find_map(over_sealed_page) {
+        refuse(file, epoch, block);
     }
+}
+
+/// The pages in shared buffers that are to be written: file, fork, block.
+fn dirty() -> impl Iterator<Item = (RelFile, i32, u32)> {
+    let dirty = (0..buffers::count()).filter_map(buffers::dirty);
+    dirty.filter(|(file, fork, _)| buffers::is_there(*file, *fork))
+}
+
+/// The key that is missing where the page on disk is sealed.
+fn over_sealed_page((file, fork, block): (RelFile, i32, u32)) -> Option<Note> {
+    let whole = SmgrFile { file, backend: SHARED_BACKEND };
+    let epoch = smgr::epoch_on_disk(whole, fork, block).map(Epoch::get)?;
+    is_unknown(file, epoch).then_some(Note { file, epoch, block })
+}
+
+/// Where recovery would have to begin before this moment if a key never comes: a file with pages that redo has not changed, or
+/// whose changes are not written, for want of the key. Called when a checkpoint record is replayed.
+///
+/// Pages in shared buffers are compared with the disk, as the restart point would write them. Where that takes long and is
+/// asked again soon, any page counts: then there is a restart point later.
+pub(crate) fn file_at_stake() -> Option<RelFile> {
+    /// When that was done last, and how long it took.
+    static LAST: ProcessLocal<Option<(Instant, Duration)>> = ProcessLocal::new(None);
+    const SHARE: u32 = 20;
+    let shared = shared::get()?;
+    if !shared::anything_sealed() && !shared::any_database_key() {
+        return None;
+    }
+    let last = LAST.with(|last| *last);
+    // In this order: what is written meanwhile is noted before.
+    let in_buffers = if last.is_some_and(|(end, took)| end.elapsed() < SHARE * took) {
+        dirty().map(|(file, _, _)| file).find(|file| copies::exists(*file))
+    } else {
+        let start = Instant::now();
+        let found = dirty().find_map(over_sealed_page).map(|note| note.file);
+        LAST.with(|last| *last = Some((Instant::now(), start.elapsed())));
+        found
+    };
+    let noted = || {
+        let missing = |note: &Note| is_unknown(note.file, note.epoch);
+        shared
+            .written_over
+            .notes()
+            .filter(missing)
+            .map(|note| note.file)
+            .find(|f| copies::exists(*f))
+    };
+    in_buffers.or_else(noted).or_else(|| {
+        let awaited = if are_there() { missing() } else { None };
+        awaited.map(|awaited| awaited.file)
+    })
+}
+
+/// A key that redo waits for, of a file that exists.
+fn missing() -> Option<Awaited> {
+    TABLE.with(|table| {
+        let missing = table.places.iter().filter(|place| place.epoch != 0 && !place.came);
+        missing.copied().find(|place| copies::exists(place.file))
+    })
 }
 
 /// Ends recovery.

@@ -1,10 +1,12 @@
-//! Sealed pages that recovery writes over while the key that they are sealed under is not known.
+//! Sealed pages that recovery would write over while the key that they are sealed under is not known.
 //!
-//! Redo restores pages from full-page images without reading them, so it may have a file in plaintext, or under an older
-//! key, whose pages on disk are sealed under a key that is not known. In a base backup that is right: they are newer than what is
-//! replayed, and WAL brings the key before the data directory is consistent. With a keystore older than the data directory it never
-//! does, and the file would become plaintext, or be written under a key that was given up. So whoever writes such a page notes the key here, and [`super::stand_ins::require_none`] asks whether
-//! all have come. From then on no such page is written any more.
+//! Redo restores pages from full-page images without reading them, so it may have a page for a file in plaintext, or under an
+//! older key, whose page on disk is sealed under a key that is not known. In a base backup that one is newer than what is replayed,
+//! and WAL brings the key before the data directory is consistent. With a keystore older than the data directory it never does,
+//! and the file would become plaintext, or be written under a key that was given up. In both the page on disk stays, as it does
+//! under a stand-in and for the same reason ([`super::stand_ins`]): before the key comes nothing is replayed that it does not
+//! hold already, and if the key does not come, all is replayed again with the right keystore. Whoever leaves a page so notes
+//! the key here, and [`super::stand_ins::require_none`] asks whether all have come. From then on it is an error.
 //!
 //! The notes are in shared memory, for the checkpointer and the background writer write as well. No lock, no allocation.
 
@@ -12,14 +14,13 @@ use std::sync::atomic::{AtomicU32, Ordering::*};
 
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
-use pgrx::prelude::PgLogLevel;
 
 use super::shared;
 use crate::pg::mapping;
 use crate::pg::report::{Report, Result};
 
 /// A power of two. The memory is used only where there are that many.
-const PLACES: usize = 1 << 14;
+const PLACES: usize = 1 << 16;
 /// Epoch, tablespace, database, file, block. The epoch is written last.
 const STRIDE: usize = 5;
 const OVERFLOW: usize = 0;
@@ -33,7 +34,7 @@ const FREE: u32 = 0;
 /// Somebody is about to write a note here. No epoch has more than 13 bits.
 const TAKEN: u32 = u32::MAX;
 
-/// A key that was not known when a page sealed under it was written over.
+/// A key that was not known when a page sealed under it was to be written over.
 #[derive(Clone, Copy)]
 pub(super) struct Note {
     pub(super) file: RelFile,
@@ -86,7 +87,7 @@ impl WrittenOver {
         self.words[OVERFLOW].store(1, SeqCst);
     }
 
-    /// From now on no such page may be written.
+    /// From now on WAL brings no key that is missing.
     pub(super) fn settle(&self) {
         self.words[SETTLED].store(1, SeqCst);
     }
@@ -96,10 +97,10 @@ impl WrittenOver {
         places.filter(|place| !matches!(place[0].load(SeqCst), FREE | TAKEN)).map(read)
     }
 
-    /// Says so where there were more of them than there is room for.
-    pub(super) fn warn_of_overflow(&self) {
-        if self.words[OVERFLOW].swap(0, SeqCst) != 0 {
-            too_many().send(PgLogLevel::WARNING);
+    /// Ends recovery where there were more of them than there is room for: whether all keys have come is not known.
+    pub(super) fn refuse_overflow(&self) {
+        if self.words[OVERFLOW].load(SeqCst) != 0 {
+            too_many().fatal();
         }
     }
 }
@@ -118,9 +119,9 @@ pub(crate) fn is_unknown(file: RelFile, epoch: u16) -> bool {
     !shared::has_key(file, epoch) && shared::destroyed_at(file, epoch).is_none()
 }
 
-/// In recovery: a page is about to be written over one that is sealed under a key which is not known. False if it
-/// must not be, because no WAL will bring the key.
-pub(crate) fn allow(file: RelFile, epoch: u16, block: u32) -> bool {
+/// In recovery: a page was about to be written over one that is sealed under a key which is not known. False if no WAL
+/// will bring the key any more.
+pub(crate) fn note(file: RelFile, epoch: u16, block: u32) -> bool {
     let Some(shared) = shared::get() else { return true };
     // In this order: who settles it looks at the notes afterwards.
     shared.written_over.note(file, epoch, block);
@@ -136,8 +137,8 @@ pub(super) fn map(no_memory: impl Fn(usize, &std::io::Error) -> Report) -> Resul
 fn too_many() -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
-        "recovery has written over sealed pages of too many relation files whose data keys it did not know",
+        "recovery has met sealed pages of too many relation files whose data keys it did not know",
     )
-    .detail(format!("Whether WAL has brought the keys is known of {PLACES} of them."))
-    .hint("Check the others with pagevault.verify().")
+    .detail(format!("Whether WAL has brought the keys is known of {PLACES} of them, and not of the others."))
+    .hint("Restore a base backup that was taken while fewer relations were encrypted or given new keys.")
 }

@@ -33,16 +33,21 @@ pub(crate) fn flush_and_drop_database(database: Oid) {
     }
 }
 
+/// The storage manager's objects of these files. Not in a critical section.
+fn open(files: &[RelFile]) -> Vec<pg_sys::SMgrRelation> {
+    // SAFETY: by contract; the objects live until the end of the transaction, in recovery for longer.
+    let open = |&file: &RelFile| unsafe {
+        compat::open_smgr_of(SmgrFile { file, backend: SHARED_BACKEND })
+    };
+    files.iter().map(open).collect()
+}
+
 /// Drops all buffers of these files, written or not. Nobody else uses the files.
 pub(crate) fn drop_files(files: &[RelFile]) {
     if files.is_empty() {
         return;
     }
-    // SAFETY: not in a critical section; the objects live until the end of the transaction, in recovery for longer.
-    let mut open: Vec<_> = files
-        .iter()
-        .map(|&file| unsafe { compat::open_smgr_of(SmgrFile { file, backend: SHARED_BACKEND }) })
-        .collect();
+    let mut open = open(files);
     // SAFETY: the array holds as many objects of the storage manager.
     unsafe { compat::drop_buffers(&mut open) };
 }
@@ -52,14 +57,12 @@ pub(crate) fn flush_and_drop_files(files: &[RelFile]) {
     if files.is_empty() {
         return;
     }
-    // SAFETY: as in drop_files().
-    let mut open: Vec<_> = files
-        .iter()
-        .map(|&file| unsafe { compat::open_smgr_of(SmgrFile { file, backend: SHARED_BACKEND }) })
-        .collect();
+    let mut open = open(files);
     // SAFETY: the array holds as many objects of the storage manager.
-    unsafe { pg_sys::FlushRelationsAllBuffers(open.as_mut_ptr(), open.len() as i32) };
-    drop_files(files);
+    unsafe {
+        pg_sys::FlushRelationsAllBuffers(open.as_mut_ptr(), open.len() as i32);
+        compat::drop_buffers(&mut open);
+    }
 }
 
 /// In recovery: ends the sessions of hot standby in a database and keeps others away, then drops its buffers.

@@ -375,6 +375,31 @@ pub(crate) fn is_slot_sync_worker(kind: pg_sys::BackendType::Type) -> bool {
     return false;
 }
 
+/// A block that no file has (`MaxBlockNumber`).
+const MISSING_BLOCK: pg_sys::BlockNumber = pg_sys::InvalidBlockNumber - 1;
+
+/// In redo, before the data directory is consistent: as if a record had named a page of this file, which exists, that does not.
+pub(crate) fn refer_to_missing_page(file: RelFile) {
+    let (fork, mode) = (pg_sys::ForkNumber::MAIN_FORKNUM, pg_sys::ReadBufferMode::RBM_NORMAL);
+    let no_buffer = pg_sys::InvalidBuffer as pg_sys::Buffer;
+    // SAFETY: in the startup process; of a page beyond the end nothing is read (xlogutils.c), and no buffer is pinned.
+    unsafe {
+        pg_sys::XLogReadBufferExtended(locator(file), fork, MISSING_BLOCK, mode, no_buffer);
+    }
+}
+
+/// Takes [`refer_to_missing_page`] back.
+pub(crate) fn forget_missing_page(file: RelFile) {
+    // SAFETY: in the startup process; forgets references to this block and later ones, of which there are none.
+    unsafe {
+        pg_sys::XLogTruncateRelation(
+            locator(file),
+            pg_sys::ForkNumber::MAIN_FORKNUM,
+            MISSING_BLOCK,
+        );
+    }
+}
+
 /// Sets a signal handler (`pqsignal`, which 18 names `pqsignal_be` in the server).
 ///
 /// # Safety

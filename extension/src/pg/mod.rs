@@ -14,6 +14,7 @@ pub(crate) mod guc;
 pub(crate) mod labels;
 pub(crate) mod locks;
 pub(crate) mod mapping;
+pub(crate) mod nesting;
 pub(crate) mod pages;
 pub(crate) mod process;
 pub(crate) mod processes;

@@ -6,7 +6,7 @@ use pagevault_keystore::RelFile;
 use pgrx::pg_sys::{self, ForkNumber, Oid};
 
 use super::buffers::AlignedPage;
-use super::compat;
+use super::{compat, critical};
 
 /// A relation in use, held so that its file is neither replaced nor cut, and nobody else is kept waiting but
 /// who wants just that (AccessShareLock, until the end of the transaction).
@@ -195,15 +195,15 @@ unsafe fn rewrite_page(
             pg_sys::PageInit(page.cast(), pg_sys::BLCKSZ as usize, 0);
         }
         if !is_new || is_map {
-            pg_sys::CritSectionCount += 1;
-            if (*(*relation).rd_rel).relkind as u8 == pg_sys::RELKIND_SEQUENCE {
-                forget_values_in_wal(page.cast());
-            }
-            pg_sys::MarkBufferDirty(buffer);
-            if logged {
-                pg_sys::log_newpage_buffer(buffer, standard);
-            }
-            pg_sys::CritSectionCount -= 1;
+            critical::section(|| {
+                if (*(*relation).rd_rel).relkind as u8 == pg_sys::RELKIND_SEQUENCE {
+                    forget_values_in_wal(page.cast());
+                }
+                pg_sys::MarkBufferDirty(buffer);
+                if logged {
+                    pg_sys::log_newpage_buffer(buffer, standard);
+                }
+            });
         }
         pg_sys::UnlockReleaseBuffer(buffer);
     }

@@ -7,7 +7,9 @@
 use std::ffi::{CStr, CString, c_char};
 use std::fmt;
 
-use pgrx::pg_sys;
+use pgrx::{AnyElement, PgSqlErrorCode, pg_sys};
+
+use super::report::{Report, Result};
 
 /// Text as the server holds it.
 #[derive(Clone, PartialEq, Eq, Default, Debug)]
@@ -74,6 +76,36 @@ fn show(byte: u8, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         0..=0x7f => write!(f, "{}", char::from(byte)),
         _ => write!(f, "\\x{byte:02x}"),
     }
+}
+
+/// An argument that is told to others than this database (key providers, the keystore, standbys), which all take it for UTF-8.
+///
+/// # Errors
+/// CHARACTER_NOT_IN_REPERTOIRE for one that is not; `what` names it.
+pub(crate) fn require_utf8<'a>(what: &str, argument: &'a [u8]) -> Result<&'a str> {
+    let text = std::str::from_utf8(argument).ok().filter(|text| speaks_utf8() || text.is_ascii());
+    text.ok_or_else(|| {
+        Report::new(
+            PgSqlErrorCode::ERRCODE_CHARACTER_NOT_IN_REPERTOIRE,
+            format!("{what} has characters that are not UTF-8 in this database"),
+        )
+        .detail("Key providers, the keystore and other databases take it for UTF-8.")
+        .hint("Use ASCII, or a database with the encoding UTF8.")
+    })
+}
+
+/// A value of type jsonb; as [`require_utf8`].
+pub(crate) fn json(what: &str, value: AnyElement) -> Result<serde_json::Value> {
+    // SAFETY: a function of the server with its own argument; the result is a NUL-terminated text.
+    let text = unsafe {
+        let shown = pgrx::direct_function_call_as_datum(pg_sys::jsonb_out, &[Some(value.datum())]);
+        shown.and_then(|text| ServerText::copied(text.cast_mut_ptr::<c_char>()))
+    };
+    let text = text.unwrap_or_default();
+    serde_json::from_str(require_utf8(what, text.bytes())?).map_err(|error| {
+        let code = PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE;
+        Report::new(code, format!("{what} cannot be read: {error}"))
+    })
 }
 
 /// True if the encoding of this database is UTF-8, or none: then clients get the bytes as they are.

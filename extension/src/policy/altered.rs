@@ -1,7 +1,8 @@
 //! Relations that come to follow another, or move, without getting new storage.
 //!
 //! The object access hook notes them while their command runs; when it is over and the catalogs show the
-//! outcome, they are looked at:
+//! outcome, they are looked at. Each command looks at its own: a command within it, of a function or an event trigger, comes
+//! too early, and its errors may be caught.
 //!
 //! - Sequences follow the table that came to own them: ALTER SEQUENCE ... OWNED BY makes no storage, and
 //!   pg_dump writes it after the table's label; CREATE SEQUENCE ... OWNED BY makes it before it names the
@@ -18,6 +19,7 @@ use super::decision::{self, Decision};
 use super::{cipher_of, enforce, memo, seal_empty_file};
 use crate::keys::shared;
 use crate::pg::guc;
+use crate::pg::nesting::{Mark, Notes};
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::relation::{self, Facts, Kind};
 use crate::pg::report::Result;
@@ -25,14 +27,14 @@ use crate::rewrite;
 
 /// What to look at, and why.
 #[derive(Clone, Copy)]
-enum Altered {
+pub(crate) enum Altered {
     Sequence(Oid),
     Attached(Oid),
     /// With the schema that it was in.
     Relation(Oid, Oid),
 }
 
-static ALTERED: ProcessLocal<Vec<Altered>> = ProcessLocal::new(Vec::new());
+static ALTERED: ProcessLocal<Notes<Altered>> = ProcessLocal::new(Notes::new());
 static CREATED: ProcessLocal<Oid> = ProcessLocal::new(Oid::INVALID);
 
 /// A relation with storage was just created.
@@ -82,18 +84,27 @@ fn is_new(facts: &Facts) -> bool {
 }
 
 fn note(altered: Altered) {
-    ALTERED.with(|list| list.push(altered));
+    ALTERED.with(|notes| notes.push(altered));
+}
+
+/// A command begins.
+pub(crate) fn mark() -> Mark {
+    ALTERED.with(|notes| notes.mark())
 }
 
 /// True if there is something for [`follow`] to do.
-pub(crate) fn any() -> bool {
-    ALTERED.with(|list| !list.is_empty())
+pub(crate) fn any_since(mark: Mark) -> bool {
+    ALTERED.with(|notes| notes.any_since(mark))
 }
 
-/// Looks at what the command altered. What an aborted command left behind is looked at as well and found
-/// to be gone or right; or forgotten, if the next command is the ROLLBACK.
-pub(crate) fn follow() -> Result<()> {
-    let list = ALTERED.with(std::mem::take);
+/// The end of (sub)transactions.
+pub(crate) fn with_notes(at_end: impl FnOnce(&mut Notes<Altered>)) {
+    ALTERED.with(at_end);
+}
+
+/// Looks at what was altered since the command began.
+pub(crate) fn follow(mark: Mark) -> Result<()> {
+    let list = ALTERED.with(|notes| notes.take_since(mark));
     if !process::runs_transactions() {
         return Ok(());
     }

@@ -74,12 +74,17 @@ pub(crate) fn forget() {
     PENDING.with(|pending| *pending = Pending::Nothing);
 }
 
-/// Seals what the command has made necessary.
+/// Seals what the command has made necessary. Where that fails it stays to be done: a command within another one may have come
+/// here, and its error be caught.
 pub(crate) fn follow() -> Result<()> {
-    let pending = PENDING.with(|pending| std::mem::replace(pending, Pending::Nothing));
-    if !process::runs_transactions() {
-        return Ok(());
+    if process::runs_transactions() {
+        seal(PENDING.with(|pending| *pending))?;
     }
+    forget();
+    Ok(())
+}
+
+fn seal(pending: Pending) -> Result<()> {
     if pending == Pending::Everything {
         relation::make_command_visible();
         for (catalog, decision) in wanted_encrypted()? {

@@ -8,6 +8,7 @@ use super::label::{self, Label};
 use super::{catalogs, decision, enforce, memo, shared_labels};
 use crate::keys::data_keys;
 use crate::pg::labels::Object;
+use crate::pg::nesting::{Mark, Notes};
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::relation::{self, Facts, Kind};
 use crate::pg::report::{Report, Result};
@@ -22,8 +23,39 @@ pub(crate) fn statement(facts: &Facts) -> String {
     format!("SECURITY LABEL FOR pagevault ON {kind} {name} IS 'encrypted'")
 }
 
-/// What the label that this session is about to set by its own statement is meant for.
-static MEANT_FOR: ProcessLocal<Option<Object>> = ProcessLocal::new(None);
+/// A SECURITY LABEL FOR pagevault.
+#[derive(Clone, Copy)]
+pub(crate) struct Labelling {
+    /// What it is meant for, if it is a statement of ours.
+    meant_for: Option<Object>,
+    begun: bool,
+}
+
+/// Those that this session is carrying out, the innermost last: event triggers may label something too.
+static LABELLINGS: ProcessLocal<Notes<Labelling>> = ProcessLocal::new(Notes::new());
+
+/// A command begins.
+pub(crate) fn mark() -> Mark {
+    LABELLINGS.with(|notes| notes.mark())
+}
+
+/// A SECURITY LABEL FOR pagevault begins: the one that [`set`] is about to carry out, or another one.
+pub(crate) fn labelling_begins() {
+    LABELLINGS.with(|notes| match notes.last() {
+        Some(ours) if !ours.begun => ours.begun = true,
+        _ => notes.push(Labelling { meant_for: None, begun: true }),
+    });
+}
+
+/// The command has ended.
+pub(crate) fn command_ends(mark: Mark) {
+    LABELLINGS.with(|notes| drop(notes.take_since(mark)));
+}
+
+/// The end of (sub)transactions.
+pub(crate) fn with_notes(at_end: impl FnOnce(&mut Notes<Labelling>)) {
+    LABELLINGS.with(at_end);
+}
 
 /// Sets a label (in quotes, or NULL) as the caller would, with the statement, so that event triggers and others that
 /// look at statements hear of it. The statement names the object, and names may change their bearers until the
@@ -36,16 +68,12 @@ pub(crate) fn set(object: Object, label: &str) -> Result<()> {
         b" IS ",
         label.as_bytes(),
     ]);
-    /// Also where the statement fails.
-    struct Forgotten;
-    impl Drop for Forgotten {
-        fn drop(&mut self) {
-            MEANT_FOR.with(|meant| *meant = None);
-        }
-    }
-    let _forgotten = Forgotten;
-    MEANT_FOR.with(|meant| *meant = Some(object));
-    statement::run(statement.as_c_str())
+    let before = mark();
+    LABELLINGS.with(|notes| notes.push(Labelling { meant_for: Some(object), begun: false }));
+    // Where it fails, the end of the (sub)transaction forgets it.
+    let done = statement::run(statement.as_c_str());
+    command_ends(before);
+    done
 }
 
 fn gone(object: Object) -> Report {
@@ -66,7 +94,8 @@ fn renamed(object: Object) -> Report {
 /// A label is about to be set (`Some`) or removed (`None`). The server has checked that the caller owns the
 /// object.
 pub(crate) fn relabelled(object: Object, column: i32, text: Option<ServerText>) -> Result<()> {
-    if let Some(meant) = MEANT_FOR.with(Option::take)
+    let innermost = LABELLINGS.with(|notes| notes.last().copied());
+    if let Some(meant) = innermost.and_then(|labelling| labelling.meant_for)
         && meant != object
     {
         return Err(renamed(meant));

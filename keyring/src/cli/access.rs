@@ -12,6 +12,9 @@ pub(super) struct AccessOptions {
     /// Run the programs that the key files name: of a provider of kind "command", or in a profile of AWS
     #[arg(long)]
     allow_command: bool,
+    /// Read the credentials that the key files name, and send them to the key servers that they name
+    #[arg(long)]
+    allow_credentials: bool,
     /// How providers are reached, in place of what the key files say: {"NAME": {"kind": "...", "options": {...}}}
     #[arg(long, value_name = "FILE")]
     providers: Option<PathBuf>,
@@ -19,6 +22,6 @@ pub(super) struct AccessOptions {
 
 impl AccessOptions {
     pub(super) fn access(&self) -> Result<Access, ProviderError> {
-        Access::new(self.allow_command, self.providers.as_deref())
+        Access::new(self.allow_command, self.allow_credentials, self.providers.as_deref())
     }
 }

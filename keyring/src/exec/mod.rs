@@ -29,6 +29,7 @@ use self::tools::{Tool, Way};
 use crate::access::Access;
 use crate::offline::{self, Keystore};
 use crate::provider::ProviderError;
+use crate::regular::open_regular;
 
 /// File name of the library.
 const LIBRARY: &str = "pagevault_preload.so";
@@ -118,8 +119,8 @@ fn own_directory() -> Option<PathBuf> {
 /// Scripts, as some packages put in front of PostgreSQL's programs, are not looked through.
 fn require_elf(program: &Path) -> Result<(), ProviderError> {
     let mut magic = [0; 4];
-    let read = File::open(program).and_then(|mut file| file.read_exact(&mut magic));
-    if read.is_ok() && magic == *b"\x7fELF" {
+    let mut file = open_regular(program).map_err(|error| offline::unreadable(program, &error))?;
+    if file.read_exact(&mut magic).is_ok() && magic == *b"\x7fELF" {
         return Ok(());
     }
     Err(refuse(format!("\"{}\" is not a program but a script", program.display())).with_hint(

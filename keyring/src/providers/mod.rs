@@ -16,17 +16,32 @@ use crate::provider::{Environment, Provider, ProviderError};
 struct Kind {
     name: &'static str,
     options: &'static [&'static str],
+    /// Those that say which credentials are read, and where they are sent.
+    reaching: &'static [&'static str],
     build: Constructor,
 }
 
 type Constructor = fn(&Options<'_>, &Environment) -> Result<Box<dyn Provider>, ProviderError>;
 
 const KINDS: &[Kind] = &[
-    Kind { name: "file", options: file::OPTIONS, build: file::build },
-    Kind { name: "vault", options: vault::OPTIONS, build: vault::build },
-    Kind { name: "aws_kms", options: aws_kms::OPTIONS, build: aws_kms::build },
-    Kind { name: "command", options: command::OPTIONS, build: command::build },
+    Kind { name: "file", options: file::OPTIONS, reaching: &[], build: file::build },
+    Kind { name: "vault", options: vault::OPTIONS, reaching: vault::REACHING, build: vault::build },
+    Kind {
+        name: "aws_kms",
+        options: aws_kms::OPTIONS,
+        reaching: aws_kms::REACHING,
+        build: aws_kms::build,
+    },
+    // Its programs are asked about apart.
+    Kind { name: "command", options: command::OPTIONS, reaching: &[], build: command::build },
 ];
+
+/// Which of these options say what credentials are read, and where they are sent.
+pub(crate) fn reaching(kind: &str, options: &Map<String, Value>) -> Vec<&'static str> {
+    let known = KINDS.iter().find(|known| known.name == kind);
+    let names = known.map_or(&[][..], |known| known.reaching).iter().copied();
+    names.filter(|name| options.contains_key(*name)).collect()
+}
 
 /// Makes a provider of the named kind. Touches neither network nor keys.
 ///

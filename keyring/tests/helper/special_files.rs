@@ -6,6 +6,7 @@ use std::path::Path;
 use std::process::{Output, Stdio};
 use std::time::{Duration, Instant};
 
+use age::secrecy::ExposeSecret;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
 use pagevault_keystore::log::Log;
@@ -40,7 +41,13 @@ fn data_directory() -> Bench {
 /// What the program says, which has to end by itself and needs little memory.
 #[track_caller]
 fn ends(bench: &Bench, subject: &str, path: &Path) -> Output {
-    let mut command = command(&[subject, path.to_str().unwrap()]);
+    line_ends(bench, &[subject, path.to_str().unwrap()])
+}
+
+/// [`ends`] for a whole line.
+#[track_caller]
+fn line_ends(bench: &Bench, line: &[&str]) -> Output {
+    let mut command = command(line);
     let search = std::env::var("PATH").unwrap();
     command.env("PATH", format!("{}:{search}", bench.path("keys").display()));
     let mut child = command.stdin(Stdio::null()).spawn().unwrap();
@@ -48,7 +55,7 @@ fn ends(bench: &Bench, subject: &str, path: &Path) -> Output {
     while child.try_wait().unwrap().is_none() {
         if Instant::now() > until {
             child.kill().unwrap();
-            panic!("{subject} {} does not end", path.display());
+            panic!("{line:?} does not end");
         }
         std::thread::sleep(Duration::from_millis(5));
     }
@@ -138,5 +145,37 @@ fn inspect_reads_regular_files_only() {
     for name in ["7.keys", "16385", "16385_vm", "000000010000000000000001"] {
         let path = bench.path("keys").join(name);
         each(&path, || refused(&bench, "inspect", &path, &path));
+    }
+}
+
+#[test]
+fn programs_and_bundles_are_regular_files() {
+    let bench = data_directory();
+    let identity = bench.path("keys/identity");
+    let made = age::x25519::Identity::generate();
+    fs::write(&identity, made.to_string().expose_secret()).unwrap();
+    chmod(&identity, 0o600);
+    let (bundle, program) = (bench.path("keys/bundle"), bench.path("keys/pg_waldump"));
+    let shown = |path: &Path| path.to_str().unwrap().to_owned();
+    let data = shown(&bench.path("data"));
+    let check = [
+        "escrow",
+        "check",
+        &shown(&bundle),
+        "--identity",
+        &shown(&identity),
+        "--data-directory",
+        &data,
+    ];
+    let exec = ["exec", "--keystore", &data, "--", &shown(&program), "x"];
+    for (path, line) in [(&bundle, &check[..]), (&program, &exec[..])] {
+        each(path, || {
+            let output = line_ends(&bench, line);
+            assert_eq!(output.status.code(), Some(1), "{line:?}: {}", stdout(&output));
+            // What a program does is known by its name behind all links.
+            let other = fs::canonicalize(path).unwrap() != *path && path == &program;
+            let message = if other { "it is not known what" } else { "is not a regular file" };
+            assert!(stderr(&output).contains(message), "{line:?}: {}", stderr(&output));
+        });
     }
 }

@@ -129,6 +129,63 @@ fn programs_that_key_files_name_are_not_run() {
     refused(&askers(&bench)[0], &["--providers", &shown], "does not say what providers there are");
 }
 
+/// A server at a port of this machine that answers nothing, and the number of connections that it has had.
+fn listener() -> (u16, std::sync::Arc<std::sync::atomic::AtomicUsize>) {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let count = std::sync::Arc::<std::sync::atomic::AtomicUsize>::default();
+    let counted = std::sync::Arc::clone(&count);
+    std::thread::spawn(move || {
+        for _ in listener.incoming() {
+            counted.fetch_add(1, std::sync::atomic::Ordering::SeqCst);
+        }
+    });
+    (port, count)
+}
+
+#[test]
+fn credentials_that_key_files_name_are_not_sent() {
+    let bench = Bench::new();
+    let (port, connections) = listener();
+    let connections = || connections.swap(0, std::sync::atomic::Ordering::SeqCst);
+    let token = bench.path("keys/token");
+    fs::write(&token, "hvs.ours").unwrap();
+    chmod(&token, 0o600);
+    let credentials = bench.path("keys/credentials");
+    fs::write(&credentials, "[default]\naws_access_key_id = a\naws_secret_access_key = b\n")
+        .unwrap();
+    chmod(&credentials, 0o600);
+    let address = format!("http://127.0.0.1:{port}");
+    let vault =
+        json!({"address": address, "insecure_loopback_http": true, "auth": {"token_file": token}});
+    let aws = json!({"region": "eu-central-1", "endpoint": address, "insecure_loopback_http": true,
+        "credentials_file": credentials});
+    for (kind, options, wrapped) in
+        [("vault", &vault, &b"\x01vault:v1:AAAA"[..]), ("aws_kms", &aws, &[1; 80])]
+    {
+        let _ = fs::remove_dir_all(bench.path("data/pagevault"));
+        keystore(&bench, kind, options, wrapped.to_vec(), CheckValue::from_bytes([0; 16]));
+        for line in askers(&bench) {
+            refused(&line, &[], "provider \"theirs\" has credentials sent");
+            refused(&line, &["--allow-command"], "Nothing was read or sent");
+            assert_eq!(connections(), 0, "{kind} {line:?}");
+            let line: Vec<&str> = line.iter().map(String::as_str).collect();
+            let allowed = run(&[&line[..], &["--allow-credentials"]].concat());
+            assert!(!stderr(&allowed).contains("has credentials sent"), "{}", stderr(&allowed));
+        }
+        // Who says how the provider is reached needs no say of the key files.
+        let providers = bench.path("keys/providers");
+        let given = json!({"theirs": {"kind": "file", "options": {"path": bench.key_file()}}});
+        fs::write(&providers, given.to_string()).unwrap();
+        let shown = providers.display().to_string();
+        refused(
+            &askers(&bench)[0],
+            &["--providers", &shown],
+            "wrapped key does not open with key file",
+        );
+    }
+}
+
 #[test]
 fn key_files_that_others_may_have_written_are_not_believed() {
     let bench = Bench::new();

@@ -187,3 +187,46 @@ fn a_template_is_the_database_of_that_name() -> Result<()> {
     }
     cluster.finish()
 }
+
+/// Names and options of providers are UTF-8 for whoever reads them. What is not is refused, in words.
+#[test]
+fn arguments_that_are_not_utf8_are_refused() -> Result<()> {
+    let (cluster, keys) = Cluster::with_keys(&Settings::default())?;
+    let path = keys.path().display().to_string();
+    for (encoding, mut client) in databases(&cluster)? {
+        let options = format!(r#"'{{"path": "{path}"}}'"#);
+        for call in [
+            format!("add_provider('p' || chr(233), 'file', {options})"),
+            format!("add_provider('p', 'file' || chr(233), {options})"),
+            format!("add_provider('p', 'file', jsonb_build_object('path', '{path}' || chr(233)))"),
+            format!("alter_provider('p' || chr(233), {options})"),
+            "alter_provider('local', jsonb_build_object('path', '/x' || chr(233)))".to_owned(),
+            "drop_provider('p' || chr(233))".to_owned(),
+            "check_provider('p' || chr(233))".to_owned(),
+            "check_provider('local', 'k' || chr(233))".to_owned(),
+            "set_master_key('p' || chr(233), 'main')".to_owned(),
+            "set_master_key('local', 'k' || chr(233))".to_owned(),
+            "set_cluster_master_key('local', 'k' || chr(233))".to_owned(),
+        ] {
+            // Messages name arguments, in bytes that this client would not take.
+            run_sql(&mut client, "SET client_encoding = 'SQL_ASCII'")?;
+            let caught = format!(
+                "CREATE TEMP TABLE IF NOT EXISTS said (what text);
+                 DO $do$ DECLARE state text; said text; BEGIN
+                     PERFORM pagevault.{call}; INSERT INTO said VALUES ('nothing');
+                 EXCEPTION WHEN OTHERS THEN
+                     GET STACKED DIAGNOSTICS state = RETURNED_SQLSTATE, said = MESSAGE_TEXT;
+                     INSERT INTO said VALUES (state || ' ' || encode(textsend(said), 'escape'));
+                 END $do$"
+            );
+            run_sql(&mut client, &caught)?;
+            let said = text(&mut client, "DELETE FROM said RETURNING what")?;
+            let message = "has characters that are not UTF-8 in this database";
+            ensure!(
+                said.starts_with("22021") && said.ends_with(message),
+                "{encoding} {call}: {said}"
+            );
+        }
+    }
+    cluster.finish()
+}

@@ -57,6 +57,8 @@ use wrapping::Wrapping;
 /// The options it knows.
 pub const OPTIONS: &[&str] =
     &["region", "endpoint", CLEAR, "ca_file", "profile", "credentials_file"];
+/// Those of them that say which credentials are read, and where they are sent.
+pub(super) const REACHING: &[&str] = &["endpoint", CLEAR, "credentials_file"];
 
 /// Name of the only pair in the encryption context.
 const CONTEXT: &str = "pagevault";

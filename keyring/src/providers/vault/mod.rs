@@ -41,6 +41,8 @@ use crate::provider::{Environment, KeyInfo, Provider, ProviderError, Unwrapped, 
 
 /// The options it knows.
 pub const OPTIONS: &[&str] = &["address", CLEAR, "mount", "namespace", "ca_file", "auth"];
+/// Those of them that say which credentials are read, and where they are sent.
+pub(super) const REACHING: &[&str] = &["address", CLEAR, "auth"];
 
 struct Vault {
     mount: String,

@@ -2,6 +2,7 @@
 
 mod backups;
 mod file_copies;
+mod garbage;
 mod older_keystore;
 mod stand_ins;
 

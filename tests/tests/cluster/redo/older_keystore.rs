@@ -1,9 +1,9 @@
 //! A keystore from before a relation was encrypted, or got a new key, put back after a crash: WAL does not bring the key again.
 //! Redo restores pages as wholes, so it never reads what lies on disk, and would write them in plaintext, or under the old key.
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use pagevault_tests::datafile::PageState;
-use pagevault_tests::{Cluster, DataFile, Settings};
+use pagevault_tests::{Cluster, DataFile, Settings, StopMode};
 
 use super::{cluster, copy, rekey};
 use crate::assert_sealed;
@@ -18,8 +18,7 @@ fn swap(cluster: &Cluster, with: &str, aside: &str) -> Result<()> {
     Ok(())
 }
 
-/// `written`: has recovery written pages before it ends?
-fn refused(settings: Settings, written: bool) -> Result<()> {
+fn refused(settings: Settings) -> Result<()> {
     let cluster = cluster(settings.conf("autovacuum = off"))?;
     cluster.sql("CHECKPOINT")?;
     copy(&cluster.data_directory().join("pagevault"), &cluster.directory().join("older"))?;
@@ -31,11 +30,11 @@ fn refused(settings: Settings, written: bool) -> Result<()> {
     cluster.sql("CHECKPOINT")?;
     let files = cluster.files("s")?;
     assert_sealed(&files)?;
-    refuses_older(cluster, &files, 1, written.then_some(PageState::Plain))
+    refuses_older(cluster, &files, 1)
 }
 
 /// As [`refused`], of a table that was encrypted already.
-fn refused_after_rekey(settings: Settings, written: bool) -> Result<()> {
+fn refused_after_rekey(settings: Settings) -> Result<()> {
     let cluster = cluster(settings.conf("autovacuum = off"))?;
     cluster.sql(
         "CREATE TABLE s (id int, name text);
@@ -47,21 +46,16 @@ fn refused_after_rekey(settings: Settings, written: bool) -> Result<()> {
     rekey(&cluster, "rotate_data_key", "s")?;
     cluster.sql("CHECKPOINT")?;
     let files = cluster.files("s")?;
-    refuses_older(cluster, &files, 2, written.then_some(PageState::Sealed(1)))
+    refuses_older(cluster, &files, 2)
 }
 
-/// Kills the server; with the older keystore it refuses to start, for want of the key of `epoch`. `written`: as which
-/// pages are found on disk then.
-fn refuses_older(
-    mut cluster: Cluster,
-    files: &[DataFile],
-    epoch: u16,
-    written: Option<PageState>,
-) -> Result<()> {
+/// Kills the server; with the older keystore it refuses to start, for want of the key of `epoch`.
+fn refuses_older(mut cluster: Cluster, files: &[DataFile], epoch: u16) -> Result<()> {
     // On every page: each is restored as a whole.
     cluster.sql("UPDATE s SET id = -id WHERE id % 50 = 0")?;
     let sum = cluster.text(SUM)?;
     cluster.kill()?;
+    let before = files[0].states()?;
     swap(&cluster, "older", "newer")?;
     for said in [
         "WAL has not brought the data key",
@@ -88,9 +82,8 @@ fn refuses_older(
         ensure!(log.contains(&message) && log.contains("FATAL"), "{log}");
         ensure!(log.contains("is sealed under it"), "{log}");
         ensure!(!log.contains("ready to accept"), "{log}");
-        if let Some(state) = written {
-            ensure!(files[0].states()?.contains(&state), "nothing was written");
-        }
+        // What is on disk stays.
+        ensure!(files[0].states()? == before, "pages were written over");
     }
     std::fs::remove_file(signal)?;
     swap(&cluster, "newer", "older")?;
@@ -110,21 +103,111 @@ fn refuses_older(
 /// Pages are in shared buffers until redo is over.
 #[test]
 fn an_older_keystore_is_refused_before_pages_are_written() -> Result<()> {
-    refused(Settings::default(), false)
+    refused(Settings::default())
 }
 
-/// Pages are written in the midst of redo.
+/// Pages would be written in the midst of redo.
 #[test]
-fn an_older_keystore_is_refused_after_pages_were_written() -> Result<()> {
-    refused(Settings::default().conf("shared_buffers = 128kB"), true)
+fn an_older_keystore_is_refused_when_pages_are_to_be_written() -> Result<()> {
+    refused(Settings::default().conf("shared_buffers = 128kB"))
+}
+
+/// Where redo begins when the server is started, by its control file.
+fn redo_begins(cluster: &Cluster) -> Result<String> {
+    let said =
+        cluster.program("pg_controldata").arg("-D").arg(cluster.data_directory()).output()?;
+    let said = String::from_utf8(said.stdout)?;
+    let line =
+        said.lines().find_map(|line| line.strip_prefix("Latest checkpoint's REDO location:"));
+    Ok(line.context("pg_controldata says no REDO location")?.trim().to_owned())
+}
+
+/// A server that is stopped in the midst of recovery writes what is in its buffers, and begins at its last restart point when it is
+/// started again. That must not be after the images of pages that are to be restored under a key which it does not have.
+#[test]
+fn a_restart_point_does_not_make_an_older_keystore_right() -> Result<()> {
+    let cluster = cluster(Settings::default().conf("autovacuum = off"))?;
+    copy(&cluster.data_directory().join("pagevault"), &cluster.directory().join("older"))?;
+    cluster.sql(
+        "CREATE TABLE s (id int, name text);
+         SELECT pagevault.encrypt('s');
+         INSERT INTO s SELECT i, 'MARKER-' || i FROM generate_series(1, 6000) i",
+    )?;
+    let mut last_segment = String::new();
+    let restored = super::backup(&cluster, || {
+        cluster.sql("UPDATE s SET id = -id WHERE id % 50 = 0")?;
+        cluster.sql("CHECKPOINT; CREATE TABLE other (); SELECT pagevault.encrypt('other')")?;
+        last_segment = cluster.text("SELECT pg_walfile_name(pg_current_wal_lsn())")?;
+        cluster.sql("SELECT pg_switch_wal(); CREATE TABLE more ()")
+    })?;
+    let mut restored = restored;
+    for said in [
+        "WAL has not brought the data key",
+        "startup process",
+        "specified neither",
+        "shutting down",
+    ] {
+        restored.allow_log(said);
+    }
+    let data = restored.data_directory();
+    std::fs::rename(data.join("pagevault"), restored.directory().join("newer"))?;
+    copy(&cluster.directory().join("older"), &data.join("pagevault"))?;
+    let signal = data.join("standby.signal");
+    std::fs::write(&signal, "")?;
+    restored.installation().give(&signal)?;
+    // WAL ends behind the checkpoint, and the data directory is not consistent there.
+    let (wal, rest) = (data.join("pg_wal"), restored.directory().join("rest"));
+    std::fs::create_dir(&rest)?;
+    for segment in pagevault_tests::wal::Segment::all(&wal)? {
+        let name = segment.path.file_name().context("a name")?.to_owned();
+        if *name.to_string_lossy() > *last_segment {
+            std::fs::rename(&segment.path, rest.join(name))?;
+        }
+    }
+    restored.stop_at("redo.keys")?;
+    std::thread::scope(|scope| -> Result<()> {
+        let start = scope.spawn(|| restored.start_server());
+        restored.stopped_at("redo.keys")?;
+        restored.go_on();
+        restored.stop(StopMode::Fast)?;
+        // pg_ctl of 18 is content with a server that was stopped in recovery.
+        let _ = start.join();
+        ensure!(!restored.log().contains("ready to accept"), "the server lets users in");
+        Ok(())
+    })?;
+    let path = data.join(cluster.text("SELECT pg_relation_filepath('s')")?);
+    let file = pagevault_tests::DataFile { path };
+    ensure!(!file.states()?.contains(&PageState::Plain), "plaintext over sealed pages");
+    let label = std::fs::read_to_string(data.join("backup_label.old"))?;
+    let began = redo_begins(&restored)?;
+    ensure!(label.contains(&format!("START WAL LOCATION: {began} ")), "{began}: {label}");
+    for segment in pagevault_tests::wal::Segment::all(&rest)? {
+        std::fs::rename(&segment.path, wal.join(segment.path.file_name().context("a name")?))?;
+    }
+    let log = match restored.start_server() {
+        Ok(()) => anyhow::bail!("the server starts"),
+        Err(error) => error.to_string(),
+    };
+    ensure!(log.contains("WAL has not brought the data key of epoch 1 of relation file"), "{log}");
+    swap(&restored, "newer", "older-again")?;
+    std::fs::remove_file(&signal)?;
+    std::fs::write(data.join("recovery.signal"), "")?;
+    restored.installation().give(&data.join("recovery.signal"))?;
+    restored.append_conf("restore_command = 'false'")?;
+    restored.start_server()?;
+    ensure!(restored.text(SUM)? == cluster.text(SUM)?, "contents differ");
+    restored.sql("CHECKPOINT")?;
+    assert_sealed(&restored.files("s")?)?;
+    restored.finish()?;
+    cluster.finish()
 }
 
 #[test]
 fn a_keystore_older_than_a_rekey_is_refused_before_pages_are_written() -> Result<()> {
-    refused_after_rekey(Settings::default(), false)
+    refused_after_rekey(Settings::default())
 }
 
 #[test]
-fn a_keystore_older_than_a_rekey_is_refused_after_pages_were_written() -> Result<()> {
-    refused_after_rekey(Settings::default().conf("shared_buffers = 128kB"), true)
+fn a_keystore_older_than_a_rekey_is_refused_when_pages_are_to_be_written() -> Result<()> {
+    refused_after_rekey(Settings::default().conf("shared_buffers = 128kB"))
 }
