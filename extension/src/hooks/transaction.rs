@@ -47,12 +47,16 @@ unsafe extern "C-unwind" fn transaction_event(
     _argument: *mut c_void,
 ) {
     use pg_sys::XactEvent::{
-        XACT_EVENT_ABORT, XACT_EVENT_PARALLEL_ABORT, XACT_EVENT_PRE_COMMIT, XACT_EVENT_PRE_PREPARE,
+        XACT_EVENT_ABORT, XACT_EVENT_COMMIT, XACT_EVENT_PARALLEL_ABORT, XACT_EVENT_PRE_COMMIT,
+        XACT_EVENT_PRE_PREPARE, XACT_EVENT_PREPARE,
     };
     if matches!(event, XACT_EVENT_ABORT | XACT_EVENT_PARALLEL_ABORT) {
         writers::end_all();
         labels::with_notes(Notes::clear);
         altered::with_notes(Notes::clear);
+    }
+    if matches!(event, XACT_EVENT_COMMIT | XACT_EVENT_PREPARE | XACT_EVENT_ABORT) {
+        labels::transaction_ended(event == XACT_EVENT_COMMIT);
     }
     match event {
         XACT_EVENT_PRE_COMMIT | XACT_EVENT_PRE_PREPARE

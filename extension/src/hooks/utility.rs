@@ -10,6 +10,7 @@ use pgrx::PgList;
 use pgrx::pg_sys::{self, DefElem};
 
 use super::ddl;
+use crate::keys::shared;
 use crate::pg::labels::PROVIDER;
 use crate::pg::process::ProcessLocal;
 use crate::pg::report::OrRaise;
@@ -49,9 +50,13 @@ unsafe extern "C-unwind" fn process_utility(
         if concerns_us((*node).type_) {
             pg_sys::panic::pgrx_extern_c_guard(|| prepare(node));
         }
+        let commits_prepared = commits_prepared(node);
         let next = PREVIOUS.with(|previous| *previous).unwrap_or(raw::standard_ProcessUtility);
         next(statement, query, read_only, context, params, environment, destination, completion);
         policy::labels::command_ends(labellings);
+        if commits_prepared {
+            shared::count_label_change(); // what it has changed only its own session knew
+        }
         if policy::altered::any_since(altered) {
             pg_sys::panic::pgrx_extern_c_guard(|| policy::altered::follow(altered).or_raise());
         }
@@ -83,6 +88,17 @@ mod raw {
 fn concerns_us(tag: pg_sys::NodeTag) -> bool {
     use pg_sys::NodeTag::{T_CreatedbStmt, T_SecLabelStmt};
     matches!(tag, T_CreatedbStmt | T_SecLabelStmt)
+}
+
+/// # Safety
+/// `statement` is a parse tree node.
+unsafe fn commits_prepared(statement: *mut pg_sys::Node) -> bool {
+    use pg_sys::TransactionStmtKind::TRANS_STMT_COMMIT_PREPARED;
+    // SAFETY: the tag says which node it is.
+    unsafe {
+        (*statement).type_ == pg_sys::NodeTag::T_TransactionStmt
+            && (*statement.cast::<pg_sys::TransactionStmt>()).kind == TRANS_STMT_COMMIT_PREPARED
+    }
 }
 
 /// # Safety

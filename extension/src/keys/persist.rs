@@ -98,6 +98,14 @@ pub(crate) fn shared_memory() -> Result<&'static Shared> {
     shared::get().ok_or_else(|| internal("pagevault's shared memory is missing".to_owned()))
 }
 
+/// Whether the keystore has or had keys of a database: a database key of its own, or data keys of its files.
+pub(crate) fn has_keys_of(database: u32) -> Result<bool> {
+    let _lock = KeystoreLock::acquire();
+    let shared = shared_memory()?;
+    let has_log = shared.control.position(database).is_some();
+    Ok(has_log || shared.secrets.newest(database).is_some())
+}
+
 /// What an unexpected state inside pagevault is reported as.
 pub(crate) fn internal(message: String) -> Report {
     Report::new(PgSqlErrorCode::ERRCODE_INTERNAL_ERROR, message)

@@ -122,6 +122,18 @@ pub(crate) fn destructions() -> u32 {
     get().map_or(0, |shared| shared.control.destructions())
 }
 
+/// How many times labels were changed since the server was started.
+pub(crate) fn label_changes() -> u32 {
+    get().map_or(0, |shared| shared.control.words[LABELS].load(Acquire))
+}
+
+/// Labels were changed, and everybody sees them.
+pub(crate) fn count_label_change() {
+    if let Some(shared) = get() {
+        shared.control.words[LABELS].fetch_add(1, Release);
+    }
+}
+
 /// True if the file is written under a key that was destroyed: nothing in it can be read.
 pub(crate) fn is_destroyed(file: RelFile) -> bool {
     let info = || {
@@ -226,6 +238,7 @@ const HAS_ID: usize = 1;
 const ID: usize = 2;
 const ID_WORDS: usize = 4;
 const DESTRUCTIONS: usize = 6;
+const LABELS: usize = 7;
 const LOGGED: Range<usize> = 8..10;
 const FAILURE: Range<usize> = 10..256;
 const REKEY: Range<usize> = FAILURE.end..FAILURE.end + wishes::WORDS;

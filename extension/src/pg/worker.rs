@@ -7,12 +7,13 @@ use pgrx::pg_sys;
 use super::process::ProcessLocal;
 
 /// What must not reach a worker from `postgresql.conf`, a database or the bootstrap superuser: what `AutoVacWorkerMain` sets
-/// (autovacuum.c, 15 to 18), and what would have a worker refuse its work, end in the middle of it, or take damaged pages for
-/// sound ones.
-const SETTINGS: [(&CStr, &CStr); 12] = [
+/// (autovacuum.c, 15 to 18), and what would have a worker refuse its work, end in the middle of it (`errstart`, elog.c, makes FATAL of
+/// ERROR where `exit_on_error` is on, which anybody may set for a database of theirs), or take damaged pages for sound ones.
+const SETTINGS: [(&CStr, &CStr); 13] = [
     (c"search_path", c"pg_catalog, pg_temp"),
     (c"zero_damaged_pages", c"off"),
     (c"ignore_checksum_failure", c"off"),
+    (c"exit_on_error", c"off"),
     (c"statement_timeout", c"0"),
     (c"lock_timeout", c"0"),
     (c"idle_in_transaction_session_timeout", c"0"),

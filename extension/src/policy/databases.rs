@@ -4,13 +4,14 @@
 //! commit; so the keys are in the keystore and in WAL before.
 
 use pagevault_keystore::RelFile;
+use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Oid};
 
 use super::{enforce, shared_labels};
-use crate::keys::copies;
+use crate::keys::{copies, persist};
 use crate::pg::catalog;
 use crate::pg::process::{self, ProcessLocal};
-use crate::pg::report::Result;
+use crate::pg::report::{Report, Result};
 use crate::pg::text::ServerText;
 use crate::verify;
 
@@ -42,6 +43,7 @@ pub(crate) fn creating(template: ServerText, raw: bool) {
 
 /// A row for a new database was made; no file is there yet. The template is locked, so its name is its own.
 pub(crate) fn created(database: Oid) -> Result<()> {
+    refuse_number_of_another(database)?;
     let Some(Template { name, raw }) = TEMPLATE.with(Option::take) else { return Ok(()) };
     let Some(template) = catalog::database_oid(&name) else { return Ok(()) };
     let tablespace = catalog::tablespace_of_database(template);
@@ -68,6 +70,23 @@ pub(crate) fn created(database: Oid) -> Result<()> {
         let tablespace = if moves { copy.new_tablespace } else { file.tablespace };
         Some(RelFile { tablespace, database: copy.to, ..file })
     })
+}
+
+/// Whoever may create databases may choose their OIDs (createdb in dbcommands.c). The keys of a database that is gone are kept
+/// under its own, and not missed as long as nothing is there ([`crate::keys::gone`]); a new one would make its provider
+/// needed again, at the next start by everybody, and write files that are copied as they are under keys of its files.
+fn refuse_number_of_another(database: Oid) -> Result<()> {
+    let scope = database.to_u32();
+    // There the keys come before their database.
+    if process::is_binary_upgrade() || !persist::has_keys_of(scope)? {
+        return Ok(());
+    }
+    Err(Report::new(
+        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        format!("database OID {scope} is that of a database that is gone"),
+    )
+    .detail("Its keys are kept for old backups, and would be those of the new database.")
+    .hint("Choose another OID. If you chose none, try again."))
 }
 
 /// The file of the template that a file of a new database is copied from.

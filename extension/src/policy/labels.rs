@@ -6,7 +6,7 @@ use pgrx::pg_sys;
 
 use super::label::{self, Label};
 use super::{catalogs, decision, enforce, memo, shared_labels};
-use crate::keys::data_keys;
+use crate::keys::{data_keys, shared};
 use crate::pg::labels::Object;
 use crate::pg::nesting::{Mark, Notes};
 use crate::pg::process::{self, ProcessLocal};
@@ -112,7 +112,18 @@ pub(crate) fn relabelled(object: Object, column: i32, text: Option<ServerText>) 
         _ => surroundings_relabelled(object, label),
     };
     memo::forget();
+    CHANGED.with(|changed| *changed = true);
     outcome
+}
+
+/// Whether this transaction has changed labels, be it in a subtransaction that was rolled back.
+static CHANGED: ProcessLocal<bool> = ProcessLocal::new(false);
+
+/// The transaction is over, or prepared. If it has committed others see the labels that it has changed.
+pub(crate) fn transaction_ended(has_committed: bool) {
+    if CHANGED.with(std::mem::take) && has_committed {
+        shared::count_label_change();
+    }
 }
 
 /// True if the label of this database says encrypted.

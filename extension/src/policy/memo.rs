@@ -3,24 +3,27 @@
 //! Whenever a file is created every relation that the transaction has locked is asked, so a command that
 //! gives many relations new storage, or a transaction that makes many, asks the same again and again. What is
 //! remembered is forgotten at the end of the (sub)transaction, and when this session changes it. Nobody else
-//! changes a relation that we have locked so.
+//! changes a relation that we have locked so. But what is around it is not locked: when another session has committed a label,
+//! everything is forgotten.
 
 use std::collections::HashMap;
 
 use pgrx::pg_sys::Oid;
 
 use super::label::{self, Label};
+use crate::keys::shared;
 use crate::pg::guc;
 use crate::pg::labels::Object;
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::relation;
 use crate::pg::report::Result;
 
-/// When answers hold: in one subtransaction, under one value of `pagevault.default_encryption`.
-type Moment = ((u32, u32), bool);
+/// When answers hold: in one subtransaction, under one value of `pagevault.default_encryption`, while no label changes.
+pub(super) type Moment = ((u32, u32), bool, u32);
 
-fn moment() -> Moment {
-    (process::transaction(), guc::default_encryption())
+/// This one: what is looked up from here on may be remembered as its.
+pub(super) fn moment() -> Moment {
+    (process::transaction(), guc::default_encryption(), shared::label_changes())
 }
 
 #[derive(Default)]
@@ -78,9 +81,9 @@ pub(super) fn content_of(relation: Oid, tablespace: Oid) -> Option<Content> {
     })
 }
 
-/// Remembers what [`content_of`] says.
-pub(super) fn set_content(relation: Oid, tablespace: Oid, content: Content) {
-    put(moment(), |memo| memo.content.insert(relation, (tablespace, content)));
+/// Remembers what [`content_of`] says; found since this moment.
+pub(super) fn set_content(of: Moment, relation: Oid, tablespace: Oid, content: Content) {
+    put(of, |memo| memo.content.insert(relation, (tablespace, content)));
 }
 
 /// The label of an object.

@@ -78,6 +78,7 @@ fn cipher_for_new_storage(file: RelFile) -> Result<Option<CipherId>> {
         let content = match memo::content_of(oid, tablespace) {
             Some(content) => content,
             None => {
+                let moment = memo::moment();
                 let Some(locked) = relation::facts(oid) else { continue };
                 if locked.file == file {
                     continue; // it is being made, and is decided when it is known what it is
@@ -87,7 +88,7 @@ fn cipher_for_new_storage(file: RelFile) -> Result<Option<CipherId>> {
                     return Ok(Some(cipher));
                 }
                 let content = if candidate { Content::Plain } else { Content::WithoutStorage };
-                memo::set_content(oid, tablespace, content);
+                memo::set_content(moment, oid, tablespace, content);
                 content
             }
         };

@@ -30,6 +30,7 @@ mod limits;
 mod lost_wal;
 mod modes;
 mod offline;
+mod open_transactions;
 mod permissions;
 mod preload;
 mod random_ddl;

@@ -4,9 +4,9 @@ use std::os::unix::fs::PermissionsExt;
 
 use age::secrecy::ExposeSecret;
 use anyhow::{Result, ensure};
-use pagevault_tests::cluster::run_sql;
+use pagevault_tests::cluster::{expect_error, run_sql, text};
 use pagevault_tests::installation::run;
-use pagevault_tests::{Settings, StopMode};
+use pagevault_tests::{Cluster, Settings, StopMode};
 
 use crate::wal::{count, insert, sealing};
 
@@ -80,5 +80,53 @@ fn the_key_of_a_dropped_database_is_not_missed() -> Result<()> {
     ensure!(cluster.start_server().is_err(), "it started without a key");
     third.bring_back()?;
     cluster.start_server()?;
+    cluster.finish()
+}
+
+/// Whoever may create databases may choose their OIDs. Under that of one that is gone its keys would be needed again: no start
+/// after a crash without its provider; and files that are copied as they are would be written under them, which checkpoints fail
+/// to do.
+#[test]
+fn no_database_takes_the_place_of_one_that_is_gone() -> Result<()> {
+    let (cluster, _keys) =
+        Cluster::with_keys(&Settings::default().conf("pagevault.unlock_timeout = 1s"))?;
+    cluster.sql("CREATE ROLE maker CREATEDB")?;
+    let other = cluster.key_file("other", "key")?;
+    cluster.sql(&other.add_provider("other"))?;
+    let mut oids = Vec::new();
+    for own_key in [true, false] {
+        cluster.sql("CREATE DATABASE brief")?;
+        let mut brief = cluster.client_to("brief")?;
+        run_sql(&mut brief, "CREATE EXTENSION pagevault")?;
+        if own_key {
+            run_sql(&mut brief, "SELECT pagevault.set_master_key('other', 'key')")?;
+        }
+        run_sql(&mut brief, "SELECT pagevault.encrypt_database()")?;
+        oids.push(text(&mut brief, "SELECT oid FROM pg_database WHERE datname = 'brief'")?);
+        drop(brief);
+        cluster.sql("DROP DATABASE brief")?;
+    }
+    std::fs::remove_file(other.path())?;
+    cluster.restart()?;
+    let mut maker = cluster.client()?;
+    run_sql(&mut maker, "SET ROLE maker")?;
+    for oid in &oids {
+        for strategy in ["wal_log", "file_copy"] {
+            let create = format!("CREATE DATABASE again OID = {oid} STRATEGY {strategy}");
+            let error = expect_error(&mut maker, &create)?;
+            ensure!(
+                error.sqlstate == "55000"
+                    && error.message
+                        == format!("database OID {oid} is that of a database that is gone")
+                    && error.hint.contains("another OID"),
+                "{error}"
+            );
+        }
+    }
+    run_sql(&mut maker, "CREATE DATABASE again OID = 4000000000 STRATEGY file_copy")?;
+    let mut again = cluster.client_to("again")?;
+    run_sql(&mut again, "SET ROLE maker; CREATE SCHEMA mine; RESET ROLE; CHECKPOINT")?;
+    drop((maker, again));
+    cluster.crash()?;
     cluster.finish()
 }

@@ -39,6 +39,24 @@ fn settings_of_the_database_do_not_stop_a_job() -> Result<()> {
     cluster.finish()
 }
 
+/// The owner of a database may have errors end its sessions. A job that fails would be taken up again and again.
+#[test]
+fn a_job_that_fails_has_failed_where_errors_end_sessions() -> Result<()> {
+    let mut cluster = cluster("pagevault.rekey_rate = 0")?;
+    for said in ["invalid page", "page verification failed", "has failed"] {
+        cluster.allow_log(said);
+    }
+    let mut files = cluster.files("t")?;
+    cluster.stop(StopMode::Fast)?;
+    files.remove(0).flip_bit(70, 5000, 3)?;
+    cluster.start_server()?;
+    cluster.sql("ALTER DATABASE postgres SET exit_on_error = on")?;
+    let job = cluster.text("SELECT pagevault.rotate_data_key('t')")?;
+    let state = format!("SELECT state FROM pagevault.rekey_progress WHERE job = {job}");
+    cluster.eventually(&state, "failed")?;
+    cluster.finish()
+}
+
 #[test]
 fn a_job_is_taken_up_again_when_its_worker_is_gone() -> Result<()> {
     let mut cluster = cluster("pagevault.rekey_rate = 1")?;

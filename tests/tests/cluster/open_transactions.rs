@@ -1,0 +1,65 @@
+//! A label holds for everybody from its commit on, also in transactions that have made something before.
+
+use anyhow::{Result, ensure};
+use pagevault_tests::Cluster;
+use pagevault_tests::cluster::{column, run_sql};
+
+use crate::labels::{XTS, expect, label};
+
+/// How the label is committed.
+#[derive(Clone, Copy, PartialEq, Eq, Debug)]
+enum Commit {
+    AtOnce,
+    Prepared,
+}
+
+/// One transaction makes `before`, another labels `object`, the first makes `after`, of which `relation` is looked at.
+fn check(commit: Commit, object: &str, before: &str, after: &str, relation: &str) -> Result<()> {
+    let settings = pagevault_tests::Settings::default().conf("max_prepared_transactions = 5");
+    let (cluster, _keys) = Cluster::with_keys(&settings)?;
+    cluster.sql(
+        "CREATE SCHEMA app;
+         CREATE TABLE root (id int) PARTITION BY LIST (id);
+         CREATE TABLE one PARTITION OF root FOR VALUES IN (1);
+         CREATE TABLE two PARTITION OF root FOR VALUES IN (2)",
+    )?;
+    let mut maker = cluster.client()?;
+    run_sql(&mut maker, &format!("BEGIN; {before}"))?;
+    let labels = label(object, "'encrypted'");
+    match commit {
+        Commit::AtOnce => cluster.sql(&labels)?,
+        Commit::Prepared => {
+            cluster.sql(&format!("BEGIN; {labels} PREPARE TRANSACTION 'label'"))?;
+            run_sql(&mut maker, before.replace("first", "second").as_str())?;
+            cluster.sql("COMMIT PREPARED 'label'")?;
+        }
+    }
+    run_sql(&mut maker, &format!("{after}; COMMIT"))?;
+    expect(&cluster, relation, XTS)?;
+    let drift = column(&mut cluster.client()?, "SELECT relation::text FROM pagevault.drift")?;
+    ensure!(!drift.iter().any(|drifting| drifting == relation), "drift: {drift:?}");
+    drop(maker);
+    cluster.finish()
+}
+
+#[test]
+fn of_a_schema() -> Result<()> {
+    for commit in [Commit::AtOnce, Commit::Prepared] {
+        let (before, after) = ("CREATE TABLE app.first (id int)", "CREATE TABLE app.t (id int)");
+        check(commit, "SCHEMA app", before, after, "app.t")?;
+    }
+    Ok(())
+}
+
+#[test]
+fn of_the_database() -> Result<()> {
+    let (before, after) = ("CREATE TABLE first (id int)", "CREATE TABLE t (id int)");
+    check(Commit::AtOnce, "DATABASE postgres", before, after, "t")
+}
+
+/// The partitioned table is not locked by what is done with a partition.
+#[test]
+fn of_a_partitioned_table() -> Result<()> {
+    let (before, after) = ("CREATE INDEX ON one (id)", "CREATE INDEX of_two ON two (id)");
+    check(Commit::AtOnce, "TABLE root", before, after, "of_two")
+}
