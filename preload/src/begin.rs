@@ -53,8 +53,9 @@ static BEGIN: extern "C" fn() = begin;
 
 extern "C" fn begin() {
     let Some(number) = std::env::var_os(VARIABLE) else { return };
-    let done = number.to_str().and_then(|number| number.parse().ok()).ok_or("it has no number");
-    if let Err(problem) = done.and_then(take) {
+    let number = number.to_str().and_then(|number| number.parse().ok()).ok_or("it has no number");
+    // Also where the keys are for a program that this one runs: until then they lie behind its descriptor.
+    if let Err(problem) = protect().and(number).and_then(take) {
         say(&format!("could not take over the keys for this program: {problem}"));
         // SAFETY: nothing was begun.
         unsafe { libc::_exit(1) };
@@ -75,7 +76,7 @@ fn take(fd: c_int) -> Result<(), &'static str> {
     if program.file_name() != Some(OsStr::from_bytes(&briefing.program)) {
         return Ok(());
     }
-    hide()?;
+    hide();
     if !briefing.shared {
         wipe(fd, bytes.len());
     }
@@ -99,12 +100,17 @@ fn wipe(fd: c_int, length: usize) {
     unsafe { raw::pwrite(fd, zeros.as_ptr(), length, 0) };
 }
 
-/// No core dump of keys, no debugger of the same user; and an environment as it would be without us.
-fn hide() -> Result<(), &'static str> {
+/// No core dump of keys, no debugger of the same user, and nobody but root sees what descriptors there are (proc(5)).
+fn protect() -> Result<(), &'static str> {
     // SAFETY: no memory is passed.
-    if unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) } != 0 {
-        return Err("this process cannot be protected");
+    match unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) } {
+        0 => Ok(()),
+        _ => Err("this process cannot be protected"),
     }
+}
+
+/// An environment as it would be without us.
+fn hide() {
     let others = std::env::var_os("LD_PRELOAD").and_then(|list| {
         // `exec` puts us first.
         let rest = list.as_bytes().split(|c| *c == b':').skip(1).collect::<Vec<_>>().join(&b':');
@@ -118,7 +124,6 @@ fn hide() -> Result<(), &'static str> {
             None => libc::unsetenv(c"LD_PRELOAD".as_ptr()),
         };
     }
-    Ok(())
 }
 
 const _: () = assert!(VARIABLE.len() == c"PAGEVAULT_BRIEFING".count_bytes());

@@ -1,11 +1,15 @@
 //! `pg_basebackup`, `pg_verifybackup`, `pg_resetwal`.
 
+use std::cell::Cell;
+use std::os::unix::fs::MetadataExt;
+
 use anyhow::{Result, ensure};
 use pagevault_tests::installation::run;
 use pagevault_tests::wal::{Segment, WalPage};
 use pagevault_tests::{Cluster, Settings, StopMode};
+use rustix::fs::{CWD, Mode, OFlags};
 
-use super::{count, exec, exec_with_keystore, failure, insert, sealing};
+use super::{count, directory, exec, exec_with_keystore, failure, insert, sealing};
 use crate::wal::{assert_hidden, leaks, segments};
 
 /// A backup that streams its WAL has it sealed, passes `pg_verifybackup` with its WAL parsed, and can be
@@ -43,6 +47,35 @@ fn streamed_wal_of_a_base_backup_is_sealed() -> Result<()> {
     ensure!(count(&restored, "meise")? == "1000", "rows are missing");
     assert_hidden(&restored, "meise")?;
     restored.finish()?;
+    cluster.finish()
+}
+
+/// `pg_verifybackup` holds the keys for the `pg_waldump` that it starts in the end. Nobody else of its user gets at them:
+/// what belongs to root in /proc is for root alone.
+#[test]
+fn keys_of_a_program_that_is_started_later_are_out_of_reach() -> Result<()> {
+    let (cluster, _keys) = sealing(&Settings::default())?;
+    let target = directory(&cluster, "backup")?;
+    let manifest = target.join("manifest");
+    // It is opened first of all, and waits for somebody who writes.
+    rustix::fs::mkfifoat(CWD, &manifest, Mode::RUSR | Mode::WUSR)?;
+    cluster.installation().give(&manifest)?;
+    let mut verify = exec_with_keystore(&cluster, "pg_verifybackup");
+    let mut verify = verify.arg("-m").arg(&manifest).arg(&target).spawn()?;
+    let process = std::path::PathBuf::from(format!("/proc/{}", verify.id()));
+    // A FIFO can be opened like this when somebody reads it.
+    let writer = || {
+        let flags = OFlags::WRONLY | OFlags::NONBLOCK | OFlags::CLOEXEC;
+        Ok(rustix::fs::open(&manifest, flags, Mode::empty())?)
+    };
+    let waits = Cell::new(None);
+    cluster.eventually_that("pg_verifybackup", || writer().map(|fifo| waits.set(Some(fifo))))?;
+    for what in ["fd", "mem", "environ"] {
+        let owner = std::fs::metadata(process.join(what))?.uid();
+        ensure!(owner == 0, "{what} belongs to {owner}");
+    }
+    drop(waits);
+    ensure!(!verify.wait()?.success(), "a manifest with nothing in it will do");
     cluster.finish()
 }
 
