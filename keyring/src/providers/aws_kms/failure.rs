@@ -67,9 +67,10 @@ impl Refused {
         let code = meta.and_then(|meta| meta.code()).unwrap_or_default();
         // Some emulators and proxies put a namespace before it or a type after it.
         let code = code.rsplit('#').next().unwrap_or_default();
-        let (class, retry) = classify(code, status);
+        let said = meta.and_then(|meta| meta.message());
+        let (class, retry) = classify(code, status, said.unwrap_or_default());
         let (message, hint) = words(class, code, place, action, &printable(key));
-        let said = meta.and_then(|meta| meta.message()).filter(|_| may_be_repeated(code));
+        let said = said.filter(|_| may_be_repeated(code));
         let detail = detail(code, status, said, error.request_id());
         let error = ProviderError::new(class, message).with_detail(detail).with_hint(hint);
         let error = if retry { error.transient() } else { error };
@@ -84,9 +85,27 @@ impl Refused {
     }
 }
 
+/// For keys in a custom key store AWS KMS gives this code to all requests that fail for it: where nobody can reach the external
+/// key store's proxy, it does not answer in time, or the store is disconnected (Developer Guide, "Troubleshooting external
+/// key stores"). Only its words tell these from a key that is not to be used.
+const INVALID_STATE: &str = "KMSInvalidStateException";
+
+/// With that code: the state of the key, or what the external key manager says of its own.
+const REFUSALS: &[&str] = &[
+    "pending deletion",
+    "pending replica deletion",
+    "pending import",
+    "could not find the external key",
+    "external key is not enabled",
+    "denied access to the operation",
+];
+
 /// The class, and whether it may go away by itself.
-fn classify(code: &str, status: u16) -> (ErrorClass, bool) {
+fn classify(code: &str, status: u16, said: &str) -> (ErrorClass, bool) {
     match meaning(code) {
+        _ if code == INVALID_STATE && !REFUSALS.iter().any(|refusal| said.contains(refusal)) => {
+            (ErrorClass::Unreachable, true)
+        }
         // AWS KMS refuses with 400; emulators of it with 403 and 404 as well.
         Some(meaning) if status < 500 => meaning,
         None if status == 429 => (ErrorClass::Throttled, true),
@@ -130,7 +149,7 @@ fn meaning(code: &str) -> Option<(ErrorClass, bool)> {
         | "InvalidAccessKeyId"
         | "AuthFailure" => (Unauthenticated, false),
         "NotFoundException" => (KeyMissing, false),
-        "DisabledException" | "KMSInvalidStateException" => (KeyDisabled, false),
+        "DisabledException" | INVALID_STATE => (KeyDisabled, false),
         "InvalidCiphertextException" | "IncorrectKeyException" => (WrongCiphertext, false),
         "InvalidArnException"
         | "InvalidKeyUsageException"
@@ -275,7 +294,7 @@ mod tests {
             ("MissingAuthenticationTokenException", Unauthenticated, false),
             ("NotFoundException", KeyMissing, false),
             ("DisabledException", KeyDisabled, false),
-            ("KMSInvalidStateException", KeyDisabled, false),
+            ("KMSInvalidStateException", Unreachable, true),
             ("InvalidCiphertextException", WrongCiphertext, false),
             ("IncorrectKeyException", WrongCiphertext, false),
             ("InvalidArnException", BadOptions, false),
@@ -295,13 +314,49 @@ mod tests {
         use ErrorClass::*;
         for code in ["", "ForbiddenException", "SomethingNew"] {
             for status in [200, 301, 400, 401, 403, 404, 500, 502, 503] {
-                assert_eq!(classify(code, status), (Unreachable, true), "{code} {status}");
+                assert_eq!(classify(code, status, ""), (Unreachable, true), "{code} {status}");
             }
-            assert_eq!(classify(code, 429), (Throttled, true));
+            assert_eq!(classify(code, 429, ""), (Throttled, true));
         }
         // Who is not well does not decide about keys.
         for code in ["AccessDeniedException", "NotFoundException", "DisabledException"] {
-            assert_eq!(classify(code, 503), (Unreachable, true), "{code}");
+            assert_eq!(classify(code, 503, ""), (Unreachable, true), "{code}");
+        }
+    }
+
+    #[test]
+    fn an_external_key_store_that_is_away_is_an_outage() {
+        use ErrorClass::*;
+        for (said, class, retry) in [
+            ("arn:x is pending deletion.", KeyDisabled, false),
+            ("arn:x is pending import.", KeyDisabled, false),
+            (
+                "The external key store proxy rejected the request because the external key is not enabled in the external key manager.",
+                KeyDisabled,
+                false,
+            ),
+            (
+                "The external key store proxy rejected the request because it could not find the external key.",
+                KeyDisabled,
+                false,
+            ),
+            (
+                "The external key store proxy denied access to the operation. Verify that the user and the external key are both authorized.",
+                KeyDisabled,
+                false,
+            ),
+            (
+                "AWS KMS rejected the request because the external key store proxy did not respond in time. Retry the request.",
+                Unreachable,
+                true,
+            ),
+            ("AWS KMS cannot communicate with the external key store proxy.", Unreachable, true),
+            ("The external key store proxy is in an unhealthy state.", Unreachable, true),
+            ("arn:x is unavailable.", Unreachable, true),
+        ] {
+            let Refused { error, .. } = refused("KMSInvalidStateException", said, 400);
+            assert_eq!((error.class, error.retry), (class, retry), "{said}");
+            assert!(error.detail.contains(said.trim_end_matches('.')), "{}", error.detail);
         }
     }
 

@@ -79,12 +79,17 @@ pub(super) fn is_denial(error: &NoAnswer) -> bool {
 }
 
 fn verdict(status: u16, says: &[String]) -> Option<Verdict> {
-    let meant = |text: &str| says.iter().any(|said| said.contains(text));
-    if INACTIVE.iter().any(|text| meant(text)) {
+    if !is_active(says) {
         return None;
     }
-    let mut known = VERDICTS.iter().filter(|(known, text, _)| *known == status && meant(text));
+    let mut known =
+        VERDICTS.iter().filter(|(known, text, _)| *known == status && is_said(says, text));
     known.next().map(|(.., verdict)| *verdict)
+}
+
+/// Whether a text stands in what Vault says, in its own words: names of mounts and keys stand there in quotes.
+fn is_said(says: &[String], text: &str) -> bool {
+    says.iter().any(|said| said.split('"').step_by(2).any(|words| words.contains(text)))
 }
 
 /// A request that failed, and what was found out if it [is unclear](is_unclear).
@@ -163,7 +168,7 @@ pub(super) fn sealed(server: &Server) -> ProviderError {
 }
 
 fn is_active(says: &[String]) -> bool {
-    !INACTIVE.iter().any(|text| says.iter().any(|said| said.contains(text)))
+    !INACTIVE.iter().any(|text| is_said(says, text))
 }
 
 fn shown(says: &[String]) -> String {
@@ -238,5 +243,24 @@ pub(super) fn of_outage(error: NoAnswer, server: &Server) -> ProviderError {
             .with_detail(format!("The HTTP status is {status}. {}", shown(&says)))
             .with_hint("See the log of Vault, and check the provider's options.")
             .transient(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_in_quotes_are_no_words_of_vaults() {
+        let of = |status, said: &str| verdict(status, &[said.to_owned()]);
+        for mount in ["transit", "standby", "eu-standby", "DR secondary"] {
+            let said =
+                format!("no handler for route \"{mount}/decrypt/k\". route entry not found.");
+            assert_eq!(of(404, &said), Some(Verdict::Missing), "{said}");
+        }
+        assert_eq!(of(400, "no handler for \"permission denied/key not found\""), None);
+        for said in ["path disabled in replication DR secondary mode", "Vault is in standby mode"] {
+            assert_eq!(of(400, said), None, "{said}");
+        }
     }
 }

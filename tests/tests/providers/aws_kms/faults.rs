@@ -52,6 +52,8 @@ fn passing_errors() -> Result<()> {
         (500, "KMSInternalException", "unreachable"),
         (500, "DependencyTimeoutException", "unreachable"),
         (500, "KeyUnavailableException", "unreachable"),
+        // What it says is not that the key is not to be used: its external key store is away.
+        (400, "KMSInvalidStateException", "unreachable"),
     ] {
         let kms = Canned::error(status, code)?;
         let told = provider(&kms.endpoint, &root, 3000).refused("k", CONTEXT, unwrap(), class)?;
@@ -141,7 +143,6 @@ fn lasting_errors() -> Result<()> {
         ("UnrecognizedClientException", "unauthenticated"),
         ("NotFoundException", "key_missing"),
         ("DisabledException", "key_disabled"),
-        ("KMSInvalidStateException", "key_disabled"),
         ("InvalidCiphertextException", "wrong_ciphertext"),
         // No emulator here gives this one for a ciphertext of another key.
         ("IncorrectKeyException", "wrong_ciphertext"),
