@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::run_sql;
+use pagevault_tests::standby::{standby_of, wait_for};
 use pagevault_tests::{Cluster, Settings, StopMode};
 
 use super::MARK;
@@ -222,5 +223,22 @@ fn a_line_that_was_about_to_be_written_is_written_after_a_crash() -> Result<()> 
         cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
         ensure_whole(&cluster)?;
     }
+    cluster.finish()
+}
+
+#[test]
+fn a_standby_goes_on_where_its_copy_was_made() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    let standby = standby_of(&cluster, &[])?;
+    cluster.sql("SELECT pagevault.rotate_database_key()")?;
+    wait_for(&standby, &cluster)?;
+    cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
+    ensure_whole(&cluster)?;
+    let said = ensure_whole(&standby)?;
+    ensure!(said.contains("what was before is not in these files"), "{said}");
+    // Both together: the standby has parted from the primary, and nothing is missing.
+    let (code, said) = verified(&standby, &[&log(&cluster), &log(&standby)])?;
+    ensure!(code == 0 && said.contains("one of them is of a copy"), "{code}: {said}");
+    standby.finish()?;
     cluster.finish()
 }
