@@ -98,7 +98,7 @@ fn read(slot: &[u8]) -> Option<Noted> {
 mod tests {
     use super::*;
 
-    fn put(file: &mut Vec<u8>, count: u64, text: &str) {
+    fn put(file: &mut [u8], count: u64, text: &str) {
         let (at, bytes) = (offset(count) as usize, slot(count, text).unwrap());
         file[at..at + bytes.len()].copy_from_slice(&bytes);
     }

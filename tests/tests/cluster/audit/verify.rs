@@ -97,7 +97,7 @@ fn what_any_role_writes_into_the_log_is_not_taken_for_the_trail() -> Result<()> 
         .log()
         .lines()
         .filter_map(|line| line.split_once(MARK))
-        .last()
+        .next_back()
         .map(|l| l.1.to_owned());
     let genuine = genuine.context("no line")?;
     let changed = genuine.replace("\"ok\"", "\"denied\"");
