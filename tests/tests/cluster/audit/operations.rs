@@ -189,7 +189,7 @@ fn settings_that_matter_are_told() -> Result<()> {
             "SELECT 1" => trail(&cluster)?,
             _ => lines,
         };
-        let set = lines.iter().filter(|line| line["by"] == "session").next_back();
+        let set = lines.iter().rfind(|line| line["by"] == "session");
         let set = set.with_context(|| format!("{statement}: {lines:#?}"))?;
         ensure!(set["to"] == to && set["role"] == "postgres", "{statement}: {set}");
     }
