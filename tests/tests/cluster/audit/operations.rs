@@ -4,6 +4,7 @@ use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{expect_error, run_sql, text};
 use pagevault_tests::installation::run;
 use pagevault_tests::{Cluster, Settings};
+use postgres::Client;
 use serde_json::Value;
 
 use super::trail;
@@ -29,11 +30,17 @@ fn outcomes(lines: &[Value], action: &str) -> String {
 
 /// The outcomes of what a statement does, or is refused.
 fn of_statement(cluster: &Cluster, statement: &str, action: &str) -> Result<String> {
+    let mut client = cluster.client()?;
     let lines = written(cluster, || {
-        let _ = cluster.sql(statement);
-        Ok(())
+        let _ = run_sql(&mut client, statement);
+        settle(&mut client)
     })?;
     Ok(outcomes(&lines, action))
+}
+
+/// Returns when the transaction of a statement that has failed is rolled back: its client hears of the error before.
+fn settle(client: &mut Client) -> Result<()> {
+    run_sql(client, "SELECT 1").or_else(|_| run_sql(client, "ROLLBACK"))
 }
 
 #[test]
@@ -184,6 +191,7 @@ fn settings_that_matter_are_told() -> Result<()> {
     ] {
         let before = trail(&cluster)?.len();
         let _ = run_sql(&mut client, statement);
+        settle(&mut client)?;
         let lines = trail(&cluster)?.split_off(before.min(trail(&cluster)?.len()));
         let lines: Vec<_> = match statement {
             "SELECT 1" => trail(&cluster)?,
@@ -213,6 +221,7 @@ fn what_is_refused_has_a_line() -> Result<()> {
         let before = trail(&cluster)?.len();
         let error = expect_error(&mut client, statement)?;
         ensure!(error.sqlstate == "42501", "{error}");
+        settle(&mut client)?;
         let lines = trail(&cluster)?.split_off(before);
         ensure!(lines.len() == 1, "{statement}: {lines:#?}");
         let line = &lines[0];
