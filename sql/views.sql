@@ -66,6 +66,7 @@ COMMENT ON COLUMN pagevault.status.wal_key_generation IS 'generation of the key 
 COMMENT ON COLUMN pagevault.status.wal_problem IS 'why WAL is not as pagevault.wal_encryption wants it (for pagevault_admin and pg_monitor)';
 COMMENT ON COLUMN pagevault.status.last_escrow_at IS 'when the newest bundle of escrow was made; null: never';
 COMMENT ON COLUMN pagevault.status.keys_not_in_escrow IS 'database keys that it does not hold, all if there is none; see pagevault-keyring escrow export';
+COMMENT ON COLUMN pagevault.status.audit_problem IS 'why the newest line of the audit trail could not be noted, or written where pagevault.audit_destination says; null if it was (for pagevault_admin and pg_monitor)';
 
 COMMENT ON COLUMN pagevault.providers.name IS 'its name';
 COMMENT ON COLUMN pagevault.providers.kind IS 'file, vault, aws_kms or command';

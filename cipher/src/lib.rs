@@ -14,6 +14,7 @@
 //! | [`checksum`] | PostgreSQL's page checksum |
 //! | [`wrap`] | AES-256-GCM key wrapping |
 //! | [`kdf`] | HKDF-SHA256 |
+//! | [`mac`] | HMAC-SHA-256 |
 //! | [`secret`] | 32 bytes that are wiped |
 //!
 //! Sealing, opening, wrapping and the checksum allocate nothing, take no lock and do not panic, so
@@ -24,6 +25,7 @@
 pub mod checksum;
 pub mod kdf;
 pub mod key;
+pub mod mac;
 pub mod page;
 pub mod secret;
 pub mod stream;

@@ -31,6 +31,7 @@ pub(crate) fn start() {
     hooks::ddl::install();
     hooks::decoding::install();
     hooks::utility::install();
+    hooks::audited::install();
     hooks::statistics::install();
     hooks::transaction::install();
     workers::register();

@@ -332,8 +332,8 @@ fn finish(
         }
         Err(report) => (0, 0, report.message()),
     };
-    audit::Destruction {
-        action: "shred",
+    let destruction = audit::Destruction {
+        action: "destroy_keys",
         by,
         role: who.role.as_deref(),
         current_role: who.current_role.as_deref(),
@@ -342,8 +342,8 @@ fn finish(
         files,
         keys,
         outcome: told,
-    }
-    .log();
+    };
+    audit::log_destruction(&who, &destruction);
     let mut outcome = outcome?;
     match outcome.not_compacted.take() {
         None => Ok(shredded(outcome)),

@@ -12,12 +12,13 @@ use std::sync::atomic::AtomicU32;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use pagevault_cipher::wal::Mark;
-use pagevault_cipher::{CipherId, DataKey, Fork, PAGE_SIZE, PageKey, page, stream, wal};
+use pagevault_cipher::{CipherId, DataKey, Fork, PAGE_SIZE, PageKey, Secret32, page, stream, wal};
 use pagevault_interpose::elf::Elf;
 use pagevault_keyring::keyfile::format::KeyFile;
 use pagevault_keyring::provider::Environment;
 use pagevault_keyring::providers;
 use pagevault_keyring::providers::command::reply::{self, Reply};
+use pagevault_keystore::audit::{self, AuditKey};
 use pagevault_keystore::directory::Directory;
 use pagevault_keystore::label::Label;
 use pagevault_keystore::protocol::{self, Request};
@@ -41,6 +42,7 @@ pub const TARGETS: &[Target] = &[
     ("key_file", key_file),
     ("options", options),
     ("command_reply", command_reply),
+    ("audit_line", audit_line),
     ("label", label),
     ("elf", elf),
 ];
@@ -230,6 +232,18 @@ pub fn command_reply(bytes: &[u8]) {
             // 32 bytes in base64 end with it, and no message of our own has one.
             Err(wrong) => assert!(!wrong.contains('='), "the message repeats the answer"),
         }
+    }
+}
+
+/// A line of the audit trail, and the file that says where it stands. What is a line has its place, and is not authentic.
+pub fn audit_line(bytes: &[u8]) {
+    let key = AuditKey::derive(&Secret32::from_bytes(&[1; 32]), &[2; 16], 1);
+    let text = String::from_utf8_lossy(bytes);
+    if let Some(line) = audit::Line::parse(&text) {
+        assert!(line.seq > 0 && !line.is_authentic(&key));
+    }
+    if let Some(noted) = audit::newest(bytes) {
+        assert!(noted.text.len() <= audit::MAX_LINE);
     }
 }
 

@@ -21,6 +21,7 @@
 //! | `regular` | opening files that anybody may have put there |
 //! | [`offline`] | the keystore of a data directory, without its server |
 //! | [`escrow`] | database keys under an operator's public key, for the day the provider is lost |
+//! | [`mod@audit`] | whether lines of the audit trail were forged or taken away |
 //! | [`mod@exec`] | PostgreSQL's own programs, with the keys of WAL |
 //! | [`mod@inspect`] | what files say of themselves, without keys |
 //! | [`mod@take_back`] | taking back what a start has cut off key files |
@@ -31,6 +32,7 @@
 #![forbid(unsafe_code)]
 
 pub mod access;
+pub mod audit;
 pub mod check;
 pub mod cli;
 pub mod escrow;

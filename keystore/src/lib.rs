@@ -7,6 +7,7 @@
 //! |---|---|
 //! | [`record`] | the facts that are kept |
 //! | [`check_value`] | what tells the right database key from a wrong one |
+//! | [`audit`] | lines of the audit trail, and where it stands |
 //! | [`batch`] | the records of one change as one checked piece of bytes, also a WAL record's payload |
 //! | [`log`] | an append-only file of batches: replay, append, compact |
 //! | [`compaction`] | what of a log is written anew, and in which order |
@@ -30,6 +31,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod audit;
 pub mod batch;
 mod binding;
 pub mod briefing;

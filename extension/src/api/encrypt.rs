@@ -3,6 +3,7 @@
 use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
 
+use super::{audited, audited_on};
 use crate::keys::shared;
 use crate::pg::labels::Object;
 use crate::pg::relation::{self, Facts};
@@ -21,25 +22,28 @@ use crate::{policy, preload, roles};
 fn encrypt(rel: Option<Oid>, cipher: Option<&[u8]>) {
     preload::require_active().or_raise();
     let Some(rel) = rel else { return };
+    audited_on("encrypt", rel, || encrypt_relation(rel, cipher)).or_raise();
+}
+
+fn encrypt_relation(rel: Oid, cipher: Option<&[u8]>) -> Result<()> {
     let label = match cipher {
         None => "encrypted".to_owned(),
         Some(cipher) => format!("encrypted {}", ServerText::from_bytes(cipher)),
     };
     // Refused before the statement is built; the label provider checks again.
-    policy::label::parse(&label).or_raise();
-    relation::require(rel).or_raise();
+    policy::label::parse(&label)?;
+    relation::require(rel)?;
     lock_as_label(rel);
-    let facts = relation::require(rel).or_raise();
+    let facts = relation::require(rel)?;
     if !facts.user_made {
-        let cipher = match policy::label::parse(&label).or_raise() {
+        let cipher = match policy::label::parse(&label)? {
             policy::label::Label::Encrypted(cipher) => cipher,
             policy::label::Label::Plain => None,
         };
-        return roles::require_admin("encrypt a system catalog")
-            .and_then(|()| policy::catalogs::encrypt(&facts, cipher))
-            .or_raise();
+        roles::require_admin("encrypt a system catalog")?;
+        return policy::catalogs::encrypt(&facts, cipher);
     }
-    labels::set(Object::relation(rel), &format!("'{label}'")).or_raise();
+    labels::set(Object::relation(rel), &format!("'{label}'"))
 }
 
 /// As the statement will lock it, so that nobody gives its name to another until then. Who may not label it does not
@@ -69,7 +73,7 @@ fn decrypt(rel: Oid) {
             policy::catalogs::decrypt(&facts)
         }
     };
-    decrypt().or_raise();
+    audited_on("decrypt", rel, decrypt).or_raise();
 }
 
 /// Labels this database and has everything in it encrypted, by jobs where there is much. Returns the number
@@ -87,7 +91,7 @@ fn encrypt_database() -> i64 {
         }
         requests::encrypt_all_wanted()
     };
-    encrypt().or_raise()
+    audited("encrypt_database", encrypt).or_raise()
 }
 
 /// This database and all that is in it, as far as it is labelled encrypted.
@@ -119,7 +123,7 @@ fn decrypt_database() -> i64 {
         }
         requests::decrypt_all()
     };
-    decrypt().or_raise()
+    audited("decrypt_database", decrypt).or_raise()
 }
 
 /// Encrypts every catalog of which a label or setting wants it. Returns their number.
@@ -128,10 +132,12 @@ fn decrypt_database() -> i64 {
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
 fn encrypt_catalogs() -> i64 {
-    preload::require_active()
-        .and_then(|()| roles::require_admin("encrypt system catalogs"))
-        .and_then(|()| policy::catalogs::encrypt_wanted())
-        .or_raise()
+    audited("encrypt_catalogs", || {
+        preload::require_active()?;
+        roles::require_admin("encrypt system catalogs")?;
+        policy::catalogs::encrypt_wanted()
+    })
+    .or_raise()
 }
 
 /// True only if every page of the relation, its indexes, TOAST table and owned sequences that is

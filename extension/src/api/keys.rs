@@ -2,7 +2,7 @@
 
 use pgrx::prelude::*;
 
-use super::{KEY, PROVIDER, require_key_admin};
+use super::{KEY, PROVIDER, audited, audited_with, require_key_admin};
 use crate::keys::{master_keys, unlock as unlocking, wal_switch};
 use crate::pg::report::{OrRaise, Result};
 use crate::pg::{process, text};
@@ -18,9 +18,11 @@ const CLUSTER: u32 = 0;
 ")]
 fn set_master_key(provider: &[u8], key: &[u8]) {
     let database = process::my_database();
-    require_key_admin("set the master key of a database")
-        .and_then(|()| set("set_master_key", database, provider, key))
-        .or_raise();
+    audited_with("set_master_key", provider, key, || {
+        require_key_admin("set the master key of a database")?;
+        set("set_master_key", database, provider, key)
+    })
+    .or_raise();
 }
 
 /// Sets or changes the master key of the cluster, which serves every database without its own.
@@ -29,9 +31,11 @@ fn set_master_key(provider: &[u8], key: &[u8]) {
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
 fn set_cluster_master_key(provider: &[u8], key: &[u8]) {
-    require_key_admin("set the master key of the cluster")
-        .and_then(|()| set("set_cluster_master_key", CLUSTER, provider, key))
-        .or_raise();
+    audited_with("set_cluster_master_key", provider, key, || {
+        require_key_admin("set the master key of the cluster")?;
+        set("set_cluster_master_key", CLUSTER, provider, key)
+    })
+    .or_raise();
 }
 
 fn set(function: &'static str, scope: u32, provider: &[u8], key: &[u8]) -> Result<()> {
@@ -42,43 +46,50 @@ fn set(function: &'static str, scope: u32, provider: &[u8], key: &[u8]) -> Resul
 /// Makes a new version of this database's master key and wraps the database key with it.
 #[pg_extern]
 fn rotate_master_key() -> i64 {
-    require_key_admin("rotate the master key of a database")
-        .and_then(|()| master_keys::rotate("rotate_master_key", process::my_database()))
-        .or_raise()
+    audited("rotate_master_key", || {
+        require_key_admin("rotate the master key of a database")?;
+        master_keys::rotate("rotate_master_key", process::my_database())
+    })
+    .or_raise()
 }
 
 /// Makes a new version of the cluster's master key and wraps the cluster's database key with it.
 #[pg_extern]
 fn rotate_cluster_master_key() -> i64 {
-    require_key_admin("rotate the master key of the cluster")
-        .and_then(|()| master_keys::rotate("rotate_cluster_master_key", CLUSTER))
-        .or_raise()
+    audited("rotate_cluster_master_key", || {
+        require_key_admin("rotate the master key of the cluster")?;
+        master_keys::rotate("rotate_cluster_master_key", CLUSTER)
+    })
+    .or_raise()
 }
 
 /// Makes a new database key and wraps every data key of this database with it. No page is touched.
 #[pg_extern]
 fn rotate_database_key() -> i64 {
-    require_key_admin("rotate a database key")
-        .and_then(|()| {
-            master_keys::rotate_database_key("rotate_database_key", process::my_database())
-        })
-        .or_raise()
+    audited("rotate_database_key", || {
+        require_key_admin("rotate a database key")?;
+        master_keys::rotate_database_key("rotate_database_key", process::my_database())
+    })
+    .or_raise()
 }
 
 /// Makes a new WAL key and has it used from now on; returns its generation.
 #[pg_extern]
 fn rotate_wal_key() -> i64 {
-    require_key_admin("rotate the WAL key")
-        .and_then(|()| wal_switch::rotate())
-        .map(i64::from)
-        .or_raise()
+    audited("rotate_wal_key", || {
+        require_key_admin("rotate the WAL key")?;
+        wal_switch::rotate().map(i64::from)
+    })
+    .or_raise()
 }
 
 /// Asks the providers again for every key that is locked or was revoked; true when none is left so.
 #[pg_extern]
 fn unlock() -> bool {
-    preload::require_active()
-        .and_then(|()| roles::require_admin("unlock keys"))
-        .and_then(|()| unlocking::unlock_now())
-        .or_raise()
+    audited("unlock", || {
+        preload::require_active()?;
+        roles::require_admin("unlock keys")?;
+        unlocking::unlock_now()
+    })
+    .or_raise()
 }

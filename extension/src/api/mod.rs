@@ -9,13 +9,43 @@ mod shred;
 mod stats;
 mod status;
 
+use crate::keys::audit::{self, Operation};
 use crate::pg::report::{Report, Result};
-use crate::pg::{locks, process};
+use crate::pg::text::ServerText;
+use crate::pg::{locks, process, relation};
 use crate::{preload, roles};
 
 /// Names of arguments, for messages.
 const PROVIDER: &str = "name of a key provider";
 const KEY: &str = "name of a master key";
+
+/// Does what the function of this name is for, between two lines of the audit trail.
+fn audited<T>(function: &'static str, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    audit::audited(Operation::function(function), work)
+}
+
+/// As [`audited`], of a relation.
+fn audited_on<T>(
+    function: &'static str,
+    relation: pgrx::pg_sys::Oid,
+    work: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let name = relation::facts(relation).map(|facts| relation::quoted_name(&facts));
+    let name = name.unwrap_or_else(|| format!("relation {}", relation.to_u32()));
+    audit::audited(Operation::function(function).on(name), work)
+}
+
+/// As [`audited`], with a master key.
+fn audited_with<T>(
+    function: &'static str,
+    provider: &[u8],
+    key: &[u8],
+    work: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let shown = |name| Some(ServerText::from_bytes(name).to_string());
+    let operation = Operation::function(function);
+    audit::audited(Operation { provider: shown(provider), key: shown(key), ..operation }, work)
+}
 
 /// What every function that changes keys asks first.
 fn require_key_admin(action: &str) -> Result<()> {

@@ -4,9 +4,10 @@ use pgrx::prelude::*;
 use pgrx::{AnyElement, PgSqlErrorCode};
 
 use super::{KEY, PROVIDER, require_key_admin};
+use crate::keys::audit::{self, Operation};
 use crate::keys::provider_admin;
-use crate::pg::report::{OrRaise, Report};
-use crate::pg::text;
+use crate::pg::report::{OrRaise, Report, Result};
+use crate::pg::text::{self, ServerText};
 use crate::{preload, roles};
 
 /// Makes a key provider known. Options are checked, the provider is not asked for anything yet.
@@ -20,7 +21,7 @@ fn add_provider(name: &[u8], kind: &[u8], options: AnyElement) {
         let (name, kind) = (text::require_utf8(PROVIDER, name)?, text::require_utf8("kind", kind)?);
         provider_admin::add(name, kind, &text::json("options", options)?)
     };
-    add().or_raise();
+    audited("add_provider", name, add).or_raise();
 }
 
 /// Gives a provider other options, after proving that every key it wrapped still unwraps.
@@ -33,7 +34,7 @@ fn alter_provider(name: &[u8], options: AnyElement) {
         require_key_admin("alter a key provider")?;
         provider_admin::alter(text::require_utf8(PROVIDER, name)?, &text::json("options", options)?)
     };
-    alter().or_raise();
+    audited("alter_provider", name, alter).or_raise();
 }
 
 /// Forgets a provider that wraps nothing.
@@ -42,9 +43,20 @@ fn alter_provider(name: &[u8], options: AnyElement) {
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
 fn drop_provider(name: &[u8]) {
-    require_key_admin("drop a key provider")
-        .and_then(|()| provider_admin::drop(text::require_utf8(PROVIDER, name)?))
-        .or_raise();
+    audited("drop_provider", name, || {
+        require_key_admin("drop a key provider")?;
+        provider_admin::drop(text::require_utf8(PROVIDER, name)?)
+    })
+    .or_raise();
+}
+
+fn audited<T>(
+    function: &'static str,
+    provider: &[u8],
+    work: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    let provider = ServerText::from_bytes(provider).to_string();
+    audit::audited(Operation { provider: Some(provider), ..Operation::function(function) }, work)
 }
 
 /// Has a provider looked at from its options to a round trip with each of its master keys in use, or

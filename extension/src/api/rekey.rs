@@ -6,7 +6,8 @@ use pgrx::datum::Interval;
 use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
 
-use super::require_primary;
+use super::{audited, audited_on, require_primary};
+use crate::keys::audit::{self, Operation};
 use crate::keys::shared;
 use crate::pg::process;
 use crate::pg::relation::{self, Facts};
@@ -38,7 +39,7 @@ fn rotate_data_key(rel: Oid) -> i64 {
         requests::refuse_destroyed(&facts)?;
         jobs::submit(rel, &name, Kind::Rotate, None)
     };
-    rotate().or_raise()
+    audited_on("rotate_data_key", rel, rotate).or_raise()
 }
 
 /// Has a relation and what follows it written as labels and settings want it, online. Returns the number of the
@@ -66,7 +67,7 @@ fn reconcile(rel: Oid) -> Option<i64> {
         }
         requests::reconcile(&facts)
     };
-    reconcile().or_raise()
+    audited_on("reconcile", rel, reconcile).or_raise()
 }
 
 /// Gives every encrypted relation of this database new data keys, online. Returns the number of jobs; what is
@@ -95,7 +96,7 @@ fn rotate_all_data_keys() -> i64 {
         }
         Ok(count)
     };
-    rotate().or_raise()
+    audited("rotate_all_data_keys", rotate).or_raise()
 }
 
 fn any_sealed(facts: &Facts) -> bool {
@@ -110,7 +111,7 @@ fn any_sealed(facts: &Facts) -> bool {
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
 fn rekey_pause(job: i64) {
-    order(job, Order::Pause).or_raise();
+    audit_order("rekey_pause", job, Order::Pause).or_raise();
 }
 
 /// Has a job that was paused, was cancelled or has failed go on where it was.
@@ -119,7 +120,7 @@ fn rekey_pause(job: i64) {
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
 fn rekey_resume(job: i64) {
-    order(job, Order::Resume).or_raise();
+    audit_order("rekey_resume", job, Order::Resume).or_raise();
 }
 
 /// Ends a job where it is. The relation stays readable; its pages are a mixture.
@@ -128,7 +129,7 @@ fn rekey_resume(job: i64) {
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
 fn rekey_cancel(job: i64) {
-    order(job, Order::Cancel).or_raise();
+    audit_order("rekey_cancel", job, Order::Cancel).or_raise();
 }
 
 /// Waits for a job: true once it is done, false if the time is up or it was paused or cancelled.
@@ -215,6 +216,11 @@ fn wait(job: i64, limit: Option<Duration>) -> Result<bool> {
             None => process::sleep(LOOK),
         }
     }
+}
+
+fn audit_order(function: &'static str, job: i64, which: Order) -> Result<()> {
+    let operation = Operation::function(function).on(format!("job {job}"));
+    audit::audited(operation, || order(job, which))
 }
 
 fn order(job: i64, order: Order) -> Result<()> {

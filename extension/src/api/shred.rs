@@ -6,6 +6,7 @@ use pgrx::pg_sys::{self, ForkNumber, Oid};
 use pgrx::prelude::*;
 
 use super::require_key_admin;
+use crate::keys::audit::{self, Operation};
 use crate::keys::{destruction, master_keys, persist};
 use crate::pg::report::{OrRaise, Report, Result};
 use crate::pg::text::ServerText;
@@ -35,7 +36,7 @@ fn shred(
         name!(detail, String),
     ),
 > {
-    rows("shred", fcinfo, || shred::relation("shred", rel, &shown(confirm))).or_raise()
+    rows("shred", confirm, fcinfo, || shred::relation("shred", rel, &shown(confirm))).or_raise()
 }
 
 /// Destroys the data keys of all relations in a schema.
@@ -59,7 +60,7 @@ fn shred_schema(
         name!(detail, String),
     ),
 > {
-    rows("shred_schema", fcinfo, || shred::schema("shred_schema", schema, &shown(confirm)))
+    rows("shred_schema", confirm, fcinfo, || shred::schema("shred_schema", schema, &shown(confirm)))
         .or_raise()
 }
 
@@ -85,8 +86,10 @@ fn shred_database(
     ),
 > {
     let database = ServerText::from_bytes(database);
-    rows("shred_database", fcinfo, || shred::database("shred_database", &database, &shown(confirm)))
-        .or_raise()
+    rows("shred_database", confirm, fcinfo, || {
+        shred::database("shred_database", &database, &shown(confirm))
+    })
+    .or_raise()
 }
 
 /// Destroys the data keys of files of this database that are gone.
@@ -109,7 +112,7 @@ fn shred_former_files(
         name!(detail, String),
     ),
 > {
-    rows("shred_former_files", fcinfo, || {
+    rows("shred_former_files", confirm, fcinfo, || {
         shred::former_files("shred_former_files", &shown(confirm))
     })
     .or_raise()
@@ -121,6 +124,16 @@ fn shown(name: &[u8]) -> String {
 }
 
 fn rows(
+    function: &'static str,
+    confirm: &[u8],
+    call: pg_sys::FunctionCallInfo,
+    shred: impl FnOnce() -> Result<Shredded>,
+) -> Result<TableIterator<'static, Row>> {
+    let operation = Operation { action: "shred", ..Operation::function(function) };
+    audit::audited(operation.on(shown(confirm)), || shredded(function, call, shred))
+}
+
+fn shredded(
     function: &str,
     call: pg_sys::FunctionCallInfo,
     shred: impl FnOnce() -> Result<Shredded>,

@@ -34,6 +34,7 @@ fn status_row() -> TableIterator<
         name!(wal_problem, Option<String>),
         name!(last_escrow_at, Option<TimestampWithTimeZone>),
         name!(keys_not_in_escrow, Option<i64>),
+        name!(audit_problem, Option<String>),
     ),
 > {
     if preload::require_active().is_err() {
@@ -45,6 +46,7 @@ fn status_row() -> TableIterator<
             0,
             0,
             0,
+            None,
             None,
             None,
             None,
@@ -95,6 +97,7 @@ fn status_row() -> TableIterator<
         wal_problem.filter(|_| privileged),
         escrow.as_ref().map(|mark| pgrx::datum::datetime_support::to_timestamp(mark.made as f64)),
         Some(missing as i64),
+        Some(shared.trail.problem()).filter(|text| privileged && !text.is_empty()),
     ))
 }
 

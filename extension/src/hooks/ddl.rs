@@ -6,6 +6,7 @@ use pagevault_keystore::RelFile;
 use pgrx::pg_guard;
 use pgrx::pg_sys;
 
+use crate::keys::audit::statements;
 use crate::pg::labels::{Object, PROVIDER};
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::relation;
@@ -37,6 +38,11 @@ pub(super) fn register_label_provider() {
     }
 }
 
+/// Whether SECURITY LABEL without FOR may mean us in this session.
+pub(super) fn label_provider_is_registered() -> bool {
+    PROVIDER_REGISTERED.with(|registered| *registered)
+}
+
 /// Contract: called by the server after a catalog row was made, or before one is removed, in a transaction, catalogs readable,
 /// not in a critical section; may raise. Also called for each function that a query uses and for each look
 /// along the search path, which concern us not: these cost two tests.
@@ -54,9 +60,10 @@ unsafe extern "C-unwind" fn object_access(
     use pg_sys::ObjectAccessType::{OAT_DROP, OAT_POST_ALTER, OAT_POST_CREATE};
     let changes = matches!(access, OAT_POST_CREATE | OAT_POST_ALTER);
     let is_role = changes && class == pg_sys::AuthIdRelationId;
-    if (changes || (access == OAT_DROP && class == pg_sys::ExtensionRelationId))
+    let drops_extension = access == OAT_DROP && class == pg_sys::ExtensionRelationId;
+    if (changes || drops_extension)
         && sub_id == 0
-        && (is_role || !policy::is_idle())
+        && (is_role || drops_extension || !policy::is_idle())
         && process::runs_transactions()
     {
         // SAFETY: the guarded function has the hook's own contract, and nothing here has a destructor.
@@ -87,7 +94,7 @@ unsafe extern "C-unwind" fn object_changed(
             roles::refuse_reserved(object, is_new).or_raise();
         }
         (pg_sys::ObjectAccessType::OAT_DROP, _) => {
-            policy::removal::refuse_if_anything_is_sealed(object).or_raise();
+            policy::removal::dropping(object).or_raise();
         }
         (pg_sys::ObjectAccessType::OAT_POST_CREATE, pg_sys::RelationRelationId)
             if process::is_binary_upgrade() =>
@@ -134,5 +141,9 @@ unsafe extern "C-unwind" fn relabel(object: *const pg_sys::ObjectAddress, label:
     // SAFETY: the server's own arguments; `label` is null or NUL-terminated.
     let (object, label) = unsafe { (*object, ServerText::copied(label)) };
     let (of, column) = (Object { class: object.classId, oid: object.objectId }, object.objectSubId);
-    policy::labels::relabelled(of, column, label).or_raise();
+    let done = policy::labels::relabelled(of, column, label);
+    if let Err(report) = &done {
+        statements::refuse(report.code());
+    }
+    done.or_raise();
 }

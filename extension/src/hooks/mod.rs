@@ -7,6 +7,7 @@
 
 pub(crate) mod access;
 pub(crate) mod aio;
+pub(crate) mod audited;
 pub(crate) mod ddl;
 pub(crate) mod decoding;
 pub(crate) mod files;

@@ -5,6 +5,7 @@ use std::ffi::c_void;
 use pgrx::pg_guard;
 use pgrx::pg_sys;
 
+use crate::keys::audit::statements;
 use crate::pg::nesting::{Mark, Notes};
 use crate::pg::report::OrRaise;
 use crate::policy::{altered, catalogs, labels};
@@ -22,19 +23,22 @@ pub(crate) fn install() {
 /// Contract: called at the beginning and the end of a subtransaction; when it is rolled back nothing may be raised.
 unsafe extern "C-unwind" fn subtransaction_event(
     event: pg_sys::SubXactEvent::Type,
-    _own: pg_sys::SubTransactionId,
-    _parent: pg_sys::SubTransactionId,
+    own: pg_sys::SubTransactionId,
+    parent: pg_sys::SubTransactionId,
     _argument: *mut c_void,
 ) {
+    use pg_sys::SubXactEvent::{SUBXACT_EVENT_ABORT_SUB, SUBXACT_EVENT_COMMIT_SUB};
     match event {
-        pg_sys::SubXactEvent::SUBXACT_EVENT_ABORT_SUB => {
+        SUBXACT_EVENT_ABORT_SUB => {
             writers::end_all();
             labels::with_notes(Notes::subtransaction_aborts);
             altered::with_notes(Notes::subtransaction_aborts);
+            statements::subtransaction_aborted(own);
         }
-        pg_sys::SubXactEvent::SUBXACT_EVENT_COMMIT_SUB => {
+        SUBXACT_EVENT_COMMIT_SUB => {
             labels::with_notes(Notes::subtransaction_commits);
             altered::with_notes(Notes::subtransaction_commits);
+            statements::subtransaction_ended(own, parent);
         }
         _ => {}
     }
@@ -50,6 +54,12 @@ unsafe extern "C-unwind" fn transaction_event(
         XACT_EVENT_ABORT, XACT_EVENT_COMMIT, XACT_EVENT_PARALLEL_ABORT, XACT_EVENT_PRE_COMMIT,
         XACT_EVENT_PRE_PREPARE, XACT_EVENT_PREPARE,
     };
+    match event {
+        XACT_EVENT_COMMIT => statements::transaction_ended("ok"),
+        XACT_EVENT_PREPARE => statements::transaction_ended("prepared"),
+        XACT_EVENT_ABORT => statements::transaction_ended("rolled back"),
+        _ => {}
+    }
     if matches!(event, XACT_EVENT_ABORT | XACT_EVENT_PARALLEL_ABORT) {
         writers::end_all();
         labels::with_notes(Notes::clear);

@@ -9,8 +9,8 @@ use std::ffi::{CStr, c_char};
 use pgrx::PgList;
 use pgrx::pg_sys::{self, DefElem};
 
-use super::ddl;
-use crate::keys::shared;
+use super::{audited, ddl};
+use crate::keys::{audit, shared};
 use crate::pg::labels::PROVIDER;
 use crate::pg::process::ProcessLocal;
 use crate::pg::report::OrRaise;
@@ -47,9 +47,11 @@ unsafe extern "C-unwind" fn process_utility(
     unsafe {
         let node = (*statement).utilityStmt;
         let (labellings, altered) = (policy::labels::mark(), policy::altered::mark());
-        if concerns_us((*node).type_) {
-            pg_sys::panic::pgrx_extern_c_guard(|| prepare(node));
-        }
+        let audited = if concerns_us((*node).type_) {
+            pg_sys::panic::pgrx_extern_c_guard(|| prepare(node))
+        } else {
+            NOT_AUDITED
+        };
         let commits_prepared = commits_prepared(node);
         let next = PREVIOUS.with(|previous| *previous).unwrap_or(raw::standard_ProcessUtility);
         next(statement, query, read_only, context, params, environment, destination, completion);
@@ -62,6 +64,9 @@ unsafe extern "C-unwind" fn process_utility(
         }
         if policy::catalogs::any() {
             pg_sys::panic::pgrx_extern_c_guard(|| policy::catalogs::follow().or_raise());
+        }
+        if audited != NOT_AUDITED {
+            audit::statements::done(audited);
         }
     }
 }
@@ -85,9 +90,20 @@ mod raw {
     }
 }
 
+/// In place of the number of a statement that is audited.
+const NOT_AUDITED: u64 = 0;
+
 fn concerns_us(tag: pg_sys::NodeTag) -> bool {
-    use pg_sys::NodeTag::{T_CreatedbStmt, T_SecLabelStmt};
-    matches!(tag, T_CreatedbStmt | T_SecLabelStmt)
+    use pg_sys::NodeTag::*;
+    matches!(
+        tag,
+        T_CreatedbStmt
+            | T_SecLabelStmt
+            | T_AlterSystemStmt
+            | T_AlterRoleSetStmt
+            | T_AlterDatabaseSetStmt
+            | T_CreateExtensionStmt
+    )
 }
 
 /// # Safety
@@ -101,11 +117,15 @@ unsafe fn commits_prepared(statement: *mut pg_sys::Node) -> bool {
     }
 }
 
+/// Returns the number of the statement if it is audited.
+///
 /// # Safety
 /// `statement` is a parse tree node.
-unsafe fn prepare(statement: *mut pg_sys::Node) {
+unsafe fn prepare(statement: *mut pg_sys::Node) -> u64 {
     // SAFETY: the tag says which node it is.
     unsafe {
+        let operation = audited::operation(statement);
+        let number = operation.map_or(NOT_AUDITED, audit::statements::begin);
         match (*statement).type_ {
             pg_sys::NodeTag::T_CreatedbStmt => {
                 let options = (*statement.cast::<pg_sys::CreatedbStmt>()).options;
@@ -123,6 +143,7 @@ unsafe fn prepare(statement: *mut pg_sys::Node) {
             }
             _ => {}
         }
+        number
     }
 }
 

@@ -15,8 +15,10 @@ use pagevault_keystore::{Record, batch};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
+use super::audit::{self, Operation};
 use super::persist::{self, keystore_failure};
 use crate::pg::locks::KeystoreLock;
+use crate::pg::process::ProcessLocal;
 use crate::pg::report::{Report, Result};
 use crate::pg::wal;
 
@@ -28,6 +30,23 @@ pub(crate) fn mark() -> Option<Mark> {
     let id = persist::shared_memory().ok()?.control.keystore_id()?;
     let bytes = persist::storage().ok()?.read(MARK, 0, LIMIT).ok()??;
     Mark::decode(&bytes).filter(|mark| mark.keystore == id)
+}
+
+/// Tells the audit trail of a bundle that was made since this process has looked last. Who has made it, and for whom, is in
+/// `audit.tools`, where that program writes it.
+pub(crate) fn tell_of_new_bundle() {
+    static KNOWN: ProcessLocal<Option<Option<i64>>> = ProcessLocal::new(None);
+    let mark = mark();
+    let made = mark.as_ref().map(|mark| mark.made);
+    let known = KNOWN.with(|known| known.replace(made));
+    let Some(mark) = mark.filter(|_| known.is_some_and(|known| known != made)) else { return };
+    let operation = Operation {
+        action: "escrow_export",
+        by: "pagevault-keyring",
+        object: Some(format!("{} database keys", mark.keys.len())),
+        ..Operation::default()
+    };
+    audit::log_operation(&operation, "noticed");
 }
 
 /// At server start: adds what was restored to the cluster's log, if it does not say so already.

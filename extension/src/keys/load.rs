@@ -10,6 +10,7 @@ use pagevault_keystore::{Record, log::Contents, wrappings};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
+use super::audit::{self, Trail};
 use super::escrow;
 use super::health::{self, Health};
 use super::persist::{self, internal, keystore_failure};
@@ -38,6 +39,7 @@ pub(crate) fn start() -> Result<()> {
     let first_start = shared::get().is_none();
     let shared = if first_start { map(&logs)? } else { reset()? };
     fill(shared, &logs)?;
+    audit::begin(shared, first_start)?;
     if process::is_binary_upgrade() {
         upgrade::check(shared)?;
     }
@@ -229,6 +231,9 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
     let words_of_writers = mapping::shared_words(words_of_writers, Kind::Sparse)
         .map_err(|e| no_memory(words_of_writers, &e))?;
     let written_over = written_over::map(no_memory)?;
+    let trail = mapping::shared_words(audit::TRAIL_WORDS, Kind::Sparse)
+        .map_err(|e| no_memory(audit::TRAIL_WORDS, &e))?;
+    let trail = Trail::new(trail);
     let (control, health, wal) = (Control::new(control), Health::new(health), Wal::new(wal));
     let (stats, writers) = (Stats::new(counters), Writers::new(words_of_writers));
     Ok(shared::publish(Shared {
@@ -242,6 +247,7 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
         writers,
         jobs,
         written_over,
+        trail,
     }))
 }
 

@@ -11,6 +11,7 @@
 //! replay comes to it (database keys, keys of WAL, keys of files that have pages already) is settled before
 //! anyone uses it. Redo of what is logged here: [`super::redo`].
 
+use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use pagevault_cipher::secret::{RandomError, fill_random};
@@ -34,9 +35,14 @@ use crate::pg::{checkpoint, critical, process, wal};
 /// The keystore's directory inside the data directory.
 const DIRECTORY: &str = "pagevault";
 
+/// Where the keystore is.
+pub(crate) fn directory() -> PathBuf {
+    process::data_directory().join(DIRECTORY)
+}
+
 /// The keystore's files.
 pub(crate) fn storage() -> Result<FileStorage> {
-    FileStorage::new(&process::data_directory().join(DIRECTORY)).map_err(|e| {
+    FileStorage::new(&directory()).map_err(|e| {
         Report::new(
             PgSqlErrorCode::ERRCODE_IO_ERROR,
             format!("could not open keystore directory \"{DIRECTORY}\": {e}"),

@@ -8,13 +8,11 @@ use pagevault_keystore::state::{DatabaseKey, State};
 use pgrx::PgSqlErrorCode as Code;
 use serde_json::Value;
 
-use super::audit::{self, Event};
 use super::gone::is_gone;
 use super::providers::{self, Answer, Question};
 use super::{master_keys, persist, refusal};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
-use crate::pg::session;
 use crate::roles;
 
 /// Longest name of a provider, as of any PostgreSQL object (`NAMEDATALEN - 1`).
@@ -32,7 +30,7 @@ pub(crate) fn add(name: &str, kind: &str, options: &Value) -> Result<()> {
         .hint("Use pagevault.alter_provider() to change its options."));
     }
     let spec = checked_options(BY, name, kind, options)?;
-    write(BY, name, &provider_record(&spec))
+    write(&provider_record(&spec))
 }
 
 /// Changes a provider's options after proving that it still opens everything it wrapped, but for databases that are gone.
@@ -57,7 +55,7 @@ pub(crate) fn alter(name: &str, options: &Value) -> Result<()> {
             return Err(providers::unproven(name));
         }
     }
-    write(BY, name, &provider_record(&spec))
+    write(&provider_record(&spec))
 }
 
 /// Forgets a provider that wraps no database key.
@@ -85,7 +83,7 @@ pub(crate) fn drop(name: &str) -> Result<()> {
         .detail(format!("It wraps the key of {}.", scopes.join(", ")))
         .hint(hint));
     }
-    write("drop_provider", name, &Record::DropProvider { name: name.to_owned() })?;
+    write(&Record::DropProvider { name: name.to_owned() })?;
     persist::shared_memory()?.health.forget(&KeystoreLock::acquire(), name);
     Ok(())
 }
@@ -182,12 +180,9 @@ fn provider_record(spec: &ProviderSpec) -> Record {
     }
 }
 
-/// Writes down what became of a provider, and that it was done.
-fn write(by: &'static str, provider: &str, record: &Record) -> Result<()> {
-    persist::write_cluster(std::slice::from_ref(record))?;
-    let event = Event { action: by, by, provider, outcome: "ok", ..Event::default() };
-    audit::log(&session::identity(), &event);
-    Ok(())
+/// Writes down what became of a provider.
+fn write(record: &Record) -> Result<()> {
+    persist::write_cluster(std::slice::from_ref(record))
 }
 
 fn check_name(what: &str, name: &str, longest: usize) -> Result<()> {

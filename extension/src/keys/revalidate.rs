@@ -175,7 +175,13 @@ fn revoke(asked: &Asked<'_>, cause: ErrorClass) -> Result<Option<(Revocation, bo
     let grace = guc::revoked_key_grace().as_micros() as u64;
     let refuse = guc::locks_revoked_keys() && now.saturating_sub(since) >= grace;
     let revocation = Revocation { since, cause };
+    let before = (secrets.revocation(asked.scope).is_some(), secrets.is_refused(asked.scope));
     secrets.revoke(asked.scope, revocation, refuse);
+    drop(lock);
+    if before != (true, refuse) {
+        let what = if refuse { "locked" } else { "revoked" };
+        revoked::audit(what, asked.scope, Some(cause));
+    }
     Ok(Some((revocation, refuse)))
 }
 

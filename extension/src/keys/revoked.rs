@@ -4,6 +4,7 @@ use pagevault_keystore::protocol::ErrorClass;
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
+use super::audit::{Operation, log_operation};
 use super::refusal::Subject;
 use super::secrets::Revocation;
 use super::{persist, shared};
@@ -20,6 +21,7 @@ pub(crate) fn restore(scope: u32) -> Result<bool> {
         secrets.restore(scope)
     };
     if restored {
+        audit("restored", scope, None);
         Report::new(
             PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
             format!("pagevault: the master key of {} is usable again", persist::scope_name(scope)),
@@ -27,6 +29,18 @@ pub(crate) fn restore(scope: u32) -> Result<bool> {
         .send(PgLogLevel::LOG);
     }
     Ok(restored)
+}
+
+/// What became of a scope's key, in the audit trail.
+pub(super) fn audit(what: &str, scope: u32, cause: Option<ErrorClass>) {
+    let operation = Operation {
+        action: "revocation",
+        by: "revalidation",
+        object: Some(persist::scope_name(scope)),
+        from: cause.map(|cause| cause.name().to_owned()),
+        ..Operation::default()
+    };
+    log_operation(&operation, what);
 }
 
 /// Refuses what would use a key that is refused to protect or to reveal more.

@@ -12,6 +12,7 @@ use pagevault_keystore::job_table::JobTable;
 use pagevault_keystore::log::Position;
 use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 
+use super::audit::Trail;
 use super::health::Health;
 use super::secrets::Secrets;
 use crate::rekey::wishes;
@@ -35,6 +36,7 @@ pub(crate) struct Shared {
     pub(crate) writers: Writers,
     pub(crate) jobs: JobTable<'static>,
     pub(super) written_over: WrittenOver,
+    pub(crate) trail: Trail,
 }
 
 static SHARED: OnceLock<Shared> = OnceLock::new();

@@ -8,6 +8,7 @@ use pagevault_keystore::protocol::{ErrorClass, Failure};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
+use super::audit;
 use super::gone::is_gone;
 use super::providers::{self, Question};
 use super::secrets::State as KeyState;
@@ -70,6 +71,9 @@ fn ask_for(by: &str, keys: Vec<(u32, u32)>) -> Result<Attempt> {
         Ok(answers) => answers,
         Err(report) => return Ok(Attempt::Locked { report, again: OUTAGE }),
     };
+    let secrets = &persist::shared_memory()?.secrets;
+    let is_locked = |key: &&(u32, u32)| secrets.state(key.0, key.1) == Some(KeyState::Locked);
+    let locked = asked.iter().filter(is_locked).count();
     let mut failure: Option<(Report, Duration)> = None;
     let mut withheld = BTreeSet::new();
     for ((scope, version), answer) in asked.iter().zip(&answers) {
@@ -87,6 +91,10 @@ fn ask_for(by: &str, keys: Vec<(u32, u32)>) -> Result<Attempt> {
     let scopes: BTreeSet<u32> = asked.iter().map(|(scope, _)| *scope).collect();
     for scope in scopes.difference(&withheld) {
         revoked::restore(*scope)?;
+    }
+    let still_locked = asked.iter().filter(is_locked).count();
+    if still_locked < locked {
+        audit::unlocked(by, locked - still_locked, still_locked);
     }
     Ok(failure.map_or(Attempt::Unlocked, |(report, again)| Attempt::Locked { report, again }))
 }

@@ -32,6 +32,7 @@ use pagevault_keystore::{Record, batch};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
+use super::audit::{self, Operation};
 use super::persist::{self, internal, shared_memory};
 use super::wal::Wal;
 use super::{data_keys, revoked, shared};
@@ -101,21 +102,41 @@ pub(crate) fn problem() -> Result<Option<String>> {
 
 fn switch_to(sealed: bool) -> Result<()> {
     if sealed {
-        if let Some(generation) = seal_with_new_key(false)? {
+        let done = audited("on", shared_memory()?.wal.heading().sealed().is_none(), || {
+            seal_with_new_key(false)
+        });
+        if let Some(generation) = done? {
             said(format!("pagevault: WAL is encrypted from now on, key generation {generation}"));
         }
         return Ok(());
     }
-    let start = {
+    let is_sealed = {
+        let lock = KeystoreLock::acquire();
+        begun(&lock)?.heading().sealed().is_some()
+    };
+    let done = audited("off", is_sealed, || {
         let lock = KeystoreLock::acquire();
         if begun(&lock)?.heading().sealed().is_none() {
-            return Ok(());
+            return Ok(None);
         }
-        switch(&lock, in_plaintext, 0)?
-    };
-    reach(start);
-    said("pagevault: WAL is not encrypted any more".to_owned());
+        switch(&lock, in_plaintext, 0).map(Some)
+    });
+    if let Some(start) = done? {
+        reach(start);
+        said("pagevault: WAL is not encrypted any more".to_owned());
+    }
     Ok(())
+}
+
+/// A switch by the worker, between two lines of the audit trail if it `changes` anything.
+fn audited<T>(to: &str, changes: bool, switch: impl FnOnce() -> Result<T>) -> Result<T> {
+    let operation = Operation {
+        action: "wal_encryption",
+        by: "wal worker",
+        to: Some(to.to_owned()),
+        ..Operation::default()
+    };
+    if changes { audit::audited(operation, switch) } else { switch() }
 }
 
 /// Where the keystore has a switch to which WAL never came, decides anew that WAL is written as it is.

@@ -1,14 +1,21 @@
 //! Settings.
 
-use std::ffi::{CStr, CString, OsString};
+use std::ffi::{CStr, CString, OsString, c_char, c_void};
 use std::os::unix::ffi::OsStringExt;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use pagevault_cipher::CipherId;
 use pgrx::prelude::PgLogLevel;
-use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PgSqlErrorCode, PostgresGucEnum};
+use pgrx::{
+    GucContext, GucFlags, GucRegistry, GucSetting, PgSqlErrorCode, PostgresGucEnum, pg_guard,
+};
 
 use super::report::Report;
+use super::session;
+use super::text::ServerText;
+use crate::keys::audit::destination::Destination;
+use crate::keys::audit::{Operation, statements};
 
 static DEFAULT_ENCRYPTION: GucSetting<bool> = GucSetting::<bool>::new(false);
 static ENFORCE: GucSetting<bool> = GucSetting::<bool>::new(false);
@@ -22,6 +29,11 @@ static UNLOCK_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30);
 static KEYRING_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30);
 static WAL_ENCRYPTION: GucSetting<WalEncryption> =
     GucSetting::<WalEncryption>::new(WalEncryption::Keep);
+static AUDIT_DESTINATION: GucSetting<Option<CString>> =
+    GucSetting::<Option<CString>>::new(Some(c"log"));
+static AUDIT_FILE: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
+static AUDIT_SYSLOG_SOCKET: GucSetting<Option<CString>> =
+    GucSetting::<Option<CString>>::new(Some(c"/dev/log"));
 static MAX_KEYS: GucSetting<i32> = GucSetting::<i32>::new(1_000_000);
 
 static REKEY_WORKERS: GucSetting<i32> = GucSetting::<i32>::new(2);
@@ -75,29 +87,26 @@ enum WalEncryption {
 
 /// Defines every setting; from `_PG_init`.
 pub(crate) fn define() {
-    GucRegistry::define_bool_guc(
+    define_protection(
         c"pagevault.default_encryption",
         c"Encrypts every relation created from now on.",
         c"Applies where neither the relation nor what it belongs to says otherwise. System catalogs are not affected.",
         &DEFAULT_ENCRYPTION,
-        GucContext::Suset,
-        GucFlags::default(),
+        default_encryption_assigned,
     );
-    GucRegistry::define_bool_guc(
+    define_protection(
         c"pagevault.enforce",
         c"Refuses whatever would leave a relation in plaintext that a label or setting wants encrypted.",
         c"For everyone, superusers too.",
         &ENFORCE,
-        GucContext::Suset,
-        GucFlags::default(),
+        enforce_assigned,
     );
-    GucRegistry::define_bool_guc(
+    define_protection(
         c"pagevault.protect_statistics",
         c"Encrypts the catalogs that hold values of user tables as soon as anything in the database is encrypted.",
         c"pg_statistic, pg_statistic_ext_data and pg_largeobject.",
         &PROTECT_STATISTICS,
-        GucContext::Suset,
-        GucFlags::default(),
+        protect_statistics_assigned,
     );
     GucRegistry::define_bool_guc(
         c"pagevault.protect_shared_catalogs",
@@ -245,8 +254,137 @@ pub(crate) fn define() {
         GucContext::Sighup,
         GucFlags::default(),
     );
+    define_audit();
     // SAFETY: reserves our prefix so that misspelt settings are refused; plain C string.
     unsafe { pgrx::pg_sys::MarkGUCPrefixReserved(c"pagevault".as_ptr()) };
+}
+
+/// Where the audit trail goes.
+fn define_audit() {
+    // SAFETY: the function has the signature of such a hook, and raises nothing.
+    unsafe {
+        GucRegistry::define_string_guc_with_hooks(
+            c"pagevault.audit_destination",
+            c"Where lines of the audit trail go: any of log, file and syslog.",
+            c"What one of them does not take is in the server's log, with the reason.",
+            &AUDIT_DESTINATION,
+            GucContext::Sighup,
+            GucFlags::default(),
+            Some(is_destination),
+            None,
+            None,
+        );
+    }
+    GucRegistry::define_string_guc(
+        c"pagevault.audit_file",
+        c"File that lines of the audit trail are added to.",
+        c"Opened for each line, so that it may be rotated by renaming it. A relative name is below the data directory.",
+        &AUDIT_FILE,
+        GucContext::Sighup,
+        GucFlags::SUPERUSER_ONLY,
+    );
+    GucRegistry::define_string_guc(
+        c"pagevault.audit_syslog_socket",
+        c"Socket of the receiver of system messages.",
+        c"Facility and name are those of syslog_facility and syslog_ident.",
+        &AUDIT_SYSLOG_SOCKET,
+        GucContext::Sighup,
+        GucFlags::SUPERUSER_ONLY,
+    );
+}
+
+/// Contract: called by guc.c with a value that the setting is to get; must not raise.
+unsafe extern "C-unwind" fn is_destination(
+    value: *mut *mut c_char,
+    _extra: *mut *mut c_void,
+    _source: pgrx::pg_sys::GucSource::Type,
+) -> bool {
+    // SAFETY: the server's own argument: a NUL-terminated text.
+    let text = unsafe { ServerText::copied(*value) };
+    text.is_some_and(|text| Destination::parse(&text.to_string()).is_some())
+}
+
+/// `pagevault.audit_destination`
+pub(crate) fn audit_destination() -> Destination {
+    let text = AUDIT_DESTINATION.get().map(|text| text.to_string_lossy().into_owned());
+    let log = Destination { log: true, ..Destination::default() };
+    text.and_then(|text| Destination::parse(&text)).unwrap_or(log)
+}
+
+/// `pagevault.audit_file`
+pub(crate) fn audit_file() -> PathBuf {
+    path(&AUDIT_FILE)
+}
+
+/// `pagevault.audit_syslog_socket`
+pub(crate) fn audit_syslog_socket() -> PathBuf {
+    path(&AUDIT_SYSLOG_SOCKET)
+}
+
+fn path(setting: &GucSetting<Option<CString>>) -> PathBuf {
+    let text = setting.get().map(CString::into_bytes).unwrap_or_default();
+    PathBuf::from(OsString::from_vec(text))
+}
+
+/// A setting that decides what is protected, which superusers may change for their session. That they do is audited.
+fn define_protection(
+    name: &'static CStr,
+    short: &'static CStr,
+    long: &'static CStr,
+    setting: &'static GucSetting<bool>,
+    assigned: unsafe extern "C-unwind" fn(bool, *mut c_void),
+) {
+    // SAFETY: the function has the signature of such a hook, and raises nothing.
+    unsafe {
+        GucRegistry::define_bool_guc_with_hooks(
+            name,
+            short,
+            long,
+            setting,
+            GucContext::Suset,
+            GucFlags::default(),
+            None,
+            Some(assigned),
+            None,
+        );
+    }
+}
+
+/// Contract: called by guc.c before the setting gets a value, in any process and state; should not raise. Reads catalogs only where a
+/// command is carried out or a session begins, from what a session has looked up already.
+#[pg_guard]
+unsafe extern "C-unwind" fn default_encryption_assigned(new: bool, _extra: *mut c_void) {
+    assigned("pagevault.default_encryption", DEFAULT_ENCRYPTION.get(), new);
+}
+
+/// Contract: as above.
+#[pg_guard]
+unsafe extern "C-unwind" fn enforce_assigned(new: bool, _extra: *mut c_void) {
+    assigned("pagevault.enforce", ENFORCE.get(), new);
+}
+
+/// Contract: as above.
+#[pg_guard]
+unsafe extern "C-unwind" fn protect_statistics_assigned(new: bool, _extra: *mut c_void) {
+    assigned("pagevault.protect_statistics", PROTECT_STATISTICS.get(), new);
+}
+
+fn assigned(name: &'static str, old: bool, new: bool) {
+    if old == new || !session::sets_for_itself() {
+        return;
+    }
+    let text = |on| Some(if on { "on" } else { "off" }.to_owned());
+    let operation = Operation { action: "set", by: "session", ..Operation::default() };
+    statements::changed(Operation { from: text(old), to: text(new), ..operation.on(name) });
+}
+
+/// Any setting as SHOW writes it; empty if there is none of this name.
+pub(crate) fn shown(name: &str) -> String {
+    let Ok(name) = CString::new(name) else { return String::new() };
+    // SAFETY: looks at a setting; the text is the server's, and copied at once.
+    let text =
+        unsafe { ServerText::copied(pgrx::pg_sys::GetConfigOption(name.as_ptr(), true, false)) };
+    text.map_or(String::new(), |text| text.to_string())
 }
 
 /// `pagevault.default_encryption`

@@ -1,4 +1,5 @@
-//! Locks: the one that serialises keystore writers, two of the server's own, and a look at the heavyweight locks we hold.
+//! Locks: the one that serialises keystore writers, that of the audit trail, two of the server's own, and a look at the
+//! heavyweight locks we hold.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -11,18 +12,22 @@ use super::process::ProcessLocal;
 const TRANCHE: &CStr = c"pagevault";
 
 static KEYSTORE_LOCK: AtomicPtr<pg_sys::LWLock> = AtomicPtr::new(std::ptr::null_mut());
+static AUDIT_LOCK: AtomicPtr<pg_sys::LWLock> = AtomicPtr::new(std::ptr::null_mut());
 
-/// Asks for the lock; from `shmem_request_hook` only.
+/// Asks for the locks; from `shmem_request_hook` only.
 pub(crate) fn request() {
     // SAFETY: the server copies the name; called in the postmaster while requests are open.
-    unsafe { pg_sys::RequestNamedLWLockTranche(TRANCHE.as_ptr(), 1) }
+    unsafe { pg_sys::RequestNamedLWLockTranche(TRANCHE.as_ptr(), 2) }
 }
 
-/// Finds the lock that [`request`] asked for; from `shmem_startup_hook` only.
+/// Finds the locks that [`request`] asked for; from `shmem_startup_hook` only.
 pub(crate) fn attach() {
-    // SAFETY: the tranche was requested under this name, with one lock.
-    let lock = unsafe { &raw mut (*pg_sys::GetNamedLWLockTranche(TRANCHE.as_ptr())).lock };
-    KEYSTORE_LOCK.store(lock, Ordering::Release);
+    // SAFETY: the tranche was requested under this name, with two locks.
+    unsafe {
+        let locks = pg_sys::GetNamedLWLockTranche(TRANCHE.as_ptr());
+        KEYSTORE_LOCK.store(&raw mut (*locks).lock, Ordering::Release);
+        AUDIT_LOCK.store(&raw mut (*locks.add(1)).lock, Ordering::Release);
+    }
 }
 
 /// Exclusive right to write the keystore and the shared key directory.
@@ -68,6 +73,26 @@ mod raw {
 }
 
 impl Drop for KeystoreLock {
+    fn drop(&mut self) {
+        // SAFETY: we hold the lock.
+        unsafe { release(self.0) }
+    }
+}
+
+/// The right to go on with the audit trail. May be taken under the keystore lock, and not the other way round.
+pub(crate) struct AuditLock(*mut pg_sys::LWLock);
+
+impl AuditLock {
+    /// Waits for the lock, which nobody holds for longer than it takes to write a line.
+    pub(crate) fn acquire() -> AuditLock {
+        let lock = AUDIT_LOCK.load(Ordering::Acquire);
+        // SAFETY: as KeystoreLock::acquire.
+        unsafe { pg_sys::LWLockAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE) };
+        AuditLock(lock)
+    }
+}
+
+impl Drop for AuditLock {
     fn drop(&mut self) {
         // SAFETY: we hold the lock.
         unsafe { release(self.0) }

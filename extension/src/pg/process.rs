@@ -107,6 +107,18 @@ pub(crate) fn fsync() -> bool {
     unsafe { pg_sys::enableFsync }
 }
 
+/// True in the postmaster, while it starts the server and afterwards.
+pub(crate) fn is_postmaster() -> bool {
+    // SAFETY: plain globals of this process.
+    unsafe { pg_sys::IsPostmasterEnvironment && !pg_sys::IsUnderPostmaster }
+}
+
+/// The setting `logging_collector`.
+pub(crate) fn has_logging_collector() -> bool {
+    // SAFETY: a plain global of this process.
+    unsafe { pg_sys::Logging_collector }
+}
+
 /// True while this cluster replays WAL (crash recovery or standby).
 pub(crate) fn in_recovery() -> bool {
     // SAFETY: reads shared state that exists in every process that gets here.

@@ -43,6 +43,11 @@ impl Report {
         &self.message
     }
 
+    /// The SQLSTATE, as the server packs it.
+    pub(crate) fn code(&self) -> i32 {
+        self.code as i32
+    }
+
     /// The DETAIL, empty when there is none.
     pub(crate) fn detail_text(&self) -> &str {
         self.detail.as_deref().unwrap_or("")
@@ -71,6 +76,11 @@ impl Report {
         self.send(PgLogLevel::FATAL);
         unreachable!("FATAL does not return")
     }
+}
+
+/// A packed SQLSTATE as text: six bits for each character (`MAKE_SQLSTATE`, elog.h).
+pub(crate) fn sqlstate(code: i32) -> String {
+    (0..5).map(|at| char::from((code >> (6 * at) & 0x3f) as u8 + b'0')).collect()
 }
 
 /// Writes one line to the server log at level LOG: to no client, and without the statement that is

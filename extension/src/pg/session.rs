@@ -115,6 +115,24 @@ pub(crate) fn identity() -> Identity {
     }
 }
 
+/// The number of the current subtransaction; that of the transaction where there is none.
+pub(crate) fn subtransaction() -> pg_sys::SubTransactionId {
+    // SAFETY: a plain look-up of this session.
+    unsafe { pg_sys::GetCurrentSubTransactionId() }
+}
+
+/// True while a session begins, or a command of it is carried out; not where it reads the configuration again in between, where
+/// a transaction is rolled back, nor in a process without client.
+pub(crate) fn sets_for_itself() -> bool {
+    // SAFETY: plain globals of this process.
+    unsafe {
+        let begins = pg_sys::Mode != pg_sys::ProcessingMode::NormalProcessing;
+        !pg_sys::MyProcPort.is_null()
+            && pg_sys::IsTransactionState()
+            && (begins || !pg_sys::ActivePortal.is_null())
+    }
+}
+
 fn role_name(role: Oid) -> Option<String> {
     // SAFETY: a catalog look-up in a transaction; the result is null or a palloc'd copy.
     let name = unsafe { ServerText::copied(pg_sys::GetUserNameFromId(role, true)) };

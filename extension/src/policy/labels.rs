@@ -6,6 +6,7 @@ use pgrx::pg_sys;
 
 use super::label::{self, Label};
 use super::{catalogs, decision, enforce, memo, shared_labels};
+use crate::keys::audit::statements;
 use crate::keys::{data_keys, shared};
 use crate::pg::labels::Object;
 use crate::pg::nesting::{Mark, Notes};
@@ -103,6 +104,10 @@ pub(crate) fn relabelled(object: Object, column: i32, text: Option<ServerText>) 
     if column != 0 {
         return Err(unsupported("a column", "Label the table: pages hold all columns of a row."));
     }
+    let relation = Some(object.oid).filter(|_| object.class == pg_sys::RelationRelationId);
+    let name = relation.and_then(relation::facts).map(|facts| relation::quoted_name(&facts));
+    let name = name.unwrap_or_else(|| object.describe().to_string());
+    statements::is_about(name, object.label().map(|label| label.to_string()));
     let label = text.as_ref().map(label::of_text).transpose()?;
     let outcome = match object.class {
         pg_sys::RelationRelationId => match relation::facts(object.oid) {

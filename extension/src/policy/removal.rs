@@ -5,6 +5,7 @@ use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Oid};
 
 use super::catalogs;
+use crate::keys::audit::{Operation, statements};
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
 use crate::verify;
@@ -13,12 +14,24 @@ use crate::verify;
 const NAMED: usize = 5;
 
 /// An extension is about to be dropped.
-pub(crate) fn refuse_if_anything_is_sealed(extension: Oid) -> Result<()> {
+pub(crate) fn dropping(extension: Oid) -> Result<()> {
     // SAFETY: a catalog look-up in a transaction.
     let ours = unsafe { pg_sys::get_extension_oid(c"pagevault".as_ptr(), true) };
     if extension != ours {
         return Ok(());
     }
+    let operation =
+        Operation { action: "drop_extension", by: "DROP EXTENSION", ..Operation::default() };
+    let number = statements::begin(operation.on("pagevault"));
+    let refused = refuse_if_anything_is_sealed();
+    match &refused {
+        Ok(()) => statements::done(number),
+        Err(report) => statements::refuse(report.code()),
+    }
+    refused
+}
+
+fn refuse_if_anything_is_sealed() -> Result<()> {
     let sealed = sealed_relations()?;
     if sealed.is_empty() {
         return Ok(());

@@ -14,6 +14,7 @@ use pgrx::pg_sys::Oid;
 
 use super::{Job, Kind, wishes};
 use crate::fault;
+use crate::keys::audit::{Operation, log_operation};
 use crate::keys::persist::{append, now_us, shared_memory};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::process::{self, ProcessLocal};
@@ -323,13 +324,21 @@ pub(crate) fn abandon(job: &Job, why: &str) -> Result<()> {
 }
 
 fn end_as(job: &Job, state: JobState, error: &str) -> Result<()> {
-    let lock = KeystoreLock::acquire();
-    match still_mine(&table()?, job) {
-        Some(known) => {
-            write(&lock, known.job.database, vec![step(&known, state, error)]).map(|_| ())
-        }
-        None => Ok(()),
+    {
+        let lock = KeystoreLock::acquire();
+        let Some(known) = still_mine(&table()?, job) else { return Ok(()) };
+        write(&lock, known.job.database, vec![step(&known, state, error)])?;
     }
+    let outcome = match state {
+        JobState::Done => "ok",
+        JobState::Failed => "failed",
+        _ => "cancelled",
+    };
+    let (action, by) = (job.kind.name(), "rekey worker");
+    let (relation, database) = (job.relation.to_u32(), process::my_database());
+    let relation = format!("relation {relation} of database {database}, job {}", job.id);
+    log_operation(&Operation { action, by, ..Operation::default() }.on(relation), outcome);
+    Ok(())
 }
 
 /// What a user may have done to a job.

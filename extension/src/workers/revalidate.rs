@@ -9,6 +9,7 @@ use pgrx::{pg_guard, pg_sys};
 
 use crate::keys::revalidate::{Said, revalidate};
 use crate::keys::withdrawal::Withdrawal;
+use crate::keys::{audit, escrow};
 use crate::pg::{buffers, guc, process};
 
 /// Longest sleep; a change of settings ends it early.
@@ -31,6 +32,8 @@ pub(super) fn register() {
 pub extern "C-unwind" fn pagevault_revalidate_main(_argument: pg_sys::Datum) {
     process::handle_worker_signals();
     buffers::prepare_to_evict();
+    audit::repeat_early_lines();
+    escrow::tell_of_new_bundle();
     let mut said = Said::default();
     // What a worker before this one has locked stays locked when that one has failed.
     let mut withdrawal = Withdrawal::default();
@@ -41,6 +44,8 @@ pub extern "C-unwind" fn pagevault_revalidate_main(_argument: pg_sys::Datum) {
             || guc::revalidate_interval().map(|pause| pause.saturating_sub(last.elapsed()));
         let pauses = [due_in(), withdrawal.due_in()];
         process::wait_in_worker(pauses.into_iter().flatten().fold(SLEEP, Duration::min));
+        audit::settings::tell_changes();
+        escrow::tell_of_new_bundle();
         if due_in().is_some_and(|pause| pause.is_zero()) {
             if let Err(report) = revalidate(&mut said) {
                 report.send(PgLogLevel::WARNING);

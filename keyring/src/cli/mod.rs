@@ -1,6 +1,7 @@
 //! The command line.
 
 mod access;
+mod audit;
 mod check;
 mod escrow;
 mod file;
@@ -35,6 +36,9 @@ enum Command {
     /// Keep the database keys under a public key of yours, for the day on which the provider is lost
     #[command(subcommand)]
     Escrow(escrow::Escrow),
+    /// The audit trail of a cluster
+    #[command(subcommand)]
+    Audit(audit::Audit),
     /// Tell what key files, files of relations and WAL segments say of themselves; no key is needed
     Inspect {
         /// Files, or a data directory for its key files
@@ -114,6 +118,7 @@ pub fn main() -> ExitCode {
         Command::Serve => return serve::serve(),
         Command::Run { program, arguments } => return program::supervise(&program, &arguments),
         Command::Escrow(escrow) => escrow.run(&mut io::stdout().lock()),
+        Command::Audit(audit) => audit.run(&mut io::stdout().lock()),
         Command::Inspect { paths } => {
             inspect::inspect(&paths, &mut io::stdout().lock()).map(|()| ExitCode::SUCCESS)
         }

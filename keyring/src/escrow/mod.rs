@@ -24,6 +24,7 @@ use pagevault_keystore::{Record, master_context};
 use self::bundle::{Bundle, Key};
 pub use self::bundle::{Form, identities, recipients};
 use crate::access::Access;
+use crate::audit::tools::Doing;
 use crate::exec::refuse;
 use crate::offline::{DIRECTORY, DatabaseKeys, Keystore, not_done, unreadable, unwrapped};
 use crate::provider::ProviderError;
@@ -49,15 +50,41 @@ pub fn export(
     if all.is_empty() {
         return Err(refuse("the keystore holds no key yet"));
     }
+    let readers: Vec<_> = recipients.iter().map(ToString::to_string).collect();
+    let place = output.display().to_string();
+    let doing = Doing::begin(&keystore, "escrow_export", &place, &readers.join(" "))?;
+    let mut unlocked = None;
+    let done = export_keys(&keystore, all, recipients, output, form, &mut unlocked);
+    let outcome = if done.is_ok() { "ok" } else { "failed" };
+    told(doing.end(&keystore, unlocked.as_ref(), outcome), done)
+}
+
+/// That the outcome has its line in the audit trail.
+fn told<T>(told: std::io::Result<()>, done: Result<T, ProviderError>) -> Result<T, ProviderError> {
+    let done = done?;
+    told.map_err(|error| {
+        refuse(format!("it is done, but the audit trail could not be written: {error}"))
+    })?;
+    Ok(done)
+}
+
+fn export_keys(
+    keystore: &Keystore,
+    all: BTreeSet<(u32, u32)>,
+    recipients: &[age::x25519::Recipient],
+    output: &Path,
+    form: Form,
+    known: &mut Option<DatabaseKeys>,
+) -> Result<usize, ProviderError> {
     let (gone, present) = all.into_iter().partition(|(scope, _)| keystore.is_gone(*scope));
-    let mut unlocked = keystore.unlock(&present)?;
+    let unlocked = known.insert(keystore.unlock(&present)?);
     let gone: BTreeSet<(u32, u32)> = gone;
     for key in gone {
         if let Ok(unlocked_key) = keystore.unlock(&BTreeSet::from([key])) {
             unlocked.extend(unlocked_key);
         }
     }
-    prove(&keystore, &unlocked, "provider")?;
+    prove(keystore, unlocked, "provider")?;
     let key = |(scope, version, key): (u32, u32, &Secret32)| Key {
         scope,
         version,
@@ -69,7 +96,7 @@ pub fn export(
     let keys: BTreeSet<_> = unlocked.iter().map(|(scope, version, _)| (scope, version)).collect();
     let count = keys.len();
     let mark = Mark { keystore: keystore.id(), made, keys };
-    put(&keystore, MARK, mark.encode().as_bytes()).map_err(|error| {
+    put(keystore, MARK, mark.encode().as_bytes()).map_err(|error| {
         refuse(format!("the bundle is written, but that could not be noted: {error}"))
             .with_hint("pagevault.status will go on to miss the keys in escrow.")
     })?;
@@ -126,13 +153,25 @@ pub fn restore(
     let keystore = Keystore::read(data_directory, Access::default())?;
     require_owner(&keystore)?;
     let known = open(&keystore, bundle, identities)?;
-    prove(&keystore, &known, "bundle")?;
-    require_free_name(&keystore, &holder.provider)?;
-    let records = wrap(&keystore, &known, holder)?;
+    let to = format!("provider {}, key {}", holder.provider.name, holder.key);
+    let doing = Doing::begin(&keystore, "escrow_restore", &bundle.display().to_string(), &to)?;
+    let done = restore_keys(&keystore, &known, holder);
+    let outcome = if done.is_ok() { "ok" } else { "failed" };
+    told(doing.end(&keystore, Some(&known), outcome), done)
+}
+
+fn restore_keys(
+    keystore: &Keystore,
+    known: &DatabaseKeys,
+    holder: &Holder,
+) -> Result<usize, ProviderError> {
+    prove(keystore, known, "bundle")?;
+    require_free_name(keystore, &holder.provider)?;
+    let records = wrap(keystore, known, holder)?;
     let count = known.iter().count();
     let restored = Restored { keystore: keystore.id(), records };
     let bytes = restored.encode().map_err(|error| refuse(error.to_string()))?;
-    put(&keystore, RESTORED, &bytes).map_err(|error| {
+    put(keystore, RESTORED, &bytes).map_err(|error| {
         refuse(format!(
             "could not write to \"{}\": {error}",
             keystore.data_directory().join(DIRECTORY).display()

@@ -2,6 +2,7 @@
 
 #![cfg(test)]
 
+mod audit;
 mod bench;
 mod command;
 mod command_process;

@@ -58,12 +58,14 @@ fn refused(command: &mut Command) -> Result<String> {
     Ok(format!("{error:#}"))
 }
 
-/// Every file of the keystore's folder, with what is in it.
+/// Every file of the keystore's folder, with what is in it; without the audit trail, which tells of attempts.
 fn keystore(cluster: &Cluster) -> Result<Vec<(PathBuf, Vec<u8>)>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(cluster.data_directory().join("pagevault"))? {
         let path = entry?.path();
-        files.push((path.clone(), fs::read(path)?));
+        if !path.file_name().is_some_and(|name| name.to_string_lossy().starts_with("audit.")) {
+            files.push((path.clone(), fs::read(path)?));
+        }
     }
     files.sort();
     Ok(files)

@@ -10,10 +10,19 @@
 //! concerns no database key. `outcome` is `ok` or the error class. Neither key material nor options of a
 //! provider are ever in it. A line with the action `shred` names the object, and counts files and keys.
 
+pub(crate) mod destination;
+mod operation;
+pub(crate) mod settings;
+mod sink;
+pub(crate) mod statements;
+mod trail;
+
 use serde::Serialize;
 
-use crate::pg::report;
-use crate::pg::session::Identity;
+pub(crate) use self::operation::{Operation, audited, log as log_operation};
+pub(crate) use self::trail::{Trail, repeat_early_lines};
+pub(super) use self::trail::{WORDS as TRAIL_WORDS, begin};
+use crate::pg::session::{self, Identity};
 
 /// What was done, and how it ended.
 #[derive(Default)]
@@ -71,15 +80,40 @@ pub(super) fn log(who: &Identity, event: &Event<'_>) {
         outcome: event.outcome,
         duration_ms: event.elapsed_us.map(|us| us as f64 / 1000.0),
     };
+    write(who, &line);
+}
+
+/// Has the trail go on with these facts. What a user has asked for is synced; what the server does by itself, again and
+/// again, need not be.
+fn write(who: &Identity, facts: &impl Serialize) {
     // Texts and numbers always have a JSON form.
-    let json = serde_json::to_string(&line).unwrap_or_default();
-    report::log_line(&format!("pagevault audit: {}", on_one_line(&json)));
+    let json = serde_json::to_string(facts).unwrap_or_default();
+    let members = json.strip_prefix('{').and_then(|json| json.strip_suffix('}'));
+    trail::write(members.unwrap_or_default(), who.role.is_some());
+}
+
+/// Database keys that were locked and are not any more: from here on lines may have a MAC.
+pub(super) fn unlocked(by: &str, keys: usize, locked: usize) {
+    #[derive(Serialize)]
+    struct Unlocked<'a> {
+        action: &'static str,
+        by: &'a str,
+        role: Option<String>,
+        database: Option<String>,
+        keys: usize,
+        locked: usize,
+        outcome: &'static str,
+    }
+    let who = session::identity();
+    let outcome = if locked == 0 { "ok" } else { "in part" };
+    let (role, database) = (who.role.clone(), who.database.clone());
+    write(&who, &Unlocked { action: "unlock", by, role, database, keys, locked, outcome });
 }
 
 /// Keys that were destroyed, as a line of the trail: what of, how many, and how that ended.
 #[derive(Serialize)]
 pub(crate) struct Destruction<'a> {
-    /// Always `shred`.
+    /// Always `destroy_keys`.
     pub(crate) action: &'static str,
     /// The SQL function.
     pub(crate) by: &'a str,
@@ -95,24 +129,7 @@ pub(crate) struct Destruction<'a> {
     pub(crate) outcome: &'a str,
 }
 
-impl Destruction<'_> {
-    /// Writes the line.
-    pub(crate) fn log(&self) {
-        let json = serde_json::to_string(self).unwrap_or_default();
-        report::log_line(&format!("pagevault audit: {}", on_one_line(&json)));
-    }
-}
-
-/// JSON escapes control characters below U+0020 only; readers of logs end a line at others too.
-fn on_one_line(json: &str) -> String {
-    let breaks = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
-    let mut line = String::with_capacity(json.len());
-    for c in json.chars() {
-        if breaks(c) {
-            line.push_str(&format!("\\u{:04x}", u32::from(c)));
-        } else {
-            line.push(c);
-        }
-    }
-    line
+/// Writes the line of keys that were destroyed.
+pub(crate) fn log_destruction(who: &Identity, destruction: &Destruction<'_>) {
+    write(who, destruction);
 }

@@ -1,0 +1,228 @@
+//! What the audit trail says of a statement, and of what the server itself refuses.
+
+use std::ffi::{CStr, c_char};
+
+use pgrx::PgSqlErrorCode as Code;
+use pgrx::pg_sys;
+use pgrx::prelude::PgLogLevel;
+
+use super::ddl;
+use crate::keys::audit::{Operation, statements};
+use crate::keys::shared;
+use crate::pg::labels::PROVIDER;
+use crate::pg::process::{self, ProcessLocal};
+use crate::pg::text::ServerText;
+
+/// What our settings' names begin with, in whatever case they are written.
+const PREFIX: &str = "pagevault.";
+
+static PREVIOUS: ProcessLocal<pg_sys::emit_log_hook_type> = ProcessLocal::new(None);
+
+/// Installs the hook; from `_PG_init`.
+pub(crate) fn install() {
+    // SAFETY: in the postmaster, before anything is forked; the function lives as long as the library.
+    unsafe {
+        PREVIOUS.with(|previous| *previous = pg_sys::emit_log_hook);
+        pg_sys::emit_log_hook = Some(message_logged);
+    }
+}
+
+/// What a statement does that is to be audited; `None` for others.
+///
+/// # Safety
+/// `statement` is a parse tree node.
+pub(super) unsafe fn operation(statement: *mut pg_sys::Node) -> Option<Operation> {
+    if shared::get().is_none() || !process::runs_transactions() {
+        return None;
+    }
+    // SAFETY: the tag says which node it is; what nodes point to lives as long as they do.
+    unsafe {
+        match (*statement).type_ {
+            pg_sys::NodeTag::T_SecLabelStmt => {
+                let statement = statement.cast::<pg_sys::SecLabelStmt>();
+                let provider = (*statement).provider;
+                // Without a name it is us if we are the only one that the session knows.
+                let is_ours = match provider.is_null() {
+                    true => ddl::label_provider_is_registered(),
+                    false => CStr::from_ptr(provider) == PROVIDER,
+                };
+                is_ours.then(|| Operation {
+                    action: "label",
+                    by: "SECURITY LABEL",
+                    object: named((*statement).object),
+                    to: text((*statement).label),
+                    ..Operation::default()
+                })
+            }
+            pg_sys::NodeTag::T_AlterSystemStmt => {
+                let setting = (*statement.cast::<pg_sys::AlterSystemStmt>()).setstmt;
+                set("ALTER SYSTEM", String::new(), setting)
+            }
+            pg_sys::NodeTag::T_AlterDatabaseSetStmt => {
+                let statement = statement.cast::<pg_sys::AlterDatabaseSetStmt>();
+                let database = text((*statement).dbname).unwrap_or_default();
+                set("ALTER DATABASE", format!(" of database {database}"), (*statement).setstmt)
+            }
+            pg_sys::NodeTag::T_AlterRoleSetStmt => {
+                let statement = statement.cast::<pg_sys::AlterRoleSetStmt>();
+                let role = (*statement).role;
+                let role = if role.is_null() { None } else { text((*role).rolename) };
+                let mut whose = format!(" of role {}", role.as_deref().unwrap_or("ALL"));
+                if let Some(database) = text((*statement).database) {
+                    whose.push_str(&format!(" in database {database}"));
+                }
+                set("ALTER ROLE", whose, (*statement).setstmt)
+            }
+            pg_sys::NodeTag::T_CreateExtensionStmt => {
+                let name = text((*statement.cast::<pg_sys::CreateExtensionStmt>()).extname);
+                let operation = Operation {
+                    action: "create_extension",
+                    by: "CREATE EXTENSION",
+                    ..Operation::default()
+                };
+                name.filter(|name| name == "pagevault").map(|name| operation.on(name))
+            }
+            _ => None,
+        }
+    }
+}
+
+/// # Safety
+/// `setting` is a parse tree node of its type.
+unsafe fn set(
+    by: &'static str,
+    whose: String,
+    setting: *mut pg_sys::VariableSetStmt,
+) -> Option<Operation> {
+    // SAFETY: by contract. The function below returns a copy, or raises as the statement itself will.
+    unsafe {
+        let name = text((*setting).name);
+        let all = (*setting).kind == pg_sys::VariableSetKind::VAR_RESET_ALL;
+        let name = match name {
+            Some(name) if is_ours(&name) => name.to_ascii_lowercase(),
+            None if all => "ALL".to_owned(),
+            _ => return None,
+        };
+        let is_value = (*setting).kind == pg_sys::VariableSetKind::VAR_SET_VALUE;
+        let value = if is_value { text(pg_sys::ExtractSetVariableArgs(setting)) } else { None };
+        let to = value.unwrap_or_else(|| "(default)".to_owned());
+        let operation = Operation { action: "set", by, to: Some(to), ..Operation::default() };
+        Some(operation.on(format!("{name}{whose}")))
+    }
+}
+
+fn is_ours(setting: &str) -> bool {
+    setting.get(..PREFIX.len()).is_some_and(|start| start.eq_ignore_ascii_case(PREFIX))
+}
+
+/// # Safety
+/// `text` is null or NUL-terminated.
+unsafe fn text(text: *const c_char) -> Option<String> {
+    // SAFETY: by contract.
+    unsafe { ServerText::copied(text) }.map(|text| text.to_string())
+}
+
+/// The name of an object as the statement has it.
+///
+/// # Safety
+/// `node` is what a SECURITY LABEL names.
+unsafe fn named(node: *mut pg_sys::Node) -> Option<String> {
+    // SAFETY: the tag says which node it is.
+    unsafe {
+        match (*node).type_ {
+            pg_sys::NodeTag::T_List => text(pg_sys::NameListToString(node.cast())),
+            pg_sys::NodeTag::T_String => text(pg_sys::defGetString(&mut definition(node))),
+            _ => None,
+        }
+    }
+}
+
+/// A node of text as the value of an option, whose text there is a function for in all versions.
+fn definition(node: *mut pg_sys::Node) -> pg_sys::DefElem {
+    pg_sys::DefElem {
+        type_: pg_sys::NodeTag::T_DefElem,
+        defname: c"object".as_ptr().cast_mut(),
+        arg: node,
+        ..pg_sys::DefElem::default()
+    }
+}
+
+/// `emit_log_hook` (elog.c). Contract: called when a message is about to be logged, also when the transaction has failed; must
+/// neither raise nor log.
+unsafe extern "C-unwind" fn message_logged(message: *mut pg_sys::ErrorData) {
+    // SAFETY: the message that is being reported, and another library's hook, called as the server would.
+    unsafe {
+        if (*message).elevel >= PgLogLevel::ERROR as i32 {
+            statements::note_error((*message).sqlerrcode, || denied(message));
+        }
+        if let Some(hook) = PREVIOUS.with(|previous| *previous) {
+            hook(message);
+        }
+    }
+}
+
+/// What the server has refused before we were asked: to call a function that is named as one of ours, or to change a setting of
+/// ours. (`aclcheck_error`, aclchk.c; guc.c.)
+///
+/// # Safety
+/// `message` is a message that is being reported.
+unsafe fn denied(message: *mut pg_sys::ErrorData) -> Option<Operation> {
+    const FUNCTION: &CStr = c"permission denied for function %s";
+    const SETTING: &CStr = c"permission denied to set parameter \"%s\"";
+    // SAFETY: by contract. The untranslated text is a constant of the server's, or null.
+    unsafe {
+        if (*message).sqlerrcode != Code::ERRCODE_INSUFFICIENT_PRIVILEGE as i32
+            || !pg_sys::IsTransactionState()
+            || (*message).message_id.is_null()
+        {
+            return None;
+        }
+        let said = text((*message).message)?;
+        let mut words = said.split([' ', '"', '\u{ab}', '\u{bb}']);
+        let operation = match CStr::from_ptr((*message).message_id) {
+            id if id == FUNCTION => {
+                let function = words.find(|word| FUNCTIONS.contains(word))?;
+                let operation = Operation { action: "call", ..Operation::default() };
+                operation.on(format!("function {function}"))
+            }
+            id if id == SETTING => {
+                let setting = words.find(|word| is_ours(word))?;
+                Operation { action: "set", ..Operation::default() }.on(setting)
+            }
+            _ => return None,
+        };
+        Some(Operation { by: "the server", ..operation })
+    }
+}
+
+/// Functions that change what is protected, or who can read it.
+const FUNCTIONS: [&str; 28] = [
+    "add_provider",
+    "alter_provider",
+    "check_provider",
+    "decrypt",
+    "decrypt_database",
+    "drop_provider",
+    "encrypt",
+    "encrypt_catalogs",
+    "encrypt_database",
+    "master_key_rows",
+    "provider_rows",
+    "reconcile",
+    "rekey_cancel",
+    "rekey_pause",
+    "rekey_resume",
+    "rotate_all_data_keys",
+    "rotate_cluster_master_key",
+    "rotate_data_key",
+    "rotate_database_key",
+    "rotate_master_key",
+    "rotate_wal_key",
+    "set_cluster_master_key",
+    "set_master_key",
+    "shred",
+    "shred_database",
+    "shred_former_files",
+    "shred_schema",
+    "unlock",
+];

@@ -1,0 +1,62 @@
+//! Settings that decide what is protected, and for how long: their values at the server's start, and what becomes of them
+//! when the configuration is read again.
+
+use super::operation::{self, Operation};
+use crate::pg::guc;
+use crate::pg::process::ProcessLocal;
+
+/// By their names, without the prefix.
+const WATCHED: [&str; 17] = [
+    "pagevault.audit_destination",
+    "pagevault.audit_file",
+    "pagevault.audit_syslog_socket",
+    "pagevault.cipher",
+    "pagevault.default_encryption",
+    "pagevault.enforce",
+    "pagevault.keyring_command",
+    "pagevault.protect_shared_catalogs",
+    "pagevault.protect_statistics",
+    "pagevault.recovery_waits_for_keys",
+    "pagevault.rekey_workers",
+    "pagevault.revalidate_interval",
+    "pagevault.revoked_key_action",
+    "pagevault.revoked_key_grace",
+    "pagevault.temp_encryption",
+    "pagevault.wal_encryption",
+    "shared_preload_libraries",
+];
+
+/// The values that this process has told of, or the server at its start.
+static KNOWN: ProcessLocal<Vec<String>> = ProcessLocal::new(Vec::new());
+
+fn values() -> Vec<String> {
+    WATCHED.iter().map(|name| guc::shown(name)).collect()
+}
+
+/// All of them, as a text; at the server's start.
+pub(super) fn at_start() -> String {
+    let values = values();
+    let text: Vec<String> =
+        WATCHED.iter().zip(&values).map(|(name, value)| format!("{name}='{value}'")).collect();
+    KNOWN.with(|known| *known = values);
+    text.join(" ")
+}
+
+/// Tells of those that have changed; in the one process that watches them, once it has read the configuration again.
+pub(crate) fn tell_changes() {
+    let now = values();
+    let before = KNOWN.with(|known| std::mem::replace(known, now.clone()));
+    for ((name, from), to) in WATCHED.iter().zip(before).zip(now) {
+        if from != to {
+            let operation = Operation {
+                action: "set",
+                by: "reload",
+                object: Some((*name).to_owned()),
+                from: Some(from),
+                to: Some(to),
+                ..Operation::default()
+            };
+            operation::log(&operation, "ok");
+        }
+    }
+}

@@ -1,0 +1,305 @@
+//! What the lines of an audit trail prove, taken together.
+//!
+//! A line with a MAC is proven by it. It vouches for the line before by that one's hash, the first line of a run for the last
+//! of the run before, and so on back. What is proven in neither way was not written by the server, or not so.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use pagevault_keystore::audit::{AuditKey, Line, Link, Run, hex};
+
+/// Where a line was found: file and number there.
+pub(super) type Spot = (usize, u64);
+/// Run and number.
+type Number = (Run, u64);
+
+/// More lines than this are not taken together.
+const MOST_LINES: usize = 4 << 20;
+
+/// One of the lines that claim a number.
+struct Claim {
+    spot: Spot,
+    time: Box<str>,
+    prev: Option<Link>,
+    previous: Option<Number>,
+    has_mac: bool,
+    is_proven: bool,
+}
+
+/// What is wrong, or worth knowing.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Finding {
+    /// The line is none that the server has written.
+    Forged(Spot, &'static str),
+    /// These lines of a run are not there.
+    Missing { run: Run, from: u64, to: u64 },
+    /// A line stands behind one that was written later.
+    Reordered { spot: Spot, run: Run, seq: u64 },
+    /// A line does not fit the one after it.
+    Torn { run: Run, seq: u64 },
+    /// The run does not say what was before it.
+    Unconnected { run: Run },
+    /// The run before this one is not there.
+    NoRunBefore { run: Run, before: Run, seq: u64 },
+}
+
+/// What is no fault.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Note {
+    /// Earlier lines are not in these files.
+    Begins { run: Run, seq: u64 },
+    /// The run goes on after an earlier line than the last one of the run before.
+    Branches { run: Run, before: Run, seq: u64, last: u64 },
+    /// The newest line is noted, and not written yet.
+    Unwritten { run: Run, seq: u64 },
+}
+
+/// What was found out.
+#[derive(Debug, Default)]
+pub(super) struct Verdict {
+    pub(super) runs: usize,
+    /// Lines with a MAC of their own, and lines that others vouch for.
+    pub(super) with_mac: u64,
+    pub(super) vouched: u64,
+    pub(super) findings: Vec<Finding>,
+    pub(super) notes: Vec<Note>,
+}
+
+/// More lines than can be taken together.
+#[derive(Debug)]
+pub(super) struct TooMany;
+
+/// Lines of a trail.
+pub(super) struct Chain<'a> {
+    /// By version of the database key; `None` to believe every MAC.
+    keys: Option<&'a BTreeMap<u32, AuditKey>>,
+    claims: BTreeMap<Number, BTreeMap<Link, Claim>>,
+    /// In the order in which they were found.
+    found: Vec<(Spot, Number, Link)>,
+    findings: Vec<Finding>,
+}
+
+impl<'a> Chain<'a> {
+    pub(super) fn new(keys: Option<&'a BTreeMap<u32, AuditKey>>) -> Self {
+        Self { keys, claims: BTreeMap::new(), found: Vec::new(), findings: Vec::new() }
+    }
+
+    /// Takes a line of a file in, given all that may be one of the trail there.
+    pub(super) fn add(&mut self, spot: Spot, candidates: &[String]) -> Result<(), TooMany> {
+        let lines: Vec<Line<'_>> = candidates.iter().filter_map(|text| Line::parse(text)).collect();
+        // A prefix of the log may say anything; the line itself comes behind it.
+        let best = lines
+            .iter()
+            .find(|line| self.proves(line))
+            .or_else(|| lines.iter().find(|line| line.mac_key.is_none()));
+        let Some(line) = best else {
+            let why = match lines.first() {
+                None => "it is not of the form that lines have",
+                Some(line) if self.has_key(line) => "its MAC is wrong",
+                Some(_) => "it names a key that the cluster does not have",
+            };
+            return self.forged(spot, why);
+        };
+        let number = (line.run, line.seq);
+        let claim = Claim {
+            spot,
+            time: line.time.into(),
+            prev: line.prev,
+            previous: line.previous,
+            has_mac: line.mac_key.is_some(),
+            is_proven: self.proves(line),
+        };
+        if self.found.len() >= MOST_LINES {
+            return Err(TooMany);
+        }
+        self.found.push((spot, number, line.link));
+        // The same may be there once more, as in two logs.
+        self.claims.entry(number).or_default().entry(line.link).or_insert(claim);
+        Ok(())
+    }
+
+    fn forged(&mut self, spot: Spot, why: &'static str) -> Result<(), TooMany> {
+        if self.findings.len() >= MOST_LINES {
+            return Err(TooMany);
+        }
+        self.findings.push(Finding::Forged(spot, why));
+        Ok(())
+    }
+
+    fn has_key(&self, line: &Line<'_>) -> bool {
+        let known = |keys: &BTreeMap<u32, AuditKey>| {
+            line.mac_key.is_some_and(|key| keys.contains_key(&key))
+        };
+        self.keys.is_none_or(known)
+    }
+
+    fn proves(&self, line: &Line<'_>) -> bool {
+        let Some(version) = line.mac_key else { return false };
+        self.keys.is_none_or(|keys| keys.get(&version).is_some_and(|key| line.is_authentic(key)))
+    }
+
+    /// Concludes. `last` is the line that the server has noted as its newest, and whether it was written since.
+    pub(super) fn conclude(mut self, last: Option<(&Line<'_>, bool)>) -> Verdict {
+        let mut verdict = Verdict::default();
+        let good = self.vouch(last);
+        self.tell_forged(&good);
+        self.tell_gaps(&good, last, &mut verdict);
+        self.tell_order(&good);
+        let runs: BTreeSet<Run> = good.keys().map(|(run, _)| *run).collect();
+        verdict.runs = runs.len();
+        for (number, link) in &good {
+            let Some(claim) = self.claim(*number, link) else { continue };
+            *(if claim.has_mac { &mut verdict.with_mac } else { &mut verdict.vouched }) += 1;
+        }
+        verdict.findings = self.findings;
+        verdict
+    }
+
+    fn claim(&self, number: Number, link: &Link) -> Option<&Claim> {
+        self.claims.get(&number)?.get(link)
+    }
+
+    /// The lines that are the server's, by number: those that are proven, and all that these vouch for.
+    fn vouch(&mut self, last: Option<(&Line<'_>, bool)>) -> BTreeMap<Number, Link> {
+        let mut good: BTreeMap<Number, Link> = BTreeMap::new();
+        let mut work: Vec<(Number, Link)> = Vec::new();
+        for (number, claims) in &self.claims {
+            let proven = claims.iter().filter(|(_, claim)| claim.is_proven);
+            work.extend(proven.map(|(link, _)| (*number, *link)));
+        }
+        // Who may write the keystore's folder has written it, and that is the server.
+        if let Some((line, _)) = last {
+            let before = before((line.run, line.seq), line.previous);
+            work.push(((line.run, line.seq), line.link));
+            work.extend(before.zip(line.prev));
+        }
+        let mut torn = BTreeSet::new();
+        while let Some((number, link)) = work.pop() {
+            if let Some(known) = good.get(&number) {
+                if *known != link {
+                    torn.insert(number);
+                }
+                continue;
+            }
+            let Some(claim) = self.claim(number, &link) else {
+                // Not there, or another one: what is vouched for was changed.
+                if self.claims.contains_key(&number) {
+                    torn.insert(number);
+                }
+                continue;
+            };
+            good.insert(number, link);
+            work.extend(before(number, claim.previous).zip(claim.prev));
+        }
+        self.findings.extend(torn.into_iter().map(|(run, seq)| Finding::Torn { run, seq }));
+        good
+    }
+
+    fn tell_forged(&mut self, good: &BTreeMap<Number, Link>) {
+        for (number, claims) in &self.claims {
+            for (_, claim) in claims.iter().filter(|(link, _)| good.get(number) != Some(link)) {
+                let why = match good.contains_key(number) {
+                    true => "another line has its number",
+                    false => "nothing vouches for it",
+                };
+                self.findings.push(Finding::Forged(claim.spot, why));
+            }
+        }
+    }
+
+    fn tell_gaps(
+        &mut self,
+        good: &BTreeMap<Number, Link>,
+        last: Option<(&Line<'_>, bool)>,
+        verdict: &mut Verdict,
+    ) {
+        let mut runs: BTreeMap<Run, Vec<u64>> = BTreeMap::new();
+        for (run, seq) in good.keys() {
+            runs.entry(*run).or_default().push(*seq);
+        }
+        // Before the oldest line there may be others, in files that are not given.
+        let time = |(number, link)| Some((&self.claim(number, link)?.time, number.0));
+        let first = good.iter().filter_map(|(number, link)| time((*number, link))).min();
+        let first = first.map(|(_, run)| run);
+        // What the next run says of the end of each.
+        let mut ends: BTreeMap<Run, u64> = BTreeMap::new();
+        for (&run, seqs) in &runs {
+            let mut expected = 1;
+            for &seq in seqs {
+                if seq > expected && expected == 1 && first == Some(run) {
+                    verdict.notes.push(Note::Begins { run, seq });
+                } else if seq > expected {
+                    self.findings.push(Finding::Missing { run, from: expected, to: seq - 1 });
+                }
+                expected = seq + 1;
+            }
+            let begins = good.get(&(run, 1)).and_then(|link| self.claim((run, 1), link));
+            let Some(begins) = begins else { continue };
+            match begins.previous {
+                Some((before, seq)) => {
+                    let end = ends.entry(before).or_default();
+                    *end = seq.max(*end);
+                    match runs.get(&before).and_then(|seqs| seqs.last()) {
+                        None if first == Some(run) => {
+                            verdict.notes.push(Note::Begins { run, seq: 1 })
+                        }
+                        None => self.findings.push(Finding::NoRunBefore { run, before, seq }),
+                        Some(&last) if last > seq => {
+                            verdict.notes.push(Note::Branches { run, before, seq, last });
+                        }
+                        Some(_) => {}
+                    }
+                }
+                None if first != Some(run) => self.findings.push(Finding::Unconnected { run }),
+                None => {}
+            }
+        }
+        let mut unwritten = None;
+        if let Some((line, written)) = last {
+            let end = ends.entry(line.run).or_default();
+            *end = line.seq.max(*end);
+            unwritten = (!written).then_some((line.run, line.seq));
+        }
+        for (run, end) in ends {
+            let have = runs.get(&run).and_then(|seqs| seqs.last()).copied();
+            // A run of which nothing is there was told already, but for the last one.
+            if have.is_none() && last.is_none_or(|(line, _)| line.run != run) {
+                continue;
+            }
+            let from = have.unwrap_or(0) + 1;
+            if from == end && unwritten == Some((run, end)) {
+                verdict.notes.push(Note::Unwritten { run, seq: end });
+            } else if from <= end {
+                self.findings.push(Finding::Missing { run, from, to: end });
+            }
+        }
+    }
+
+    /// Lines of one run must stand in a file as they were written; some may stand there twice.
+    fn tell_order(&mut self, good: &BTreeMap<Number, Link>) {
+        let mut last: BTreeMap<(usize, Run), u64> = BTreeMap::new();
+        let mut seen = BTreeSet::new();
+        for (spot, (run, seq), link) in &self.found {
+            if good.get(&(*run, *seq)) != Some(link) || !seen.insert((spot.0, *run, *seq)) {
+                continue;
+            }
+            let before = last.entry((spot.0, *run)).or_default();
+            if seq < before {
+                self.findings.push(Finding::Reordered { spot: *spot, run: *run, seq: *seq });
+            }
+            *before = (*seq).max(*before);
+        }
+    }
+}
+
+/// The number of the line before one.
+fn before((run, seq): Number, previous: Option<Number>) -> Option<Number> {
+    if seq > 1 { Some((run, seq - 1)) } else { previous }
+}
+
+/// A run as messages name it: its first digits.
+pub(super) fn name(run: &Run) -> String {
+    hex(&run[..6])
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,181 @@
+//! Trails that were tampered with.
+
+use pagevault_cipher::Secret32;
+use pagevault_keystore::audit::{Place, next_line};
+
+use super::*;
+
+const KEYSTORE: &[u8; 16] = b"0123456789abcdef";
+
+fn key(version: u32) -> AuditKey {
+    AuditKey::derive(&Secret32::from_bytes(&[version as u8; 32]), KEYSTORE, version)
+}
+
+fn keys() -> BTreeMap<u32, AuditKey> {
+    [1, 2].into_iter().map(|version| (version, key(version))).collect()
+}
+
+/// Lines of a run, each with the version of the key that it has a MAC of, or 0.
+fn run(number: u8, previous: Option<&Place>, versions: &[u32]) -> (Vec<String>, Place) {
+    let mut place = Place::before([number; 16]);
+    let line = |version: &u32| {
+        let facts = format!("\"action\":\"{}\"", place.seq);
+        let key = Some(key(*version)).filter(|_| *version > 0);
+        next_line(&mut place, previous, u64::from(number), &facts, key.as_ref())
+    };
+    let lines = versions.iter().map(line).collect();
+    (lines, place)
+}
+
+/// Two runs, the second of which begins locked.
+fn trail() -> Vec<String> {
+    let (mut lines, end) = run(1, None, &[0, 0, 1, 1, 2]);
+    lines.extend(run(2, Some(&end), &[0, 0, 2, 2]).0);
+    lines
+}
+
+fn verdict_with(lines: &[String], last: Option<(&str, bool)>) -> Verdict {
+    let keys = keys();
+    let mut chain = Chain::new(Some(&keys));
+    for (number, line) in (1..).zip(lines) {
+        chain.add((0, number), std::slice::from_ref(line)).unwrap();
+    }
+    let last = last.map(|(text, written)| (Line::parse(text).unwrap(), written));
+    chain.conclude(last.as_ref().map(|(line, written)| (line, *written)))
+}
+
+fn verdict(lines: &[String]) -> Verdict {
+    verdict_with(lines, None)
+}
+
+fn missing(run: u8, from: u64, to: u64) -> Finding {
+    Finding::Missing { run: [run; 16], from, to }
+}
+
+#[test]
+fn an_untouched_trail_is_proven_wholly() {
+    let verdict = verdict_with(&trail(), Some((&trail()[8], true)));
+    assert_eq!(verdict.findings, []);
+    assert_eq!(verdict.notes, []);
+    assert_eq!((verdict.runs, verdict.with_mac, verdict.vouched), (2, 5, 4));
+}
+
+#[test]
+fn a_line_that_is_gone_is_missed() {
+    let unvouched = Finding::Forged((0, 1), "nothing vouches for it");
+    for (at, expected) in [(1, unvouched), (3, missing(1, 4, 4)), (6, missing(2, 1, 2))] {
+        let mut lines = trail();
+        lines.remove(at);
+        let findings = verdict(&lines).findings;
+        assert!(findings.contains(&expected), "{at}: {findings:?}");
+    }
+    // The end of a run, which the next one knows.
+    let mut lines = trail();
+    lines.drain(3..5);
+    assert!(verdict(&lines).findings.contains(&missing(1, 4, 5)));
+    // The end of all, which only the server knows.
+    let lines = trail();
+    assert_eq!(verdict(&lines[..7]).findings.len(), 2, "lines that nothing vouches for");
+    let findings = verdict_with(&lines[..8], Some((&lines[8], true))).findings;
+    assert_eq!(findings, [missing(2, 4, 4)]);
+    let verdict = verdict_with(&lines[..8], Some((&lines[8], false)));
+    assert_eq!(verdict.findings, []);
+    assert_eq!(verdict.notes, [Note::Unwritten { run: [2; 16], seq: 4 }]);
+    // The last run, wholly.
+    let findings = verdict_with(&lines[..5], Some((&lines[8], true))).findings;
+    assert_eq!(findings, [missing(2, 1, 4)]);
+}
+
+#[test]
+fn a_run_that_is_gone_is_missed() {
+    let (mut lines, first) = run(1, None, &[1, 1]);
+    let (_, second) = run(2, Some(&first), &[1, 1, 1]);
+    lines.extend(run(3, Some(&second), &[1, 1]).0);
+    let gone = Finding::NoRunBefore { run: [3; 16], before: [2; 16], seq: 3 };
+    assert_eq!(verdict(&lines).findings, [gone]);
+    lines.extend(run(4, None, &[1]).0);
+    assert!(verdict(&lines).findings.contains(&Finding::Unconnected { run: [4; 16] }));
+}
+
+#[test]
+fn changed_and_invented_lines_are_found() {
+    for at in 0..trail().len() {
+        let mut lines = trail();
+        lines[at] = lines[at].replace("\"action\":\"", "\"action\":\"un");
+        let findings = verdict(&lines).findings;
+        let here = |finding: &Finding| matches!(finding, Finding::Forged((0, n), _) if *n == at as u64 + 1);
+        assert!(findings.iter().any(here), "{at}: {findings:?}");
+    }
+    let mut invented = Place::before([9; 16]);
+    let strange = AuditKey::derive(&Secret32::from_bytes(&[9; 32]), KEYSTORE, 1);
+    let unknown = AuditKey::derive(&Secret32::from_bytes(&[9; 32]), KEYSTORE, 7);
+    let (_, end) = run(1, None, &[0, 0, 1, 1, 2]);
+    let mut behind = end;
+    for (line, why) in [
+        ("{}".to_owned(), "it is not of the form that lines have"),
+        (next_line(&mut invented, None, 7, "", None), "nothing vouches for it"),
+        (next_line(&mut invented, None, 7, "", Some(&strange)), "its MAC is wrong"),
+        (
+            next_line(&mut invented, None, 7, "", Some(&unknown)),
+            "it names a key that the cluster does not have",
+        ),
+        (next_line(&mut behind, None, 7, "", None), "nothing vouches for it"),
+        (next_line(&mut Place { seq: 3, ..end }, None, 7, "", None), "another line has its number"),
+    ] {
+        let mut lines = trail();
+        lines.insert(5, line);
+        assert_eq!(verdict(&lines).findings, [Finding::Forged((0, 6), why)]);
+    }
+}
+
+#[test]
+fn lines_that_were_exchanged_are_found() {
+    let mut lines = trail();
+    lines.swap(2, 3);
+    let expected = Finding::Reordered { spot: (0, 4), run: [1; 16], seq: 3 };
+    assert_eq!(verdict(&lines).findings, [expected]);
+}
+
+#[test]
+fn the_same_line_twice_is_one() {
+    let mut lines = trail();
+    lines.insert(5, lines[4].clone());
+    lines.extend(trail());
+    let verdict = verdict(&lines);
+    assert_eq!(verdict.findings, []);
+    assert_eq!(verdict.with_mac + verdict.vouched, 9);
+}
+
+#[test]
+fn files_may_begin_anywhere() {
+    let lines = trail();
+    let verdict = verdict(&lines[2..]);
+    assert_eq!(verdict.findings, []);
+    assert_eq!(verdict.notes, [Note::Begins { run: [1; 16], seq: 3 }]);
+    let verdict = self::verdict(&lines[5..]);
+    assert_eq!(verdict.findings, []);
+    assert_eq!(verdict.notes, [Note::Begins { run: [2; 16], seq: 1 }]);
+}
+
+#[test]
+fn a_restored_copy_goes_on_where_the_backup_was_made() {
+    let (mut lines, _) = run(1, None, &[1, 1, 1, 1]);
+    let (_, backup) = run(1, None, &[1, 1]);
+    lines.extend(run(2, Some(&backup), &[1, 1]).0);
+    let verdict = verdict(&lines);
+    assert_eq!(verdict.findings, []);
+    assert_eq!(verdict.notes, [Note::Branches { run: [2; 16], before: [1; 16], seq: 2, last: 4 }]);
+}
+
+#[test]
+fn a_crowd_of_claims_hides_nothing() {
+    let mut lines = trail();
+    let (_, end) = run(1, None, &[0]);
+    for n in 0..40 {
+        let mut place = Place { link: [n; 32], ..end };
+        lines.insert(0, next_line(&mut place, None, 7, "", None));
+    }
+    let verdict = verdict(&lines);
+    assert_eq!(verdict.findings.len(), 40, "{:?}", verdict.findings);
+    assert_eq!(verdict.with_mac + verdict.vouched, 9);
+}

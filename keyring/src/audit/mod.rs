@@ -1,0 +1,200 @@
+//! `pagevault-keyring audit verify`: whether lines of the audit trail were forged, changed or taken away.
+//!
+//! What is read may be of anybody: sizes are limited, nothing in it is believed that has no MAC or that no line with one
+//! vouches for, and what is shown of it is where it stands.
+
+mod chain;
+mod find;
+pub(crate) mod tools;
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io::{self, BufReader, Write};
+use std::path::{Path, PathBuf};
+
+use pagevault_keystore::audit::{AuditKey, Line, Noted, STATE, TOOLS, newest};
+
+use self::chain::{Chain, Finding, Note, Spot, TooMany, Verdict, name};
+use crate::access::{Access, read_ours};
+use crate::exec::refuse;
+use crate::offline::{DIRECTORY, Keystore, unreadable};
+use crate::options::printable;
+use crate::provider::ProviderError;
+use crate::regular::open_regular;
+use crate::trust::What;
+
+/// Findings that are listed; more are counted.
+const LISTED: usize = 100;
+/// The cluster's database key, of which MACs are made.
+const SCOPE: u32 = 0;
+
+/// The data directory of the cluster whose trail it is, and how its providers may be asked.
+pub struct Cluster<'a> {
+    /// The data directory, or a copy of its keystore.
+    pub data_directory: &'a Path,
+    /// How providers may be asked.
+    pub access: Access,
+}
+
+/// Checks the trail in these files, and tells of it. True if all is well. Without a cluster there are no keys, and it is only
+/// checked whether lines fit together.
+///
+/// # Errors
+/// When a file cannot be read, or a key is not to be had.
+pub fn verify(
+    files: &[PathBuf],
+    cluster: Option<Cluster<'_>>,
+    out: &mut impl Write,
+) -> Result<bool, ProviderError> {
+    let Some(Cluster { data_directory, access }) = cluster else {
+        let verdict = check(files, None, None)?;
+        tell("the audit trail", files, &verdict, out).map_err(unprintable)?;
+        writeln!(out, "No MAC was checked: name the data directory with -D.")
+            .map_err(unprintable)?;
+        return Ok(verdict.findings.is_empty());
+    };
+    let keystore = Keystore::read(data_directory, access)?;
+    let folder = keystore.data_directory().join(DIRECTORY);
+    // Before the files: what the server writes meanwhile is not missed in them.
+    let noted = noted(&folder)?;
+    let last = noted.as_ref().and_then(|noted| Some((Line::parse(&noted.text)?, noted.written)));
+    let keys = keys(&keystore)?;
+    let verdict = check(files, Some(&keys), last.as_ref().map(|(line, written)| (line, *written)))?;
+    tell("the audit trail", files, &verdict, out).map_err(unprintable)?;
+    let mut well = verdict.findings.is_empty();
+    if noted.is_none() {
+        writeln!(
+            out,
+            "  The keystore has no file {STATE}, or a damaged one: what is missing at the end is not missed here."
+        )
+        .map_err(unprintable)?;
+        well = false;
+    }
+    let tools = [folder.join(TOOLS)];
+    if fs::symlink_metadata(&tools[0]).is_ok() {
+        let verdict = check(&tools, Some(&keys), None)?;
+        tell("what pagevault-keyring has done itself", &tools, &verdict, out)
+            .map_err(unprintable)?;
+        well &= verdict.findings.is_empty();
+    }
+    Ok(well)
+}
+
+/// The newest line, as the server has noted it.
+fn noted(folder: &Path) -> Result<Option<Noted>, ProviderError> {
+    let path = folder.join(STATE);
+    if fs::symlink_metadata(&path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+        return Ok(None);
+    }
+    Ok(newest(&read_ours(What::Keystore, &path)?))
+}
+
+/// The keys of all versions of the cluster's database key.
+fn keys(keystore: &Keystore) -> Result<BTreeMap<u32, AuditKey>, ProviderError> {
+    let versions = keystore.state().database_keys().filter(|(scope, _, _)| *scope == SCOPE);
+    let wanted: BTreeSet<_> = versions.map(|(scope, version, _)| (scope, version)).collect();
+    let unlocked = keystore.unlock(&wanted)?;
+    let key = |(_, version, key)| (version, AuditKey::derive(key, &keystore.id(), version));
+    Ok(unlocked.iter().map(key).collect())
+}
+
+fn check(
+    files: &[PathBuf],
+    keys: Option<&BTreeMap<u32, AuditKey>>,
+    last: Option<(&Line<'_>, bool)>,
+) -> Result<Verdict, ProviderError> {
+    let mut chain = Chain::new(keys);
+    for (file, path) in files.iter().enumerate() {
+        let opened = open_regular(path).map_err(|error| unreadable(path, &error))?;
+        let mut too_many = false;
+        find::lines(&mut BufReader::new(opened), |number, candidates| {
+            chain.add((file, number), candidates).map_err(|TooMany| {
+                too_many = true;
+                io::Error::other("it holds too many lines of audit trails")
+            })
+        })
+        .map_err(|error| match too_many {
+            true => refuse(format!("\"{}\": {error}", path.display()))
+                .with_hint("Give fewer files at a time."),
+            false => unreadable(path, &error),
+        })?;
+    }
+    Ok(chain.conclude(last))
+}
+
+fn tell(what: &str, files: &[PathBuf], verdict: &Verdict, out: &mut impl Write) -> io::Result<()> {
+    let Verdict { runs, with_mac, vouched, findings, notes } = verdict;
+    writeln!(
+        out,
+        "Lines of {what}: {with_mac} with a MAC, {vouched} that these vouch for; runs of the server: {runs}."
+    )?;
+    for note in notes {
+        writeln!(out, "  {}", note_text(note))?;
+    }
+    for finding in findings.iter().take(LISTED) {
+        writeln!(out, "  {}", finding_text(finding, files))?;
+    }
+    if findings.len() > LISTED {
+        writeln!(out, "  and {} more", findings.len() - LISTED)?;
+    }
+    match findings.len() {
+        0 => writeln!(out, "Nothing is missing, changed or forged."),
+        count => writeln!(out, "Not as the server has written it: {count}."),
+    }
+}
+
+fn note_text(note: &Note) -> String {
+    match note {
+        Note::Begins { run, seq } => {
+            format!(
+                "begins with line {seq} of run {}; what was before is not in these files",
+                name(run)
+            )
+        }
+        Note::Branches { run, before, seq, last } => format!(
+            "run {} goes on after line {seq} of run {}, which has {last}: one of them is of a copy, or of a restored backup",
+            name(run),
+            name(before)
+        ),
+        Note::Unwritten { run, seq } => format!(
+            "line {seq} of run {} is noted, and not written yet: the server does so, when it starts at the latest",
+            name(run)
+        ),
+    }
+}
+
+fn finding_text(finding: &Finding, files: &[PathBuf]) -> String {
+    let place = |(file, line): &Spot| {
+        let path = files.get(*file).map_or(String::new(), |path| path.display().to_string());
+        format!("{}:{line}", printable(&path))
+    };
+    match finding {
+        Finding::Forged(spot, why) => format!("{}: forged or changed: {why}", place(spot)),
+        Finding::Missing { run, from, to } if from == to => {
+            format!("missing: line {from} of run {}", name(run))
+        }
+        Finding::Missing { run, from, to } => {
+            format!("missing: lines {from} to {to} of run {}", name(run))
+        }
+        Finding::Reordered { spot, run, seq } => {
+            format!("{}: line {seq} of run {} stands behind a later one", place(spot), name(run))
+        }
+        Finding::Torn { run, seq } => format!(
+            "line {seq} of run {} is not the one that the next line was written after",
+            name(run)
+        ),
+        Finding::Unconnected { run } => format!(
+            "run {} does not know what was before it: the file {STATE} was lost, or it is of another cluster",
+            name(run)
+        ),
+        Finding::NoRunBefore { run, before, seq } => format!(
+            "missing: run {} with {seq} lines, which was before run {}",
+            name(before),
+            name(run)
+        ),
+    }
+}
+
+fn unprintable(error: io::Error) -> ProviderError {
+    refuse(format!("could not write to standard output: {error}"))
+}

@@ -1,0 +1,126 @@
+//! What this program itself does with keys, while the server may be down: lines in the file `audit.tools` of the keystore's
+//! folder, in the form that the server's have.
+//!
+//! Each run of the program is a run of the trail with two lines, of which the first one is written before any key is asked for.
+
+use std::fs::OpenOptions;
+use std::io::{self, Write};
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use nix::fcntl::OFlag;
+use nix::unistd::geteuid;
+use pagevault_cipher::secret::fill_random;
+use pagevault_keystore::audit::{AuditKey, MAX_LINE, Place, TOOLS, next_line};
+
+use super::SCOPE;
+use crate::exec::refuse;
+use crate::offline::{DIRECTORY, DatabaseKeys, Keystore};
+use crate::provider::ProviderError;
+
+/// Something that is done with the keys of a data directory.
+pub(crate) struct Doing {
+    path: PathBuf,
+    place: Place,
+    /// Members of the lines.
+    facts: String,
+}
+
+impl Doing {
+    /// Writes that it is attempted.
+    ///
+    /// # Errors
+    /// When that cannot be written. Then it must not be done.
+    pub(crate) fn begin(
+        keystore: &Keystore,
+        action: &str,
+        object: &str,
+        to: &str,
+    ) -> Result<Self, ProviderError> {
+        let path = keystore.data_directory().join(DIRECTORY).join(TOOLS);
+        let refused = |error: &dyn std::fmt::Display| {
+            refuse(format!("could not write to the audit trail \"{}\": {error}", path.display()))
+                .with_detail("Nothing was done.")
+        };
+        let facts = serde_json::json!({
+            "action": action,
+            "by": "pagevault-keyring",
+            "user": geteuid().as_raw(),
+            "object": cut(object),
+            "to": cut(to),
+        })
+        .to_string();
+        let facts = facts.trim_start_matches('{').trim_end_matches('}').to_owned();
+        let mut run = [0; 16];
+        fill_random(&mut run).map_err(|error| refused(&error))?;
+        let previous = last(&path).map_err(|error| refused(&error))?;
+        let mut place = Place::before(run);
+        let text = format!("{facts},\"outcome\":\"attempted\"");
+        let line = next_line(&mut place, previous.as_ref(), now_us(), &text, None);
+        append(&path, &line).map_err(|error| refused(&error))?;
+        Ok(Self { path, place, facts })
+    }
+
+    /// Writes how it has ended.
+    ///
+    /// # Errors
+    /// When that cannot be written.
+    pub(crate) fn end(
+        mut self,
+        keystore: &Keystore,
+        keys: Option<&DatabaseKeys>,
+        outcome: &str,
+    ) -> io::Result<()> {
+        let newest = keys.and_then(|keys| {
+            let of_cluster = keys.iter().filter(|(scope, _, _)| *scope == SCOPE);
+            of_cluster.max_by_key(|(_, version, _)| *version)
+        });
+        let key = newest.map(|(_, version, key)| AuditKey::derive(key, &keystore.id(), version));
+        let text = format!("{},\"outcome\":\"{outcome}\"", self.facts);
+        let line = next_line(&mut self.place, None, now_us(), &text, key.as_ref());
+        append(&self.path, &line)
+    }
+}
+
+/// So that a line does not become too long, whatever has to be escaped in it.
+fn cut(text: &str) -> &str {
+    &text[..text.floor_char_boundary(MAX_LINE / 16)]
+}
+
+/// Where the file ends.
+fn last(path: &std::path::Path) -> io::Result<Option<Place>> {
+    let file = match open(path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        file => file?,
+    };
+    let length = file.metadata()?.len();
+    let from = length.saturating_sub(2 * MAX_LINE as u64);
+    let mut bytes = vec![0; usize::try_from(length - from).unwrap_or(0)];
+    file.read_exact_at(&mut bytes, from)?;
+    let text = String::from_utf8_lossy(&bytes);
+    Ok(text.lines().rev().find_map(Place::of))
+}
+
+fn open(path: &std::path::Path) -> io::Result<std::fs::File> {
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+    let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("not a regular file")) }
+}
+
+fn append(path: &std::path::Path, line: &str) -> io::Result<()> {
+    let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
+    let mut options = OpenOptions::new();
+    options.append(true).create(true).mode(0o600).custom_flags(flags.bits());
+    let mut file = options.open(path)?;
+    if !file.metadata()?.is_file() {
+        return Err(io::Error::other("not a regular file"));
+    }
+    file.write_all(format!("{line}\n").as_bytes())?;
+    file.sync_data()
+}
+
+fn now_us() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_micros()).unwrap_or(u64::MAX)
+}

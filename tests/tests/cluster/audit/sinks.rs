@@ -1,0 +1,101 @@
+//! Where lines go beside the server's log, and what happens where they cannot.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+
+use anyhow::{Result, ensure};
+use pagevault_tests::installation::run;
+use pagevault_tests::{Cluster, Settings};
+
+use super::trail;
+
+const PROBLEM: &str = "SELECT audit_problem FROM pagevault.status";
+
+fn lines(path: &Path) -> Result<Vec<serde_json::Value>> {
+    fs::read_to_string(path)?.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()
+}
+
+fn verify(cluster: &Cluster, files: &[&Path]) -> Result<String> {
+    let mut command = cluster.program("pagevault-keyring");
+    command.args(["audit", "verify"]).args(files).arg("-D").arg(cluster.data_directory());
+    run(&mut command)
+}
+
+#[test]
+fn the_trail_can_have_a_file_of_its_own() -> Result<()> {
+    let (mut cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.allow_log("pagevault");
+    let file = cluster.directory().join("audit.jsonl");
+    let name = file.display().to_string();
+    cluster.set(&[("pagevault.audit_file", &name), ("pagevault.audit_destination", "file")])?;
+    cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
+    let in_log = trail(&cluster)?.len();
+    cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
+    ensure!(trail(&cluster)?.len() == in_log, "lines are in the log, too");
+    ensure!(fs::metadata(&file)?.permissions().mode() & 0o777 == 0o600, "its mode");
+    ensure!(lines(&file)?.len() >= 10, "{:?}", lines(&file)?);
+    let log = cluster.directory().join("log");
+    let said = verify(&cluster, &[&log, &file])?;
+    ensure!(said.contains("Nothing is missing"), "{said}");
+    // Rotated by renaming, and begun in the middle of a line.
+    let older = cluster.directory().join("audit.jsonl.1");
+    fs::rename(&file, &older)?;
+    cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
+    verify(&cluster, &[&log, &older, &file])?;
+    fs::write(&file, format!("{}{{\"torn", fs::read_to_string(&file)?))?;
+    cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
+    let last = fs::read_to_string(&file)?.lines().last().map(str::to_owned).unwrap_or_default();
+    ensure!(last.starts_with("{\"run\":") && last.ends_with('}'), "{last}");
+    // It cannot be written: what is done is done, its line is in the log, and the status tells.
+    ensure!(cluster.text(PROBLEM)?.is_empty(), "{}", cluster.text(PROBLEM)?);
+    fs::remove_file(&file)?;
+    fs::create_dir(&file)?;
+    let in_log = trail(&cluster)?.len();
+    cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
+    ensure!(trail(&cluster)?.len() > in_log, "no line in the log");
+    let problem = cluster.text(PROBLEM)?;
+    ensure!(problem.contains("could not write an audit line to"), "{problem}");
+    ensure!(cluster.log().contains("could not write an audit line to"), "not in the log");
+    fs::remove_dir(&file)?;
+    cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
+    ensure!(cluster.text(PROBLEM)?.is_empty(), "{}", cluster.text(PROBLEM)?);
+    let error = cluster.error("ALTER SYSTEM SET pagevault.audit_destination = 'printer'")?;
+    ensure!(error.sqlstate == "22023", "{error}");
+    cluster.finish()
+}
+
+#[test]
+fn the_trail_can_go_to_syslog() -> Result<()> {
+    let (mut cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.allow_log("pagevault");
+    let socket = cluster.directory().join("syslog");
+    let receiver = UnixDatagram::bind(&socket)?;
+    receiver.set_nonblocking(true)?;
+    cluster.installation().give(&socket)?;
+    let name = socket.display().to_string();
+    cluster.set(&[
+        ("pagevault.audit_syslog_socket", &name),
+        ("pagevault.audit_destination", "log, syslog"),
+    ])?;
+    cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
+    let mut received = String::new();
+    let mut buffer = [0; 16 << 10];
+    while let Ok(length) = receiver.recv(&mut buffer) {
+        let message = String::from_utf8_lossy(&buffer[..length]).into_owned();
+        ensure!(message.starts_with("<133>postgres["), "{message}");
+        received.push_str(&message);
+        received.push('\n');
+    }
+    ensure!(received.contains("\"action\":\"rotate_cluster_master_key\""), "{received}");
+    let file = cluster.directory().join("received");
+    fs::write(&file, received)?;
+    cluster.installation().give(&file)?;
+    verify(&cluster, &[&cluster.directory().join("log"), &file])?;
+    drop(receiver);
+    cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
+    let problem = cluster.text(PROBLEM)?;
+    ensure!(problem.contains("could not send an audit line to"), "{problem}");
+    cluster.finish()
+}
