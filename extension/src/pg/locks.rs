@@ -122,7 +122,8 @@ pub(crate) enum ServerLock {
     WalWrite = 8,
     /// While it is held, a checkpoint whose redo pointer has been determined since does not end: CheckPointGuts
     /// (xlog.c) waits for it (CheckPointReplicationSlots, slot.c). Nobody else does but who makes or drops a replication
-    /// slot. Who holds it must not wait for the checkpointer.
+    /// slot, or reserves WAL for one. Who holds it must not wait for the checkpointer. Others write and flush WAL under it
+    /// (ReplicationSlotReserveWal in 15.18), so who waits for it must not hold what a writer of WAL waits for.
     ReplicationSlotAllocation = 36,
 }
 
