@@ -21,7 +21,7 @@ pub(crate) const OP_KEYS: u8 = 0x10;
 pub(crate) fn insert_keys(scope: u32, keystore_id: &[u8; 16], batch: &[u8]) -> u64 {
     let scope = scope.to_le_bytes();
     // SAFETY: a whole record construction; all slices live across XLogInsert. The caller is not in
-    // recovery. Batches are limited far below XLogRecordMaxSize by the keystore.
+    // recovery. The keystore limits batches far below XLogRecordMaxSize (16 and newer).
     unsafe {
         pg_sys::XLogBeginInsert();
         compat::xlog_register_data(&scope);

@@ -252,7 +252,7 @@ pub(crate) fn takes_labels(kind: Kind) -> bool {
 pub(crate) fn leader_of(facts: &Facts) -> Result<Option<Oid>> {
     Ok(match facts.kind {
         Kind::Index => facts.indexed_table.or_else(|| relation::table_of_index(facts.oid)),
-        // Nobody else makes relations of this kind, or gives them other names (RangeVarCallbackForRenameRelation).
+        // Nobody else makes relations of this kind, or gives them other names (RangeVarCallbackForAlterRelation).
         Kind::Toast => repack::oid_after(&facts.name, "pg_toast_"),
         Kind::Sequence => memo::owner_of(facts.oid)?,
         Kind::Table => facts.rewrites.or_else(|| repack::original_of(facts)),
