@@ -168,3 +168,36 @@ fn sealed_wal_and_no_key_is_no_start() -> Result<()> {
     ensure!(count(&cluster, "amsel")? == "100", "rows are missing");
     cluster.finish()
 }
+
+/// Who makes a key waits for the lock of replication slots with the keystore locked, and in 15 WAL is written under that lock.
+#[test]
+fn wal_is_written_while_a_key_is_made() -> Result<()> {
+    const WAITS: &str =
+        "SELECT wait_event FROM pg_stat_activity WHERE query LIKE 'SELECT pg_create_logical%'";
+    let (cluster, _keys) = sealing(&Settings::default().conf("wal_level = logical"))?;
+    let (mut maker, mut slots) = (cluster.client()?, cluster.client()?);
+    cluster.stop_at("keys.in_file")?;
+    std::thread::scope(|scope| -> Result<()> {
+        let maker = scope.spawn(move || {
+            maker.batch_execute("SET pagevault.default_encryption = on; CREATE TABLE made (id int)")
+        });
+        let stopped = cluster.stopped_at("keys.in_file");
+        let slot = scope.spawn(move || {
+            slots.batch_execute("SELECT pg_create_logical_replication_slot('s', 'pgoutput')")
+        });
+        let meanwhile = stopped.and_then(|_| {
+            for _ in 0..2 {
+                insert(&cluster, "amsel", 1000)?;
+                cluster.sql("SELECT pg_switch_wal()")?;
+            }
+            cluster.eventually(WAITS, "ReplicationSlotAllocation")
+        });
+        cluster.go_on();
+        maker.join().expect("no panic")?;
+        slot.join().expect("no panic")?;
+        meanwhile
+    })?;
+    assert_hidden(&cluster, "amsel")?;
+    ensure!(count(&cluster, "amsel")? == "2000", "rows are missing");
+    cluster.finish()
+}
