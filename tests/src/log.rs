@@ -4,7 +4,7 @@
 const ALARMING: [&str; 3] = ["WARNING:  ", "FATAL:  ", "PANIC:  "];
 
 /// What servers say about their clients and their own stop and start; harmless anywhere.
-const ORDINARY: [&str; 7] = [
+const ORDINARY: [&str; 8] = [
     "the database system is starting up",
     "the database system is shutting down",
     "the database system is in recovery mode",
@@ -12,6 +12,7 @@ const ORDINARY: [&str; 7] = [
     "terminating connection due to administrator command",
     "terminating connection due to unexpected postmaster exit",
     "terminating background worker",
+    "connection to client lost",
 ];
 
 /// The lines of `log` that are warnings or worse and contain none of `allowed`.
