@@ -236,7 +236,7 @@ pub(crate) fn sync_segment(file: RelFile, fork: ForkNumber::Type, segment: u32) 
         Err(e) if e.kind() == ErrorKind::NotFound => return Ok(false),
         Err(e) => return Err(unreadable(&path, &e)),
     };
-    if process::syncs()
+    if process::fsync()
         && let Err(error) = opened.sync_all()
     {
         // What could not be written may be forgotten by the kernel: only WAL has it then (data_sync_retry).

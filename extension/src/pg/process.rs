@@ -208,12 +208,6 @@ pub(crate) fn timestamp_text(us_since_1970: u64) -> String {
     text.to_string_lossy().into_owned()
 }
 
-/// `fsync`
-pub(crate) fn syncs() -> bool {
-    // SAFETY: a plain global of this process.
-    unsafe { pg_sys::enableFsync }
-}
-
 /// How the server takes it that data could not be synced (`data_sync_elevel`, fd.c).
 pub(crate) fn level_of_failed_sync() -> pgrx::prelude::PgLogLevel {
     use pgrx::prelude::PgLogLevel;
