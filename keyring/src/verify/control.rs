@@ -17,6 +17,9 @@ pub(crate) struct Control {
     pub(crate) segment: u64,
     /// The timeline of the last checkpoint.
     pub(crate) timeline: u32,
+    /// Where its record begins, if this server has written it itself: all WAL up to there was on disk. What is being
+    /// recovered may have its WAL from elsewhere, and not all of it (`pg_rewind` copies WAL before the control file).
+    pub(crate) checkpoint: Option<u64>,
     /// Nothing is left for recovery to do.
     pub(crate) clean: bool,
     /// Nor is it a standby's: what was in progress did not commit, and will not.
@@ -56,10 +59,17 @@ impl Control {
         let checksums = value("Data page checksum version")? != 0;
         let segment = value("Bytes per WAL segment")?;
         let timeline = u32::try_from(value("Latest checkpoint's TimeLineID")?).ok()?;
+        let location =
+            text.lines().find_map(|line| line.strip_prefix("Latest checkpoint location:"))?;
+        let (high, low) = location.trim().split_once('/')?;
+        let half = |digits| u32::from_str_radix(digits, 16).ok().map(u64::from);
+        let checkpoint = (half(high)? << 32) + half(low)?;
         let state = text.lines().find_map(|line| line.strip_prefix("Database cluster state:"));
+        let recovers = state.is_none_or(|state| state.contains("recovery"));
+        let checkpoint = (!recovers).then_some(checkpoint);
         let clean = state.is_some_and(|state| state.trim().starts_with("shut down"));
         let ended = state.is_some_and(|state| state.trim() == "shut down");
-        usual.then_some(Control { checksums, segment, timeline, clean, ended })
+        usual.then_some(Control { checksums, segment, timeline, checkpoint, clean, ended })
     }
 }
 
@@ -71,20 +81,33 @@ mod tests {
     fn what_pg_controldata_shows_is_understood() {
         let text = "pg_control version number:            1300\n\
              Database cluster state:               in production\n\
+             Latest checkpoint location:           1A/2F000028\n\
              Latest checkpoint's TimeLineID:       3\n\
              Database block size:                  8192\n\
              Blocks per segment of large relation: 131072\n\
              WAL block size:                       8192\n\
              Bytes per WAL segment:                16777216\n\
              Data page checksum version:           1\n";
-        let control =
-            Control { checksums: true, segment: 16 << 20, timeline: 3, clean: false, ended: false };
+        let control = Control {
+            checksums: true,
+            segment: 16 << 20,
+            timeline: 3,
+            checkpoint: Some(0x1A_2F00_0028),
+            clean: false,
+            ended: false,
+        };
         assert_eq!(Control::of(text), Some(control));
         for state in ["shut down", "shut down in recovery"] {
-            let control = Control { clean: true, ended: state == "shut down", ..control };
+            let ended = state == "shut down";
+            let checkpoint = control.checkpoint.filter(|_| ended);
+            let control = Control { checkpoint, clean: true, ended, ..control };
             assert_eq!(Control::of(&text.replace("in production", state)), Some(control));
         }
         assert_eq!(Control::of(&text.replace("in production", "shutting down")), Some(control));
+        let recovering = Control { checkpoint: None, ..control };
+        let text_then = text.replace("in production", "in archive recovery");
+        assert_eq!(Control::of(&text_then), Some(recovering));
+        assert_eq!(Control::of(&text.replace("1A/2F000028", "1A")), None);
         assert_eq!(Control::of(&text.replace("size:                  8192", "size: 4096")), None);
         assert_eq!(Control::of(""), None);
     }

@@ -1,7 +1,8 @@
 //! Every page and record of WAL.
 //!
 //! Records are followed from the first page of which the beginning is there, over pages and segments, as `XLogReadRecord`
-//! (xlogreader.c) does. WAL ends where no page follows that belongs there: what is not whole by then was being written.
+//! (xlogreader.c) does. WAL ends where no page follows that belongs there: what is not whole by then was being written, if
+//! it is behind the last checkpoint's record, before which all was on disk (`CreateCheckPoint`, xlog.c).
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -110,7 +111,11 @@ pub(super) fn look(
     let mut page = [0; PAGE];
     for segment in segments {
         if timeline != segment.timeline {
-            (reader, timeline) = (Reader::default(), segment.timeline);
+            timeline = segment.timeline;
+            reader = Reader::default();
+            if timeline == work.control.timeline {
+                reader.on_disk = work.control.checkpoint.unwrap_or(0);
+            }
         }
         let (high, low) = (u64::from(segment.number.0), u64::from(segment.number.1));
         let base = (high << 32).saturating_add(low.saturating_mul(size));
@@ -127,7 +132,8 @@ pub(super) fn look(
                 || is_left_over()
             {
                 // Never written, or left from an earlier use of the file or by a parent of the timeline.
-                reader.end();
+                reader.give_up();
+                reader.end(findings);
                 if length < PAGE {
                     break;
                 }
@@ -142,13 +148,13 @@ pub(super) fn look(
                 let path = work.show(&segment.path);
                 findings
                     .damage(format!("{path}, {}: no key of generation {generation}", lsn(address)));
-                reader = Reader::default();
+                reader.reset();
                 continue;
             }
             reader.page(&page, address, findings);
         }
     }
-    reader.end();
+    reader.end(findings);
     Ok(())
 }
 
@@ -174,15 +180,17 @@ struct Reader {
     /// The record that is not complete yet, and where it began.
     record: Vec<u8>,
     began: u64,
-    /// What was wrong with a record: it counts when WAL goes on behind it.
+    /// What was wrong with a record: it counts when WAL goes on behind it, or once did.
     suspect: Option<String>,
+    /// Records that begin up to this address were on disk once.
+    on_disk: u64,
 }
 
 impl Reader {
     /// The next page of WAL that is there.
     fn page(&mut self, page: &[u8; PAGE], address: u64, findings: &mut Findings) {
         if self.next != Some(address) {
-            self.end();
+            self.end(findings);
         }
         // WAL goes on: what was wrong was not its end.
         if let Some(suspect) = self.suspect.take() {
@@ -238,9 +246,23 @@ impl Reader {
         bytes.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes) as usize)
     }
 
-    /// WAL does not go on: what was not whole was being written.
-    fn end(&mut self) {
-        *self = Reader::default();
+    /// The record that is not complete does not go on, though the place where it would is there.
+    fn give_up(&mut self) {
+        if !self.record.is_empty() {
+            self.suspect = Some(format!("{}: the record is not complete", lsn(self.began)));
+        }
+    }
+
+    /// WAL does not go on: what was not whole was being written, unless it was on disk once.
+    fn end(&mut self, findings: &mut Findings) {
+        if let Some(suspect) = self.suspect.take().filter(|_| self.began <= self.on_disk) {
+            findings.damage(suspect);
+        }
+        self.reset();
+    }
+
+    fn reset(&mut self) {
+        *self = Reader { on_disk: self.on_disk, ..Reader::default() };
     }
 }
 
