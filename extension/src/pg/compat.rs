@@ -151,9 +151,9 @@ pub(crate) fn relation_path(file: RelFile, fork: pg_sys::ForkNumber::Type) -> St
             SHARED_BACKEND,
             fork,
         );
-        #[cfg(feature = "pg18")]
+        #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17")))]
         return std::ffi::CStr::from_ptr(path.str_.as_ptr()).to_string_lossy().into_owned();
-        #[cfg(not(feature = "pg18"))]
+        #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17"))]
         return std::ffi::CStr::from_ptr(path).to_string_lossy().into_owned();
     }
 }
@@ -178,7 +178,7 @@ pub(crate) unsafe fn xlog_register_data(bytes: &[u8]) {
         pg_sys::XLogRegisterData(bytes.as_ptr().cast_mut().cast(), bytes.len() as i32);
         #[cfg(any(feature = "pg16", feature = "pg17"))]
         pg_sys::XLogRegisterData(bytes.as_ptr().cast_mut().cast(), bytes.len() as u32);
-        #[cfg(feature = "pg18")]
+        #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17")))]
         pg_sys::XLogRegisterData(bytes.as_ptr().cast(), bytes.len() as u32);
     }
 }
@@ -283,7 +283,7 @@ pub(crate) unsafe fn smgr_read(reln: pg_sys::SMgrRelation, block: u32, page: *mu
     unsafe {
         #[cfg(any(feature = "pg15", feature = "pg16"))]
         pg_sys::smgrread(reln, fork, block, page.cast());
-        #[cfg(any(feature = "pg17", feature = "pg18"))]
+        #[cfg(not(any(feature = "pg15", feature = "pg16")))]
         pg_sys::smgrreadv(reln, fork, block, &mut page.cast(), 1);
     }
 }
@@ -345,7 +345,7 @@ pub(crate) unsafe fn evict_buffer(index: usize) -> bool {
             && super::eviction::drop_if_clean(index);
         #[cfg(feature = "pg17")]
         return pg_sys::EvictUnpinnedBuffer(buffer);
-        #[cfg(feature = "pg18")]
+        #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17")))]
         return pg_sys::EvictUnpinnedBuffer(buffer, &mut false);
     }
 }
@@ -410,9 +410,9 @@ pub(crate) unsafe fn set_signal_handler(
 ) {
     // SAFETY: by contract.
     unsafe {
-        #[cfg(feature = "pg18")]
+        #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17")))]
         pg_sys::pqsignal_be(signal, Some(handler));
-        #[cfg(not(feature = "pg18"))]
+        #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17"))]
         pg_sys::pqsignal(signal, Some(handler));
     }
 }
@@ -504,7 +504,10 @@ pub(crate) fn most_processes() -> usize {
 /// In the startup process, where it may exit.
 pub(crate) unsafe fn process_startup_interrupts() {
     unsafe extern "C-unwind" {
-        #[cfg_attr(not(feature = "pg18"), link_name = "HandleStartupProcInterrupts")]
+        #[cfg_attr(
+            any(feature = "pg15", feature = "pg16", feature = "pg17"),
+            link_name = "HandleStartupProcInterrupts"
+        )]
         fn ProcessStartupProcInterrupts();
     }
     // SAFETY: by contract.

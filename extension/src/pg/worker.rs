@@ -26,9 +26,9 @@ const SETTINGS: [(&CStr, &CStr); 13] = [
 ];
 
 /// Those that 17 and newer have besides.
-#[cfg(any(feature = "pg17", feature = "pg18"))]
+#[cfg(not(any(feature = "pg15", feature = "pg16")))]
 const NEWER_SETTINGS: &[(&CStr, &CStr)] = &[(c"transaction_timeout", c"0")];
-#[cfg(not(any(feature = "pg17", feature = "pg18")))]
+#[cfg(any(feature = "pg15", feature = "pg16"))]
 const NEWER_SETTINGS: &[(&CStr, &CStr)] = &[];
 
 /// Whoever set what for its database, role or server: this worker is the bootstrap superuser, in a restricted operation, with
