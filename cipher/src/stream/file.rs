@@ -158,7 +158,7 @@ impl<F: File> Stream<'_, F> {
             seal(self.key, at, piece);
             let (written, error) = put(&mut self.file, at, piece);
             if written < count {
-                let good = self.mend(at, count, written, [old, new])?;
+                let good = self.reseal_end(at, count, written, [old, new])?;
                 let done = (good.saturating_sub(offset) as usize).min(bytes.len());
                 return error.filter(|_| done == 0).map_or(Ok(done), Err);
             }
@@ -169,7 +169,7 @@ impl<F: File> Stream<'_, F> {
 
     /// After a write of `count` sealed bytes at `at` stopped short: seals the end of the file anew, if it is now the end;
     /// up to where everything can be opened. The file had, and was to have, the lengths given.
-    fn mend(
+    fn reseal_end(
         &mut self,
         at: u64,
         count: usize,

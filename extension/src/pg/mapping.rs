@@ -60,7 +60,7 @@ fn lock_in_memory(address: *mut libc::c_void, bytes: usize) {
             pgrx::PgSqlErrorCode::ERRCODE_INSUFFICIENT_RESOURCES,
             format!("could not lock the memory of database keys: {cause}"),
         )
-        .detail("Until this is mended, the operating system may write unwrapped keys to swap.")
+        .detail("Until this is fixed, the operating system may write unwrapped keys to swap.")
         .hint("Raise RLIMIT_MEMLOCK of the server (LimitMEMLOCK in its systemd unit), or encrypt swap.")
         .send(pgrx::prelude::PgLogLevel::WARNING);
     }

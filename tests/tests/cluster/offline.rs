@@ -210,7 +210,7 @@ fn verify_looks_at_every_kind_of_file() -> Result<()> {
     ensure!(code == Some(2) && said.contains(&place), "{said}");
     std::fs::remove_file(&beyond)?;
 
-    // After a crash unlogged relations may hold anything, and other damage may be mended by recovery.
+    // After a crash unlogged relations may hold anything, and other damage may be repaired by recovery.
     cluster.start_server()?;
     cluster.sql("INSERT INTO fleeting SELECT * FROM sealed LIMIT 10; CHECKPOINT")?;
     cluster.kill()?;

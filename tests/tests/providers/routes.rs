@@ -72,7 +72,7 @@ impl Detour {
         }
     }
 
-    fn mend(&self) {
+    fn restore(&self) {
         self.state.cut.store(false, Ordering::Relaxed);
     }
 }
@@ -257,7 +257,7 @@ fn cut() -> Result<()> {
         ensure!(postmaster(&standby.data_directory()).is_none(), "it runs");
         Ok(())
     })?;
-    detour.mend();
+    detour.restore();
     standby.start_server()?;
     same(&standby, &primary)?;
     ensure!(standby.text("SELECT count(*) FROM later")? != "0", "rows are missing");
@@ -296,7 +296,7 @@ fn back_soon() -> Result<()> {
     needs_a_new_key("later")?;
     asks_in_vain(0)?;
     readable(&standby)?;
-    detour.mend();
+    detour.restore();
     same(&standby, &primary)?;
     ensure!(standby.text("SELECT count(*) FROM later")? != "0", "rows are missing");
     ensure!(postmaster(&standby.data_directory()) == server, "it was started again");
@@ -306,7 +306,7 @@ fn back_soon() -> Result<()> {
     needs_a_new_key("latest")?;
     asks_in_vain(from)?;
     standby.stop(StopMode::Fast)?;
-    detour.mend();
+    detour.restore();
     standby.start_server()?;
     same(&standby, &primary)?;
     standby.finish()?;
