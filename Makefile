@@ -3,7 +3,7 @@
 # except by `make install`.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all test-unit test-regress test-recovery test-upgrade install bench lint fuzz deb sbom image image-test docker-demo
+.PHONY: help setup demo test test-all test-unit test-regress test-recovery test-upgrade install bench lint tidy fuzz deb sbom image image-test docker-demo
 
 help: ## this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / { printf "  make %-14s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -39,8 +39,11 @@ install: ## build and install into PostgreSQL PG, or into the server of PG_CONFI
 bench: ## what encryption costs beside stock PostgreSQL: the quick form, some minutes
 	@tools/bench $(or $(PG),15)
 
-lint: ## formatting, clippy, dependency policy
+lint: ## formatting, clippy, tidy, documentation, dependency policy
 	@tools/lint $(or $(PG),15)
+
+tidy: ## what formatting and clippy do not see (CONTRIBUTING.md, "Tidy")
+	@cargo xtask tidy
 
 fuzz: ## every reader of foreign bytes for FUZZ_SECONDS (30) with cargo-fuzz; needs nightly Rust
 	@tools/fuzz $(or $(FUZZ_SECONDS),30)

@@ -1,11 +1,10 @@
 //! The documentation is true: every command block of README.md and docs/ is run, in the order of its page, against
-//! a real server; links lead somewhere; what is generated or repeated from the code is what the code says.
+//! a real server; what is generated or repeated from the code is what the code says.
 //!
 //! `page` says how a page is written so that it can be run. A chapter whose key servers are not on this machine
 //! counts as ignored and is named on standard error; with `PAGEVAULT_REQUIRE_KEY_SERVERS` set, as in CI, it fails.
 
 mod formats;
-mod links;
 mod messages;
 mod monitoring;
 mod names;
@@ -26,7 +25,6 @@ use page::Page;
 fn main() -> ExitCode {
     let arguments = Arguments::from_args();
     let mut trials = vec![
-        trial("links::lead_somewhere", links::lead_somewhere),
         trial("messages::are_in_the_code", messages::are_in_the_code),
         trial("names::exist", names::exist),
         trial("reference::is_what_server_and_code_say", reference::is_up_to_date),

@@ -1,0 +1,73 @@
+//! Chores of this workspace.
+//!
+//! `cargo xtask tidy` keeps the rules that are stated in prose elsewhere (CONTRIBUTING.md, "Tidy"):
+//! it prints each place where one is broken as `path:line: rule: message`, and fails if there is
+//! any. The modules in `rules` are the rules.
+
+#![forbid(unsafe_code)]
+
+mod cfg;
+mod exceptions;
+mod rules;
+mod tree;
+mod workspace;
+
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::{Context, Result, bail};
+
+use rules::arrows;
+use workspace::Workspace;
+
+const USAGE: &str = "\
+cargo xtask tidy            says where rules are broken
+cargo xtask tidy --bless    writes xtask/exceptions.toml and xtask/arrows.toml by what there is now
+cargo xtask tidy --arrows   shows which module uses which, and the circles among them";
+
+#[expect(clippy::print_stdout, reason = "what it finds is its output")]
+fn main() -> Result<ExitCode> {
+    let arguments: Vec<String> = std::env::args().skip(1).collect();
+    let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
+    let root =
+        Path::new(env!("CARGO_MANIFEST_DIR")).parent().context("no workspace above xtask/")?;
+    let workspace = Workspace::read(root)?;
+    match arguments[..] {
+        ["tidy"] => {
+            let broken = broken(&workspace)?;
+            for line in &broken {
+                println!("{line}");
+            }
+            if !broken.is_empty() {
+                eprintln!("tidy: {} places (CONTRIBUTING.md, \"Tidy\")", broken.len());
+                return Ok(ExitCode::FAILURE);
+            }
+        }
+        ["tidy", "--bless"] => bless(&workspace)?,
+        ["tidy", "--arrows"] => print!("{}", arrows::show(&workspace)),
+        _ => bail!("usage:\n{USAGE}"),
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+/// Each place where a rule is broken, as it is printed.
+fn broken(workspace: &Workspace) -> Result<Vec<String>> {
+    let found = exceptions::find(workspace)?;
+    let mut judged = exceptions::judge(workspace, found)?;
+    judged.extend(arrows::check(workspace)?.into_iter().map(|finding| ("arrows", finding)));
+    judged.sort_by(|(_, one), (_, other)| (&one.path, one.line).cmp(&(&other.path, other.line)));
+    let shown = judged.iter().map(|(rule, finding)| {
+        format!("{}:{}: {rule}: {}", finding.path, finding.line, finding.message)
+    });
+    Ok(shown.collect())
+}
+
+/// Writes both lists, and says what is worse than before.
+fn bless(workspace: &Workspace) -> Result<()> {
+    let (list, raised) = exceptions::bless(workspace, &exceptions::find(workspace)?)?;
+    for line in raised {
+        eprintln!("more than before: {line}");
+    }
+    workspace.write(rules::EXCEPTIONS, &list)?;
+    workspace.write(arrows::PATH, &arrows::bless(workspace)?)
+}

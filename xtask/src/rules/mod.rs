@@ -1,0 +1,66 @@
+//! The rules: each reads the workspace and says where it is broken.
+
+pub(crate) mod arrows;
+mod columns;
+mod length;
+mod links;
+mod majors;
+mod messages;
+mod safety;
+mod unsafe_code;
+mod words;
+
+use anyhow::Result;
+
+use crate::workspace::Workspace;
+
+/// A place where a rule is broken.
+#[derive(Debug, PartialEq, Eq)]
+pub(crate) struct Finding {
+    /// The file.
+    pub(crate) path: String,
+    /// The line, from 1.
+    pub(crate) line: usize,
+    /// How much of the exceptions it uses up; mostly 1.
+    pub(crate) count: usize,
+    /// What is wrong, and in brackets what to do.
+    pub(crate) message: String,
+}
+
+/// The file of exceptions.
+pub(crate) const EXCEPTIONS: &str = "xtask/exceptions.toml";
+
+/// A rule that the file of exceptions may name.
+pub(crate) struct Rule {
+    /// What it is called there and in reports.
+    pub(crate) name: &'static str,
+    /// Finds what breaks it.
+    pub(crate) check: fn(&Workspace) -> Result<Vec<Finding>>,
+}
+
+/// All of them. What modules may use which (`arrows`) has a table of its own in place of
+/// exceptions.
+pub(crate) const RULES: &[Rule] = &[
+    Rule { name: "unsafe", check: unsafe_code::check },
+    Rule { name: "majors", check: majors::check },
+    Rule { name: "newest", check: majors::check_newest },
+    Rule { name: "messages", check: messages::check },
+    Rule { name: "safety", check: safety::check },
+    Rule { name: "words", check: words::check },
+    Rule { name: "links", check: links::check },
+    Rule { name: "length", check: length::check },
+    Rule { name: "columns", check: columns::check },
+];
+
+impl Finding {
+    fn new(path: &str, line: usize, message: impl Into<String>) -> Finding {
+        Finding { path: path.to_owned(), line, count: 1, message: message.into() }
+    }
+}
+
+/// What a rule finds in these files, as `path:line`, for tests.
+#[cfg(test)]
+fn places(rule: fn(&Workspace) -> Result<Vec<Finding>>, files: &[(&str, &str)]) -> Vec<String> {
+    let findings = rule(&Workspace::of(files)).unwrap();
+    findings.iter().map(|finding| format!("{}:{}", finding.path, finding.line)).collect()
+}
