@@ -16,6 +16,7 @@
 //! | [`kdf`] | HKDF-SHA256 |
 //! | [`mac`] | HMAC-SHA-256 |
 //! | [`secret`] | 32 bytes that are wiped |
+//! | [`residue`] | wiping what work with keys leaves on the stack and in registers |
 //!
 //! Sealing, opening, wrapping and the checksum allocate nothing, take no lock and do not panic, so
 //! that they may run in PostgreSQL's critical sections.
@@ -27,6 +28,7 @@ pub mod kdf;
 pub mod key;
 pub mod mac;
 pub mod page;
+pub mod residue;
 pub mod secret;
 pub mod stream;
 pub mod wal;

@@ -3,6 +3,7 @@
 use hkdf::hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
 
+use crate::residue::without_trace;
 use crate::secret::Secret32;
 
 /// Bytes of a MAC, and of a hash.
@@ -11,13 +12,13 @@ pub const LENGTH: usize = 32;
 /// The MAC of `message` under `key`.
 #[must_use]
 pub fn authenticate(key: &Secret32, message: &[u8]) -> [u8; LENGTH] {
-    keyed(key, message).finalize().into_bytes().into()
+    without_trace(|| keyed(key, message).finalize().into_bytes().into())
 }
 
 /// Whether `mac` is that of `message` under `key`. Takes the same time wherever they differ.
 #[must_use]
 pub fn is_authentic(key: &Secret32, message: &[u8], mac: &[u8; LENGTH]) -> bool {
-    keyed(key, message).verify_slice(mac).is_ok()
+    without_trace(|| keyed(key, message).verify_slice(mac).is_ok())
 }
 
 /// The SHA-256 hash of `message`.

@@ -17,25 +17,32 @@ pub fn fill_random(out: &mut [u8]) -> Result<(), RandomError> {
 
 /// A 256-bit secret: a database key, or one derived from it.
 ///
-/// There is deliberately no `Debug`, `Clone`, `Copy` or `PartialEq`.
-#[derive(Zeroize, ZeroizeOnDrop)]
-pub struct Secret32([u8; 32]);
+/// It stays where it is when its owner moves, so that moving leaves no copy behind. There is
+/// deliberately no `Debug`, `Clone`, `Copy` or `PartialEq`.
+pub struct Secret32(Box<[u8; 32]>);
 
 impl Secret32 {
+    /// A secret that `fill` writes in its place, which is zeros before.
+    pub fn filled(fill: impl FnOnce(&mut [u8; 32])) -> Self {
+        let mut secret = Self(Box::new([0; 32]));
+        fill(&mut secret.0);
+        secret
+    }
+
     /// A new random secret.
     ///
     /// # Errors
     /// [`RandomError`] if the operating system's generator fails.
     pub fn random() -> Result<Self, RandomError> {
-        let mut secret = Self([0; 32]);
-        fill_random(&mut secret.0)?;
-        Ok(secret)
+        let mut result = Ok(());
+        let secret = Self::filled(|bytes| result = fill_random(bytes));
+        result.map(|()| secret)
     }
 
     /// Takes the bytes over; the caller wipes its own copy.
     #[must_use]
     pub fn from_bytes(bytes: &[u8; 32]) -> Self {
-        Self(*bytes)
+        Self::filled(|secret| secret.copy_from_slice(bytes))
     }
 
     /// The secret itself. Do not let it out of the caller's frame.
@@ -44,6 +51,20 @@ impl Secret32 {
         &self.0
     }
 }
+
+impl Zeroize for Secret32 {
+    fn zeroize(&mut self) {
+        self.0.as_mut_slice().zeroize();
+    }
+}
+
+impl Drop for Secret32 {
+    fn drop(&mut self) {
+        self.zeroize();
+    }
+}
+
+impl ZeroizeOnDrop for Secret32 {}
 
 #[cfg(test)]
 mod tests {

@@ -25,6 +25,7 @@ use aes::cipher::Array;
 use aes::cipher::consts::{U16, U32, U64};
 
 use crate::key::CipherId;
+use crate::residue::wipe_registers;
 
 /// One AES block.
 pub type Block = [u8; 16];
@@ -176,6 +177,8 @@ impl Schedule {
             Self::Portable256(keys) => keys.run(direction, tweak, unit),
             Self::Portable128(keys) => keys.run(direction, tweak, unit),
         }
+        // The round keys are in them.
+        wipe_registers();
     }
 }
 
