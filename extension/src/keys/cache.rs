@@ -4,9 +4,12 @@
 //! A data key of a file and epoch never changes, so an entry is right for as long as it stands: until keys are
 //! destroyed, which a counter in shared memory tells.
 //! Nothing here allocates, locks or raises: completions of asynchronous reads come through here.
+//! What has to be unwrapped and expanded for it is so without leaving anything on the stack, which
+//! core dumps have; this memory they have not.
 
+use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::wrap::{self, WrapKey};
-use pagevault_cipher::{CipherId, DataKey, Epoch, PageKey, Secret32, kdf};
+use pagevault_cipher::{CipherId, DataKey, Epoch, PageKey, kdf};
 use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY as WRAPPED_MAX;
 use pagevault_keystore::{RelFile, data_key_aad};
 use zeroize::Zeroizing;
@@ -88,7 +91,9 @@ pub(crate) fn forget_destroyed() {
 pub(crate) fn with_lost_key<R>(f: impl FnOnce(&PageKey) -> R) -> Option<R> {
     CACHE.with(|cache| {
         if cache.lost.is_none() {
-            cache.lost = DataKey::random(TEMPORARY_CIPHER).ok().as_ref().map(PageKey::new);
+            without_trace(|| {
+                cache.lost = DataKey::random(TEMPORARY_CIPHER).ok().as_ref().map(PageKey::new);
+            });
         }
         cache.lost.as_ref().map(f)
     })
@@ -126,6 +131,10 @@ impl Cache {
 
     #[cold]
     fn fill(&mut self, set: usize, file: SmgrFile, epoch: Epoch) -> Result<usize, Cause> {
+        without_trace(|| self.expand(set, file, epoch))
+    }
+
+    fn expand(&mut self, set: usize, file: SmgrFile, epoch: Epoch) -> Result<usize, Cause> {
         let data_key = if file.is_temporary() {
             temporary_key(file)?
         } else {
@@ -158,10 +167,12 @@ impl Cache {
         let at = match self.wrap_keys.iter().position(known) {
             Some(at) => at,
             None => {
-                let secret = shared::secrets()?.get(scope, version)?;
                 let at = self.wrap_hand;
+                shared::secrets()?.with(scope, version, |key| {
+                    self.wrap_keys[at] = None; // wipes the old one
+                    self.wrap_keys[at] = Some((scope, version, WrapKey::new(key)));
+                })?;
                 self.wrap_hand = (at + 1) % WAYS;
-                self.wrap_keys[at] = Some((scope, version, WrapKey::new(secret.expose())));
                 at
             }
         };
@@ -169,7 +180,8 @@ impl Cache {
     }
 }
 
-/// Unwraps a data key from its record; `None` when it does not authenticate.
+/// Unwraps a data key from its record; `None` when it does not authenticate. Within
+/// [`without_trace`].
 pub(crate) fn open_data_key(
     wrap_key: &WrapKey,
     file: RelFile,
@@ -186,7 +198,6 @@ pub(crate) fn open_data_key(
 /// The key of a temporary file: derived from this server start's random key and the file.
 fn temporary_key(file: SmgrFile) -> Result<DataKey, Cause> {
     let missing = Cause::NoKey { epoch: 1 };
-    let secret: Secret32 = shared::secrets().and_then(|s| s.temporary()).ok_or(missing)?;
     let RelFile { tablespace, database, relation } = file.file;
     let mut context = [0u8; 16];
     for (bytes, part) in context.as_chunks_mut::<4>().0.iter_mut().zip([
@@ -198,6 +209,12 @@ fn temporary_key(file: SmgrFile) -> Result<DataKey, Cause> {
         *bytes = part.to_le_bytes();
     }
     let mut bytes = Zeroizing::new([0u8; 64]);
-    kdf::derive(secret.expose(), "pagevault temporary relation v1", &context, &mut bytes);
+    shared::secrets()
+        .and_then(|secrets| {
+            secrets.with_temporary(|key| {
+                kdf::derive(key, "pagevault temporary relation v1", &context, &mut bytes);
+            })
+        })
+        .ok_or(missing)?;
     DataKey::from_bytes(TEMPORARY_CIPHER, bytes.as_slice()).map_err(|_| missing)
 }

@@ -7,13 +7,12 @@
 
 use std::path::Path;
 
-use pagevault_cipher::wrap::WrapKey;
 use pagevault_keystore::state::{Destroyed, File};
 use pagevault_keystore::{Record, RelFile};
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::ForkNumber;
 
-use super::data_keys::{unwrap_record, wrap_data_key, wrapping_key};
+use super::data_keys::{require_master_key, unwrap_record, with_wrap_key, wrap_data_key};
 use super::persist::{self, append};
 use crate::pg::compat;
 use crate::pg::locks::KeystoreLock;
@@ -52,8 +51,7 @@ fn add_records(
     known: Option<&File>,
     records: &mut Vec<Record>,
 ) -> Result<()> {
-    let (scope, key_version, secret) = wrapping_key(copy.database)?;
-    let wrap_key = WrapKey::new(secret.expose());
+    let (scope, key_version) = require_master_key(copy.database)?;
     if let Some(known) = known
         && let Some(epoch) = clash_of_destroyed(entry, known)
     {
@@ -64,19 +62,23 @@ fn add_records(
         Record::Destroyed { file: copy, through, cipher, whole, lsn, at }
     }));
     for (&epoch, key) in &entry.keys {
-        let data_key = unwrap_record(file, epoch, key)?;
-        if let Some(other) = known.and_then(|known| known.keys.get(&epoch))
-            && unwrap_record(copy, epoch, other)?.expose() != data_key.expose()
-        {
-            return Err(taken(file, copy, epoch));
-        }
+        let other = known.and_then(|known| known.keys.get(&epoch));
+        let wrapped = with_wrap_key(scope, key_version, |wrap_key| {
+            let data_key = unwrap_record(file, epoch, key)?;
+            if let Some(other) = other
+                && unwrap_record(copy, epoch, other)?.expose() != data_key.expose()
+            {
+                return Err(taken(file, copy, epoch));
+            }
+            wrap_data_key(&data_key, wrap_key, copy, epoch)
+        })?;
         records.push(Record::DataKey {
             file: copy,
             epoch,
             cipher: key.cipher,
             scope,
             key_version,
-            wrapped: wrap_data_key(&data_key, &wrap_key, copy, epoch)?,
+            wrapped,
             owner: key.owner,
             created: key.created,
         });

@@ -1,7 +1,8 @@
 //! Data keys: made, wrapped by a database key, wrapped again by another.
 
+use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::wrap::{self, WrapKey};
-use pagevault_cipher::{CipherId, DataKey, Epoch, Secret32};
+use pagevault_cipher::{CipherId, DataKey, Epoch};
 use pagevault_keystore::record::{MAX_WRAPPED_DATA_KEY, Phase};
 use pagevault_keystore::{Record, RelFile, data_key_aad, log, state};
 use pgrx::PgSqlErrorCode;
@@ -33,13 +34,14 @@ pub(crate) fn require_master_key(database: u32) -> Result<(u32, u32)> {
     })
 }
 
-/// As [`require_master_key`], with the key, unwrapped.
-pub(crate) fn wrapping_key(database: u32) -> Result<(u32, u32, Secret32)> {
-    let (scope, version) = require_master_key(database)?;
-    match shared_memory()?.secrets.get(scope, version) {
-        Some(secret) => Ok((scope, version, secret)),
-        None => Err(locked(scope)),
-    }
+/// Runs `f` with a database key, expanded; see [`Secrets::with`](super::secrets::Secrets::with).
+pub(crate) fn with_wrap_key<R>(
+    scope: u32,
+    version: u32,
+    f: impl FnOnce(&WrapKey) -> Result<R>,
+) -> Result<R> {
+    let secrets = &shared_memory()?.secrets;
+    secrets.with(scope, version, |key| f(&WrapKey::new(key))).unwrap_or_else(|| Err(locked(scope)))
 }
 
 /// The report for a database key that is known but not unwrapped.
@@ -52,7 +54,7 @@ pub(crate) fn locked(scope: u32) -> Report {
     .hint("See pagevault.status for the cause. The server keeps trying; pagevault.unlock() tries again now.")
 }
 
-/// Wraps a data key and proves that it unwraps.
+/// Wraps a data key and proves that it unwraps. Within [`without_trace`].
 pub(crate) fn wrap_data_key(
     key: &DataKey,
     wrap_key: &WrapKey,
@@ -100,9 +102,10 @@ pub(crate) fn next_epoch(file: RelFile, cipher: CipherId, pages: Pages) -> Resul
 
 /// The record of a new random data key, wrapped by the newest database key of its database.
 pub(super) fn make_key(file: RelFile, epoch: u16, cipher: CipherId) -> Result<Record> {
-    let (scope, key_version, secret) = wrapping_key(file.database)?;
-    let key = DataKey::random(cipher)?;
-    let wrapped = wrap_data_key(&key, &WrapKey::new(secret.expose()), file, epoch)?;
+    let (scope, key_version) = require_master_key(file.database)?;
+    let wrapped = with_wrap_key(scope, key_version, |wrap_key| {
+        wrap_data_key(&DataKey::random(cipher)?, wrap_key, file, epoch)
+    })?;
     let cipher = cipher as u8;
     let created = now();
     Ok(Record::DataKey { file, epoch, cipher, scope, key_version, wrapped, owner: 0, created })
@@ -180,23 +183,24 @@ pub(crate) fn retire_older_epochs(file: RelFile, proven: Option<Epoch>) -> Resul
 pub(crate) fn rewrap_data_keys(
     home: u32,
     from: impl Fn(u32, u32) -> bool,
-    to: (u32, u32, &Secret32),
+    to: (u32, u32),
 ) -> Result<u64> {
     const RECORDS_AT_ONCE: usize = 10_000;
     let lock = KeystoreLock::acquire();
-    let (scope, key_version, secret) = to;
-    let new_key = WrapKey::new(secret.expose());
+    let (scope, key_version) = to;
     let mut records = Vec::new();
     for (file, entry) in persist::log_state(&lock, home)?.files() {
         for (&epoch, key) in entry.keys.iter().filter(|(_, k)| from(k.scope, k.key_version)) {
-            let data_key = unwrap_record(file, epoch, key)?;
+            let wrapped = with_wrap_key(scope, key_version, |wrap_key| {
+                wrap_data_key(&unwrap_record(file, epoch, key)?, wrap_key, file, epoch)
+            })?;
             records.push(Record::DataKey {
                 file,
                 epoch,
                 cipher: key.cipher,
                 scope,
                 key_version,
-                wrapped: wrap_data_key(&data_key, &new_key, file, epoch)?,
+                wrapped,
                 owner: key.owner,
                 created: key.created,
             });
@@ -211,6 +215,7 @@ pub(crate) fn rewrap_data_keys(
     Ok(records.len() as u64)
 }
 
+/// A data key from its record. Within [`without_trace`].
 pub(super) fn unwrap_record(file: RelFile, epoch: u16, key: &state::DataKey) -> Result<DataKey> {
     let secret = shared_memory()?.secrets.get(key.scope, key.key_version);
     let secret = secret.ok_or_else(|| locked(key.scope))?;
@@ -227,8 +232,18 @@ pub(super) fn unwrap_record(file: RelFile, epoch: u16, key: &state::DataKey) -> 
         })
 }
 
-/// The data key of a file and epoch, if there is one and it can be unwrapped now.
-pub(super) fn present_key(file: RelFile, epoch: u16) -> Option<DataKey> {
+/// Whether two files have the same data key for an epoch. No, where one of them cannot be unwrapped
+/// now.
+pub(super) fn have_same_key(one: RelFile, other: RelFile, epoch: u16) -> bool {
+    without_trace(|| match (present_key(one, epoch), present_key(other, epoch)) {
+        (Some(one), Some(other)) => one.expose() == other.expose(),
+        _ => false,
+    })
+}
+
+/// The data key of a file and epoch, if there is one and it can be unwrapped now. Within
+/// [`without_trace`].
+fn present_key(file: RelFile, epoch: u16) -> Option<DataKey> {
     let mut wrapped = [0; MAX_WRAPPED_DATA_KEY];
     let found = shared::data_key(file, epoch, &mut wrapped)?;
     let secret = shared::secrets()?.get(found.scope, found.key_version)?;
@@ -252,10 +267,10 @@ pub(super) fn is_another_key(record: &Record) -> bool {
         let cipher = CipherId::try_from(*cipher).ok()?;
         cache::open_data_key(&WrapKey::new(secret.expose()), *file, *epoch, cipher, wrapped)
     };
-    match (present_key(*file, *epoch), brought()) {
+    without_trace(|| match (present_key(*file, *epoch), brought()) {
         (Some(present), Some(brought)) => present.expose() != brought.expose(),
         _ => false,
-    }
+    })
 }
 
 /// The logs that may hold data keys wrapped by a scope's key: the database's own, or for the cluster

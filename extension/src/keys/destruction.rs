@@ -122,11 +122,7 @@ fn files_with_same_keys(files: &[RelFile]) -> Result<Vec<RelFile>> {
         }
         for key in directory.keys(info.slot)? {
             let epoch = key?.epoch;
-            let secret = data_keys::present_key(info.file, epoch);
-            let is_same = |file: &RelFile| match (&secret, data_keys::present_key(*file, epoch)) {
-                (Some(one), Some(other)) => one.expose() == other.expose(),
-                _ => false,
-            };
+            let is_same = |file: &RelFile| data_keys::have_same_key(info.file, *file, epoch);
             if namesakes.iter().any(is_same) {
                 same.push(info.file);
                 break;

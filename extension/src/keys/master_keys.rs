@@ -15,6 +15,7 @@ use pgrx::PgSqlErrorCode as Code;
 use super::proof::{self, Expects};
 use super::provider_admin::check_key_name;
 use super::providers::{self, Answer, Question};
+use super::secrets::State as KeyState;
 use super::{data_keys, persist, revoked};
 use crate::pg::catalog;
 use crate::pg::locks::KeystoreLock;
@@ -42,10 +43,10 @@ fn set_first(by: &str, scope: u32, spec: &ProviderSpec, key: &str) -> Result<()>
     }
     let secret = Secret32::random()?;
     let record = wrap_new(by, scope, 1, spec, key, &secret)?;
-    write_database_key(record, &secret)?;
+    write_database_key(record, secret)?;
     if scope != 0 {
         // What the cluster's key wrapped for this database so far moves under its own.
-        data_keys::rewrap_data_keys(scope, |by, _| by != scope, (scope, 1, &secret))?;
+        data_keys::rewrap_data_keys(scope, |by, _| by != scope, (scope, 1))?;
     }
     Ok(())
 }
@@ -116,13 +117,13 @@ pub(crate) fn rotate_database_key(by: &str, database: u32) -> Result<i64> {
     let new_version = version + 1;
     let secret = Secret32::random()?;
     let record = wrap_new(by, scope, new_version, &spec, &current.master_key, &secret)?;
-    write_database_key(record, &secret)?;
+    write_database_key(record, secret)?;
     let homes = data_keys::homes_of_scope(scope)?;
     for home in homes {
         data_keys::rewrap_data_keys(
             home,
             |by, v| by == scope && v != new_version,
-            (scope, new_version, &secret),
+            (scope, new_version),
         )?;
     }
     Ok(i64::from(new_version))
@@ -132,7 +133,8 @@ pub(crate) fn rotate_database_key(by: &str, database: u32) -> Result<i64> {
 fn require_unlocked(state: &State, scope: u32) -> Result<()> {
     let secrets = &persist::shared_memory()?.secrets;
     let mut versions = state.database_keys().filter(|(s, _, _)| *s == scope);
-    match versions.any(|(_, version, _)| secrets.get(scope, version).is_none()) {
+    let is_locked = |state: Option<KeyState>| state.is_none_or(|state| state == KeyState::Locked);
+    match versions.any(|(_, version, _)| is_locked(secrets.state(scope, version))) {
         true => Err(data_keys::locked(scope)),
         false => Ok(()),
     }
@@ -213,7 +215,8 @@ fn database_key_record(scope: u32, version: u32, key: DatabaseKey) -> Record {
 }
 
 /// Writes a new database key down and makes it usable in one step, so that nobody meets it locked.
-fn write_database_key(record: Record, secret: &Secret32) -> Result<()> {
+/// From then on it is where core dumps do not have it, and nowhere else.
+fn write_database_key(record: Record, secret: Secret32) -> Result<()> {
     let Record::DatabaseKey { scope, version, .. } = record else {
         return Err(persist::internal("not a database key".into()));
     };
@@ -221,8 +224,9 @@ fn write_database_key(record: Record, secret: &Secret32) -> Result<()> {
     let end = persist::append(&lock, 0, &[record])?;
     let secrets = &persist::shared_memory()?.secrets;
     secrets
-        .unlock(scope, version, secret)
+        .unlock(scope, version, &secret)
         .map_err(|_| persist::recovery_needs_room("database key"))?;
+    drop(secret);
     drop(lock);
     wal::flush(end);
     Ok(())

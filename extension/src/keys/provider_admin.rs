@@ -50,8 +50,7 @@ pub(crate) fn alter(name: &str, options: &Value) -> Result<()> {
     for ((scope, version, _), answer) in wrapped.iter().zip(answers) {
         let proven =
             answer.unwrapped(&format!("unwrap the key of {}", master_keys::scope_name(*scope)))?;
-        let known = persist::shared_memory()?.secrets.get(*scope, *version);
-        if known.is_some_and(|known| known.expose() != proven.expose()) {
+        if persist::shared_memory()?.secrets.is(*scope, *version, &proven) == Some(false) {
             return Err(providers::unproven(name));
         }
     }

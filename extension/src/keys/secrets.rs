@@ -9,6 +9,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
+use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::secret::Secret32;
 use pagevault_keystore::protocol::ErrorClass;
 
@@ -169,10 +170,28 @@ impl Secrets {
         self.slots().filter(|s| s[1].load(Relaxed) == scope).map(|s| s[2].load(Relaxed)).max()
     }
 
-    /// Copies an unwrapped key out, also one that is refused: what may be done with it is for the caller
+    /// Copies an unwrapped key out, to the heap, also one that is refused: what may be done with it
+    /// is for the caller
     /// to ask.
     pub(crate) fn get(&self, scope: u32, version: u32) -> Option<Secret32> {
-        self.find(scope, version).and_then(read_key)
+        let slot = self.find(scope, version).filter(|slot| is_unwrapped(slot))?;
+        Some(Secret32::filled(|key| read_key(slot, key)))
+    }
+
+    /// Runs `f`, which is pure and returns no secret, with an unwrapped key, also one that is
+    /// refused. Allocates nothing, and leaves nothing on the stack.
+    pub(crate) fn with<R>(
+        &self,
+        scope: u32,
+        version: u32,
+        f: impl FnOnce(&[u8; 32]) -> R,
+    ) -> Option<R> {
+        self.find(scope, version).and_then(|slot| with_key(slot, f))
+    }
+
+    /// Whether an unwrapped key is this one; `None` if there is no such key.
+    pub(crate) fn is(&self, scope: u32, version: u32, key: &Secret32) -> Option<bool> {
+        self.with(scope, version, |known| known == key.expose())
     }
 
     /// Whether any key is known, be it locked. One load.
@@ -251,9 +270,9 @@ impl Secrets {
         write_key(self.slot(TEMPORARY), key);
     }
 
-    /// The key of temporary data.
-    pub(crate) fn temporary(&self) -> Option<Secret32> {
-        read_key(self.slot(TEMPORARY))
+    /// As [`Secrets::with`], with the key of temporary data.
+    pub(crate) fn with_temporary<R>(&self, f: impl FnOnce(&[u8; 32]) -> R) -> Option<R> {
+        with_key(self.slot(TEMPORARY), f)
     }
 }
 
@@ -264,13 +283,22 @@ fn write_key(slot: &[AtomicU32], key: &Secret32) {
     slot[0].store(READY, Release);
 }
 
-fn read_key(slot: &[AtomicU32]) -> Option<Secret32> {
-    if slot[0].load(Acquire) < READY {
-        return None;
-    }
-    let mut bytes = zeroize::Zeroizing::new([0u8; 32]);
-    for (word, out) in slot[KEY..KEY + KEY_WORDS].iter().zip(bytes.as_chunks_mut::<4>().0) {
+fn is_unwrapped(slot: &[AtomicU32]) -> bool {
+    slot[0].load(Acquire) >= READY
+}
+
+fn read_key(slot: &[AtomicU32], key: &mut [u8; 32]) {
+    for (word, out) in slot[KEY..KEY + KEY_WORDS].iter().zip(key.as_chunks_mut::<4>().0) {
         *out = word.load(Relaxed).to_ne_bytes();
     }
-    Some(Secret32::from_bytes(&bytes))
+}
+
+fn with_key<R>(slot: &[AtomicU32], f: impl FnOnce(&[u8; 32]) -> R) -> Option<R> {
+    is_unwrapped(slot).then(|| {
+        without_trace(|| {
+            let mut key = [0; 32];
+            read_key(slot, &mut key);
+            f(&key)
+        })
+    })
 }

@@ -3,6 +3,7 @@
 //! Nothing is ever stored of them: who is to read the file, in whatever process, derives the same key.
 //! Nothing here allocates, locks or raises.
 
+use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::{DataKey, PageKey, kdf};
 use zeroize::Zeroizing;
 
@@ -62,20 +63,20 @@ impl Set {
         let mut context = [0; 16];
         context[..8].copy_from_slice(&name[0].to_le_bytes());
         context[8..].copy_from_slice(&name[1].to_le_bytes());
-        let mut bytes = Zeroizing::new([0; 64]);
-        derive("pagevault temporary file v1", &context, &mut bytes)?;
-        let key = DataKey::from_bytes(TEMPORARY_CIPHER, bytes.as_slice()).ok()?;
-        let way = self.hand;
-        self.hand = (way + 1) % WAYS;
-        let entry = &mut self.entries[way];
-        entry.1 = None; // wipes the old one
-        *entry = (name, Some(PageKey::new(&key)));
-        Some(way)
+        without_trace(|| {
+            let mut bytes = Zeroizing::new([0; 64]);
+            derive("pagevault temporary file v1", &context, &mut bytes)?;
+            let key = DataKey::from_bytes(TEMPORARY_CIPHER, bytes.as_slice()).ok()?;
+            let way = self.hand;
+            self.hand = (way + 1) % WAYS;
+            let entry = &mut self.entries[way];
+            entry.1 = None; // wipes the old one
+            *entry = (name, Some(PageKey::new(&key)));
+            Some(way)
+        })
     }
 }
 
 fn derive<const N: usize>(label: &str, context: &[u8], out: &mut [u8; N]) -> Option<()> {
-    let secret = shared::secrets()?.temporary()?;
-    kdf::derive(secret.expose(), label, context, out);
-    Some(())
+    shared::secrets()?.with_temporary(|key| kdf::derive(key, label, context, out))
 }

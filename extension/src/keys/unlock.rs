@@ -106,8 +106,8 @@ fn accept(scope: u32, version: u32, key: &Secret32) -> Result<()> {
     secrets
         .unlock(scope, version, key)
         .map_err(|_| persist::recovery_needs_room("database key"))?;
-    match secrets.get(scope, version) {
-        Some(known) if known.expose() == key.expose() => Ok(()),
+    match secrets.is(scope, version, key) {
+        Some(true) => Ok(()),
         _ => Err(revoked::another_key(scope)),
     }
 }
