@@ -8,6 +8,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
+use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::wrap::{self, WrapKey};
 use pagevault_cipher::{CipherId, Secret32};
 use pagevault_keystore::escrow::{self, Restored};
@@ -331,10 +332,12 @@ impl DatabaseKeys {
     ) -> Option<pagevault_cipher::DataKey> {
         let key = self.keys.get(&(record.scope, record.key_version))?;
         let cipher = CipherId::try_from(record.cipher).ok()?;
-        let mut plain = Zeroizing::new([0; 64]);
         let aad = data_key_aad(file, epoch, record.cipher);
-        let wrap_key = WrapKey::new(key.expose());
-        let length = wrap::unwrap(&wrap_key, &aad, &record.wrapped, plain.as_mut_slice()).ok()?;
+        let mut plain = Zeroizing::new([0; 64]);
+        let length = without_trace(|| {
+            let wrap_key = WrapKey::new(key.expose());
+            wrap::unwrap(&wrap_key, &aad, &record.wrapped, plain.as_mut_slice()).ok()
+        })?;
         pagevault_cipher::DataKey::from_bytes(cipher, plain.get(..length)?).ok()
     }
 

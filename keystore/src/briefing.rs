@@ -124,8 +124,10 @@ impl Briefing {
             let phase = WalPhase { generation: from.u32()?, plaintext: from.u8()? != 0 };
             switches.push(Switch { step, start, phase });
         }
-        let mut keys = Vec::new();
-        for _ in 0..from.u32()? {
+        let count = from.u32()?;
+        // With room for all of them: a vector that grows leaves copies of keys behind.
+        let mut keys = Vec::with_capacity((count as usize).min(bytes.len()));
+        for _ in 0..count {
             let generation = from.u32()?;
             let cipher = from.u8()?;
             let bytes = from.bytes()?;

@@ -10,6 +10,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
 
 use pagevault_cipher::PageKey;
+use pagevault_cipher::residue::without_trace;
 use pagevault_keystore::briefing::{AT_WORK, Briefing, Role, VARIABLE};
 use pagevault_keystore::wal::{Switch, WalPhase, stretch_at};
 use pagevault_keystore::wal_pages::WalKeys;
@@ -66,7 +67,8 @@ extern "C" fn begin() {
 fn take(fd: c_int) -> Result<(), &'static str> {
     let bytes = read_all(fd).ok_or("it cannot be read")?;
     // A program between the one that was started and the one that is meant has been at work here before.
-    let briefing = Briefing::decode(&bytes).map_err(|_| "it is not of this release")?;
+    let briefing = without_trace(|| Briefing::decode(&bytes));
+    let briefing = briefing.map_err(|_| "it is not of this release")?;
     if matches!(briefing.role, Role::Probe) {
         // SAFETY: the bytes are there.
         unsafe { raw::pwrite(fd, AT_WORK.as_ptr(), AT_WORK.len(), 0) };
@@ -81,8 +83,9 @@ fn take(fd: c_int) -> Result<(), &'static str> {
         wipe(fd, bytes.len());
     }
     raw::close(fd);
-    let keys = briefing.keys.iter().map(|(generation, key)| (*generation, PageKey::new(key)));
-    let work = Work { keys: keys.collect(), role: briefing.role, switches: briefing.switches };
+    let expanded = briefing.keys.iter().map(|(generation, key)| (*generation, PageKey::new(key)));
+    let keys = without_trace(|| expanded.collect());
+    let work = Work { keys, role: briefing.role, switches: briefing.switches };
     WORK.set(work).map_err(|_| "it was taken before")
 }
 

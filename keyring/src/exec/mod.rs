@@ -21,6 +21,7 @@ use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use pagevault_cipher::residue::without_trace;
 use pagevault_keystore::briefing::{AT_WORK, Briefing, Role, VARIABLE};
 use pagevault_keystore::protocol::ErrorClass;
 use pagevault_keystore::wal;
@@ -278,17 +279,21 @@ fn brief(
         .with_hint("There is nothing to do for exec: run the program itself."));
     }
     let unlocked = keystore.unlock(&wanted)?;
-    let mut keys = Vec::new();
-    for (generation, record) in keystore.wal_keys() {
-        let (file, epoch) = wal::key_place(generation);
-        let key = unlocked.data_key(file, epoch, record).ok_or_else(|| {
-            ProviderError::new(
-                ErrorClass::WrongCiphertext,
-                format!("WAL key {generation} in the keystore cannot be unwrapped"),
-            )
-        })?;
-        keys.push((generation, key));
-    }
+    // With room for all of them: a vector that grows leaves copies of keys behind.
+    let mut keys = Vec::with_capacity(keystore.wal_keys().count());
+    without_trace(|| -> Result<(), ProviderError> {
+        for (generation, record) in keystore.wal_keys() {
+            let (file, epoch) = wal::key_place(generation);
+            let key = unlocked.data_key(file, epoch, record).ok_or_else(|| {
+                ProviderError::new(
+                    ErrorClass::WrongCiphertext,
+                    format!("WAL key {generation} in the keystore cannot be unwrapped"),
+                )
+            })?;
+            keys.push((generation, key));
+        }
+        Ok(())
+    })?;
     Ok(Briefing {
         role,
         shared: tool.way == Way::ReadByOther,

@@ -82,9 +82,9 @@ pub struct KeyVersion {
     pub version: u64,
     /// Seconds since 1970.
     pub created: i64,
-    /// The key itself; boxed, so that a vector of versions leaves no copy behind when it grows.
+    /// The key itself.
     #[serde(rename = "key", serialize_with = "encode_key", deserialize_with = "decode_key")]
-    pub secret: Box<Secret32>,
+    pub secret: Secret32,
 }
 
 impl Key {
@@ -124,7 +124,7 @@ impl KeyFile {
         &mut self,
         name: &str,
     ) -> Result<Option<u64>, pagevault_cipher::secret::RandomError> {
-        let secret = Box::new(Secret32::random()?);
+        let secret = Secret32::random()?;
         let last = self.key(name).and_then(Key::newest).map_or(0, |newest| newest.version);
         let Some(version) = last.checked_add(1) else { return Ok(None) };
         let key = self.keys.entry(name.to_owned()).or_default();
@@ -229,23 +229,23 @@ fn encode_key<S: Serializer>(key: &Secret32, serializer: S) -> Result<S::Ok, S::
     serializer.serialize_str(&text)
 }
 
-fn decode_key<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Box<Secret32>, D::Error> {
+fn decode_key<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Secret32, D::Error> {
     struct KeyText;
 
     impl Visitor<'_> for KeyText {
-        type Value = Box<Secret32>;
+        type Value = Secret32;
 
         fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
             f.write_str("base64 of 32 bytes")
         }
 
-        fn visit_str<E: de::Error>(self, text: &str) -> Result<Box<Secret32>, E> {
+        fn visit_str<E: de::Error>(self, text: &str) -> Result<Secret32, E> {
             // One byte more than a key, so that a longer one does not fit by chance.
             let mut bytes = Zeroizing::new([0; 33]);
             let wrong = || E::custom("not a key");
             let length = STANDARD.decode_slice(text, bytes.as_mut()).map_err(|_| wrong())?;
             match bytes.first_chunk() {
-                Some(key) if length == 32 => Ok(Box::new(Secret32::from_bytes(key))),
+                Some(key) if length == 32 => Ok(Secret32::from_bytes(key)),
                 _ => Err(wrong()),
             }
         }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use indicatif::ProgressBar;
 use pagevault_cipher::checksum::page_checksum;
 use pagevault_cipher::page::{self, PAGE_SIZE, Page};
+use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::{Fork, PageKey};
 use pagevault_keystore::RelFile;
 
@@ -249,9 +250,12 @@ pub(super) fn open(
     if let Entry::Vacant(place) = keys.entry(epoch) {
         let record = entry.and_then(|entry| entry.keys.get(&epoch));
         let record = record.ok_or_else(|| format!("the keystore has no key for epoch {epoch}"))?;
-        let key = work.unlocked.data_key(file.file, epoch, record);
-        let key = key.ok_or_else(|| format!("the key for epoch {epoch} cannot be unwrapped"))?;
-        place.insert(PageKey::new(&key));
+        let unwrapped = without_trace(|| {
+            let key = work.unlocked.data_key(file.file, epoch, record)?;
+            place.insert(PageKey::new(&key));
+            Some(())
+        });
+        unwrapped.ok_or_else(|| format!("the key for epoch {epoch} cannot be unwrapped"))?;
     }
     if checksums && stored_checksum(page) != page_checksum(page, block) {
         return Err("the checksum of the sealed page is wrong".to_owned());

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 
 use indicatif::ProgressBar;
 use pagevault_cipher::PageKey;
+use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::wal::{address_of, is_zero, mark_of, timeline_of};
 use pagevault_keystore::wal::{WalPhase, key_place, stretch_at};
 use pagevault_keystore::wal_pages::{self, WalKeys};
@@ -96,9 +97,13 @@ pub(super) fn look(
     let mut keys = Keys { work, keys: BTreeMap::new() };
     for (generation, record) in work.keystore.wal_keys() {
         let (file, epoch) = key_place(generation);
-        match work.unlocked.data_key(file, epoch, record) {
-            Some(key) => drop(keys.keys.insert(generation, PageKey::new(&key))),
-            None => findings.damage(format!("WAL key {generation} cannot be unwrapped")),
+        let unwrapped = without_trace(|| {
+            let key = work.unlocked.data_key(file, epoch, record)?;
+            keys.keys.insert(generation, PageKey::new(&key));
+            Some(())
+        });
+        if unwrapped.is_none() {
+            findings.damage(format!("WAL key {generation} cannot be unwrapped"));
         }
     }
     let mut reader = Reader::default();
