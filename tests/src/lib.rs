@@ -24,6 +24,7 @@ pub mod key_servers;
 pub mod keyfile;
 pub mod leaks;
 pub mod log;
+pub mod memory;
 pub mod process;
 pub mod standby;
 pub mod tools;

@@ -28,6 +28,7 @@ mod leaks;
 mod life;
 mod limits;
 mod lost_wal;
+mod memory;
 mod modes;
 mod offline;
 mod open_transactions;

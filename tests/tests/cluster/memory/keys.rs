@@ -1,0 +1,73 @@
+//! All keys of a cluster, unwrapped as an operator could: by a bundle of escrow and the key files.
+
+use std::fs;
+use std::io::Read;
+
+use age::x25519::Identity;
+use anyhow::{Context, Result, ensure};
+use base64::Engine;
+use base64::engine::general_purpose::STANDARD;
+use pagevault_cipher::wrap::{self, WrapKey};
+use pagevault_keystore::{Record, data_key_aad, log};
+use pagevault_tests::Cluster;
+use pagevault_tests::installation::run;
+use pagevault_tests::memory::Pieces;
+
+/// Adds all keys that the cluster has now.
+pub(super) fn add_keys(cluster: &Cluster, pieces: &mut Pieces) -> Result<()> {
+    let keys = database_keys(cluster)?;
+    for (scope, version, key) in &keys {
+        let name = format!("database key {scope}/{version}");
+        pieces.add(&name, key);
+        pieces.add(&format!("{name} in base64"), STANDARD.encode(key).as_bytes());
+        // What HMAC makes of a key, and HKDF by it (RFC 2104).
+        pieces.add(&format!("{name} ^ ipad"), &key.map(|byte| byte ^ 0x36));
+        pieces.add(&format!("{name} ^ opad"), &key.map(|byte| byte ^ 0x5c));
+    }
+    let wrapping = |scope, version| {
+        let found = keys.iter().find(|(s, v, _)| (*s, *v) == (scope, version));
+        found.map(|(_, _, key)| WrapKey::new(key)).context("a database key is missing")
+    };
+    let directory = cluster.data_directory().join("pagevault");
+    let mut data_keys = 0;
+    for entry in fs::read_dir(&directory)? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let Some(home) = log::scope_of(&name) else { continue };
+        for record in log::replay(&fs::read(&path)?, home)?.records {
+            let Record::DataKey { file, epoch, cipher, scope, key_version, wrapped, .. } = record
+            else {
+                continue;
+            };
+            let mut key = vec![0; wrapped.len() - wrap::OVERHEAD];
+            let aad = data_key_aad(file, epoch, cipher);
+            wrap::unwrap(&wrapping(scope, key_version)?, &aad, &wrapped, &mut key)?;
+            pieces.add(&format!("data key of {file}, epoch {epoch}"), &key);
+            data_keys += 1;
+        }
+    }
+    ensure!(data_keys > 0, "no data key is known");
+    Ok(())
+}
+
+/// Scope, version and key.
+fn database_keys(cluster: &Cluster) -> Result<Vec<(u32, u32, [u8; 32])>> {
+    let identity = Identity::generate();
+    let bundle = cluster.directory().join("all.keys");
+    let _ = fs::remove_file(&bundle);
+    let mut export = cluster.program("pagevault-keyring");
+    export.args(["escrow", "export"]).arg(cluster.data_directory()).arg("--output").arg(&bundle);
+    run(export.args(["--recipient", &identity.to_public().to_string()]))?;
+    let decryptor = age::Decryptor::new(fs::File::open(&bundle)?)?;
+    let mut text = String::new();
+    decryptor.decrypt([&identity as &dyn age::Identity].into_iter())?.read_to_string(&mut text)?;
+    let bundle: serde_json::Value = serde_json::from_str(&text)?;
+    let keys = bundle["keys"].as_array().context("keys")?.iter().map(|key| {
+        let number =
+            |name: &str| -> Result<u32> { Ok(key[name].as_u64().context("a number")?.try_into()?) };
+        let bytes = STANDARD.decode(key["key"].as_str().context("a text")?)?;
+        let bytes = bytes.try_into().ok().context("a key of 32 bytes")?;
+        Ok((number("scope")?, number("version")?, bytes))
+    });
+    keys.collect()
+}

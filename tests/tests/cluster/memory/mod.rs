@@ -1,0 +1,206 @@
+//! No process of the server leaves a key where a core dump has it.
+//!
+//! All of its memory that core dumps have is searched for each half of each key. What is looked for
+//! is so also in AES key schedules, which begin or end with the key itself.
+
+mod keys;
+
+use std::fs;
+use std::io::ErrorKind;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail, ensure};
+use pagevault_tests::memory::{Found, Pieces, adopt_servers};
+use pagevault_tests::process::processes_in;
+use pagevault_tests::standby::{standby_of, wait_for};
+use pagevault_tests::{Cluster, Settings};
+use postgres::Client;
+use rustix::process::{Pid, Resource, Rlimit, Signal, geteuid, kill_process, prlimit};
+
+use crate::wal::sealing;
+
+/// Little memory, so that there is little to be searched; and nobody works with keys unasked.
+fn small() -> Settings {
+    Settings::default()
+        .conf("shared_buffers = 2MB")
+        .conf("wal_buffers = 1MB")
+        .conf("pagevault.max_keys = 10000")
+        .conf("pagevault.revalidate_interval = 0")
+}
+
+fn number_of(cluster: &Cluster, kind: &str) -> Result<Pid> {
+    let query = format!("SELECT pid FROM pg_stat_activity WHERE backend_type = '{kind}'");
+    Pid::from_raw(cluster.text(&query)?.parse()?).context("a process")
+}
+
+/// Looks at every process of the cluster, with all keys that it has or had.
+fn look(cluster: &Cluster, pieces: &mut Pieces, when: &str) -> Result<()> {
+    keys::add_keys(cluster, pieces)?;
+    let found = pieces.in_memory(&processes_in(&cluster.data_directory()))?;
+    let left: Vec<Found> = found.into_iter().filter(|found| found.dumped).collect();
+    ensure!(
+        left.is_empty(),
+        "{when}, {} keys are where core dumps have them: {left:#?}",
+        left.len()
+    );
+    Ok(())
+}
+
+/// Writes and reads sealed pages of permanent and temporary tables, and sorts with a temporary
+/// file.
+fn work(client: &mut Client) -> Result<()> {
+    client.batch_execute(
+        "INSERT INTO sealed SELECT i, repeat('x', 100) FROM generate_series(1, 20000) i;
+         SELECT count(*) FROM sealed;
+         DROP TABLE IF EXISTS passing;
+         CREATE TEMPORARY TABLE passing AS SELECT * FROM sealed;
+         SELECT count(*) FROM passing;
+         SET work_mem = '64kB';
+         SELECT count(*) FROM (SELECT id FROM sealed ORDER BY name, id DESC OFFSET 10) AS sorted",
+    )?;
+    Ok(())
+}
+
+fn with_tables() -> Result<Cluster> {
+    adopt_servers()?;
+    let (cluster, _) = sealing(&small())?;
+    cluster.sql(
+        "CREATE TABLE sealed (id int, name text);
+         CREATE INDEX ON sealed (id);
+         SELECT pagevault.encrypt('sealed')",
+    )?;
+    Ok(cluster)
+}
+
+#[test]
+fn no_key_is_left_in_memory() -> Result<()> {
+    let cluster = with_tables()?;
+    let pieces = &mut Pieces::default();
+    look(&cluster, pieces, "after encrypt()")?;
+
+    cluster.restart()?;
+    let mut client = cluster.client()?;
+    work(&mut client)?;
+    client.batch_execute("CHECKPOINT")?;
+    look(&cluster, pieces, "after a start and a checkpoint")?;
+    // What is found nowhere may also not have been looked for.
+    let all = pieces.in_memory(&[number_of(&cluster, "checkpointer")?])?;
+    for name in ["database key", "data key"] {
+        ensure!(all.iter().any(|found| found.piece.starts_with(name)), "no {name}: {all:#?}");
+    }
+
+    cluster.sql("SELECT pagevault.set_master_key('local', 'main')")?;
+    cluster.sql("SELECT pagevault.rotate_database_key()")?;
+    look(&cluster, pieces, "after a new database key")?;
+    cluster.sql("SELECT pagevault.rotate_wal_key(), pagevault.rotate_master_key()")?;
+    work(&mut client)?;
+    look(&cluster, pieces, "after a new WAL key")?;
+    cluster.sql("SELECT pagevault.rotate_data_key('sealed')")?;
+    client.batch_execute("CHECKPOINT")?;
+    look(&cluster, pieces, "after a new data key")?;
+    drop(client);
+
+    cluster.crash()?;
+    look(&cluster, pieces, "after recovery")?;
+    cluster.finish()
+}
+
+/// The worker stands between two steps, with the new key in use.
+#[test]
+fn a_rekey_worker_that_is_stopped_has_no_key_in_sight() -> Result<()> {
+    let cluster = with_tables()?;
+    work(&mut cluster.client()?)?;
+    let pieces = &mut Pieces::default();
+    for point in ["rekey.switched", "rekey.page_done", "rekey.flushed"] {
+        cluster.stop_at(point)?;
+        let mut client = cluster.client()?;
+        client.batch_execute("SELECT pagevault.rotate_data_key('sealed')")?;
+        cluster.stopped_at(point)?;
+        look(&cluster, pieces, point)?;
+        cluster.go_on();
+        client.batch_execute("SELECT pagevault.rekey_wait('sealed'::regclass)")?;
+    }
+    cluster.finish()
+}
+
+#[test]
+fn a_standby_that_replays_leaves_no_key() -> Result<()> {
+    let primary = with_tables()?;
+    let standby = standby_of(&primary, &[])?;
+    let pieces = &mut Pieces::default();
+    work(&mut primary.client()?)?;
+    primary.sql("SELECT pagevault.rotate_data_key('sealed')")?;
+    primary.sql("SELECT pagevault.rotate_database_key(), pagevault.rotate_wal_key()")?;
+    work(&mut primary.client()?)?;
+    wait_for(&standby, &primary)?;
+    standby.sql("CHECKPOINT; SELECT count(*) FROM sealed")?;
+    look(&standby, pieces, "after replay")?;
+    standby.finish()?;
+    primary.finish()
+}
+
+/// A core dump of a process that lives on, by gcore where there is one and we are root.
+fn gcore(cluster: &Cluster, pid: Pid) -> Result<Option<Vec<u8>>> {
+    if !geteuid().is_root() {
+        return Ok(None);
+    }
+    let prefix = cluster.directory().join("gcore");
+    let number = pid.as_raw_nonzero().to_string();
+    match Command::new("gcore").arg("-o").arg(&prefix).arg(&number).output() {
+        Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
+        output => {
+            let output = output?;
+            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            let core = fs::read(prefix.with_extension(&number));
+            core.map(Some).with_context(|| format!("gcore: {said}"))
+        }
+    }
+}
+
+/// A core dump of a process that the kernel makes when it aborts, where it makes them in the
+/// working directory and we may have it do so.
+fn abort(cluster: &Cluster, pid: Pid) -> Result<Option<Vec<u8>>> {
+    let pattern = fs::read_to_string("/proc/sys/kernel/core_pattern")?;
+    let unlimited = Rlimit { current: None, maximum: None };
+    if pattern.starts_with(['|', '/']) || prlimit(Some(pid), Resource::Core, unlimited).is_err() {
+        return Ok(None);
+    }
+    kill_process(pid, Signal::ABORT)?;
+    // Whoever collects the process does so after its dump is written.
+    cluster.eventually_logs("was terminated by signal 6")?;
+    cluster.eventually("SELECT 1", "1")?;
+    for entry in fs::read_dir(cluster.data_directory())? {
+        let path = entry?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if name == "core" || name.starts_with("core.") {
+            return Ok(Some(fs::read(path)?));
+        }
+    }
+    bail!("there is no core dump, for {}", pattern.trim())
+}
+
+/// The real thing, which has the registers as well, where core dumps can be had.
+#[test]
+fn a_core_dump_of_the_checkpointer_holds_no_key() -> Result<()> {
+    let mut cluster = with_tables()?;
+    for text in ["was terminated by signal", "terminating any other active", "abnormally"] {
+        cluster.allow_log(text);
+    }
+    cluster.restart()?;
+    let mut client = cluster.client()?;
+    work(&mut client)?;
+    client.batch_execute("CHECKPOINT")?;
+    let mut pieces = Pieces::default();
+    keys::add_keys(&cluster, &mut pieces)?;
+    let checkpointer = number_of(&cluster, "checkpointer")?;
+    let cores = [gcore(&cluster, checkpointer)?, abort(&cluster, checkpointer)?];
+    if cores == [None, None] {
+        eprintln!("skipped: there is no gcore, and the kernel gives this user no core dumps");
+    }
+    for core in cores.into_iter().flatten() {
+        ensure!(core.len() > 1 << 20, "a core dump of {} bytes", core.len());
+        let found = pieces.search(&core);
+        ensure!(found.is_empty(), "a core dump of {} bytes has keys: {found:?}", core.len());
+    }
+    cluster.finish()
+}
