@@ -3,10 +3,11 @@
 
 use std::collections::{HashMap, HashSet};
 use std::fs::{self, File};
+use std::io::ErrorKind;
 use std::os::unix::fs::FileExt;
 
 use anyhow::{Context, Result};
-use rustix::process::{Pid, geteuid, getpid, set_child_subreaper};
+use rustix::process::{Pid, geteuid};
 
 /// Bytes of what is looked for: the half of an AES-256 key, or a round key.
 pub const PIECE: usize = 16;
@@ -14,17 +15,19 @@ pub const PIECE: usize = 16;
 /// How much is read at once.
 const CHUNK: usize = 1 << 20;
 
-/// Has us be allowed to read the memory of servers that are started from now on. Where only
-/// ancestors of a process are (Yama), and we are not root, we become theirs: pg_ctl leaves them to
-/// somebody else.
+/// Whether we may read the memory of a process. Who is not root may not where only its ancestors may
+/// (Yama), which servers under test do not have.
 ///
 /// # Errors
-/// When the system refuses.
-pub fn adopt_servers() -> Result<()> {
-    if !geteuid().is_root() {
-        set_child_subreaper(Some(getpid()))?;
+/// When root may not.
+pub fn is_readable(pid: Pid) -> Result<bool> {
+    match File::open(format!("/proc/{}/mem", pid.as_raw_nonzero())) {
+        Err(error) if error.kind() == ErrorKind::PermissionDenied && !geteuid().is_root() => {
+            eprintln!("skipped: this user may not read the memory of servers");
+            Ok(false)
+        }
+        opened => Ok(opened.map(|_| true)?),
     }
-    Ok(())
 }
 
 /// A part of a process's memory.
