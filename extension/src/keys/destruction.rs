@@ -195,7 +195,7 @@ pub(super) fn before_redo(records: &[Record]) {
     }
     buffers::drop_files(&files);
     for database in whole {
-        buffers::drop_database_in_redo(database);
+        buffers::flush_and_drop_database_in_redo(database);
     }
 }
 
