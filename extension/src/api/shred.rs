@@ -184,7 +184,7 @@ fn proof(shredded: &Shredded) -> Result<Vec<Row>> {
         let detail = "This file has the same key, as a raw copy made by CREATE DATABASE with the strategy file_copy or by ALTER DATABASE SET TABLESPACE: who can unwrap it can read what is left of the shredded file. Shred it too.";
         rows.push(("same key".to_owned(), whose, Some(path), None, detail.to_owned()));
     }
-    let gone = destruction::former_files(process::my_database())?.len();
+    let gone = destruction::count_former_files(process::my_database())?;
     if gone > 0 {
         rows.push(note(
             "former files",
@@ -198,7 +198,7 @@ fn proof(shredded: &Shredded) -> Result<Vec<Row>> {
     rows.push(note(
         "backups",
         "",
-        "Backups of the data directory, disk snapshots, and archived WAL from before now hold wrapped copies of the keys; so may freed blocks of the disk. Delete them, or make the copies useless: see the rows \"master key\".".to_owned(),
+        "Backups of the data directory, disk snapshots, and archived WAL from before now hold wrapped copies of the keys; so may freed blocks of the disk. Those from before a rotation of the database key or a move to another master key have them wrapped by the keys of that time. Delete them, or make the copies useless: see the rows \"master key\".".to_owned(),
     ));
     rows.extend(master_key_rows(shredded)?);
     rows.push(note(
