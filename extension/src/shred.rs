@@ -22,6 +22,7 @@ use crate::keys::shared;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
 use crate::pg::statistics::Sampled;
+use crate::pg::survey::Survey;
 use crate::pg::text::ServerText;
 use crate::pg::{buffers, catalog, compat, locks, process, session};
 use crate::rekey::jobs;
@@ -307,6 +308,13 @@ pub(crate) fn former_files(by: &str, confirm: &str) -> Result<Shredded> {
         plaintext_files: 0,
         are_gone: true,
     })
+}
+
+/// Files of this database that no relation has: a crash leaves those of transactions that did not commit, which may be copies of
+/// what was shredded. Or somebody makes them just now.
+pub(crate) fn left_behind() -> Result<Vec<RelFile>> {
+    let known = Survey::make().relations().map(|facts| facts.file).collect();
+    destruction::files_besides(process::my_database(), &known)
 }
 
 /// Where a file system is not mounted all files seem to be gone.

@@ -11,7 +11,7 @@
 //! reads is blank ([`crate::page_io`]); what it writes is sealed under a key that is lost; and when it ends, or
 //! meets the tombstone, all of it is dropped.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use pagevault_keystore::{Record, RelFile};
 
@@ -152,6 +152,23 @@ pub(crate) fn files_of_database(database: u32) -> Result<Vec<RelFile>> {
 pub(crate) struct Former {
     pub(crate) file: RelFile,
     last_epoch: u16,
+}
+
+/// Files of a database that are there and have keys, and are none of these.
+pub(crate) fn files_besides(database: u32, these: &HashSet<RelFile>) -> Result<Vec<RelFile>> {
+    let directory = &shared_memory()?.directory;
+    let mut besides = Vec::new();
+    for info in directory.files()? {
+        let info = info?;
+        if info.file.database == database
+            && !these.contains(&info.file)
+            && directory.keys(info.slot)?.next().is_some()
+            && copies::exists(info.file)
+        {
+            besides.push(info.file);
+        }
+    }
+    Ok(besides)
 }
 
 /// The number of files of a database that are gone and have keys, as far as that can be seen.

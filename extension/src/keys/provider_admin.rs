@@ -42,9 +42,8 @@ pub(crate) fn alter(name: &str, options: &Value) -> Result<()> {
     let spec = checked_options(BY, name, &provider.kind, options)?;
     // Where a tablespace is not mounted its databases seem to be gone.
     let is_known = |scope| catalog::database_name(scope).is_some();
-    let is_missed = |scope, key: &DatabaseKey| {
-        key.provider == name && (!is_gone(scope) || is_known(scope))
-    };
+    let is_missed =
+        |scope, key: &DatabaseKey| key.provider == name && (!is_gone(scope) || is_known(scope));
     let wrapped: Vec<_> =
         state.database_keys().filter(|(scope, _, key)| is_missed(*scope, key)).collect();
     let mut questions = Vec::new();

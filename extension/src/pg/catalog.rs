@@ -52,8 +52,7 @@ pub(super) fn rows_of<T>(
         let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
         let catalog = pg_sys::table_open(catalog, lock);
         let (mut key, no_snapshot) = (equals(column, oid), std::ptr::null_mut());
-        let scan =
-            pg_sys::systable_beginscan(catalog, index, true, no_snapshot, 1, &raw mut key);
+        let scan = pg_sys::systable_beginscan(catalog, index, true, no_snapshot, 1, &raw mut key);
         loop {
             let tuple = pg_sys::systable_getnext(scan);
             if tuple.is_null() {

@@ -166,7 +166,8 @@ fn all_tables_above_forget() -> Result<()> {
     let sampled = "SELECT count(*) FROM pg_statistic
          WHERE starelid IN ('one'::regclass, 'other'::regclass, 'low'::regclass) AND stainherit";
     ensure!(cluster.text(sampled)? == "1", "no statistics");
-    let items = column(&mut cluster.client()?, "SELECT * FROM pagevault.shred('low', 'public.low')")?;
+    let items =
+        column(&mut cluster.client()?, "SELECT * FROM pagevault.shred('low', 'public.low')")?;
     ensure!(cluster.text(sampled)? == "0", "statistics are left");
     ensure!(items.iter().any(|item| item == "statistics"), "{items:?}");
     cluster.finish()

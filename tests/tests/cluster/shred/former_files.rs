@@ -2,6 +2,8 @@
 
 use std::os::unix::fs::PermissionsExt;
 
+use pagevault_tests::DataFile;
+
 use super::*;
 
 /// A file number that is used again goes on after the destroyed epochs.
@@ -139,5 +141,32 @@ fn files_that_cannot_be_seen_are_not_gone() -> Result<()> {
     cluster.sql(FORMER)?;
     cluster.restart()?;
     ensure!(cluster.text("SELECT id FROM far")? == "17");
+    cluster.finish()
+}
+
+/// PostgreSQL leaves the files of a transaction that a crash has ended; they may hold copies of rows.
+#[test]
+fn files_that_a_crash_has_left_are_named() -> Result<()> {
+    let (cluster, _keys) = cluster("")?;
+    let mut copier = cluster.client()?;
+    run_sql(
+        &mut copier,
+        "SET pagevault.default_encryption = on; BEGIN; CREATE TABLE copy AS SELECT * FROM t",
+    )?;
+    let path = text(&mut copier, "SELECT pg_relation_filepath('copy')")?;
+    let left = "SELECT string_agg(file, ' ') FROM pagevault.shred('t', 'public.t') WHERE item = 'leftover file'";
+    cluster.sql("CHECKPOINT")?;
+    cluster.crash()?;
+    let states = DataFile::find(&cluster.data_directory().join(&path))?.remove(0).states()?;
+    ensure!(states.contains(&PageState::Sealed(1)), "{states:?}");
+    let named = cluster.text(left)?;
+    ensure!(named.split(' ').any(|file| file == path), "{path} is not in {named:?}");
+    cluster.stop(StopMode::Fast)?;
+    for file in named.split(' ') {
+        std::fs::remove_file(cluster.data_directory().join(file))?;
+    }
+    cluster.start_server()?;
+    cluster.sql(FORMER)?;
+    ensure!(cluster.text(left)?.is_empty(), "{}", cluster.text(left)?);
     cluster.finish()
 }

@@ -102,13 +102,14 @@ fn dead_index(cluster: &Cluster, table: &str, index: &str) -> Result<()> {
         run_sql(&mut client, &format!("BEGIN; SELECT count(*) FROM {table}"))?;
         Ok(client)
     };
-    let waiting = format!(
-        "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
+    let waiting = "SELECT count(*) FROM pg_locks l JOIN pg_stat_activity a USING (pid)
           WHERE a.query LIKE 'DROP INDEX CONCURRENTLY%' AND l.locktype = 'virtualxid' AND NOT l.granted
-            AND l.virtualxid = "
-    );
+            AND l.virtualxid = ";
     let xid = |client: &mut postgres::Client| {
-        text(client, "SELECT virtualxid FROM pg_locks WHERE locktype = 'virtualxid' AND pid = pg_backend_pid()")
+        text(
+            client,
+            "SELECT virtualxid FROM pg_locks WHERE locktype = 'virtualxid' AND pid = pg_backend_pid()",
+        )
     };
     let mut first = hold()?;
     let mut dropper = cluster.client()?;
