@@ -90,7 +90,8 @@ pub(crate) fn schema(by: &str, oid: Oid, confirm: &str) -> Result<Shredded> {
     relations(by, &format!("schema {name}"), &roots, is_there)
 }
 
-/// `is_meant` says of one of the `roots`, now that nobody changes it any more, whether it is still what was confirmed.
+/// `is_meant` says of one of the `roots`, now that nobody changes it any more, whether it is
+/// still what was confirmed.
 fn relations(
     by: &str,
     object: &str,
@@ -173,7 +174,8 @@ fn lock_members(roots: &[Oid]) -> Result<Vec<Facts>> {
     Ok(members)
 }
 
-/// A job may concern a partitioned table above, and tables above have samples of those below. There may be several.
+/// A job may concern a partitioned table above, and tables above have samples of those below.
+/// There may be several.
 fn with_ancestors(oids: &[Oid]) -> Vec<Oid> {
     let mut all: HashSet<Oid> = oids.iter().copied().collect();
     let mut next = oids.to_vec();
@@ -310,8 +312,8 @@ pub(crate) fn former_files(by: &str, confirm: &str) -> Result<Shredded> {
     })
 }
 
-/// Files of this database that no relation has: a crash leaves those of transactions that did not commit, which may be copies of
-/// what was shredded. Or somebody makes them just now.
+/// Files of this database that no relation has: a crash leaves those of transactions that did not
+/// commit, which may be copies of what was shredded. Or somebody makes them just now.
 pub(crate) fn left_behind() -> Result<Vec<RelFile>> {
     let known = Survey::make().relations().map(|facts| facts.file).collect();
     destruction::files_besides(process::my_database(), &known)

@@ -40,8 +40,8 @@ pub(crate) fn copy_keys(
     Ok(())
 }
 
-/// False if a file is gone: keys of dropped relations are kept, and need not come along. One that cannot be looked for may
-/// be there.
+/// False if a file is gone: keys of dropped relations are kept, and need not come along. One that
+/// cannot be looked for may be there.
 pub(super) fn exists(file: RelFile) -> bool {
     is_there(file).unwrap_or(true)
 }
@@ -49,7 +49,8 @@ pub(super) fn exists(file: RelFile) -> bool {
 /// Whether there is such a file.
 ///
 /// # Errors
-/// When that cannot be seen: a directory may not be entered, a disk or a server of files does not answer.
+/// When that cannot be seen: a directory may not be entered, a disk or a server of files does not
+/// answer.
 pub(crate) fn is_there(file: RelFile) -> Result<bool> {
     let path = compat::relation_path(file, ForkNumber::MAIN_FORKNUM);
     Path::new(&path).try_exists().map_err(|error| {

@@ -208,8 +208,8 @@ impl Former {
 }
 
 /// Redo is about to destroy keys. From here on the server is not consistent before it gets here again; and no
-/// page that was changed under these keys stays in shared buffers. Of a whole database there may be files without keys, too:
-/// what replay has changed of them is on no disk yet.
+/// page that was changed under these keys stays in shared buffers. Of a whole database there may
+/// be files without keys, too: what replay has changed of them is on no disk yet.
 pub(super) fn before_redo(records: &[Record]) {
     buffers::set_recovery_minimum();
     let mut files = Vec::new();

@@ -65,8 +65,8 @@ pub(crate) fn flush_and_drop_files(files: &[RelFile]) {
     }
 }
 
-/// In recovery: ends the sessions of hot standby in a database and keeps others away, then writes what is dirty of it, as its
-/// primary has done, and drops all of it.
+/// In recovery: ends the sessions of hot standby in a database and keeps others away, then writes
+/// what is dirty of it, as its primary has done, and drops all of it.
 pub(crate) fn flush_and_drop_database_in_redo(database: u32) {
     let oid = Oid::from(database);
     let lock = pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE;

@@ -10,8 +10,8 @@ use super::text::ServerText;
 /// The column that most catalogs are found by.
 pub(super) const FIRST_COLUMN: pg_sys::AttrNumber = 1;
 
-/// Reads the row of a catalog whose first column, which is also the index's, is `oid`, with `SnapshotSelf`: also one that the
-/// current command has made.
+/// Reads the row of a catalog whose first column, which is also the index's, is `oid`, with
+/// `SnapshotSelf`: also one that the current command has made.
 pub(super) fn find_row<T>(
     catalog: Oid,
     index: Oid,
@@ -39,7 +39,8 @@ pub(super) fn find_row<T>(
     }
 }
 
-/// What `read` takes from each row of a catalog in which a column, the first of the index, is `oid`.
+/// What `read` takes from each row of a catalog in which a column, the first of the index, is
+/// `oid`.
 pub(super) fn rows_of<T>(
     catalog: Oid,
     index: Oid,

@@ -293,13 +293,15 @@ pub(crate) fn table_of_index(index: Oid) -> Option<Oid> {
     catalog::find_row(pg_sys::IndexRelationId, pg_sys::IndexRelidIndexId.into(), index, read)
 }
 
-/// The indexes of a table. Also those that are dead: who drops one concurrently, or replaces it so, and is interrupted, leaves
-/// it with all that is in it (`index_concurrently_set_dead`, index.c), and `RelationGetIndexList` (relcache.c) passes over it.
+/// The indexes of a table. Also those that are dead: who drops one concurrently, or replaces it
+/// so, and is interrupted, leaves it with all that is in it (`index_concurrently_set_dead`,
+/// index.c), and `RelationGetIndexList` (relcache.c) passes over it.
 fn indexes_of(table: Oid) -> Vec<Oid> {
     // `IndexIndrelidIndexId`, not among pgrx's bindings, and `Anum_pg_index_indrelid`.
     const BY_TABLE: Oid = Oid::from_u32(2678);
     const TABLE: pg_sys::AttrNumber = 2;
-    // SAFETY: a row of pg_index.
+    // SAFETY: rows_of() hands over rows of the catalog that is named here, pg_index, while it has
+    // them; all of its columns but the last few are there in every row.
     let read = |row: *mut pg_sys::HeapTupleData| unsafe {
         (*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_index>()).indexrelid
     };
@@ -307,7 +309,8 @@ fn indexes_of(table: Oid) -> Vec<Oid> {
 }
 
 /// A relation together with everything that follows it: its indexes, TOAST table with index, owned
-/// sequences. Opened with `lock`, which is held until the end of the transaction. Raises if the relation is gone.
+/// sequences. Opened with `lock`, which is held until the end of the transaction. Raises if the
+/// relation is gone.
 pub(crate) fn family(oid: Oid, lock: pg_sys::LOCKMODE) -> Vec<Facts> {
     self::lock(oid, lock);
     let mut members = Vec::new();
@@ -337,7 +340,8 @@ pub(crate) fn unlock(members: &[Facts], lock: pg_sys::LOCKMODE) {
 }
 
 fn collect_family(oid: Oid, lock: Option<pg_sys::LOCKMODE>, members: &mut Vec<Facts>) {
-    // SAFETY: null if the relation is gone, as a dead index may be at any time; the list is a palloc'd copy.
+    // SAFETY: null if the relation is gone, as a dead index may be at any time; the list is a
+    // palloc'd copy.
     let (facts, indexes, sequences) = unsafe {
         let relation = match lock {
             Some(lock) => pg_sys::try_relation_open(oid, lock),

@@ -20,8 +20,9 @@ use crate::trust::io_error;
 /// Reads the key file at `place`.
 ///
 /// # Errors
-/// `insecure` if others could have reached it; `unreachable` if it cannot be opened, and if what is in it is no key file,
-/// damaged or of a newer format: that says nothing of a key, for it may be copied there just now.
+/// `insecure` if others could have reached it; `unreachable` if it cannot be opened, and if what
+/// is in it is no key file, damaged or of a newer format: that says nothing of a key, for it may
+/// be copied there just now.
 pub fn load(place: &Place) -> Result<KeyFile, ProviderError> {
     let (file, metadata) = place.open()?;
     decode(place, &read(place, &file, &metadata)?)

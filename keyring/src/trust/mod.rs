@@ -204,8 +204,8 @@ pub(crate) fn insecure(message: impl Into<String>) -> ProviderError {
     ProviderError::new(ErrorClass::Insecure, message)
 }
 
-/// An error of the system as an outage. That we may not enter a directory or read a file is so as well: it is no word about a
-/// key, and `denied` would be taken for one.
+/// An error of the system as an outage. That we may not enter a directory or read a file is so as
+/// well: it is no word about a key, and `denied` would be taken for one.
 pub(crate) fn io_error(error: &io::Error, message: &str) -> ProviderError {
     let failure =
         ProviderError::new(ErrorClass::Unreachable, message).with_detail(format!("{error}."));

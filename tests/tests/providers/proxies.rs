@@ -268,7 +268,8 @@ fn refusals() -> Result<()> {
 const OPENED: &str = r#"{"request_id":"","lease_id":"","renewable":false,"lease_duration":0,
     "data":{"plaintext":"AAAA"},"wrap_info":null,"warnings":null,"auth":null}"#;
 
-/// Of several servers one may hear of a new token, or of a policy, a moment later than the one that was asked before.
+/// Of several servers one may hear of a new token, or of a policy, a moment later than the one
+/// that was asked before.
 fn known_late() -> Result<()> {
     let denials = AtomicUsize::new(0);
     let canned = Canned::paths(move |path| {

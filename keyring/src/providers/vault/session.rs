@@ -71,7 +71,8 @@ impl Session {
         Ok(Session { server, auth, network, api: OnceCell::new() })
     }
 
-    /// Asks Vault for something that takes `capability` on `path`; again, if it denies that to a token that it knows.
+    /// Asks Vault for something that takes `capability` on `path`; again, if it denies that to a
+    /// token that it knows.
     pub(super) fn run<T>(
         &self,
         capability: &str,
@@ -87,8 +88,8 @@ impl Session {
             // Vault says the same to a token that it does not know and to one that may not.
             let mut known = look_up(api, &error).await;
             if failure::is_denial(&error) && matches!(known, Some(Known::Token)) {
-                // Of several servers the one that was asked may have heard of the token, or of its policy, a moment later
-                // than the one that gave it.
+                // Of several servers the one that was asked may have heard of the token, or of
+                // its policy, a moment later than the one that gave it.
                 error = match ask(api).await {
                     Ok(answer) => return Ok(answer),
                     Err(error) => error,

@@ -152,7 +152,8 @@ fn tables_above_forget_as_well() -> Result<()> {
     cluster.finish()
 }
 
-/// A table may inherit from several. None of them has to be the first, and none to have samples of others.
+/// A table may inherit from several. None of them has to be the first, and none to have samples
+/// of others.
 #[test]
 fn all_tables_above_forget() -> Result<()> {
     let (mut cluster, _keys) = cluster("")?;

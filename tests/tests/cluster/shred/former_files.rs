@@ -144,7 +144,8 @@ fn files_that_cannot_be_seen_are_not_gone() -> Result<()> {
     cluster.finish()
 }
 
-/// PostgreSQL leaves the files of a transaction that a crash has ended; they may hold copies of rows.
+/// PostgreSQL leaves the files of a transaction that a crash has ended; they may hold copies of
+/// rows.
 #[test]
 fn files_that_a_crash_has_left_are_named() -> Result<()> {
     let (cluster, _keys) = cluster("")?;

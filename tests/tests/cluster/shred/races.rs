@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// Runs a statement while another session holds locks that it has to wait for, and then lets that one commit.
+/// Runs a statement while another session holds locks that it has to wait for, and then lets that
+/// one commit.
 fn meanwhile(cluster: &Cluster, other: &str, statement: &str) -> Result<Result<()>> {
     let mut holder = cluster.client()?;
     run_sql(&mut holder, &format!("BEGIN; {other}"))?;
@@ -63,8 +64,8 @@ fn what_is_taken_out_meanwhile_is_not_destroyed() -> Result<()> {
     cluster.finish()
 }
 
-/// DROP INDEX and REINDEX CONCURRENTLY that were interrupted leave an index that nobody uses or updates any more, with all
-/// that was in it.
+/// DROP INDEX and REINDEX CONCURRENTLY that were interrupted leave an index that nobody uses or
+/// updates any more, with all that was in it.
 #[test]
 fn indexes_that_are_dead_go_along() -> Result<()> {
     let (mut cluster, _keys) = cluster("")?;
@@ -95,7 +96,8 @@ fn indexes_that_are_dead_are_encrypted() -> Result<()> {
     cluster.finish()
 }
 
-/// Interrupts DROP INDEX CONCURRENTLY where nobody is to use the index any more, and somebody still might.
+/// Interrupts DROP INDEX CONCURRENTLY where nobody is to use the index any more, and somebody
+/// still might.
 fn dead_index(cluster: &Cluster, table: &str, index: &str) -> Result<()> {
     let hold = || -> Result<postgres::Client> {
         let mut client = cluster.client()?;
