@@ -22,6 +22,7 @@ use crate::keys::shared;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
 use crate::pg::statistics::Sampled;
+use crate::pg::survey::Survey;
 use crate::pg::text::ServerText;
 use crate::pg::{buffers, catalog, compat, locks, process, session};
 use crate::rekey::jobs;
@@ -56,7 +57,7 @@ pub(crate) fn relation(by: &str, oid: Oid, confirm: &str) -> Result<Shredded> {
         return Err(not_supported(&name, "goes along with another relation, or holds nothing")
             .hint("Shred the table that it belongs to."));
     }
-    relations(by, &name, &[oid])
+    relations(by, &name, &[oid], |facts| relation::quoted_name(facts) == name)
 }
 
 /// Shreds every relation of a schema.
@@ -84,11 +85,24 @@ pub(crate) fn schema(by: &str, oid: Oid, confirm: &str) -> Result<Shredded> {
             format!("schema {name} holds no relation to shred"),
         ));
     }
-    relations(by, &format!("schema {name}"), &roots)
+    let is_there =
+        |root: &Facts| root.schema == oid && catalog::schema_name(oid).as_ref() == Some(&name);
+    relations(by, &format!("schema {name}"), &roots, is_there)
 }
 
-fn relations(by: &str, object: &str, roots: &[Oid]) -> Result<Shredded> {
+/// `is_meant` says of one of the `roots`, now that nobody changes it any more, whether it is
+/// still what was confirmed.
+fn relations(
+    by: &str,
+    object: &str,
+    roots: &[Oid],
+    is_meant: impl Fn(&Facts) -> bool,
+) -> Result<Shredded> {
     let members = lock_members(roots)?;
+    let is_other = |facts: &&Facts| roots.contains(&facts.oid) && !is_meant(facts);
+    if let Some(other) = members.iter().find(is_other) {
+        return Err(changed(&relation::quoted_name(other)));
+    }
     let oids: Vec<Oid> = members.iter().map(|facts| facts.oid).collect();
     if let Some(job) = jobs::any_unfinished(&with_ancestors(&oids))? {
         return Err(Report::new(
@@ -141,6 +155,16 @@ fn lock_members(roots: &[Oid]) -> Result<Vec<Facts>> {
             }
         }
     }
+    let now: HashSet<Oid> = roots
+        .iter()
+        .flat_map(|&root| relation::with_partitions(root))
+        .flat_map(|table| relation::family_as_it_is(table.oid))
+        .map(|facts| facts.oid)
+        .collect();
+    // Who had a lock before us may have detached a partition, or given a sequence to somebody else.
+    if let Some(other) = members.iter().find(|facts| !now.contains(&facts.oid)) {
+        return Err(changed(&relation::quoted_name(other)));
+    }
     if let Some(temporary) = members.iter().find(|facts| facts.temporary) {
         return Err(not_supported(
             &temporary.name.to_string(),
@@ -150,14 +174,13 @@ fn lock_members(roots: &[Oid]) -> Result<Vec<Facts>> {
     Ok(members)
 }
 
-/// A job may concern a partitioned table above.
+/// A job may concern a partitioned table above, and tables above have samples of those below.
+/// There may be several.
 fn with_ancestors(oids: &[Oid]) -> Vec<Oid> {
     let mut all: HashSet<Oid> = oids.iter().copied().collect();
-    for &oid in oids {
-        let mut child = oid;
-        while let Some(parent) = relation::partition_parent(child).filter(|oid| all.insert(*oid)) {
-            child = parent;
-        }
+    let mut next = oids.to_vec();
+    while let Some(child) = next.pop() {
+        next.extend(relation::parents(child).into_iter().filter(|parent| all.insert(*parent)));
     }
     all.into_iter().collect()
 }
@@ -289,6 +312,13 @@ pub(crate) fn former_files(by: &str, confirm: &str) -> Result<Shredded> {
     })
 }
 
+/// Files of this database that no relation has: a crash leaves those of transactions that did not
+/// commit, which may be copies of what was shredded. Or somebody makes them just now.
+pub(crate) fn left_behind() -> Result<Vec<RelFile>> {
+    let known = Survey::make().relations().map(|facts| facts.file).collect();
+    destruction::files_besides(process::my_database(), &known)
+}
+
 /// Where a file system is not mounted all files seem to be gone.
 fn require_tablespaces(database: u32, found: &[Former]) -> Result<()> {
     let known: HashSet<u32> = catalog::tablespaces().into_iter().map(Oid::to_u32).collect();
@@ -305,6 +335,12 @@ fn require_tablespaces(database: u32, found: &[Former]) -> Result<()> {
         }
     }
     Ok(())
+}
+
+fn changed(name: &str) -> Report {
+    Report::new(Code::ERRCODE_OBJECT_IN_USE, format!("{name} was changed meanwhile"))
+        .detail("It is no part any more of what is to be shredded, or not under that name. Nothing was destroyed.")
+        .hint("Look what is to be destroyed, and try again.")
 }
 
 fn in_use(name: &str, detail: String) -> Report {

@@ -115,7 +115,9 @@ impl Keystore {
     /// Whether no tablespace has a directory of the database whose scope this is: it was dropped.
     #[must_use]
     pub fn is_gone(&self, scope: u32) -> bool {
-        let has_it = |directory: &Path| directory.join(scope.to_string()).exists();
+        // What cannot be looked for may be there.
+        let has_it =
+            |directory: &Path| directory.join(scope.to_string()).try_exists().unwrap_or(true);
         let below = |directory: PathBuf| fs::read_dir(directory).into_iter().flatten().flatten();
         // pg_tblspc/<tablespace>/PG_<version>/<database>
         let mut versions =

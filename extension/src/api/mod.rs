@@ -12,7 +12,7 @@ mod status;
 use crate::keys::audit::{self, Operation};
 use crate::pg::report::{Report, Result};
 use crate::pg::text::ServerText;
-use crate::pg::{locks, process, relation};
+use crate::pg::{locks, process, relation, xact};
 use crate::{preload, roles};
 
 /// Names of arguments, for messages.
@@ -56,7 +56,7 @@ fn require_key_admin(action: &str) -> Result<()> {
     Ok(())
 }
 
-/// Refuses what writes keys or jobs, on a standby.
+/// Refuses what writes keys or jobs, on a standby and in a transaction that is to write nothing.
 fn require_primary(action: &str) -> Result<()> {
     if process::in_recovery() {
         return Err(Report::new(
@@ -64,6 +64,13 @@ fn require_primary(action: &str) -> Result<()> {
             format!("cannot {action} during recovery"),
         )
         .hint("Do this on the primary; standbys follow through WAL."));
+    }
+    if xact::is_read_only() {
+        return Err(Report::new(
+            pgrx::PgSqlErrorCode::ERRCODE_READ_ONLY_SQL_TRANSACTION,
+            format!("cannot {action} in a read-only transaction"),
+        )
+        .hint("SET transaction_read_only = off, or default_transaction_read_only, if that is what you want."));
     }
     Ok(())
 }

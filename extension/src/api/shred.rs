@@ -184,7 +184,17 @@ fn proof(shredded: &Shredded) -> Result<Vec<Row>> {
         let detail = "This file has the same key, as a raw copy made by CREATE DATABASE with the strategy file_copy or by ALTER DATABASE SET TABLESPACE: who can unwrap it can read what is left of the shredded file. Shred it too.";
         rows.push(("same key".to_owned(), whose, Some(path), None, detail.to_owned()));
     }
-    let gone = destruction::former_files(process::my_database())?.len();
+    let is_here = |file: &destruction::Destroyed| file.file.database == process::my_database();
+    let left = match shredded.outcome.files.iter().any(is_here) {
+        true => shred::left_behind()?,
+        false => Vec::new(),
+    };
+    for file in left {
+        let path = compat::relation_path(file, ForkNumber::MAIN_FORKNUM);
+        let detail = "No relation has this file: a crash has left it, or a transaction that has not committed yet is making it. It may hold rows of what was shredded, and the keystore keeps its key. If no transaction has it, remove it while the server is down, then call shred_former_files().";
+        rows.push(("leftover file".to_owned(), String::new(), Some(path), None, detail.to_owned()));
+    }
+    let gone = destruction::count_former_files(process::my_database())?;
     if gone > 0 {
         rows.push(note(
             "former files",
@@ -198,7 +208,7 @@ fn proof(shredded: &Shredded) -> Result<Vec<Row>> {
     rows.push(note(
         "backups",
         "",
-        "Backups of the data directory, disk snapshots, and archived WAL from before now hold wrapped copies of the keys; so may freed blocks of the disk. Delete them, or make the copies useless: see the rows \"master key\".".to_owned(),
+        "Backups of the data directory, disk snapshots, and archived WAL from before now hold wrapped copies of the keys; so may freed blocks of the disk. Those from before a rotation of the database key or a move to another master key have them wrapped by the keys of that time. Delete them, or make the copies useless: see the rows \"master key\".".to_owned(),
     ));
     rows.extend(master_key_rows(shredded)?);
     rows.push(note(

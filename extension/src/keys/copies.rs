@@ -39,9 +39,26 @@ pub(crate) fn copy_keys(
     Ok(())
 }
 
-/// Keys of dropped relations are kept; they need not come along.
+/// False if a file is gone: keys of dropped relations are kept, and need not come along. One that
+/// cannot be looked for may be there.
 pub(super) fn exists(file: RelFile) -> bool {
-    Path::new(&compat::relation_path(file, ForkNumber::MAIN_FORKNUM)).exists()
+    is_there(file).unwrap_or(true)
+}
+
+/// Whether there is such a file.
+///
+/// # Errors
+/// When that cannot be seen: a directory may not be entered, a disk or a server of files does not
+/// answer.
+pub(crate) fn is_there(file: RelFile) -> Result<bool> {
+    let path = compat::relation_path(file, ForkNumber::MAIN_FORKNUM);
+    Path::new(&path).try_exists().map_err(|error| {
+        Report::new(
+            PgSqlErrorCode::ERRCODE_IO_ERROR,
+            format!("could not look for relation file \"{path}\": {error}"),
+        )
+        .detail("So it is not known whether it is gone. Nothing was changed.")
+    })
 }
 
 fn add_records(

@@ -11,7 +11,7 @@
 //! reads is blank ([`crate::page_io`]); what it writes is sealed under a key that is lost; and when it ends, or
 //! meets the tombstone, all of it is dropped.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use pagevault_keystore::{Record, RelFile};
 
@@ -150,15 +150,44 @@ pub(crate) struct Former {
     last_epoch: u16,
 }
 
+/// Files of a database that are there and have keys, and are none of these.
+pub(crate) fn files_besides(database: u32, these: &HashSet<RelFile>) -> Result<Vec<RelFile>> {
+    let directory = &shared_memory()?.directory;
+    let mut besides = Vec::new();
+    for info in directory.files()? {
+        let info = info?;
+        if info.file.database == database
+            && !these.contains(&info.file)
+            && directory.keys(info.slot)?.next().is_some()
+            && copies::exists(info.file)
+        {
+            besides.push(info.file);
+        }
+    }
+    Ok(besides)
+}
+
+/// The number of files of a database that are gone and have keys, as far as that can be seen.
+pub(crate) fn count_former_files(database: u32) -> Result<usize> {
+    former(database, |file| Ok(copies::exists(file))).map(|found| found.len())
+}
+
 /// The files of a database that are gone and have keys. A key is made just before its file is.
+///
+/// # Errors
+/// Also when it cannot be seen of one of them whether it is gone.
 pub(crate) fn former_files(database: u32) -> Result<Vec<Former>> {
+    former(database, copies::is_there)
+}
+
+fn former(database: u32, is_there: impl Fn(RelFile) -> Result<bool>) -> Result<Vec<Former>> {
     let directory = &shared_memory()?.directory;
     let mut former = Vec::new();
     for info in directory.files()? {
         let info = info?;
         if info.file.database == database
             && directory.keys(info.slot)?.next().is_some()
-            && !copies::exists(info.file)
+            && !is_there(info.file)?
         {
             let last_epoch = directory.last_epoch(info.slot)?;
             former.push(Former { file: info.file, last_epoch });
@@ -168,14 +197,15 @@ pub(crate) fn former_files(database: u32) -> Result<Vec<Former>> {
 }
 
 impl Former {
-    /// False if it has come to be meanwhile.
+    /// False if it has come to be meanwhile, or cannot be looked for any more.
     pub(crate) fn is_gone(&self) -> bool {
         !copies::exists(self.file)
     }
 }
 
 /// Redo is about to destroy keys. From here on the server is not consistent before it gets here again; and no
-/// page that was changed under these keys stays in shared buffers.
+/// page that was changed under these keys stays in shared buffers. Of a whole database there may
+/// be files without keys, too: what replay has changed of them is on no disk yet.
 pub(super) fn before_redo(records: &[Record]) {
     buffers::set_recovery_minimum();
     let mut files = Vec::new();
@@ -191,7 +221,7 @@ pub(super) fn before_redo(records: &[Record]) {
     }
     buffers::drop_files(&files);
     for database in whole {
-        buffers::drop_database_in_redo(database);
+        buffers::flush_and_drop_database_in_redo(database);
     }
 }
 

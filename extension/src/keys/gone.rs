@@ -27,7 +27,8 @@ pub(crate) fn is_gone(scope: u32) -> bool {
 fn is_in(database: u32, tablespace: u32) -> bool {
     let any = RelFile { tablespace, database, relation: 1 };
     let path = compat::relation_path(any, ForkNumber::MAIN_FORKNUM);
-    Path::new(&path).parent().is_some_and(Path::exists)
+    // What cannot be looked for may be there.
+    Path::new(&path).parent().is_some_and(|path| path.try_exists().unwrap_or(true))
 }
 
 /// Those that are not built in.

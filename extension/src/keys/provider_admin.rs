@@ -11,6 +11,7 @@ use serde_json::Value;
 use super::gone::is_gone;
 use super::providers::{self, Answer, Question};
 use super::{master_keys, persist, refusal};
+use crate::pg::catalog;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
 use crate::roles;
@@ -39,7 +40,10 @@ pub(crate) fn alter(name: &str, options: &Value) -> Result<()> {
     let state = persist::current_cluster_state()?;
     let provider = state.provider(name).ok_or_else(|| providers::no_such_provider(name, &state))?;
     let spec = checked_options(BY, name, &provider.kind, options)?;
-    let is_missed = |scope, key: &DatabaseKey| key.provider == name && !is_gone(scope);
+    // Where a tablespace is not mounted its databases seem to be gone.
+    let is_known = |scope| catalog::database_name(scope).is_some();
+    let is_missed =
+        |scope, key: &DatabaseKey| key.provider == name && (!is_gone(scope) || is_known(scope));
     let wrapped: Vec<_> =
         state.database_keys().filter(|(scope, _, key)| is_missed(*scope, key)).collect();
     let mut questions = Vec::new();

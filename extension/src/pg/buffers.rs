@@ -65,8 +65,9 @@ pub(crate) fn flush_and_drop_files(files: &[RelFile]) {
     }
 }
 
-/// In recovery: ends the sessions of hot standby in a database and keeps others away, then drops its buffers.
-pub(crate) fn drop_database_in_redo(database: u32) {
+/// In recovery: ends the sessions of hot standby in a database and keeps others away, then writes
+/// what is dirty of it, as its primary has done, and drops all of it.
+pub(crate) fn flush_and_drop_database_in_redo(database: u32) {
     let oid = Oid::from(database);
     let lock = pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE;
     // SAFETY: what dbase_redo (dbcommands.c) does before it drops a database.
@@ -76,6 +77,7 @@ pub(crate) fn drop_database_in_redo(database: u32) {
             pg_sys::LockSharedObjectForSession(pg_sys::DatabaseRelationId, oid, 0, lock);
             pg_sys::ResolveRecoveryConflictWithDatabase(oid);
         }
+        pg_sys::FlushDatabaseBuffers(oid);
         pg_sys::DropDatabaseBuffers(oid);
         if sessions {
             pg_sys::UnlockSharedObjectForSession(pg_sys::DatabaseRelationId, oid, 0, lock);

@@ -7,27 +7,22 @@ use pgrx::pg_sys::{self, Oid};
 use super::statement::quoted_identifier;
 use super::text::ServerText;
 
-/// Reads the row of a catalog whose first indexed column is `oid`, with `SnapshotSelf`: also one that the
-/// current command has made.
+/// The column that most catalogs are found by.
+pub(super) const FIRST_COLUMN: pg_sys::AttrNumber = 1;
+
+/// Reads the row of a catalog whose first column, which is also the index's, is `oid`, with
+/// `SnapshotSelf`: also one that the current command has made.
 pub(super) fn find_row<T>(
     catalog: Oid,
     index: Oid,
     oid: Oid,
     read: impl FnOnce(pg_sys::HeapTuple) -> T,
 ) -> Option<T> {
-    const FIRST_COLUMN: pg_sys::AttrNumber = 1;
     // SAFETY: a catalog scan by OID; the tuple is read before the scan ends.
     unsafe {
         let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
         let catalog = pg_sys::table_open(catalog, lock);
-        let mut key = pg_sys::ScanKeyData::default();
-        pg_sys::ScanKeyInit(
-            &raw mut key,
-            FIRST_COLUMN,
-            pg_sys::BTEqualStrategyNumber as pg_sys::StrategyNumber,
-            pg_sys::F_OIDEQ.into(),
-            pg_sys::Datum::from(oid),
-        );
+        let mut key = equals(FIRST_COLUMN, oid);
         let scan = pg_sys::systable_beginscan(
             catalog,
             index,
@@ -42,6 +37,50 @@ pub(super) fn find_row<T>(
         pg_sys::table_close(catalog, lock);
         found
     }
+}
+
+/// What `read` takes from each row of a catalog in which a column, the first of the index, is
+/// `oid`.
+pub(super) fn rows_of<T>(
+    catalog: Oid,
+    index: Oid,
+    (column, oid): (pg_sys::AttrNumber, Oid),
+    read: impl Fn(pg_sys::HeapTuple) -> T,
+) -> Vec<T> {
+    let mut found = Vec::new();
+    // SAFETY: a scan of a catalog by its index; each tuple is read before the next is fetched.
+    unsafe {
+        let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
+        let catalog = pg_sys::table_open(catalog, lock);
+        let (mut key, no_snapshot) = (equals(column, oid), std::ptr::null_mut());
+        let scan = pg_sys::systable_beginscan(catalog, index, true, no_snapshot, 1, &raw mut key);
+        loop {
+            let tuple = pg_sys::systable_getnext(scan);
+            if tuple.is_null() {
+                break;
+            }
+            found.push(read(tuple));
+        }
+        pg_sys::systable_endscan(scan);
+        pg_sys::table_close(catalog, lock);
+    }
+    found
+}
+
+/// The key of a scan for rows in which a column is `oid`.
+fn equals(column: pg_sys::AttrNumber, oid: Oid) -> pg_sys::ScanKeyData {
+    let mut key = pg_sys::ScanKeyData::default();
+    // SAFETY: writes the key; the comparison is one that every server has.
+    unsafe {
+        pg_sys::ScanKeyInit(
+            &raw mut key,
+            column,
+            pg_sys::BTEqualStrategyNumber as pg_sys::StrategyNumber,
+            pg_sys::F_OIDEQ.into(),
+            pg_sys::Datum::from(oid),
+        );
+    }
+    key
 }
 
 /// A database's name; `None` if there is no such database.

@@ -116,6 +116,15 @@ pub(crate) fn partition_parent(partition: Oid) -> Option<Oid> {
     catalog::find_row(INHERITS, INHERITS_BY_CHILD, partition, read)
 }
 
+/// All tables that a table inherits from, as a partition or otherwise.
+pub(crate) fn parents(child: Oid) -> Vec<Oid> {
+    // SAFETY: rows of pg_inherits begin as Inherits says.
+    let read = |row: *mut pg_sys::HeapTupleData| unsafe {
+        (*pg_sys::GETSTRUCT(row).cast::<Inherits>()).parent
+    };
+    catalog::rows_of(INHERITS, INHERITS_BY_CHILD, (catalog::FIRST_COLUMN, child), read)
+}
+
 /// `InheritsRelationId`: pg_inherits, and `InheritsRelidSeqnoIndexId`, its index on the child. Not among
 /// pgrx's bindings.
 pub(crate) const INHERITS: Oid = Oid::from_u32(2611);
@@ -284,9 +293,26 @@ pub(crate) fn table_of_index(index: Oid) -> Option<Oid> {
     catalog::find_row(pg_sys::IndexRelationId, pg_sys::IndexRelidIndexId.into(), index, read)
 }
 
+/// The indexes of a table. Also those that are dead: who drops one concurrently, or replaces it
+/// so, and is interrupted, leaves it with all that is in it (`index_concurrently_set_dead`,
+/// index.c), and `RelationGetIndexList` (relcache.c) passes over it.
+fn indexes_of(table: Oid) -> Vec<Oid> {
+    // `IndexIndrelidIndexId`, not among pgrx's bindings, and `Anum_pg_index_indrelid`.
+    const BY_TABLE: Oid = Oid::from_u32(2678);
+    const TABLE: pg_sys::AttrNumber = 2;
+    // SAFETY: rows_of() hands over rows of the catalog that is named here, pg_index, while it has
+    // them; all of its columns but the last few are there in every row.
+    let read = |row: *mut pg_sys::HeapTupleData| unsafe {
+        (*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_index>()).indexrelid
+    };
+    catalog::rows_of(pg_sys::IndexRelationId, BY_TABLE, (TABLE, table), read)
+}
+
 /// A relation together with everything that follows it: its indexes, TOAST table with index, owned
-/// sequences. Opened with `lock`, which is held until the end of the transaction.
+/// sequences. Opened with `lock`, which is held until the end of the transaction. Raises if the
+/// relation is gone.
 pub(crate) fn family(oid: Oid, lock: pg_sys::LOCKMODE) -> Vec<Facts> {
+    self::lock(oid, lock);
     let mut members = Vec::new();
     collect_family(oid, Some(lock), &mut members);
     members
@@ -314,10 +340,11 @@ pub(crate) fn unlock(members: &[Facts], lock: pg_sys::LOCKMODE) {
 }
 
 fn collect_family(oid: Oid, lock: Option<pg_sys::LOCKMODE>, members: &mut Vec<Facts>) {
-    // SAFETY: relation_open raises if the relation is gone; the lists are palloc'd copies.
+    // SAFETY: null if the relation is gone, as a dead index may be at any time; the list is a
+    // palloc'd copy.
     let (facts, indexes, sequences) = unsafe {
         let relation = match lock {
-            Some(lock) => pg_sys::relation_open(oid, lock),
+            Some(lock) => pg_sys::try_relation_open(oid, lock),
             None => pg_sys::RelationIdGetRelation(oid),
         };
         if relation.is_null() {
@@ -325,8 +352,7 @@ fn collect_family(oid: Oid, lock: Option<pg_sys::LOCKMODE>, members: &mut Vec<Fa
         }
         let facts = facts_of(relation);
         let has_indexes = matches!(facts.kind, Kind::Table | Kind::Toast | Kind::MaterializedView);
-        let indexes =
-            if has_indexes { oids(pg_sys::RelationGetIndexList(relation)) } else { Vec::new() };
+        let indexes = if has_indexes { indexes_of(oid) } else { Vec::new() };
         let sequences = if facts.kind == Kind::Table {
             oids(pg_sys::getOwnedSequences(oid))
         } else {

@@ -28,6 +28,12 @@ pub(crate) fn require_writable(command: &CStr) {
     unsafe { pg_sys::PreventCommandIfReadOnly(command.as_ptr()) }
 }
 
+/// Whether the present transaction is to write nothing, as its user said.
+pub(crate) fn is_read_only() -> bool {
+    // SAFETY: a plain global of this process.
+    unsafe { pg_sys::XactReadOnly }
+}
+
 /// What became of the transaction or subtransaction of this full number.
 ///
 /// As `pg_xact_status()` says (xid8funcs.c, the same in 15 to 18), which looks into pg_xact while nobody cuts it off. It refuses

@@ -31,7 +31,7 @@ impl Place {
     /// Follows the symbolic links above the key file at the absolute `path`.
     ///
     /// # Errors
-    /// `unreachable` if there is no such directory, `denied` if it may not be entered.
+    /// `unreachable` if there is no such directory, or it may not be entered.
     pub fn resolve(path: &Path) -> Result<Place, ProviderError> {
         Place::resolve_as(What::KeyFile, path)
     }
@@ -140,7 +140,7 @@ impl Place {
     /// Refuses a program that somebody else than root and us could have written, and what is none.
     ///
     /// # Errors
-    /// `unreachable` if it does not exist, `insecure` or `denied` if it must or can not be run.
+    /// `unreachable` if it does not exist or cannot be run, `insecure` if it must not be.
     pub fn check_program(&self) -> Result<(), ProviderError> {
         let path = self.path();
         let shown = path.display();
@@ -164,7 +164,7 @@ impl Place {
         require(What::Program, &path, &metadata)?;
         access(&path, AccessFlags::X_OK).map_err(|error| {
             ProviderError::new(
-                ErrorClass::Denied,
+                ErrorClass::Unreachable,
                 format!("program \"{shown}\" is not executable for the server's user"),
             )
             .with_detail(format!("{}.", error.desc()))

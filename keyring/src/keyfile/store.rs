@@ -20,8 +20,9 @@ use crate::trust::io_error;
 /// Reads the key file at `place`.
 ///
 /// # Errors
-/// `unreachable` or `denied` if it cannot be opened, `insecure` if others could have reached it,
-/// `key_missing` if what is in it is no key file, damaged or of a newer format.
+/// `insecure` if others could have reached it; `unreachable` if it cannot be opened, and if what
+/// is in it is no key file, damaged or of a newer format: that says nothing of a key, for it may
+/// be copied there just now.
 pub fn load(place: &Place) -> Result<KeyFile, ProviderError> {
     let (file, metadata) = place.open()?;
     decode(place, &read(place, &file, &metadata)?)
@@ -137,7 +138,7 @@ fn decode(place: &Place, text: &[u8]) -> Result<KeyFile, ProviderError> {
         let path = place.path();
         let shown = path.display();
         let refused = |message: &str, detail: String, hint: String| {
-            ProviderError::new(ErrorClass::KeyMissing, format!("key file \"{shown}\" {message}"))
+            ProviderError::new(ErrorClass::Unreachable, format!("key file \"{shown}\" {message}"))
                 .with_detail(detail)
                 .with_hint(hint)
         };

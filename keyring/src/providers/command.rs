@@ -255,9 +255,11 @@ impl CommandProvider {
         if ended.code == 0 {
             return Ok(ended);
         }
-        // What a careless program prints of its request must not reach the log.
-        let secrets = fields.iter().filter(|(name, _)| *name == "plaintext");
-        let leaks = secrets.into_iter().any(|(_, secret)| ended.said.contains(secret));
+        // What a careless program prints of its request, or of its answer as `set -x` does, must
+        // not reach the log.
+        let given = fields.iter().filter(|(name, _)| *name == "plaintext");
+        let leaks = given.into_iter().any(|(_, secret)| repeats(&ended.said, secret.as_bytes()))
+            || reply::opened(&ended.output).any(|secret| repeats(&ended.said, secret));
         Err(failed(program, ended.code, if leaks { None } else { Some(&ended.said) }))
     }
 
@@ -269,6 +271,13 @@ impl CommandProvider {
     ) -> Result<Reply, ProviderError> {
         Reply::read(&ended.output, known).map_err(|wrong| unusable(program, &wrong))
     }
+}
+
+/// Whether a text has a part of a secret that tells too much of it.
+fn repeats(text: &str, secret: &[u8]) -> bool {
+    const PART: usize = 12;
+    let text = text.as_bytes();
+    secret.windows(PART).any(|part| text.windows(PART).any(|found| found == part))
 }
 
 /// A wrapped key, taken apart.

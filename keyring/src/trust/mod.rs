@@ -204,13 +204,11 @@ pub(crate) fn insecure(message: impl Into<String>) -> ProviderError {
     ProviderError::new(ErrorClass::Insecure, message)
 }
 
-/// Sorts the system's error into our classes.
+/// An error of the system as an outage. That we may not enter a directory or read a file is so as
+/// well: it is no word about a key, and `denied` would be taken for one.
 pub(crate) fn io_error(error: &io::Error, message: &str) -> ProviderError {
-    let class = match error.kind() {
-        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => ErrorClass::Denied,
-        _ => ErrorClass::Unreachable,
-    };
-    let failure = ProviderError::new(class, message).with_detail(format!("{error}."));
+    let failure =
+        ProviderError::new(ErrorClass::Unreachable, message).with_detail(format!("{error}."));
     match error.kind() {
         io::ErrorKind::PermissionDenied => failure.with_hint(format!(
             "User ID {} must own the file and may enter each directory above it.",

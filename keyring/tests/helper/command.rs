@@ -223,6 +223,20 @@ fn a_key_on_standard_error_is_not_repeated() {
     assert!(!format!("{failed:?}").contains(&key));
 }
 
+/// As `set -x` prints what a shell is about to do, and of a long line only the end is kept.
+#[test]
+fn a_key_that_was_opened_is_not_repeated_either() {
+    let key = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
+    let traced = format!("echo 'plaintext {key}'; echo \"+ echo 'plaintext {key}'\" >&2; exit 1");
+    let cut = "printf '%s%s' \"$data\" \"$(printf 'x%.0s' $(seq 2006))\" >&2; exit 1".to_owned();
+    let wrapped = Programs::new(PLAIN).wrap(&[1; 32]);
+    for (script, action) in [(traced, unwrap_action(&wrapped)), (cut, wrap_action(&[1; 32]))] {
+        let programs = Programs::new(&script);
+        let failed = programs.failed(&programs.one(action), "unreachable");
+        assert!(failed.detail.contains("which is not repeated here"), "{failed:?}");
+    }
+}
+
 #[test]
 fn standard_error_of_a_success_is_nobodys_business() {
     let programs = Programs::new(&format!("seq 100000 >&2\n{PLAIN}"));

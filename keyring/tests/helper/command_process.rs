@@ -268,7 +268,7 @@ fn only_a_regular_executable_file_is_run() {
     let path = programs.path();
     let shown = path.display();
     chmod(&path, 0o644);
-    let refused = programs.refused("denied");
+    let refused = programs.refused("unreachable");
     let expected = format!("program \"{shown}\" is not executable for the server's user");
     assert_eq!(refused.message, expected);
 

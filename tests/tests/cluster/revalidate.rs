@@ -1,6 +1,8 @@
 //! Keys in use are asked for again from time to time: an outage changes nothing, a revocation is logged,
 //! and locks what the key protects if that is wanted. When the key is good again, all is as before.
 
+use std::os::unix::fs::PermissionsExt;
+
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::{expect_error, run_sql, text};
 use pagevault_tests::standby::{standby_of, wait_for};
@@ -67,6 +69,30 @@ fn an_outage_is_logged_once_and_changes_nothing() -> Result<()> {
     cluster.eventually_logs("the keyring helper answers again")?;
 
     cluster.set(&[("pagevault.revalidate_interval", "0")])?;
+    cluster.finish()
+}
+
+/// That the server's user may not read it is said by the file system, not by whoever has the key.
+#[test]
+fn a_key_file_that_cannot_be_read_is_an_outage() -> Result<()> {
+    let (cluster, keys) = Cluster::with_keys(&strict())?;
+    cluster.sql(TABLES)?;
+    cluster.eventually("SELECT last_revalidation_at IS NOT NULL FROM pagevault.status", "t")?;
+    let mode = |mode| std::fs::set_permissions(keys.path(), PermissionsExt::from_mode(mode));
+    mode(0)?;
+    cluster.eventually("SELECT consecutive_failures >= 2 FROM pagevault.providers", "t")?;
+    ensure!(cluster.text("SELECT last_error_class FROM pagevault.providers")? == "unreachable");
+    ensure!(cluster.text(KEY_STATES)? == "unlocked", "master keys");
+    ensure!(cluster.text("SELECT count(*) FROM secret")? == "1000", "rows are missing");
+    mode(0o600)?;
+    cluster.eventually("SELECT unreachable_providers FROM pagevault.status", "{}")?;
+    // One that is being copied there is empty at first.
+    let text = std::fs::read(keys.path())?;
+    std::fs::write(keys.path(), "")?;
+    cluster.eventually("SELECT consecutive_failures >= 2 FROM pagevault.providers", "t")?;
+    ensure!(cluster.text(KEY_STATES)? == "unlocked", "master keys");
+    std::fs::write(keys.path(), text)?;
+    cluster.eventually("SELECT unreachable_providers FROM pagevault.status", "{}")?;
     cluster.finish()
 }
 

@@ -1,6 +1,7 @@
 //! What stands between the server and its key server, and key servers that do not serve: whatever they answer, it is no word
 //! about a key. With `revoked_key_action = lock` such a word would have everything refused.
 
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -22,6 +23,7 @@ pub(crate) fn tests() -> Vec<Test> {
         test("proxies::what_is_not_of_aws_kms_is_an_outage", pages_before_aws_kms),
         test("proxies::a_vault_that_does_not_serve_is_an_outage", inactive),
         test("proxies::what_vault_says_of_a_key_is_believed_where_only_vault_says_it", refusals),
+        test("proxies::a_token_that_is_known_a_moment_later_is_no_denial", known_late),
         test("proxies::answers_are_read_up_to_a_limit", endless),
         test("proxies::answers_that_drip_end_in_time", dripping),
         test("proxies::answers_are_not_decompressed", compressed),
@@ -37,6 +39,13 @@ const CONTEXT: &str = "pagevault/1/00112233445566778899aabbccddeeff/5";
 const HTML: &str = "text/html";
 const JSON: &str = "application/json";
 const PAGE: &str = "<html><head><title>403 Forbidden</title></head><body>hunter2</body></html>";
+
+/// Vault's answers to a look at one's own token, and to what one may not.
+const TOKEN: &str = r#"{"request_id":"","lease_id":"","renewable":false,"lease_duration":0,
+    "data":{"accessor":"","creation_time":0,"creation_ttl":0,"display_name":"","entity_id":"",
+    "expire_time":null,"explicit_max_ttl":0,"id":"","num_uses":0,"orphan":true,"path":"",
+    "policies":[],"ttl":0},"wrap_info":null,"warnings":null,"auth":null}"#;
+const DENIED: &str = r#"{"errors":["1 error occurred:\n\t* permission denied\n\n"]}"#;
 
 /// What load balancers, proxies and gateways answer: kind of content, and content.
 const ANSWERS: &[(&str, &str)] = &[
@@ -171,6 +180,8 @@ fn inactive() -> Result<()> {
             "no handler for route \"transit/decrypt/db-kek\". route entry found, but backend is nil.",
         ),
         (412, "required index state not present"),
+        // A server that has not heard of the last rotation yet.
+        (400, "invalid ciphertext: version is too new"),
         (400, "1 error occurred:\n\t* something that no release says yet\n\n"),
         (403, "lease count quota exceeded"),
     ] {
@@ -197,11 +208,6 @@ fn inactive() -> Result<()> {
 
 /// Vault's own words, as the tests with a real one in `vault.rs` hear them; and what may stand beside them.
 fn refusals() -> Result<()> {
-    const TOKEN: &str = r#"{"request_id":"","lease_id":"","renewable":false,"lease_duration":0,
-        "data":{"accessor":"","creation_time":0,"creation_ttl":0,"display_name":"","entity_id":"",
-        "expire_time":null,"explicit_max_ttl":0,"id":"","num_uses":0,"orphan":true,"path":"",
-        "policies":[],"ttl":0},"wrap_info":null,"warnings":null,"auth":null}"#;
-    const DENIED: &str = r#"{"errors":["1 error occurred:\n\t* permission denied\n\n"]}"#;
     const NONE: &str = r#"{"errors":[]}"#;
     for (status, body, of_token, class) in [
         // Denied by who knows the token; by who does not; by who knows nothing of tokens.
@@ -256,6 +262,27 @@ fn refusals() -> Result<()> {
         let told = failed(&provider.ask("db-kek", CONTEXT, unwrap_by_vault())?)?;
         ensure!(told["class"] == class, "{status} {body} {of_token:?}: {told}");
     }
+    Ok(())
+}
+
+const OPENED: &str = r#"{"request_id":"","lease_id":"","renewable":false,"lease_duration":0,
+    "data":{"plaintext":"AAAA"},"wrap_info":null,"warnings":null,"auth":null}"#;
+
+/// Of several servers one may hear of a new token, or of a policy, a moment later than the one
+/// that was asked before.
+fn known_late() -> Result<()> {
+    let denials = AtomicUsize::new(0);
+    let canned = Canned::paths(move |path| {
+        let (status, body) = match path.ends_with("lookup-self") {
+            true => (200, TOKEN),
+            false if denials.fetch_add(1, Ordering::Relaxed) == 0 => (403, DENIED),
+            false => (200, OPENED),
+        };
+        (status, JSON, body.to_owned())
+    })?;
+    let (provider, _directory) = vault(&canned)?;
+    let told = provider.ask("db-kek", CONTEXT, unwrap_by_vault())?;
+    ensure!(told["unwrapped"]["plaintext"] == "AAAA", "{told}");
     Ok(())
 }
 

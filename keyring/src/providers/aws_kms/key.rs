@@ -69,8 +69,9 @@ impl Session {
     /// `key` as this session's region knows it.
     pub(super) fn local<'a>(&self, key: &'a str) -> Result<Cow<'a, str>, ProviderError> {
         in_region(key, &self.region).map_err(|home| {
+            // AWS KMS is not asked: the region may be that of a profile, or of the machine's place.
             ProviderError::new(
-                ErrorClass::KeyMissing,
+                ErrorClass::BadOptions,
                 format!("key \"{}\" is not in region {}", printable(key), self.region),
             )
             .with_detail(format!("Its region is {}.", printable(home)))

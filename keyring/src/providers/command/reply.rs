@@ -47,6 +47,12 @@ impl Reply {
     }
 }
 
+/// What stands in an answer as a key that was opened, be the answer a good one or not.
+pub(super) fn opened(answer: &[u8]) -> impl Iterator<Item = &[u8]> {
+    let lines = answer.split(|byte| *byte == b'\n');
+    lines.filter_map(|line| line.strip_prefix(b"plaintext "))
+}
+
 fn form(name: &str) -> &'static str {
     match name {
         "wrapped" => "printable ASCII without spaces",

@@ -32,13 +32,16 @@ const VERDICTS: &[(u16, &str, Verdict)] = &[
     (400, "derivation not supported for key type", Verdict::Foreign),
 ];
 
-/// Texts of a server that does not serve, or not yet.
+/// Texts of a server that does not serve, or not yet; the last is of one that has not heard of a
+/// new version of the key (keysutil/policy.go), as one that follows another one a moment behind,
+/// or was restored from before.
 const INACTIVE: &[&str] = &[
     "DR secondary",
     "standby",
     "please forward to the active node",
     "active cluster node not found",
     "backend is nil",
+    "version is too new",
 ];
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -71,28 +71,33 @@ impl Session {
         Ok(Session { server, auth, network, api: OnceCell::new() })
     }
 
-    /// Asks Vault for something that takes `capability` on `path`.
+    /// Asks Vault for something that takes `capability` on `path`; again, if it denies that to a
+    /// token that it knows.
     pub(super) fn run<T>(
         &self,
         capability: &str,
         path: &str,
-        ask: impl AsyncFnOnce(&Api) -> Result<T, NoAnswer>,
+        ask: impl AsyncFn(&Api) -> Result<T, NoAnswer>,
     ) -> Result<T, ProviderError> {
         let api = self.api()?;
         self.network.run(async {
-            let error = match ask(api).await {
+            let mut error = match ask(api).await {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
             // Vault says the same to a token that it does not know and to one that may not.
-            let known = match failure::is_unclear(&error) {
-                true => Some(match lookup(api).await {
-                    Ok(_) => Known::Token,
-                    Err(error) if failure::is_denial(&error) => Known::Nothing,
-                    Err(error) => Known::Unasked(error),
-                }),
-                false => None,
-            };
+            let mut known = look_up(api, &error).await;
+            if failure::is_denial(&error) && matches!(known, Some(Known::Token)) {
+                // Of several servers the one that was asked may have heard of the token, or of
+                // its policy, a moment later than the one that gave it.
+                error = match ask(api).await {
+                    Ok(answer) => return Ok(answer),
+                    Err(error) => error,
+                };
+                if !failure::is_denial(&error) {
+                    known = look_up(api, &error).await;
+                }
+            }
             let need = Need { capability, path };
             Err(failure::of_request(error, &self.server, &self.auth, &need, known))
         })
@@ -223,6 +228,18 @@ fn told_of(ttl: u64, renewable: Option<bool>, policies: &[String]) -> String {
 /// What Vault knows of the token.
 async fn lookup(api: &Api) -> Result<LookupTokenResponse, NoAnswer> {
     api.ask(formed(LookupTokenSelfRequest::builder().build())?).await
+}
+
+/// What more must be known to tell what an error means; `None` if nothing.
+async fn look_up(api: &Api, error: &NoAnswer) -> Option<Known> {
+    if !failure::is_unclear(error) {
+        return None;
+    }
+    Some(match lookup(api).await {
+        Ok(_) => Known::Token,
+        Err(error) if failure::is_denial(&error) => Known::Nothing,
+        Err(error) => Known::Unasked(error),
+    })
 }
 
 /// Prolongs a token of which less than half of its life is left. Best done by an agent; a token that

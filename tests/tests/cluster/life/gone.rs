@@ -86,6 +86,33 @@ fn the_key_of_a_dropped_database_is_not_missed() -> Result<()> {
     cluster.finish()
 }
 
+/// A file system that is not mounted takes no database away.
+#[test]
+fn the_key_of_a_database_that_is_out_of_sight_is_missed() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    let space = cluster.directory().join("space");
+    std::fs::create_dir(&space)?;
+    cluster.installation().give(&space)?;
+    cluster.sql(&format!("CREATE TABLESPACE space LOCATION '{}'", space.display()))?;
+    cluster.sql("CREATE DATABASE far TABLESPACE space")?;
+    let other = cluster.key_file("other", "key")?;
+    cluster.sql(&other.add_provider("other"))?;
+    let mut far = cluster.client_to("far")?;
+    run_sql(&mut far, "CREATE EXTENSION pagevault")?;
+    run_sql(&mut far, "SELECT pagevault.set_master_key('other', 'key')")?;
+    drop(far);
+    cluster.sql("CHECKPOINT")?;
+    let elsewhere = cluster.key_file("elsewhere", "another")?;
+    let options = format!("'{{\"path\": \"{}\"}}'", elsewhere.path().display());
+    let away = cluster.directory().join("away");
+    std::fs::rename(&space, &away)?;
+    let altered = cluster.error(&format!("SELECT pagevault.alter_provider('other', {options})"));
+    std::fs::rename(&away, &space)?;
+    let error = altered?;
+    ensure!(error.sqlstate == "42704" && error.text().contains("holds no key"), "{error}");
+    cluster.finish()
+}
+
 /// Whoever may create databases may choose their OIDs. Under that of one that is gone its keys would be needed again: no start
 /// after a crash without its provider; and files that are copied as they are would be written under them, which checkpoints fail
 /// to do.

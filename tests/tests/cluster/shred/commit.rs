@@ -151,3 +151,25 @@ fn tables_above_forget_as_well() -> Result<()> {
     ensure!(cluster.text(EXTENDED)? == "0");
     cluster.finish()
 }
+
+/// A table may inherit from several. None of them has to be the first, and none to have samples
+/// of others.
+#[test]
+fn all_tables_above_forget() -> Result<()> {
+    let (mut cluster, _keys) = cluster("")?;
+    cluster.allow_log("were destroyed");
+    cluster.sql(
+        "SET pagevault.default_encryption = on;
+         CREATE TABLE one (name text); CREATE TABLE other (name text);
+         CREATE TABLE low () INHERITS (one, other);
+         INSERT INTO low SELECT 'specht ' || i FROM generate_series(0, 199) i; ANALYZE other",
+    )?;
+    let sampled = "SELECT count(*) FROM pg_statistic
+         WHERE starelid IN ('one'::regclass, 'other'::regclass, 'low'::regclass) AND stainherit";
+    ensure!(cluster.text(sampled)? == "1", "no statistics");
+    let items =
+        column(&mut cluster.client()?, "SELECT * FROM pagevault.shred('low', 'public.low')")?;
+    ensure!(cluster.text(sampled)? == "0", "statistics are left");
+    ensure!(items.iter().any(|item| item == "statistics"), "{items:?}");
+    cluster.finish()
+}

@@ -1,5 +1,9 @@
 //! Files that are gone, and their numbers.
 
+use std::os::unix::fs::PermissionsExt;
+
+use pagevault_tests::DataFile;
+
 use super::*;
 
 /// A file number that is used again goes on after the destroyed epochs.
@@ -109,5 +113,61 @@ fn a_file_that_is_about_to_be_is_not_gone() -> Result<()> {
     ensure!(cluster.text("SELECT id FROM n")? == "17");
     cluster.crash()?;
     ensure!(cluster.text("SELECT id FROM n")? == "17", "after a crash");
+    cluster.finish()
+}
+
+/// A file that cannot be looked for is not gone.
+#[test]
+fn files_that_cannot_be_seen_are_not_gone() -> Result<()> {
+    let (cluster, _keys) = cluster("")?;
+    let space = cluster.directory().join("space");
+    std::fs::create_dir(&space)?;
+    cluster.installation().give(&space)?;
+    cluster.sql(&format!("CREATE TABLESPACE space LOCATION '{}'", space.display()))?;
+    cluster.sql(
+        "SET pagevault.default_encryption = on; CREATE TABLE far TABLESPACE space AS SELECT 17 AS id;
+         TRUNCATE u; CHECKPOINT",
+    )?;
+    let path = cluster.text("SELECT pg_relation_filepath('far')")?;
+    let path = cluster.data_directory().join(path);
+    let directory = path.parent().context("a directory")?;
+    let mode = |mode| std::fs::set_permissions(directory, PermissionsExt::from_mode(mode));
+    mode(0)?;
+    let error = cluster.error(FORMER);
+    mode(0o700)?;
+    ensure!(cluster.text("SELECT id FROM far")? == "17");
+    let error = error?;
+    ensure!(error.sqlstate == "58030" && error.text().contains("Permission denied"), "{error}");
+    cluster.sql(FORMER)?;
+    cluster.restart()?;
+    ensure!(cluster.text("SELECT id FROM far")? == "17");
+    cluster.finish()
+}
+
+/// PostgreSQL leaves the files of a transaction that a crash has ended; they may hold copies of
+/// rows.
+#[test]
+fn files_that_a_crash_has_left_are_named() -> Result<()> {
+    let (cluster, _keys) = cluster("")?;
+    let mut copier = cluster.client()?;
+    run_sql(
+        &mut copier,
+        "SET pagevault.default_encryption = on; BEGIN; CREATE TABLE copy AS SELECT * FROM t",
+    )?;
+    let path = text(&mut copier, "SELECT pg_relation_filepath('copy')")?;
+    let left = "SELECT string_agg(file, ' ') FROM pagevault.shred('t', 'public.t') WHERE item = 'leftover file'";
+    cluster.sql("CHECKPOINT")?;
+    cluster.crash()?;
+    let states = DataFile::find(&cluster.data_directory().join(&path))?.remove(0).states()?;
+    ensure!(states.contains(&PageState::Sealed(1)), "{states:?}");
+    let named = cluster.text(left)?;
+    ensure!(named.split(' ').any(|file| file == path), "{path} is not in {named:?}");
+    cluster.stop(StopMode::Fast)?;
+    for file in named.split(' ') {
+        std::fs::remove_file(cluster.data_directory().join(file))?;
+    }
+    cluster.start_server()?;
+    cluster.sql(FORMER)?;
+    ensure!(cluster.text(left)?.is_empty(), "{}", cluster.text(left)?);
     cluster.finish()
 }

@@ -4,6 +4,7 @@
 mod commit;
 mod crashes;
 mod former_files;
+mod races;
 mod refusals;
 mod wholes;
 

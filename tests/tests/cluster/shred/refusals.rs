@@ -44,6 +44,11 @@ fn it_is_refused_unless_it_is_meant_and_complete() -> Result<()> {
     ] {
         refused(&statement, "25001", "cannot run in a transaction block")?;
     }
+    let mut reader = cluster.client()?;
+    run_sql(&mut reader, "SET default_transaction_read_only = on")?;
+    let error = expect_error(&mut reader, SHRED)?;
+    let read_only = "cannot destroy data keys in a read-only transaction";
+    ensure!(error.sqlstate == "25006" && error.message == read_only, "{error}");
     refused(
         "SELECT * FROM pagevault.shred('open', 'public.open')",
         "55000",

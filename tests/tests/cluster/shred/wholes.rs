@@ -172,3 +172,35 @@ fn a_labelled_database_goes_with_its_catalogs() -> Result<()> {
     ensure!(cluster.text(U)? == u, "the other table is not as it was");
     cluster.finish()
 }
+
+/// What a standby has in its buffers of files that are not encrypted is not on its disk yet.
+#[test]
+fn plaintext_files_of_a_shredded_database_stay_whole() -> Result<()> {
+    let (primary, _keys) = cluster("")?;
+    primary.sql("CREATE DATABASE app")?;
+    run_sql(&mut primary.client_to("app")?, "CREATE EXTENSION pagevault")?;
+    let mut standby = standby_of(&primary, &["restart_after_crash = off"])?;
+    standby.allow_log("terminating connection due to conflict with recovery");
+    let mut app = primary.client_to("app")?;
+    run_sql(
+        &mut app,
+        "SET pagevault.default_encryption = on;
+         CREATE TABLE secret AS SELECT 'meise' AS name;
+         SET pagevault.default_encryption = off;
+         CREATE TABLE open (id int PRIMARY KEY); INSERT INTO open SELECT generate_series(1, 1000)",
+    )?;
+    drop(app);
+    wait_for(&standby, &primary)?;
+    primary.sql("SELECT * FROM pagevault.shred_database('app', confirm => 'app')")?;
+    wait_for(&standby, &primary)?;
+    let count = |server: &Cluster| text(&mut server.client_to("app")?, "SELECT count(*) FROM open");
+    ensure!(count(&primary)? == "1000", "primary");
+    ensure!(count(&standby)? == "1000", "standby: {}", count(&standby)?);
+    run_sql(&mut primary.client_to("app")?, "INSERT INTO open SELECT generate_series(1001, 1100)")?;
+    wait_for(&standby, &primary)?;
+    standby.crash()?;
+    wait_for(&standby, &primary)?;
+    ensure!(count(&standby)? == "1100", "standby");
+    standby.finish()?;
+    primary.finish()
+}

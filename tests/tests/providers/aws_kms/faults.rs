@@ -217,7 +217,7 @@ fn ciphertexts_name_their_key() -> Result<()> {
     let asked = provider(&silent.endpoint, &root, 2000);
     let elsewhere = arn().replace(REGION, "us-east-1");
     for (arn, class) in
-        [("", "wrong_ciphertext"), ("k", "wrong_ciphertext"), (&elsewhere, "key_missing")]
+        [("", "wrong_ciphertext"), ("k", "wrong_ciphertext"), (&elsewhere, "bad_options")]
     {
         let action = json!({"unwrap": {"wrapped": wrapped_by(arn, 1, b"ciphertext")}});
         asked.refused("k", CONTEXT, action, class)?;

@@ -96,7 +96,7 @@ fn a_key_has_four_names() -> Result<()> {
         ensure!(summary.contains(&arn) && summary.ends_with(expected), "{summary}");
     }
     let elsewhere = arn.replace("eu-central-1", "eu-west-1");
-    let told = provider.refused(&elsewhere, CONTEXT, wrap(), "key_missing")?;
+    let told = provider.refused(&elsewhere, CONTEXT, wrap(), "bad_options")?;
     ensure!(told["detail"] == "Its region is eu-west-1.", "{told}");
     Ok(())
 }
