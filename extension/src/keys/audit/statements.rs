@@ -6,6 +6,7 @@
 
 use pgrx::pg_sys::SubTransactionId;
 
+use super::super::shared;
 use super::operation::{ATTEMPTED, Operation};
 use crate::pg::process::ProcessLocal;
 use crate::pg::session::{self, Identity};
@@ -27,7 +28,7 @@ static PENDING: ProcessLocal<Vec<Pending>> = ProcessLocal::new(Vec::new());
 /// The SQLSTATE of the last error of this process.
 static LAST_ERROR: ProcessLocal<Option<i32>> = ProcessLocal::new(None);
 /// What the server itself has refused in this transaction.
-static DENIED: ProcessLocal<Option<(Operation, Identity)>> = ProcessLocal::new(None);
+static DENIED: ProcessLocal<Vec<(Operation, Identity)>> = ProcessLocal::new(Vec::new());
 /// Settings that this session has changed in this transaction.
 static CHANGED: ProcessLocal<Vec<(Operation, Identity)>> = ProcessLocal::new(Vec::new());
 
@@ -95,9 +96,14 @@ pub(crate) fn changed(operation: Operation) {
 pub(crate) fn note_error(code: i32, denied: impl FnOnce() -> Option<Operation>) {
     LAST_ERROR.with(|error| *error = Some(code));
     if let Some(operation) = denied() {
-        // The transaction has failed and is not rolled back yet; the names of its roles were looked up by those who refused it.
-        let who = session::identity();
-        DENIED.with(|all| *all = Some((operation, who)));
+        // An error in the midst of error processing would take the server down, so catalogs are read only where they can be.
+        let withheld = shared::anything_withheld() || shared::anything_destroyed();
+        let who = if withheld { session::identity_at_hand() } else { session::identity() };
+        DENIED.with(|all| {
+            if all.len() < MOST {
+                all.push((operation, who));
+            }
+        });
     }
 }
 
@@ -118,7 +124,7 @@ pub(crate) fn transaction_ended(outcome: &'static str) {
         pending.end(outcome);
     }
     settings_changed();
-    if let Some((denied, who)) = DENIED.with(Option::take) {
+    for (denied, who) in DENIED.with(std::mem::take) {
         denied.log(&who, "denied", Some("42501"));
     }
 }
