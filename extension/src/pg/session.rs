@@ -167,7 +167,8 @@ pub(crate) fn sets_for_itself() -> bool {
     unsafe {
         let begins = pg_sys::Mode != pg_sys::ProcessingMode::NormalProcessing;
         let carries_out = || !pg_sys::ActivePortal.is_null() || pg_sys::ActiveSnapshotSet();
-        !pg_sys::MyProcPort.is_null() && pg_sys::IsTransactionState() && (begins || carries_out())
+        let is_session = !pg_sys::MyProcPort.is_null() || !pg_sys::IsUnderPostmaster;
+        is_session && pg_sys::IsTransactionState() && (begins || carries_out())
     }
 }
 

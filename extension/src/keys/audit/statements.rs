@@ -82,9 +82,16 @@ pub(crate) fn refuse(code: i32) {
     });
 }
 
+/// Who acts, where an error should not be raised, or must not be: in the midst of another it would take the server down. So
+/// catalogs are read only while all can be.
+fn who() -> Identity {
+    let withheld = shared::anything_withheld() || shared::anything_destroyed();
+    if withheld { session::identity_at_hand() } else { session::identity() }
+}
+
 /// This session changes a setting.
 pub(crate) fn changed(operation: Operation) {
-    let who = session::identity();
+    let who = who();
     CHANGED.with(|all| {
         if all.len() < MOST {
             all.push((operation, who));
@@ -96,9 +103,7 @@ pub(crate) fn changed(operation: Operation) {
 pub(crate) fn note_error(code: i32, denied: impl FnOnce() -> Option<Operation>) {
     LAST_ERROR.with(|error| *error = Some(code));
     if let Some(operation) = denied() {
-        // An error in the midst of error processing would take the server down, so catalogs are read only where they can be.
-        let withheld = shared::anything_withheld() || shared::anything_destroyed();
-        let who = if withheld { session::identity_at_hand() } else { session::identity() };
+        let who = who();
         DENIED.with(|all| {
             if all.len() < MOST {
                 all.push((operation, who));

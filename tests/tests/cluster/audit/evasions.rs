@@ -1,8 +1,11 @@
 //! What somebody might try so that a line is not written, or tells something else.
 
+use std::io::Write;
+use std::process::Stdio;
+
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{expect_error, run_sql};
-use pagevault_tests::{Cluster, Settings};
+use pagevault_tests::{Cluster, Settings, StopMode};
 use serde_json::Value;
 
 use super::operations::{of, settle, written};
@@ -57,6 +60,17 @@ fn a_session_that_changes_a_setting_out_of_any_statement_is_told_of() -> Result<
         ensure!(set.len() == 1 && set[0]["to"] == to, "{statement}: {lines:#?}");
     }
     drop(client);
+    // And where there is no client.
+    cluster.stop(StopMode::Fast)?;
+    let mut server = cluster.installation().command("postgres");
+    server.args(["--single", "-D"]).arg(cluster.data_directory()).arg("postgres");
+    let mut server = server.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let mut input = server.stdin.take().context("its input")?;
+    input.write_all(b"SET pagevault.enforce = on\n")?;
+    drop(input);
+    let output = server.wait_with_output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(said.contains("\"by\":\"session\",\"role\":\"postgres\""), "{said}");
     cluster.finish()
 }
 
