@@ -372,6 +372,7 @@ fn finish(
         action: "destroy_keys",
         by,
         role: who.role.as_deref(),
+        login_role: who.login_role.as_deref(),
         current_role: who.current_role.as_deref(),
         database: who.database.as_deref(),
         object,

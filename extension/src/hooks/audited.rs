@@ -6,9 +6,10 @@ use pgrx::PgSqlErrorCode as Code;
 use pgrx::pg_sys;
 use pgrx::prelude::PgLogLevel;
 
-use super::ddl;
+use super::{ddl, granted};
 use crate::keys::audit::{Operation, statements};
 use crate::keys::shared;
+use crate::pg::guc;
 use crate::pg::labels::PROVIDER;
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::text::ServerText;
@@ -82,7 +83,7 @@ pub(super) unsafe fn operation(statement: *mut pg_sys::Node) -> Option<Operation
                 };
                 name.filter(|name| name == "pagevault").map(|name| operation.on(name))
             }
-            _ => None,
+            _ => granted::operation(statement),
         }
     }
 }
@@ -99,25 +100,33 @@ unsafe fn set(
         let name = text((*setting).name);
         let all = (*setting).kind == pg_sys::VariableSetKind::VAR_RESET_ALL;
         let name = match name {
-            Some(name) if is_ours(&name) => name.to_ascii_lowercase(),
+            Some(name) if is_ours(&name) || loads_us(&name) => name.to_ascii_lowercase(),
             None if all => "ALL".to_owned(),
             _ => return None,
         };
-        let is_value = (*setting).kind == pg_sys::VariableSetKind::VAR_SET_VALUE;
-        let value = if is_value { text(pg_sys::ExtractSetVariableArgs(setting)) } else { None };
+        let value = match (*setting).kind {
+            pg_sys::VariableSetKind::VAR_SET_VALUE => text(pg_sys::ExtractSetVariableArgs(setting)),
+            pg_sys::VariableSetKind::VAR_SET_CURRENT => Some(guc::shown(&name)),
+            _ => None,
+        };
         let to = value.unwrap_or_else(|| "(default)".to_owned());
         let operation = Operation { action: "set", by, to: Some(to), ..Operation::default() };
         Some(operation.on(format!("{name}{whose}")))
     }
 }
 
-fn is_ours(setting: &str) -> bool {
+pub(super) fn is_ours(setting: &str) -> bool {
     setting.get(..PREFIX.len()).is_some_and(|start| start.eq_ignore_ascii_case(PREFIX))
+}
+
+/// Without us in it, the next start of the server is one without us.
+fn loads_us(setting: &str) -> bool {
+    setting.eq_ignore_ascii_case("shared_preload_libraries")
 }
 
 /// # Safety
 /// `text` is null or NUL-terminated.
-unsafe fn text(text: *const c_char) -> Option<String> {
+pub(super) unsafe fn text(text: *const c_char) -> Option<String> {
     // SAFETY: by contract.
     unsafe { ServerText::copied(text) }.map(|text| text.to_string())
 }
@@ -196,7 +205,7 @@ unsafe fn denied(message: *mut pg_sys::ErrorData) -> Option<Operation> {
 }
 
 /// Functions that change what is protected, or who can read it.
-const FUNCTIONS: [&str; 28] = [
+pub(super) const FUNCTIONS: [&str; 28] = [
     "add_provider",
     "alter_provider",
     "check_provider",

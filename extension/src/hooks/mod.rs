@@ -12,6 +12,7 @@ pub(crate) mod ddl;
 pub(crate) mod decoding;
 pub(crate) mod files;
 pub(crate) mod forward;
+pub(crate) mod granted;
 pub(crate) mod install;
 pub(crate) mod restart_points;
 pub(crate) mod smgr;

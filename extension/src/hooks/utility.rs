@@ -9,7 +9,7 @@ use std::ffi::{CStr, c_char};
 use pgrx::PgList;
 use pgrx::pg_sys::{self, DefElem};
 
-use super::{audited, ddl};
+use super::{audited, ddl, granted};
 use crate::keys::{audit, shared};
 use crate::pg::labels::PROVIDER;
 use crate::pg::process::ProcessLocal;
@@ -103,7 +103,7 @@ fn concerns_us(tag: pg_sys::NodeTag) -> bool {
             | T_AlterRoleSetStmt
             | T_AlterDatabaseSetStmt
             | T_CreateExtensionStmt
-    )
+    ) || granted::concerns_us(tag)
 }
 
 /// # Safety

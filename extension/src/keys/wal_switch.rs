@@ -183,12 +183,15 @@ fn seal_with_new_key(is_sealed: bool) -> Result<Option<u32>> {
         )
     })?;
     let expected = |wal: &Wal| wal.heading().sealed().is_some() == is_sealed;
+    // Looked at before the lock is taken, for what it says of a key that is refused stands in the keystore.
+    let usable = revoked::require_usable(SCOPE);
     let (generation, end) = {
         let lock = KeystoreLock::acquire();
         if !expected(begun(&lock)?) {
             return Ok(None);
         }
         require_room()?;
+        usable?;
         let generation = next_generation()?;
         let record = new_key(generation, cipher)?;
         (generation, persist::append(&lock, SCOPE, &[record])?)
@@ -255,7 +258,6 @@ fn new_key(generation: u32, cipher: CipherId) -> Result<Record> {
         )
         .hint("Set one with pagevault.set_cluster_master_key()."));
     }
-    revoked::require_usable(SCOPE)?;
     let (file, epoch) = key_place(generation);
     data_keys::make_key(file, epoch, cipher)
 }

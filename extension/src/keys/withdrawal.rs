@@ -31,6 +31,8 @@ pub(crate) struct Withdrawal {
     next: Option<Instant>,
     /// Whether it was said that pages have left, and if so, that all have.
     said: Option<bool>,
+    /// Whether it was said that one cannot be written.
+    said_stuck: bool,
 }
 
 impl Withdrawal {
@@ -46,11 +48,27 @@ impl Withdrawal {
             None => *self = Withdrawal::default(),
             Some(Duration::ZERO) => {
                 let began = Instant::now();
-                let (gone, in_use) = withdraw();
+                let (gone, in_use, stuck) = withdraw();
                 self.next = Some(Instant::now() + PAUSE.max(began.elapsed() * SHARE));
-                self.tell(gone, in_use);
+                match stuck {
+                    Some(stuck) => self.tell_stuck(&stuck),
+                    None => self.tell(gone, in_use),
+                }
             }
             Some(_) => {}
+        }
+    }
+
+    /// Once: the checkpointer fails on it, too, and says so each time.
+    fn tell_stuck(&mut self, stuck: &Report) {
+        if !std::mem::replace(&mut self.said_stuck, true) {
+            Report::new(
+                PgSqlErrorCode::ERRCODE_IO_ERROR,
+                "pagevault: a page of a locked relation stays in shared buffers, because it cannot be written",
+            )
+            .detail(stuck.message())
+            .hint("It is tried again every second. Remove the cause, on which checkpoints fail as well.")
+            .send(PgLogLevel::WARNING);
         }
     }
 
@@ -75,9 +93,9 @@ impl Withdrawal {
     }
 }
 
-/// How many pages have left shared buffers, and how many could not.
-fn withdraw() -> (usize, usize) {
-    let (mut gone, mut in_use) = (0, 0);
+/// How many pages have left shared buffers, how many are in use, and why one that is neither could not.
+fn withdraw() -> (usize, usize, Option<Report>) {
+    let (mut gone, mut in_use, mut stuck) = (0, 0, None);
     let mut refused: HashMap<RelFile, bool> = HashMap::new();
     for index in 0..buffers::count() {
         if process::is_told_to_stop() {
@@ -85,10 +103,14 @@ fn withdraw() -> (usize, usize) {
         }
         let Some(file) = buffers::file_at(index) else { continue };
         if *refused.entry(file).or_insert_with(|| shared::refused_scope(file).is_some()) {
-            let count = if buffers::evict(index) { &mut gone } else { &mut in_use };
-            *count += 1;
+            match buffers::evict(index) {
+                Ok(true) => gone += 1,
+                Ok(false) => in_use += 1,
+                // The others are to leave all the same.
+                Err(report) => stuck = stuck.or(Some(report)),
+            }
         }
     }
     buffers::close_files();
-    (gone, in_use)
+    (gone, in_use, stuck)
 }

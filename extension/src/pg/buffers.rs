@@ -1,9 +1,12 @@
 //! Shared buffers, and what recovery has to know when they are dropped; memory that takes the place of a buffer.
 
 use pagevault_keystore::RelFile;
+use pgrx::pg_sys::panic::CaughtError;
 use pgrx::pg_sys::{self, Oid};
+use pgrx::{PgSqlErrorCode, PgTryBuilder};
 
 use super::compat::{self, SHARED_BACKEND, SmgrFile};
+use super::report::{Report, Result};
 
 /// A page that is read or written past buffers, aligned as the server's buffers are (`PG_IO_ALIGN_SIZE`, pg_config_manual.h;
 /// 16+): with `debug_io_direct = data` the kernel asks for it, and mdreadv, mdwritev and mdextend assert it.
@@ -125,10 +128,19 @@ pub(crate) fn prepare_to_evict() {
     unsafe { pg_sys::CreateAuxProcessResourceOwner() };
 }
 
-/// Has the page in a shared buffer leave it, written if it was to be. False if it stays, because somebody uses it.
-pub(crate) fn evict(index: usize) -> bool {
+/// Has the page in a shared buffer leave it, written if it was to be. False if it stays, because somebody uses it; an error if it
+/// cannot be written.
+pub(crate) fn evict(index: usize) -> Result<bool> {
     // SAFETY: there are as many buffers, and the caller is prepared.
-    index < count() && unsafe { compat::evict_buffer(index) }
+    let evict = || Ok(index < count() && unsafe { compat::evict_buffer(index) });
+    PgTryBuilder::new(evict)
+        .catch_others(|error| {
+            // SAFETY: in that worker, which has nothing else to give back.
+            unsafe { compat::give_back_after_error() };
+            let CaughtError::PostgresError(report) = error else { error.rethrow() };
+            Err(Report::new(PgSqlErrorCode::ERRCODE_IO_ERROR, report.message()))
+        })
+        .execute()
 }
 
 /// After [`evict`], which opens the files that it writes: closes them, as the checkpointer does after each checkpoint.

@@ -350,6 +350,29 @@ pub(crate) unsafe fn evict_buffer(index: usize) -> bool {
     }
 }
 
+/// Gives back what an ERROR in [`evict_buffer`] has left: as the background writer does after one (`BackgroundWriterMain`,
+/// bgwriter.c). That a buffer is being written belongs to the resource owner from 16 on.
+///
+/// # Safety
+/// In a process without transactions, with a resource owner of its own, that has nothing else that it wants to keep.
+pub(crate) unsafe fn give_back_after_error() {
+    // SAFETY: by contract.
+    unsafe {
+        pg_sys::InterruptHoldoffCount += 1;
+        pg_sys::LWLockReleaseAll();
+        pg_sys::ConditionVariableCancelSleep();
+        #[cfg(feature = "pg15")]
+        pg_sys::AbortBufferIO();
+        pg_sys::UnlockBuffers();
+        pg_sys::ReleaseAuxProcessResources(false);
+        pg_sys::AtEOXact_Buffers(false);
+        pg_sys::AtEOXact_SMgr();
+        pg_sys::AtEOXact_Files(false);
+        pg_sys::AtEOXact_HashTables(false);
+        pg_sys::InterruptHoldoffCount -= 1;
+    }
+}
+
 /// Forgets what the storage manager has open (`smgrdestroyall`; `smgrcloseall` before 17).
 ///
 /// # Safety

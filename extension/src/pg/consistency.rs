@@ -10,6 +10,7 @@ use std::cell::Cell;
 use pgrx::{pg_guard, pg_sys};
 
 use super::process::ProcessLocal;
+use super::report::logs_line;
 
 struct Watch {
     /// What is done then.
@@ -66,7 +67,7 @@ unsafe extern "C-unwind" fn look(message: *mut pg_sys::ErrorData) {
             WATCH.with(|watch| watch.then.set(None));
             then();
         }
-        if least > pg_sys::PGERROR as i32 && (*message).elevel < least {
+        if least > pg_sys::PGERROR as i32 && (*message).elevel < least && !logs_line() {
             (*message).output_to_server = false;
         } else if let Some(hook) = others {
             hook(message);

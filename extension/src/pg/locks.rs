@@ -47,6 +47,12 @@ impl KeystoreLock {
 }
 
 impl KeystoreLock {
+    /// Whether this process has the lock: it must not wait for it then.
+    pub(crate) fn is_held() -> bool {
+        // SAFETY: looks at this process's own list of locks.
+        unsafe { pg_sys::LWLockHeldByMe(KEYSTORE_LOCK.load(Ordering::Acquire)) }
+    }
+
     /// As [`KeystoreLock::acquire`], for the checkpointer: a process that holds the lock may be waiting
     /// for room in the queue of sync requests, which only the checkpointer empties.
     pub(crate) fn acquire_absorbing_requests() -> KeystoreLock {

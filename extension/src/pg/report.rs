@@ -8,6 +8,8 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::PgLogLevel;
 
+use super::process::ProcessLocal;
+
 /// What went wrong and what to do about it.
 #[derive(Clone, PartialEq, Eq)]
 pub(crate) struct Report {
@@ -83,18 +85,36 @@ pub(crate) fn sqlstate(code: i32) -> String {
     (0..5).map(|at| char::from((code >> (6 * at) & 0x3f) as u8 + b'0')).collect()
 }
 
+/// Whether a message is one of [`log_line`].
+static LOGS_LINE: ProcessLocal<bool> = ProcessLocal::new(false);
+
+/// True while a message is logged that must be logged, whatever `log_min_messages` says.
+pub(crate) fn logs_line() -> bool {
+    LOGS_LINE.with(|logs| *logs)
+}
+
 /// Writes one line to the server log at level LOG: to no client, and without the statement that is
 /// being run, which may hold what the line must not tell.
+///
+/// `log_min_messages` counts LOG between ERROR and FATAL (`is_log_level_output`, elog.c), and superusers set it for their own
+/// session. They must not be able to do so for what is told of them.
 pub(crate) fn log_line(line: &str) {
+    const LEAST: i32 = PgLogLevel::ERROR as i32;
     let Ok(line) = std::ffi::CString::new(line) else { return };
     // SAFETY: the calls that ereport() makes, in its order; at this level they return. The server copies
-    // the text.
+    // the text. The setting is a plain global of this process, which errstart() looks at and no other of these calls.
     unsafe {
-        if raw::errstart(pg_sys::LOG_SERVER_ONLY as i32, std::ptr::null()) {
+        let least = pg_sys::log_min_messages;
+        pg_sys::log_min_messages = least.min(LEAST);
+        let begun = raw::errstart(pg_sys::LOG_SERVER_ONLY as i32, std::ptr::null());
+        pg_sys::log_min_messages = least;
+        if begun {
             pg_sys::errmsg_internal(c"%s".as_ptr(), line.as_ptr());
             pg_sys::errhidestmt(true);
             pg_sys::errhidecontext(true);
+            LOGS_LINE.with(|logs| *logs = true);
             raw::errfinish(c"pagevault".as_ptr(), 0, c"log_line".as_ptr());
+            LOGS_LINE.with(|logs| *logs = false);
         }
     }
 }

@@ -7,7 +7,7 @@ use pgrx::spi::SpiError;
 
 use super::report::Report;
 use super::text::ServerText;
-use super::{catalog, process};
+use super::{catalog, guc, process};
 use crate::keys::persist::internal;
 
 /// Runs `work` as the bootstrap superuser, with a search path that nobody else can put anything into. Is
@@ -96,6 +96,8 @@ pub(crate) fn commit_after_this_statement() {
 pub(crate) struct Identity {
     /// The session user.
     pub(crate) role: Option<String>,
+    /// Who has logged in, where another (SET SESSION AUTHORIZATION).
+    pub(crate) login_role: Option<String>,
     /// The current user, where another (SET ROLE, SECURITY DEFINER).
     pub(crate) current_role: Option<String>,
     pub(crate) database: Option<String>,
@@ -109,9 +111,44 @@ pub(crate) fn identity() -> Identity {
     // SAFETY: plain look-ups of this session, in a transaction.
     let (session, current) = unsafe { (pg_sys::GetSessionUserId(), pg_sys::GetUserId()) };
     Identity {
-        role: role_name(session),
-        current_role: if current == session { None } else { role_name(current) },
+        role: Some(role_name(session)),
+        login_role: login_role(session).map(role_name),
+        current_role: (current != session).then(|| role_name(current)),
         database: catalog::database_name(process::my_database()).map(|name| name.to_string()),
+    }
+}
+
+/// Who this process acts for, of what it has at hand. Reads no catalog: for where no error must be raised. There are numbers in
+/// place of some names.
+pub(crate) fn identity_at_hand() -> Identity {
+    if !process::runs_transactions() {
+        return Identity::default();
+    }
+    let name = |setting| Some(guc::shown(setting)).filter(|name| !name.is_empty());
+    // SAFETY: plain look-ups of this session.
+    unsafe {
+        let (session, current) = (pg_sys::GetSessionUserId(), pg_sys::GetUserId());
+        let current_role = match current {
+            _ if current == session => None,
+            // The setting is not reset by SET SESSION AUTHORIZATION (show_role, variable.c).
+            _ if current == pg_sys::GetCurrentRoleId() => name("role"),
+            _ => Some(role_number(current)),
+        };
+        Identity {
+            role: name("session_authorization").or_else(|| Some(role_number(session))),
+            login_role: login_role(session).map(role_number),
+            current_role,
+            database: Some(format!("database {}", process::my_database())),
+        }
+    }
+}
+
+/// Who has logged in, if the session user is another one.
+fn login_role(session: Oid) -> Option<Oid> {
+    // SAFETY: plain look-ups of this session. Others than sessions of clients have no such role.
+    unsafe {
+        let is_session = !pg_sys::MyProcPort.is_null();
+        is_session.then(|| pg_sys::GetAuthenticatedUserId()).filter(|role| *role != session)
     }
 }
 
@@ -123,18 +160,25 @@ pub(crate) fn subtransaction() -> pg_sys::SubTransactionId {
 
 /// True while a session begins, or a command of it is carried out; not where it reads the configuration again in between, where
 /// a transaction is rolled back, nor in a process without client.
+///
+/// No portal is active where functions are called by planner, fast path, deferred triggers or triggers at login; but a snapshot is.
 pub(crate) fn sets_for_itself() -> bool {
     // SAFETY: plain globals of this process.
     unsafe {
         let begins = pg_sys::Mode != pg_sys::ProcessingMode::NormalProcessing;
-        !pg_sys::MyProcPort.is_null()
-            && pg_sys::IsTransactionState()
-            && (begins || !pg_sys::ActivePortal.is_null())
+        let carries_out = || !pg_sys::ActivePortal.is_null() || pg_sys::ActiveSnapshotSet();
+        let is_session = !pg_sys::MyProcPort.is_null() || !pg_sys::IsUnderPostmaster;
+        is_session && pg_sys::IsTransactionState() && (begins || carries_out())
     }
 }
 
-fn role_name(role: Oid) -> Option<String> {
+/// A session can outlive its role.
+fn role_name(role: Oid) -> String {
     // SAFETY: a catalog look-up in a transaction; the result is null or a palloc'd copy.
     let name = unsafe { ServerText::copied(pg_sys::GetUserNameFromId(role, true)) };
-    name.map(|name| name.to_string())
+    name.map_or_else(|| role_number(role), |name| name.to_string())
+}
+
+fn role_number(role: Oid) -> String {
+    format!("role {role}")
 }

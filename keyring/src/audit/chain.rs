@@ -14,6 +14,8 @@ type Number = (Run, u64);
 
 /// More lines than this are not taken together.
 const MOST_LINES: usize = 4 << 20;
+/// More forged lines than this are counted only: one statement of any role can write millions into a log.
+const MOST_FORGED: usize = 1000;
 
 /// One of the lines that claim a number.
 struct Claim {
@@ -61,6 +63,8 @@ pub(super) struct Verdict {
     pub(super) with_mac: u64,
     pub(super) vouched: u64,
     pub(super) findings: Vec<Finding>,
+    /// Forged lines that are not among the findings.
+    pub(super) more_forged: u64,
     pub(super) notes: Vec<Note>,
 }
 
@@ -76,11 +80,13 @@ pub(super) struct Chain<'a> {
     /// In the order in which they were found.
     found: Vec<(Spot, Number, Link)>,
     findings: Vec<Finding>,
+    more_forged: u64,
 }
 
 impl<'a> Chain<'a> {
     pub(super) fn new(keys: Option<&'a BTreeMap<u32, AuditKey>>) -> Self {
-        Self { keys, claims: BTreeMap::new(), found: Vec::new(), findings: Vec::new() }
+        let (claims, found, findings) = (BTreeMap::new(), Vec::new(), Vec::new());
+        Self { keys, claims, found, findings, more_forged: 0 }
     }
 
     /// Takes a line of a file in, given all that may be one of the trail there.
@@ -97,7 +103,8 @@ impl<'a> Chain<'a> {
                 Some(line) if self.has_key(line) => "its MAC is wrong",
                 Some(_) => "it names a key that the cluster does not have",
             };
-            return self.forged(spot, why);
+            self.forged(spot, why);
+            return Ok(());
         };
         let number = (line.run, line.seq);
         let claim = Claim {
@@ -117,12 +124,12 @@ impl<'a> Chain<'a> {
         Ok(())
     }
 
-    fn forged(&mut self, spot: Spot, why: &'static str) -> Result<(), TooMany> {
-        if self.findings.len() >= MOST_LINES {
-            return Err(TooMany);
+    fn forged(&mut self, spot: Spot, why: &'static str) {
+        if self.findings.len() < MOST_FORGED {
+            self.findings.push(Finding::Forged(spot, why));
+        } else {
+            self.more_forged += 1;
         }
-        self.findings.push(Finding::Forged(spot, why));
-        Ok(())
     }
 
     fn has_key(&self, line: &Line<'_>) -> bool {
@@ -151,6 +158,7 @@ impl<'a> Chain<'a> {
             *(if claim.has_mac { &mut verdict.with_mac } else { &mut verdict.vouched }) += 1;
         }
         verdict.findings = self.findings;
+        verdict.more_forged = self.more_forged;
         verdict
     }
 

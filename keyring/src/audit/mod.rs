@@ -123,7 +123,8 @@ fn check(
 }
 
 fn tell(what: &str, files: &[PathBuf], verdict: &Verdict, out: &mut impl Write) -> io::Result<()> {
-    let Verdict { runs, with_mac, vouched, findings, notes } = verdict;
+    let Verdict { runs, with_mac, vouched, findings, more_forged, notes } = verdict;
+    let count = findings.len() as u64 + more_forged;
     writeln!(
         out,
         "Lines of {what}: {with_mac} with a MAC, {vouched} that these vouch for; runs of the server: {runs}."
@@ -131,13 +132,18 @@ fn tell(what: &str, files: &[PathBuf], verdict: &Verdict, out: &mut impl Write) 
     for note in notes {
         writeln!(out, "  {}", note_text(note))?;
     }
-    for finding in findings.iter().take(LISTED) {
+    // What anybody may have written must not keep what is missing out of sight.
+    let mut listed: Vec<_> = findings.iter().collect();
+    listed.sort_by_key(|finding| matches!(finding, Finding::Forged(..)));
+    listed.truncate(LISTED);
+    for finding in &listed {
         writeln!(out, "  {}", finding_text(finding, files))?;
     }
-    if findings.len() > LISTED {
-        writeln!(out, "  and {} more", findings.len() - LISTED)?;
+    let more = count - listed.len() as u64;
+    if more > 0 {
+        writeln!(out, "  and {more} more")?;
     }
-    match findings.len() {
+    match count {
         0 => writeln!(out, "Nothing is missing, changed or forged."),
         count => writeln!(out, "Not as the server has written it: {count}."),
     }

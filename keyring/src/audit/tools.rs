@@ -3,6 +3,7 @@
 //!
 //! Each run of the program is a run of the trail with two lines, of which the first one is written before any key is asked for.
 
+use std::borrow::Cow;
 use std::fs::OpenOptions;
 use std::io::{self, Write};
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
@@ -43,12 +44,16 @@ impl Doing {
             refuse(format!("could not write to the audit trail \"{}\": {error}", path.display()))
                 .with_detail("Nothing was done.")
         };
+        // Who gets the keys is told wholly, or they get none.
+        if serde_json::Value::from(to).to_string().len() > MAX_TO {
+            return Err(refused(&"it is for more than a line can name"));
+        }
         let facts = serde_json::json!({
             "action": action,
             "by": "pagevault-keyring",
             "user": geteuid().as_raw(),
             "object": cut(object),
-            "to": cut(to),
+            "to": to,
         })
         .to_string();
         let facts = facts.trim_start_matches('{').trim_end_matches('}').to_owned();
@@ -83,9 +88,16 @@ impl Doing {
     }
 }
 
-/// So that a line does not become too long, whatever has to be escaped in it.
-fn cut(text: &str) -> &str {
-    &text[..text.floor_char_boundary(MAX_LINE / 16)]
+/// Longest text of whom something is for, as it stands in the line.
+const MAX_TO: usize = MAX_LINE / 2;
+
+/// So that a line does not become too long, whatever has to be escaped in it. It is told that more was there.
+fn cut(text: &str) -> Cow<'_, str> {
+    let cut = &text[..text.floor_char_boundary(MAX_LINE / 16)];
+    match cut.len() == text.len() {
+        true => text.into(),
+        false => format!("{cut}... ({} bytes)", text.len()).into(),
+    }
 }
 
 /// Where the file ends.

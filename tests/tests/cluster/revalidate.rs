@@ -364,3 +364,34 @@ fn a_locked_standby_goes_on_replaying() -> Result<()> {
     standby.finish()?;
     primary.finish()
 }
+
+/// Nor does who asks for one keep everybody else from the keystore.
+#[test]
+fn wal_gets_no_key_while_that_of_the_cluster_is_locked() -> Result<()> {
+    let (mut cluster, keys) = Cluster::with_keys(&strict())?;
+    cluster.allow_log("was revoked");
+    cluster.allow_log("the key of the cluster is locked");
+    cluster.sql(TABLES)?;
+    replace(&cluster, &keys, "another")?;
+    cluster.eventually(STATE, "locked")?;
+    cluster.set(&[("pagevault.wal_encryption", "on")])?;
+    // By the log: on a server that is stuck nobody is answered.
+    cluster.eventually_that("the worker is refused", || {
+        let failed = "\"to\":\"on\",\"outcome\":\"failed\",\"sqlstate\":\"55000\"";
+        ensure!(cluster.log().contains(failed), "it has not tried");
+        Ok(())
+    })?;
+    let problem = "SELECT wal_problem FROM pagevault.status";
+    cluster.eventually(problem, "the key of the cluster is locked")?;
+    put_back(&keys)?;
+    cluster.eventually("SELECT wal FROM pagevault.status", "encrypted")?;
+    replace(&cluster, &keys, "another")?;
+    cluster.eventually(STATE, "locked")?;
+    let error = cluster.error("SELECT pagevault.rotate_wal_key()")?;
+    ensure!(error.sqlstate == "55000" && error.detail.contains("\"local\""), "{error}");
+    ensure!(cluster.text(STATE)? == "locked", "status");
+    put_back(&keys)?;
+    cluster.eventually(STATE, "unlocked")?;
+    cluster.sql("SELECT pagevault.rotate_wal_key()")?;
+    cluster.finish()
+}

@@ -255,3 +255,32 @@ fn a_relation_that_is_being_decrypted_is_locked_with_its_key() -> Result<()> {
     ensure!(cluster.text("SELECT count(*) FROM secret")? == "1000", "rows are missing");
     cluster.finish()
 }
+
+/// Nor does it keep the server from noticing that the key is good again.
+#[test]
+fn a_page_that_cannot_be_written_keeps_no_other_in_buffers() -> Result<()> {
+    let (mut cluster, keys) = cluster(&strict())?;
+    cluster.allow_log("could not open file");
+    cluster.allow_log("could not write");
+    cluster.allow_log("because it cannot be written");
+    cluster.restart()?;
+    // Pages come into buffers one after the other.
+    cluster.sql("INSERT INTO referring VALUES (NULL)")?;
+    cluster.sql(USE)?;
+    cluster.sql("UPDATE secret SET name = 'changed' WHERE id = 7")?;
+    let file = cluster.text("SELECT pg_relation_filepath('referring')")?;
+    let file = cluster.data_directory().join(file);
+    let away = file.with_extension("away");
+    std::fs::rename(&file, &away)?;
+    replace(&cluster, &keys, "main")?;
+    cluster.eventually(STATE, "locked")?;
+    cluster.eventually(IN_BUFFERS, "0")?;
+    is_refused(&cluster.error("SELECT lo_get(4711)")?, "lo_get")?;
+    put_back(&keys)?;
+    cluster.eventually(STATE, "unlocked")?;
+    std::fs::rename(&away, &file)?;
+    cluster.restart()?;
+    ensure!(cluster.text("SELECT count(*) FROM referring")? == "1", "a row is lost");
+    ensure!(cluster.text("SELECT name FROM secret WHERE id = 7")? == "changed", "a change is lost");
+    cluster.finish()
+}

@@ -49,6 +49,8 @@ struct Line<'a> {
     by: &'a str,
     role: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    login_role: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     current_role: Option<&'a str>,
     database: Option<&'a str>,
     scope: Option<String>,
@@ -67,6 +69,7 @@ pub(super) fn log(who: &Identity, event: &Event<'_>) {
         action: event.action,
         by: event.by,
         role: who.role.as_deref(),
+        login_role: who.login_role.as_deref(),
         current_role: who.current_role.as_deref(),
         database: who.database.as_deref(),
         scope: event.scope.map(|scope| match scope {
@@ -118,6 +121,8 @@ pub(crate) struct Destruction<'a> {
     /// The SQL function.
     pub(crate) by: &'a str,
     pub(crate) role: Option<&'a str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) login_role: Option<&'a str>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub(crate) current_role: Option<&'a str>,
     /// Whose session.

@@ -1,5 +1,6 @@
 //! Operations of users: a line before, which says who attempts what, and one after, which says how it ended.
 
+use std::borrow::Cow;
 use std::panic::AssertUnwindSafe;
 
 use pgrx::pg_sys::panic::CaughtError;
@@ -51,29 +52,38 @@ impl Operation {
             by: &'a str,
             role: Option<&'a str>,
             #[serde(skip_serializing_if = "Option::is_none")]
+            login_role: Option<&'a str>,
+            #[serde(skip_serializing_if = "Option::is_none")]
             current_role: Option<&'a str>,
             database: Option<&'a str>,
             #[serde(skip_serializing_if = "Option::is_none")]
-            object: Option<&'a str>,
+            object: Option<Cow<'a, str>>,
             #[serde(skip_serializing_if = "Option::is_none")]
-            provider: Option<&'a str>,
+            provider: Option<Cow<'a, str>>,
             #[serde(skip_serializing_if = "Option::is_none")]
-            key: Option<&'a str>,
+            key: Option<Cow<'a, str>>,
             #[serde(skip_serializing_if = "Option::is_none")]
-            from: Option<&'a str>,
+            from: Option<Cow<'a, str>>,
             #[serde(skip_serializing_if = "Option::is_none")]
-            to: Option<&'a str>,
+            to: Option<Cow<'a, str>>,
             outcome: &'a str,
             #[serde(skip_serializing_if = "Option::is_none")]
             sqlstate: Option<&'a str>,
         }
-        fn cut(text: &Option<String>) -> Option<&str> {
-            text.as_deref().map(|text| &text[..text.floor_char_boundary(LONGEST)])
+        // What is cut must not look as if it were all.
+        fn cut(text: &Option<String>) -> Option<Cow<'_, str>> {
+            let whole = text.as_deref()?;
+            let text = &whole[..whole.floor_char_boundary(LONGEST)];
+            Some(match text.len() == whole.len() {
+                true => text.into(),
+                false => format!("{text}... ({} bytes)", whole.len()).into(),
+            })
         }
         let line = Line {
             action: self.action,
             by: self.by,
             role: who.role.as_deref(),
+            login_role: who.login_role.as_deref(),
             current_role: who.current_role.as_deref(),
             database: who.database.as_deref(),
             object: cut(&self.object),

@@ -6,6 +6,7 @@
 
 use pgrx::pg_sys::SubTransactionId;
 
+use super::super::shared;
 use super::operation::{ATTEMPTED, Operation};
 use crate::pg::process::ProcessLocal;
 use crate::pg::session::{self, Identity};
@@ -27,7 +28,7 @@ static PENDING: ProcessLocal<Vec<Pending>> = ProcessLocal::new(Vec::new());
 /// The SQLSTATE of the last error of this process.
 static LAST_ERROR: ProcessLocal<Option<i32>> = ProcessLocal::new(None);
 /// What the server itself has refused in this transaction.
-static DENIED: ProcessLocal<Option<(Operation, Identity)>> = ProcessLocal::new(None);
+static DENIED: ProcessLocal<Vec<(Operation, Identity)>> = ProcessLocal::new(Vec::new());
 /// Settings that this session has changed in this transaction.
 static CHANGED: ProcessLocal<Vec<(Operation, Identity)>> = ProcessLocal::new(Vec::new());
 
@@ -81,9 +82,16 @@ pub(crate) fn refuse(code: i32) {
     });
 }
 
+/// Who acts, where an error should not be raised, or must not be: in the midst of another it would take the server down. So
+/// catalogs are read only while all can be.
+fn who() -> Identity {
+    let withheld = shared::anything_withheld() || shared::anything_destroyed();
+    if withheld { session::identity_at_hand() } else { session::identity() }
+}
+
 /// This session changes a setting.
 pub(crate) fn changed(operation: Operation) {
-    let who = session::identity();
+    let who = who();
     CHANGED.with(|all| {
         if all.len() < MOST {
             all.push((operation, who));
@@ -95,9 +103,12 @@ pub(crate) fn changed(operation: Operation) {
 pub(crate) fn note_error(code: i32, denied: impl FnOnce() -> Option<Operation>) {
     LAST_ERROR.with(|error| *error = Some(code));
     if let Some(operation) = denied() {
-        // The transaction has failed and is not rolled back yet; the names of its roles were looked up by those who refused it.
-        let who = session::identity();
-        DENIED.with(|all| *all = Some((operation, who)));
+        let who = who();
+        DENIED.with(|all| {
+            if all.len() < MOST {
+                all.push((operation, who));
+            }
+        });
     }
 }
 
@@ -118,7 +129,7 @@ pub(crate) fn transaction_ended(outcome: &'static str) {
         pending.end(outcome);
     }
     settings_changed();
-    if let Some((denied, who)) = DENIED.with(Option::take) {
+    for (denied, who) in DENIED.with(std::mem::take) {
         denied.log(&who, "denied", Some("42501"));
     }
 }

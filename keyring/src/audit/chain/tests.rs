@@ -167,6 +167,22 @@ fn a_restored_copy_goes_on_where_the_backup_was_made() {
     assert_eq!(verdict.notes, [Note::Branches { run: [2; 16], before: [1; 16], seq: 2, last: 4 }]);
 }
 
+/// Which any role can log with one statement.
+#[test]
+fn a_flood_of_forged_lines_is_counted() {
+    let keys = keys();
+    let mut chain = Chain::new(Some(&keys));
+    for (number, line) in (1..).zip(trail()) {
+        chain.add((0, number), &[line]).unwrap();
+    }
+    for number in 0..=MOST_LINES as u64 {
+        chain.add((0, 100 + number), &[]).unwrap();
+    }
+    let verdict = chain.conclude(None);
+    assert_eq!(verdict.findings.len() as u64 + verdict.more_forged, MOST_LINES as u64 + 1);
+    assert_eq!((verdict.runs, verdict.with_mac, verdict.vouched), (2, 5, 4));
+}
+
 #[test]
 fn a_crowd_of_claims_hides_nothing() {
     let mut lines = trail();

@@ -1,5 +1,6 @@
 //! The audit trail: one line of JSON for each operation on a provider, and none that tells too much.
 
+mod evasions;
 mod operations;
 mod sinks;
 mod verify;

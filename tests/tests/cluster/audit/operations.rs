@@ -10,14 +10,14 @@ use serde_json::Value;
 use super::trail;
 
 /// What is written while `work` is done.
-fn written(cluster: &Cluster, work: impl FnOnce() -> Result<()>) -> Result<Vec<Value>> {
+pub(super) fn written(cluster: &Cluster, work: impl FnOnce() -> Result<()>) -> Result<Vec<Value>> {
     let before = trail(cluster)?.len();
     work()?;
     Ok(trail(cluster)?.split_off(before))
 }
 
 /// The lines with this action.
-fn of<'a>(lines: &'a [Value], action: &str) -> Vec<&'a Value> {
+pub(super) fn of<'a>(lines: &'a [Value], action: &str) -> Vec<&'a Value> {
     lines.iter().filter(|line| line["action"] == action).collect()
 }
 
@@ -39,7 +39,7 @@ fn of_statement(cluster: &Cluster, statement: &str, action: &str) -> Result<Stri
 }
 
 /// Returns when the transaction of a statement that has failed is rolled back: its client hears of the error before.
-fn settle(client: &mut Client) -> Result<()> {
+pub(super) fn settle(client: &mut Client) -> Result<()> {
     run_sql(client, "SELECT 1").or_else(|_| run_sql(client, "ROLLBACK"))
 }
 

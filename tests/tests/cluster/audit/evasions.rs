@@ -1,0 +1,197 @@
+//! What somebody might try so that a line is not written, or tells something else.
+
+use std::io::Write;
+use std::process::Stdio;
+
+use anyhow::{Context, Result, ensure};
+use pagevault_tests::cluster::{expect_error, run_sql};
+use pagevault_tests::{Cluster, Settings, StopMode};
+use serde_json::Value;
+
+use super::operations::{of, settle, written};
+use super::trail;
+use crate::revalidate::{STATE, replace, strict};
+
+#[test]
+fn no_setting_keeps_lines_out_of_the_log() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql("CREATE TABLE t (id int)")?;
+    for least in ["log", "fatal", "panic"] {
+        let lines = written(&cluster, || {
+            let encrypt = "SELECT pagevault.encrypt('t')";
+            cluster.sql(&format!("SET log_min_messages = {least}; {encrypt}"))
+        })?;
+        ensure!(of(&lines, "encrypt").len() == 2, "{least}: {lines:#?}");
+    }
+    let mut client = cluster.client()?;
+    run_sql(&mut client, "SET log_min_messages = panic; SET pagevault.enforce = on")?;
+    ensure!(
+        trail(&cluster)?.iter().any(|line| line["by"] == "session"),
+        "a setting is not told of"
+    );
+    drop(client);
+    // In recovery another hook looks at messages until the data directory is consistent.
+    cluster.append_conf("log_min_messages = fatal")?;
+    cluster.crash()?;
+    let starts = trail(&cluster)?.iter().filter(|line| line["action"] == "start").count();
+    ensure!(starts == 2, "{starts} starts");
+    cluster.finish()
+}
+
+/// Where functions run that no portal carries out.
+#[test]
+fn a_session_that_changes_a_setting_out_of_any_statement_is_told_of() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql(
+        "CREATE FUNCTION set_it(value text) RETURNS text IMMUTABLE LANGUAGE plpgsql
+            AS $$ BEGIN RETURN set_config('pagevault.enforce', value, false); END $$;
+        CREATE FUNCTION at_commit() RETURNS trigger LANGUAGE plpgsql
+            AS $$ BEGIN PERFORM set_config('pagevault.enforce', 'off', false); RETURN NULL; END $$;
+        CREATE TABLE t (id int);
+        CREATE CONSTRAINT TRIGGER late AFTER INSERT ON t DEFERRABLE INITIALLY DEFERRED
+            FOR EACH ROW EXECUTE FUNCTION at_commit()",
+    )?;
+    let mut client = cluster.client()?;
+    for (statement, to) in
+        [("SELECT set_it('on') FROM t", "on"), ("INSERT INTO t VALUES (1)", "off")]
+    {
+        let lines = written(&cluster, || run_sql(&mut client, statement))?;
+        let set = of(&lines, "set");
+        ensure!(set.len() == 1 && set[0]["to"] == to, "{statement}: {lines:#?}");
+    }
+    drop(client);
+    // And where there is no client.
+    cluster.stop(StopMode::Fast)?;
+    let mut server = cluster.installation().command("postgres");
+    server.args(["--single", "-D"]).arg(cluster.data_directory()).arg("postgres");
+    let mut server = server.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
+    let mut input = server.stdin.take().context("its input")?;
+    input.write_all(b"SET pagevault.enforce = on\n")?;
+    drop(input);
+    let output = server.wait_with_output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(said.contains("\"by\":\"session\",\"role\":\"postgres\""), "{said}");
+    cluster.finish()
+}
+
+#[test]
+fn values_are_told_as_they_are() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    let set = |statement: &str| -> Result<Value> {
+        let lines = written(&cluster, || cluster.sql(statement))?;
+        let mut set = of(&lines, "set").into_iter().filter(|line| line["by"] != "session");
+        set.next_back().cloned().with_context(|| format!("{statement}: {lines:#?}"))
+    };
+    let line =
+        set("SET pagevault.enforce = on; ALTER ROLE postgres SET pagevault.enforce FROM CURRENT")?;
+    ensure!(line["to"] == "on", "{line}");
+    let line = set("ALTER ROLE postgres RESET pagevault.enforce")?;
+    ensure!(line["to"] == "(default)", "{line}");
+    let long = format!("/{}/helper", "./".repeat(300));
+    let line = set(&format!("ALTER SYSTEM SET pagevault.keyring_command = '{long}'"))?;
+    let to = line["to"].as_str().unwrap_or_default();
+    ensure!(to.ends_with("... (608 bytes)"), "{line}");
+    // Without the library nothing is told any more.
+    let line = set("ALTER SYSTEM SET shared_preload_libraries = ''")?;
+    ensure!(line["object"] == "shared_preload_libraries" && line["to"] == "\"\"", "{line}");
+    cluster.finish()
+}
+
+#[test]
+fn who_takes_the_name_of_another_is_told_of() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql("CREATE ROLE other; GRANT pagevault_admin TO other")?;
+    let lines = written(&cluster, || {
+        cluster.sql("SET SESSION AUTHORIZATION other; SELECT pagevault.rotate_cluster_master_key()")
+    })?;
+    let told = |line: &Value| line["role"] == "other" && line["login_role"] == "postgres";
+    ensure!(!lines.is_empty() && lines.iter().all(told), "{lines:#?}");
+    cluster.finish()
+}
+
+#[test]
+fn who_is_let_to_the_keys_is_told() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster
+        .sql("CREATE ROLE dba; CREATE ROLE app; GRANT pagevault_admin TO dba; GRANT app TO dba")?;
+    for (statement, action, object, to) in [
+        ("GRANT pagevault_admin TO app", "grant", "role pagevault_admin", "app"),
+        ("REVOKE pagevault_admin FROM app", "revoke", "role pagevault_admin", "app"),
+        ("GRANT dba TO CURRENT_USER", "grant", "role dba", "CURRENT_USER"),
+        ("CREATE ROLE new IN ROLE app, dba", "grant", "role dba", "new"),
+        ("ALTER GROUP dba ADD USER new", "grant", "role dba", "new"),
+        ("ALTER GROUP dba DROP USER new", "revoke", "role dba", "new"),
+        ("GRANT EXECUTE ON FUNCTION pagevault.unlock() TO app", "grant", "function unlock", "app"),
+        (
+            "GRANT ALL ON ALL FUNCTIONS IN SCHEMA pagevault TO PUBLIC, app",
+            "grant",
+            "all functions of schema pagevault",
+            "PUBLIC, app",
+        ),
+        (
+            "GRANT SET ON PARAMETER work_mem, Pagevault.Enforce TO app",
+            "grant",
+            "setting pagevault.enforce",
+            "app",
+        ),
+    ] {
+        let lines = written(&cluster, || cluster.sql(statement))?;
+        let outcomes: Vec<_> = lines.iter().map(|line| line["outcome"].clone()).collect();
+        ensure!(outcomes == ["attempted", "ok"], "{statement}: {lines:#?}");
+        let line = &lines[1];
+        ensure!(line["action"] == action && line["object"] == object, "{statement}: {line}");
+        ensure!(line["to"] == to, "{statement}: {line}");
+    }
+    let others = "GRANT app TO new; GRANT SELECT ON pg_class TO app; ALTER ROLE app LOGIN";
+    let lines = written(&cluster, || cluster.sql(others))?;
+    ensure!(lines.is_empty(), "{lines:#?}");
+    cluster.finish()
+}
+
+#[test]
+fn everything_that_is_refused_in_a_transaction_is_told() -> Result<()> {
+    let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
+    cluster.sql("CREATE ROLE nobody LOGIN; CREATE TABLE t (id int)")?;
+    let mut client = cluster.client()?;
+    run_sql(&mut client, "SET ROLE nobody; BEGIN; SAVEPOINT a")?;
+    expect_error(&mut client, "SELECT pagevault.shred('t', 'public.t')")?;
+    run_sql(&mut client, "ROLLBACK TO a")?;
+    expect_error(&mut client, "SELECT pagevault.unlock()")?;
+    let lines = written(&cluster, || settle(&mut client))?;
+    let objects: Vec<_> = of(&lines, "call").iter().map(|line| line["object"].clone()).collect();
+    ensure!(objects == ["function shred", "function unlock"], "{lines:#?}");
+    drop(client);
+    cluster.finish()
+}
+
+/// Names are in catalogs, which may be locked; and in the midst of an error no other must be raised.
+#[test]
+fn what_is_refused_while_shared_catalogs_are_locked_harms_nobody() -> Result<()> {
+    let (mut cluster, keys) = Cluster::with_keys(&strict())?;
+    cluster.allow_log("was revoked");
+    cluster.sql("CREATE ROLE nobody LOGIN")?;
+    cluster.set(&[("pagevault.protect_shared_catalogs", "on")])?;
+    cluster.sql("SELECT pagevault.encrypt_catalogs()")?;
+    let mut watching = cluster.client()?;
+    run_sql(&mut watching, "SELECT count(*) FROM pagevault.status")?;
+    let mut client = cluster.client()?;
+    run_sql(&mut client, "SET ROLE nobody")?;
+    expect_error(&mut client, "SELECT pagevault.unlock()")?;
+    // It forgets the row of the role that has logged in.
+    cluster.sql("ALTER ROLE postgres CONNECTION LIMIT 90")?;
+    run_sql(&mut client, "SELECT 1")?;
+    replace(&cluster, &keys, "main")?;
+    cluster.eventually_logs("None is left.")?;
+    let error = expect_error(&mut client, "SELECT pagevault.unlock()")?;
+    ensure!(error.sqlstate == "42501", "{error}");
+    let error = expect_error(&mut client, "SELECT pagevault.unlock()")?;
+    ensure!(error.sqlstate == "42501", "{error}");
+    run_sql(&mut watching, "SELECT 1")?;
+    let lines = trail(&cluster)?;
+    let last = of(&lines, "call").last().copied().context("no line")?.clone();
+    ensure!(last["role"] == "postgres" && last["current_role"] == "nobody", "{last}");
+    keys.bring_back()?;
+    cluster.eventually_logs("is usable again")?;
+    cluster.eventually(STATE, "unlocked")?;
+    cluster.finish()
+}
