@@ -7,6 +7,7 @@ use pgrx::spi::SpiError;
 use pgrx::{PgSqlErrorCode, Spi};
 
 use super::catalog;
+use super::remnants::Kept;
 use super::report::{Report, Result};
 
 /// `StatisticExtRelationId` and `StatisticExtDataRelationId`: pg_statistic_ext and pg_statistic_ext_data. Not among pgrx's
@@ -27,6 +28,17 @@ struct ExtendedData {
     statistics: Oid,
     inherited: bool,
 }
+
+/// The catalogs with sampled values, and what of their rows is none: the columns before the first of variable width, the same in
+/// 15 to 18 (catalog/pg_statistic.h, catalog/pg_statistic_ext_data.h).
+pub(crate) const CATALOGS: [(Oid, Kept); 2] = [
+    (
+        pg_sys::StatisticRelationId,
+        Kept::Columns { count: 21, bytes: size_of::<pg_sys::FormData_pg_statistic>() },
+    ),
+    (EXTENDED_DATA, Kept::Columns { count: 2, bytes: 5 }),
+];
+const _: () = assert!(size_of::<pg_sys::FormData_pg_statistic>() == 72);
 
 /// Relations, and those above them: these sample their rows as well, for what is inherited.
 pub(crate) struct Sampled {

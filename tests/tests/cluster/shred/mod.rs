@@ -5,6 +5,7 @@ mod commit;
 mod crashes;
 mod former_files;
 mod refusals;
+mod remnants;
 mod wholes;
 
 use anyhow::{Context, Result, ensure};
