@@ -1,6 +1,9 @@
 //! What sampling has left of a shredded table: in rows of statistics, in rows that were deleted, and in space that nobody uses
 //! any more.
 
+use pagevault_tests::backup::Backup;
+use pagevault_tests::witnesses::Witnesses;
+
 use super::*;
 
 /// Stands in every value that is sampled.
@@ -120,5 +123,269 @@ fn no_page_keeps_a_sampled_value() -> Result<()> {
     }
     cluster.sql("VACUUM FULL pg_statistic")?;
     ensure!(cluster.text(of_u)? == of_u_before, "statistics of another table");
+    cluster.finish()
+}
+
+/// A page that is being read keeps the values of its deleted rows, and the proof says so; nobody is waited for without end.
+#[test]
+fn pages_in_use_are_told() -> Result<()> {
+    let (cluster, _keys) = sampled("")?;
+    let mut reader = cluster.client()?;
+    run_sql(
+        &mut reader,
+        "BEGIN; DECLARE c CURSOR FOR SELECT ctid FROM pg_statistic; FETCH 1 FROM c",
+    )?;
+    let first = told(&cluster, SHRED)?;
+    let kept = first.iter().find(|(object, _, _)| object == PLACES[0]);
+    let (_, keys, detail) = kept.context("no row")?;
+    ensure!(keys == "1" && detail.contains("others kept in use"), "{detail}");
+    ensure!(pages_with_canary(&cluster, PLACES[0])? == 1, "more than the page in use");
+    for (object, _, detail) in first.iter().filter(|(object, _, _)| object != PLACES[0]) {
+        ensure!(!detail.contains("in use"), "{object}: {detail}");
+    }
+    run_sql(&mut reader, "COMMIT")?;
+    let again = told(&cluster, SHRED)?;
+    ensure!(!again.iter().any(|(_, _, detail)| detail.contains("in use")), "{again:?}");
+    ensure_no_canary(&cluster)?;
+    cluster.finish()
+}
+
+/// Nor is VACUUM, or who locks as it does, and a rekey job.
+#[test]
+fn files_that_are_locked_are_told() -> Result<()> {
+    let (cluster, _keys) = sampled("")?;
+    let mut other = cluster.client()?;
+    let lock = "BEGIN; LOCK TABLE pg_statistic IN SHARE UPDATE EXCLUSIVE MODE";
+    run_sql(&mut other, lock)?;
+    let first = told(&cluster, SHRED)?;
+    let (_, keys, detail) =
+        first.iter().find(|(object, _, _)| object == PLACES[0]).context("no row")?;
+    ensure!(keys.is_empty() && detail.contains("others had it locked"), "{detail}");
+    ensure!(pages_with_canary(&cluster, PLACES[0])? > 0, "it was cleared");
+    run_sql(&mut other, "COMMIT")?;
+    let again = told(&cluster, SHRED)?;
+    ensure!(!again.iter().any(|(_, _, detail)| detail.contains("locked")), "{again:?}");
+    ensure_no_canary(&cluster)?;
+    cluster.finish()
+}
+
+/// Where statistics are not sealed they are cleared as well, and the proof does not say more.
+#[test]
+fn statistics_in_plaintext() -> Result<()> {
+    let (cluster, _keys) = sampled("pagevault.protect_statistics = off")?;
+    let told = told(&cluster, SHRED)?;
+    for place in PLACES {
+        let row = told.iter().find(|(object, _, _)| object == place);
+        let (_, keys, detail) = row.context("no row")?;
+        ensure!(keys.is_empty() && detail.contains("is in plaintext"), "{place}: {detail}");
+        for file in cluster.files(place)? {
+            ensure!(!file.contains_text(CANARY)?, "{} has it", file.path.display());
+        }
+    }
+    ensure_no_canary(&cluster)?;
+    cluster.crash()?;
+    ensure_no_canary(&cluster)?;
+    cluster.finish()
+}
+
+/// What was dropped has left values as well.
+#[test]
+fn former_files_and_their_statistics() -> Result<()> {
+    let (cluster, _keys) = sampled("")?;
+    cluster.sql("DROP TABLE t CASCADE")?;
+    for place in PLACES {
+        ensure!(pages_with_canary(&cluster, place)? > 0, "no page of {place} has it");
+    }
+    let told = told(&cluster, "SELECT * FROM pagevault.shred_former_files('postgres')")?;
+    ensure!(told.len() == PLACES.len(), "{told:?}");
+    ensure_no_canary(&cluster)?;
+    cluster.finish()
+}
+
+/// A page from before opens to nothing: neither in the data directory that it is from, nor put back by somebody.
+#[test]
+fn older_pages_open_to_nothing() -> Result<()> {
+    let (cluster, _keys) = sampled("")?;
+    let u = cluster.text(U)?;
+    cluster.stop(StopMode::Fast)?;
+    let mut before = Vec::new();
+    cluster.start_server()?;
+    for place in PLACES {
+        for file in cluster.files(place)? {
+            before.push((file.path.clone(), file.bytes()?));
+        }
+    }
+    cluster.sql(SHRED)?;
+    cluster.stop(StopMode::Fast)?;
+    for (path, bytes) in &before {
+        std::fs::write(path, bytes)?;
+    }
+    cluster.start_server()?;
+    ensure_no_canary(&cluster)?;
+    let rows = "SELECT count(*) FROM pg_statistic";
+    ensure!(cluster.text(rows)? == "0", "{}", cluster.text(rows)?);
+    let state = "SELECT string_agg(DISTINCT state, ' ') FROM pagevault.verify('pg_statistic') WHERE relation = 'pg_statistic'::regclass AND fork = 'main'";
+    ensure!(cluster.text(state)? == "destroyed", "{}", cluster.text(state)?);
+    // Queries are planned without, and ANALYZE makes them anew.
+    ensure_shredded(&cluster, &u)?;
+    cluster.sql("ANALYZE u")?;
+    let of_u = "SELECT count(*) FROM pg_stats WHERE tablename = 'u'";
+    ensure!(cluster.text(of_u)? == "2", "ANALYZE");
+    cluster.crash()?;
+    ensure!(cluster.text(of_u)? == "2", "ANALYZE, after a crash");
+    ensure_shredded(&cluster, &u)?;
+    cluster.finish()
+}
+
+/// Statistics of the table that stays; shown by every server that tells of it.
+const OF_U: &str = "SELECT string_agg(attname || md5(histogram_bounds::text), ' ' ORDER BY attname)
+    FROM pg_stats WHERE tablename = 'u'";
+
+/// Killed at each step: nothing is destroyed before the end, statistics of others stay, and doing it once more does all of it. A
+/// standby and backups from before and from in between agree.
+#[test]
+fn killed_at_each_step() -> Result<()> {
+    let (cluster, _keys) = sampled("fsync = on")?;
+    let u = cluster.text(U)?;
+    let of_u = cluster.text(OF_U)?;
+    let mut witnesses = Witnesses::with(&cluster, &["fsync = off", "shared_buffers = 512kB"])?;
+    let rows = cluster.text("SELECT count(*) FROM t")?;
+    for step in [
+        "shred.forgotten",
+        "rekey.switched",
+        "remnants.page_cleared",
+        "remnants.synced",
+        "remnants.cleared",
+        "shred.decided",
+    ] {
+        cluster.stop_at(step)?;
+        let mut client = cluster.client()?;
+        let session = std::thread::spawn(move || run_sql(&mut client, SHRED));
+        cluster.stopped_at(step)?;
+        if ["remnants.page_cleared", "remnants.cleared"].contains(&step) {
+            witnesses.back_up(&cluster, step)?;
+        }
+        cluster.kill()?;
+        cluster.go_on();
+        cluster.start_server()?;
+        ensure!(session.join().is_ok_and(|ended| ended.is_err()), "{step}: it ended");
+        ensure!(cluster.text("SELECT count(*) FROM t")? == rows, "{step}: the table");
+        ensure!(cluster.text(OF_U)? == of_u, "{step}: statistics of another table");
+    }
+    let keys = statistics_keys(&cluster)?;
+    cluster.sql("CHECKPOINT")?;
+    // It has the keystore from before, and pages from after.
+    let backup = Backup::begin(&cluster)?;
+    cluster.sql(SHRED)?;
+    let restored = backup.end()?;
+    cluster.crash()?;
+    let is_clean = |server: &Cluster| -> Result<()> {
+        ensure_no_canary(server)?;
+        ensure!(server.text(OF_U)? == of_u, "statistics of another table");
+        ensure_shredded(server, &u)?;
+        for key in &keys {
+            ensure!(!holds(&keystore(server)?, key), "a former key of statistics");
+        }
+        Ok(())
+    };
+    is_clean(&cluster)?;
+    restored.start_server()?;
+    is_clean(&restored)?;
+    restored.finish()?;
+    witnesses.judge_and(&cluster, &[U, OF_U], &["u", "pg_statistic"], is_clean)?;
+    cluster.finish()
+}
+
+/// It begins again where it was before, with a keystore that has lost the former keys: of each page it meets an image, also of those
+/// that its primary had written under the new key before it came to them.
+#[test]
+fn a_standby_that_begins_again_from_before() -> Result<()> {
+    let (primary, _keys) = sampled("full_page_writes = off")?;
+    let u = primary.text(U)?;
+    let mut standby = standby_of(&primary, &["shared_buffers = 512kB"])?;
+    standby.allow_log("canceling statement due to conflict with recovery");
+    primary.sql("CHECKPOINT")?;
+    primary.stop_at("remnants.page_cleared")?;
+    let mut client = primary.client()?;
+    let shredding = std::thread::spawn(move || run_sql(&mut client, SHRED));
+    primary.stopped_at("remnants.page_cleared")?;
+    // Each page of statistics that has room is changed.
+    primary.sql(
+        "DO $$ BEGIN FOR i IN 1..100 LOOP
+             EXECUTE format('CREATE TABLE w%s AS SELECT i, i %% 5 AS j FROM generate_series(1, 100) i; ANALYZE w%s', i, i);
+         END LOOP; END $$",
+    )?;
+    for statement in ["ANALYZE u", "CHECKPOINT"] {
+        primary.sql(statement)?;
+    }
+    primary.go_on();
+    ensure!(shredding.join().is_ok_and(|ended| ended.is_ok()), "it failed");
+    let all = "SELECT count(*) || ' ' || sum(hashtext(concat(tablename, attname, n_distinct, histogram_bounds::text))) FROM pg_stats";
+    let wanted = primary.text(all)?;
+    wait_for(&standby, &primary)?;
+    for _ in 0..2 {
+        ensure_no_canary(&standby)?;
+        ensure!(standby.text(all)? == wanted, "{} for {wanted}", standby.text(all)?);
+        standby.kill()?;
+        standby.start_server()?;
+        wait_for(&standby, &primary)?;
+    }
+    standby.promote()?;
+    ensure!(standby.text(all)? == wanted, "{} for {wanted}", standby.text(all)?);
+    ensure_no_canary(&standby)?;
+    ensure_shredded(&standby, &u)?;
+    standby.finish()?;
+    primary.finish()
+}
+
+/// The keystore was copied when the former keys were gone, and all pages before that. Whoever restores it meets pages that it cannot
+/// open, and has an image of each.
+#[test]
+fn a_backup_with_the_keystore_of_afterwards() -> Result<()> {
+    let (cluster, _keys) = sampled("")?;
+    let u = cluster.text(U)?;
+    let of_u = cluster.text(OF_U)?;
+    let mut session = cluster.client()?;
+    run_sql(&mut session, "SELECT pg_backup_start('a backup', true)")?;
+    let copy = cluster.directory().join("copy");
+    super::crashes::copy_tree(&cluster.data_directory(), &copy)?;
+    // Pages are changed, and written, under the new key before they are cleared.
+    cluster.stop_at("remnants.page_cleared")?;
+    let mut client = cluster.client()?;
+    let shredding = std::thread::spawn(move || run_sql(&mut client, SHRED));
+    cluster.stopped_at("remnants.page_cleared")?;
+    let changed = "CREATE TABLE w AS SELECT i, i % 5 AS j FROM generate_series(1, 100) i; ANALYZE w; ANALYZE u; CHECKPOINT";
+    for statement in changed.split("; ") {
+        cluster.sql(statement)?;
+    }
+    cluster.go_on();
+    ensure!(shredding.join().is_ok_and(|ended| ended.is_ok()), "it failed");
+    let of_u_now = cluster.text(OF_U)?;
+    ensure!(of_u_now == of_u || !of_u_now.is_empty(), "{of_u_now}");
+    let of_w = "SELECT count(*) FROM pg_stats WHERE tablename = 'w'";
+    ensure!(cluster.text(of_w)? == "2", "statistics of a new table");
+    for part in ["pagevault", "pg_wal"] {
+        std::fs::remove_dir_all(copy.join(part))?;
+        let label = (part == "pg_wal")
+            .then(|| text(&mut session, "SELECT labelfile FROM pg_backup_stop(false)"));
+        if let Some(label) = label {
+            std::fs::write(copy.join("backup_label"), label?)?;
+        }
+        super::crashes::copy_tree(&cluster.data_directory().join(part), &copy.join(part))?;
+    }
+    cluster.installation().give(&copy.join("backup_label"))?;
+    std::fs::remove_file(copy.join("postmaster.pid"))?;
+    let restored = Cluster::from_files(|data| Ok(std::fs::rename(&copy, data)?))?;
+    for _ in 0..2 {
+        restored.start_server()?;
+        ensure_no_canary(&restored)?;
+        ensure!(restored.text(OF_U)? == of_u_now, "statistics of another table");
+        ensure!(restored.text(of_w)? == "2", "statistics of a new table");
+        ensure_shredded(&restored, &u)?;
+        restored.sql("CHECKPOINT")?;
+        restored.kill()?;
+    }
+    restored.start_server()?;
+    restored.finish()?;
     cluster.finish()
 }
