@@ -302,6 +302,9 @@ fn killed_at_each_step() -> Result<()> {
 fn a_standby_that_begins_again_from_before() -> Result<()> {
     let (primary, _keys) = sampled("full_page_writes = off")?;
     let u = primary.text(U)?;
+    // At the end are pages with nothing that is to be cleared, and with room.
+    primary.sql("VACUUM FULL pg_statistic")?;
+    primary.sql(&analyzed_tables("x"))?;
     let mut standby = standby_of(&primary, &["shared_buffers = 512kB"])?;
     standby.allow_log("canceling statement due to conflict with recovery");
     primary.sql("CHECKPOINT")?;
@@ -309,12 +312,7 @@ fn a_standby_that_begins_again_from_before() -> Result<()> {
     let mut client = primary.client()?;
     let shredding = std::thread::spawn(move || run_sql(&mut client, SHRED));
     primary.stopped_at("remnants.page_cleared")?;
-    // Each page of statistics that has room is changed.
-    primary.sql(
-        "DO $$ BEGIN FOR i IN 1..100 LOOP
-             EXECUTE format('CREATE TABLE w%s AS SELECT i, i %% 5 AS j FROM generate_series(1, 100) i; ANALYZE w%s', i, i);
-         END LOOP; END $$",
-    )?;
+    primary.sql(&analyzed_tables("w"))?;
     for statement in ["ANALYZE u", "CHECKPOINT"] {
         primary.sql(statement)?;
     }
@@ -336,6 +334,15 @@ fn a_standby_that_begins_again_from_before() -> Result<()> {
     ensure_shredded(&standby, &u)?;
     standby.finish()?;
     primary.finish()
+}
+
+/// Makes tables with statistics that take some pages.
+fn analyzed_tables(name: &str) -> String {
+    format!(
+        "DO $$ BEGIN FOR i IN 1..20 LOOP
+             EXECUTE format('CREATE TABLE {name}%s AS SELECT i, i %% 5 AS j FROM generate_series(1, 100) i; ANALYZE {name}%s', i, i);
+         END LOOP; END $$"
+    )
 }
 
 /// The keystore was copied when the former keys were gone, and all pages before that. Whoever restores it meets pages that it cannot
@@ -387,5 +394,23 @@ fn a_backup_with_the_keystore_of_afterwards() -> Result<()> {
     }
     restored.start_server()?;
     restored.finish()?;
+    cluster.finish()
+}
+
+/// Who keeps rows of statistics from being deleted is not waited for without end either.
+#[test]
+fn rows_that_cannot_be_deleted() -> Result<()> {
+    let (mut cluster, _keys) = sampled("")?;
+    cluster.allow_log("canceling statement due to lock timeout");
+    let mut other = cluster.client()?;
+    run_sql(&mut other, "BEGIN; LOCK TABLE pg_statistic IN SHARE MODE")?;
+    let error = cluster.error(SHRED)?;
+    ensure!(error.sqlstate == "55000", "{error}");
+    ensure!(error.message.ends_with("rows of statistics could not be deleted"), "{error}");
+    ensure!(error.detail.contains("Nothing was destroyed."), "{error}");
+    ensure!(cluster.text("SELECT count(*) FROM t")? == "1000");
+    run_sql(&mut other, "COMMIT")?;
+    cluster.sql(SHRED)?;
+    ensure_no_canary(&cluster)?;
     cluster.finish()
 }
