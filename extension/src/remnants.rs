@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use pagevault_cipher::Epoch;
 use pagevault_keystore::RelFile;
+use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, ForkNumber};
 
 use crate::fault;
@@ -22,7 +23,7 @@ use crate::keys::shared;
 use crate::pg::locks::Rewriting;
 use crate::pg::pages::{Held, Ring};
 use crate::pg::relation::{self, Facts, Kind};
-use crate::pg::remnants::Kept;
+use crate::pg::remnants::{Before, Kept};
 use crate::pg::report::Result;
 use crate::pg::{process, statistics};
 use crate::rekey;
@@ -36,6 +37,9 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 
 /// Keeps VACUUM away, which shortens files, and whatever makes new ones.
 const LOCK: pg_sys::LOCKMODE = pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE;
+
+/// What is not worth leaving what is to be shredded as it is.
+const NO_ROOM: i32 = PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED as i32;
 
 /// One file, and what became of it.
 pub(crate) struct Cleared {
@@ -53,8 +57,7 @@ pub(crate) enum State {
         pages: u32,
         /// Deleted rows in pages that others were reading: these keep their values.
         left: u32,
-        /// Of its new key; the former ones can be destroyed.
-        epoch: Option<Epoch>,
+        key: Key,
     },
     /// Nothing was done: others had it locked.
     Locked,
@@ -62,11 +65,21 @@ pub(crate) enum State {
     Destroyed,
 }
 
+/// How a file goes on.
+pub(crate) enum Key {
+    /// Under a new key of this epoch; the former ones can be destroyed.
+    New(Epoch),
+    /// Under the one that it had: there is no room for another, for this reason.
+    AsBefore(String),
+    /// In plaintext.
+    None,
+}
+
 impl Cleared {
     /// The last of the former keys, if they are to be destroyed.
     pub(crate) fn last_former_epoch(&self) -> Option<u16> {
         match self.state {
-            State::Done { epoch: Some(epoch), .. } => Some(epoch.get() - 1),
+            State::Done { key: Key::New(epoch), .. } => Some(epoch.get() - 1),
             _ => None,
         }
     }
@@ -79,19 +92,20 @@ impl Cleared {
 /// a key is locked, the disk is full, this session is told to stop.
 pub(crate) fn clear_statistics() -> Result<Vec<Cleared>> {
     let patience = Patience { until: Instant::now() + PATIENCE };
+    let before = Before::now();
     let mut cleared = Vec::new();
     for (catalog, kept) in statistics::CATALOGS {
         let family = relation::family_as_it_is(catalog);
         for member in family.into_iter().filter(|member| member.kind != Kind::Index) {
             let kept = if member.kind == Kind::Toast { Kept::Lengths } else { kept };
-            cleared.push(clear(&member, kept, &patience)?);
+            cleared.push(clear(&member, kept, &before, &patience)?);
         }
     }
     fault::point("remnants.cleared");
     Ok(cleared)
 }
 
-fn clear(member: &Facts, kept: Kept, patience: &Patience) -> Result<Cleared> {
+fn clear(member: &Facts, kept: Kept, before: &Before, patience: &Patience) -> Result<Cleared> {
     let oid = member.oid;
     let done = |file, state, _right| {
         Ok(Cleared { name: relation::quoted_name(member), file, state, _right })
@@ -108,22 +122,19 @@ fn clear(member: &Facts, kept: Kept, patience: &Patience) -> Result<Cleared> {
     if right.is_none() {
         return done(file, State::Locked, None);
     }
-    let cipher = shared::current_cipher(file);
-    if let Some(cipher) = cipher {
-        rekey::file::seal(&held, cipher)?;
-        rekey::file::await_writers(file)?;
-    }
-    let is_sealed = cipher.is_some();
+    let key = new_key(&held)?;
+    let has_new_key = matches!(key, Key::New(_));
     let ring = Ring::new();
     let (mut pages, mut left) = (0, 0);
     for (fork, blocks) in held.forks() {
         for block in 0..blocks {
             process::check_for_interrupts();
             if fork == ForkNumber::MAIN_FORKNUM {
-                left += held.clear_page(block, kept, &ring, is_sealed, || patience.wait());
+                left +=
+                    held.clear_page(block, kept, before, &ring, has_new_key, || patience.wait());
                 pages += 1;
                 fault::point("remnants.page_cleared");
-            } else if is_sealed {
+            } else if has_new_key {
                 held.rewrite(fork, block, &ring);
             }
         }
@@ -131,11 +142,25 @@ fn clear(member: &Facts, kept: Kept, patience: &Patience) -> Result<Cleared> {
     held.flush();
     held.sync();
     fault::point("remnants.synced");
-    if is_sealed {
+    if has_new_key {
         rekey::file::rewrite_wholly(&held)?;
     }
-    let epoch = shared::current_epoch(file);
-    done(file, State::Done { pages, left, epoch }, right)
+    done(file, State::Done { pages, left, key }, right)
+}
+
+/// Has a file that is sealed written under a new key from now on, and nobody under another one.
+fn new_key(held: &Held) -> Result<Key> {
+    let file = held.file();
+    let Some(cipher) = shared::current_cipher(file) else { return Ok(Key::None) };
+    match rekey::file::seal(held, cipher) {
+        Ok(_) => {}
+        Err(report) if report.code() == NO_ROOM => {
+            return Ok(Key::AsBefore(report.message().to_owned()));
+        }
+        Err(report) => return Err(report),
+    }
+    rekey::file::await_writers(file)?;
+    Ok(shared::current_epoch(file).map_or(Key::None, Key::New))
 }
 
 /// Time that is left for waiting.

@@ -12,7 +12,7 @@ use crate::keys::{master_keys, persist};
 use crate::pg::report::{OrRaise, Report, Result};
 use crate::pg::text::ServerText;
 use crate::pg::{compat, process, session};
-use crate::remnants::{Cleared, State};
+use crate::remnants::{Cleared, Key, State};
 use crate::shred::{self, Shredded};
 
 type Row = (String, String, Option<String>, Option<i32>, String);
@@ -242,27 +242,24 @@ fn statistics(shredded: &Shredded) -> Vec<Row> {
 fn cleared(one: &Cleared, outcome: &Outcome) -> Row {
     const AGAIN: &str = "Shred once more, which does no harm.";
     let former = outcome.former_keys.iter().find(|former| former.file == one.file);
-    let detail = match one.state {
+    let detail = match &one.state {
         State::Locked => format!(
             "Nothing was looked at: others had it locked, or a rekey job was at it. Deleted rows may be in it, and in free space, with values of what was shredded. {AGAIN}"
         ),
         State::Destroyed => "Its keys were destroyed before.".to_owned(),
-        State::Done { pages, left, epoch } => {
-            let found = match left {
+        State::Done { pages, left, key } => {
+            let found = match *left {
                 0 => format!(
-                    "In all {pages} pages the values of deleted rows, and what nobody uses of the page, are overwritten with zeros, in the file as well."
+                    "In all {pages} pages the values of rows that were deleted before, of whatever relation, and what nobody uses of the page are overwritten with zeros, in the file as well."
                 ),
                 _ => format!(
                     "In {pages} pages what nobody uses is overwritten with zeros, but {left} deleted rows were in pages that others kept in use, and have values still, perhaps of what was shredded. {AGAIN}"
                 ),
             };
-            let before = match epoch {
-                Some(_) => {
-                    "Older copies of the pages cannot be opened with the keystore any more: the keys that the file had before are destroyed."
-                }
-                None => {
-                    "The file is in plaintext: older copies of the pages, in blocks that the disk has freed and in backups, stay readable."
-                }
+            let before = match key {
+                Key::New(_) => "Older copies of the pages cannot be opened with the keystore any more: the keys that the file had before are destroyed.".to_owned(),
+                Key::AsBefore(why) => format!("It has no new key: {why}. Older copies of the pages, in blocks that the disk has freed and in backups, can be opened with the present one. Make room, then shred once more."),
+                Key::None => "The file is in plaintext: older copies of the pages, in blocks that the disk has freed and in backups, stay readable.".to_owned(),
             };
             format!("{found} {before}")
         }

@@ -7,6 +7,10 @@
 //! Here rows that were deleted lose their values at once, whoever's snapshot may still see them: such a row has its columns of
 //! fixed width, and no others, as if the others had been added to the table later. It stays in its place, so indexes, update
 //! chains and VACUUM find what they expect. All bytes of the page that nobody uses are zero afterwards.
+//!
+//! Not so rows that are deleted meanwhile ([`Before`]): who has just found such a row, and fetches a long value of it from
+//! the TOAST table, has its page pinned no more than until then. Of rows that were deleted before, the references to
+//! long values are gone before these are.
 
 use pagevault_cipher::{PAGE_SIZE, Page};
 use pgrx::pg_sys::{self, ForkNumber, HTSV_Result};
@@ -18,11 +22,36 @@ use super::{compat, critical, wal};
 /// What stays of a deleted row.
 #[derive(Clone, Copy)]
 pub(crate) enum Kept {
-    /// So many columns, which take so many bytes where none of them is NULL.
+    /// So many columns. The first so many bytes of them stay as they are, where none is NULL; the others are zero.
     Columns { count: u16, bytes: usize },
     /// Of a row of a TOAST table: the length of its part of the value, all of which is zero. Who still looks for the value
     /// must find one.
     Lengths,
+}
+
+/// Transactions that had ended by a moment.
+pub(crate) struct Before(pg_sys::Snapshot);
+
+impl Before {
+    pub(crate) fn now() -> Before {
+        // SAFETY: in a transaction; registered until it is dropped, or by the server's abort.
+        unsafe { Before(pg_sys::RegisterSnapshot(pg_sys::GetLatestSnapshot())) }
+    }
+
+    fn has_ended(&self, transaction: pg_sys::TransactionId) -> bool {
+        // SAFETY: registered.
+        unsafe { !pg_sys::XidInMVCCSnapshot(transaction, self.0) }
+    }
+}
+
+impl Drop for Before {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            return; // an ERROR is on its way; its abort forgets the snapshot
+        }
+        // SAFETY: registered once.
+        unsafe { pg_sys::UnregisterSnapshot(self.0) }
+    }
 }
 
 /// A row in a page: from where to where.
@@ -44,6 +73,7 @@ impl Held {
         &self,
         block: u32,
         kept: Kept,
+        before: &Before,
         ring: &Ring,
         log_always: bool,
         wait: impl FnMut() -> bool,
@@ -60,7 +90,7 @@ impl Held {
             let page = compat::buffer_page(buffer).cast::<Page>();
             let mut left = 0;
             if (*page.cast::<pg_sys::PageHeaderData>()).pd_upper != 0 {
-                let rows = rows(relation, buffer, block, &*page);
+                let rows = rows(relation, buffer, block, &*page, before);
                 copy.0 = *page;
                 left = clear(&mut copy.0, &rows, kept, is_alone);
                 if log_always || copy.0 != *page {
@@ -92,8 +122,9 @@ unsafe fn lock(buffer: pg_sys::Buffer, mut wait: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// The rows of a page. Deleted are those that a committed transaction has deleted or replaced, and those of one that was
-/// rolled back (`HeapTupleSatisfiesVacuum`, heapam_visibility.c).
+/// The rows of a page. Deleted are those that a transaction has deleted or replaced that was committed before, and those of one
+/// that was rolled back (`HeapTupleSatisfiesVacuumHorizon`, heapam_visibility.c). What row pointers do not point to as they should
+/// (`PageRepairFragmentation`, bufpage.c) is nobody's.
 ///
 /// # Safety
 /// The buffer of this block, and its page, exclusively locked.
@@ -102,20 +133,22 @@ unsafe fn rows(
     buffer: pg_sys::Buffer,
     block: u32,
     page: *const Page,
+    before: &Before,
 ) -> Vec<Row> {
     const NORMAL: u32 = 1; // LP_NORMAL
     // SAFETY: by contract; row pointers stand between the header and pd_lower, and point into the page (checked).
     unsafe {
-        let items = usize::from((*page.cast::<pg_sys::PageHeaderData>()).pd_lower)
-            .clamp(HEADER, PAGE_SIZE)
-            - HEADER;
+        let header = &*page.cast::<pg_sys::PageHeaderData>();
+        let (upper, special) = (usize::from(header.pd_upper), usize::from(header.pd_special));
+        let items = usize::from(header.pd_lower).clamp(HEADER, PAGE_SIZE) - HEADER;
         let mut rows = Vec::new();
         for number in 1..=(items / ITEM) as u16 {
             let at = HEADER + usize::from(number - 1) * ITEM;
             let item = page.byte_add(at).cast::<u32>().read();
             let (start, length) = ((item & 0x7FFF) as usize, (item >> 17) as usize);
             let end = start + length;
-            if item >> 15 & 3 != NORMAL || end > PAGE_SIZE || length < ROW_HEADER {
+            let is_inside = upper <= start && end <= special.min(PAGE_SIZE);
+            if item >> 15 & 3 != NORMAL || !is_inside || length < ROW_HEADER || start % ALIGN != 0 {
                 continue;
             }
             let mut row = pg_sys::HeapTupleData {
@@ -127,11 +160,14 @@ unsafe fn rows(
             let [high, low] = [(block >> 16) as u16, block as u16];
             row.t_self.ip_blkid = pg_sys::BlockIdData { bi_hi: high, bi_lo: low };
             row.t_self.ip_posid = number;
-            // Whether anybody may still see it is not asked, so the horizon does not matter.
-            let horizon = pg_sys::TransactionId::from(3);
-            let state = pg_sys::HeapTupleSatisfiesVacuum(&raw mut row, horizon, buffer);
-            use HTSV_Result::{HEAPTUPLE_DEAD, HEAPTUPLE_RECENTLY_DEAD};
-            let is_deleted = matches!(state, HEAPTUPLE_DEAD | HEAPTUPLE_RECENTLY_DEAD);
+            let mut deleted_by = pg_sys::InvalidTransactionId;
+            let state =
+                pg_sys::HeapTupleSatisfiesVacuumHorizon(&raw mut row, buffer, &raw mut deleted_by);
+            let is_deleted = match state {
+                HTSV_Result::HEAPTUPLE_DEAD => true,
+                HTSV_Result::HEAPTUPLE_RECENTLY_DEAD => before.has_ended(deleted_by),
+                _ => false,
+            };
             rows.push(Row { start, end, is_deleted });
         }
         rows
@@ -169,10 +205,11 @@ pub(crate) unsafe fn redo(record: *mut pg_sys::XLogReaderState) {
     }
 }
 
-/// `SizeOfPageHeaderData`, `ItemIdData`, `SizeofHeapTupleHeader`.
+/// `SizeOfPageHeaderData`, `ItemIdData`, `SizeofHeapTupleHeader`, `MAXIMUM_ALIGNOF`.
 const HEADER: usize = 24;
 const ITEM: usize = 4;
 const ROW_HEADER: usize = 23;
+const ALIGN: usize = 8;
 
 /// Offsets in the header of a row (htup_details.h).
 const INFOMASK2: usize = 18;
