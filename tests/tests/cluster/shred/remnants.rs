@@ -414,3 +414,27 @@ fn rows_that_cannot_be_deleted() -> Result<()> {
     ensure_no_canary(&cluster)?;
     cluster.finish()
 }
+
+/// A full directory of keys keeps nobody from shredding; what that costs is told.
+#[test]
+fn no_room_for_new_keys() -> Result<()> {
+    let (cluster, _keys) = sampled("pagevault.max_keys = 1000")?;
+    let error = cluster.error(
+        "SET pagevault.default_encryption = on;
+         DO $$ BEGIN FOR i IN 1..1001 LOOP EXECUTE format('CREATE TABLE f%s (id int)', i); END LOOP; END $$",
+    )?;
+    ensure!(error.text().contains("data keys are in use"), "{error}");
+    let first = told(&cluster, SHRED)?;
+    for place in PLACES {
+        let row = first.iter().find(|(object, _, _)| object == place);
+        let (_, keys, detail) = row.context("no row")?;
+        ensure!(keys.is_empty() && detail.contains("It has no new key: all 1000"), "{detail}");
+    }
+    ensure_no_canary(&cluster)?;
+    cluster.append_conf("pagevault.max_keys = 2000")?;
+    cluster.restart()?;
+    let again = told(&cluster, SHRED)?;
+    ensure!(again.iter().filter(|(_, keys, _)| keys == "1").count() == PLACES.len(), "{again:?}");
+    ensure_no_canary(&cluster)?;
+    cluster.finish()
+}
