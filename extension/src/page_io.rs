@@ -350,9 +350,10 @@ fn blank_for_redo(file: RelFile, epoch: Epoch, block: u32, page: &mut Page) {
     page::blank(page, lsn, block, data_checksums());
 }
 
-/// Whether a file goes on although keys that it had before were destroyed. No page under those is left of it, unless its data
-/// directory is older than its keystore. This is done to statistics only ([`crate::remnants`]): in such a directory they are
-/// lost, and ANALYZE makes them anew, while an error would be one of every query.
+/// Whether a file goes on although keys that it had before were destroyed. No page under those is
+/// left of it, unless its data directory is older than its keystore. This is done to statistics
+/// only ([`crate::remnants`]): in such a directory they are lost, and ANALYZE makes them anew,
+/// while an error would be one of every query.
 #[cold]
 fn has_outlived_its_keys(file: RelFile) -> bool {
     !shared::is_destroyed(file)

@@ -1,15 +1,17 @@
-//! Clearing what deleted rows leave of sampled values: in the catalogs of statistics of this database, and in their TOAST
-//! tables, whose files go on under new keys.
+//! Clearing what deleted rows leave of sampled values: in the catalogs of statistics of this
+//! database, and in their TOAST tables, whose files go on under new keys.
 //!
 //! While others read and write them. A file at a time:
 //!
 //! 1. If it is sealed it gets another data key, as in rekeying ([`crate::rekey`]).
-//! 2. Every page is cleared ([`crate::pg::remnants`]), with an image in WAL. The table comes before its TOAST table: who still
-//!    finds a deleted row finds no reference to a value in it, before the value is gone.
+//! 2. Every page is cleared ([`crate::pg::remnants`]), with an image in WAL. The table comes before
+//!    its TOAST table: who still finds a deleted row finds no reference to a value in it, before
+//!    the value is gone.
 //! 3. It is written and synced, and every page on disk is found to be under the new key.
 //!
-//! Then the keys before the new ones can be destroyed ([`crate::keys::destruction`]), so that older copies of the pages, in
-//! blocks of the disk that were given back, say, cannot be opened either. Each step may be the last: all of it can be done again.
+//! Then the keys before the new ones can be destroyed ([`crate::keys::destruction`]), so that older
+//! copies of the pages, in blocks of the disk that were given back, say, cannot be opened either.
+//! Each step may be the last: all of it can be done again.
 
 use std::time::{Duration, Instant};
 
@@ -28,8 +30,8 @@ use crate::pg::report::Result;
 use crate::pg::{process, statistics};
 use crate::rekey;
 
-/// How long others are waited for altogether: who reads a page, holds a lock, or rekeys. They may wait for the caller, whose
-/// locks the detection of deadlocks does not know them to wait for.
+/// How long others are waited for altogether: who reads a page, holds a lock, or rekeys. They may
+/// wait for the caller, whose locks the detection of deadlocks does not know them to wait for.
 const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How often it is looked whether they are done.
@@ -87,9 +89,9 @@ impl Cleared {
 
 /// Clears all catalogs of statistics. What cannot be had in time is left out, and said so.
 ///
-/// # Errors
-/// When a file gets no new key, or a process does not end its writing of a page. Raises ERROR: a page cannot be read or opened,
-/// a key is locked, the disk is full, this session is told to stop.
+/// # Errors When a file gets no new key, or a process does not end its writing of a page. Raises
+/// ERROR: a page cannot be read or opened, a key is locked, the disk is full, this session is told
+/// to stop.
 pub(crate) fn clear_statistics() -> Result<Vec<Cleared>> {
     let patience = Patience { until: Instant::now() + PATIENCE };
     let before = Before::now();

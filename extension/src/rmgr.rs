@@ -52,12 +52,16 @@ unsafe fn parts<'a>(record: *mut pg_sys::XLogReaderState) -> (u8, &'a [u8]) {
 #[pg_guard]
 unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
     // SAFETY: the server's own argument.
-    let (op, payload) = unsafe { parts(record) };
+    let (op, payload) = unsafe {
+        let (op, payload) = parts(record);
+        if op == wal::OP_PAGE {
+            remnants::redo(record);
+        }
+        (op, payload)
+    };
     match op {
         wal::OP_KEYS => {}
-        wal::OP_BARRIER => return,
-        // SAFETY: the server's own argument.
-        wal::OP_PAGE => return unsafe { remnants::redo(record) },
+        wal::OP_BARRIER | wal::OP_PAGE => return,
         _ => unknown_op(op).send(pgrx::prelude::PgLogLevel::PANIC),
     }
     let outcome = match wal::split_payload(payload) {

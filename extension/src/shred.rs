@@ -6,8 +6,9 @@
 //! ([`crate::keys::destruction`]). The relations stay in the catalog, with files that cannot be read: DROP
 //! or TRUNCATE is the user's choice, and views and grants survive until then.
 //!
-//! Nothing of it can be rolled back. What is done by ordinary means, deleting statistics, is committed by another process before
-//! the first key is destroyed. What deleted rows leave in the pages of statistics is cleared before that as well ([`remnants`]).
+//! Nothing of it can be rolled back. What is done by ordinary means, deleting statistics, is
+//! committed by another process before the first key is destroyed. What deleted rows leave in the
+//! pages of statistics is cleared before that as well ([`remnants`]).
 
 use std::collections::HashSet;
 use std::path::Path;

@@ -11,10 +11,11 @@
 //! reads is blank ([`crate::page_io`]); what it writes is sealed under a key that is lost; and when it ends, or
 //! meets the tombstone, all of it is dropped.
 //!
-//! Of a file that lives on, the keys before its present one can be destroyed ([`Fate::LosesKeysThrough`]). Between the record of
-//! the present key and the tombstone WAL must have an image of every page that the file had then, be it written under the present key
-//! already: a standby or a restored backup that begins before may have any of them under a key that it will not know, and is given
-//! a blank page until it comes to the image.
+//! Of a file that lives on, the keys before its present one can be destroyed
+//! ([`Fate::LosesKeysThrough`]). Between the record of the present key and the tombstone WAL must
+//! have an image of every page that the file had then, be it written under the present key already:
+//! a standby or a restored backup that begins before may have any of them under a key that it will
+//! not know, and is given a blank page until it comes to the image.
 
 use std::collections::{BTreeMap, BTreeSet};
 

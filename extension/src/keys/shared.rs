@@ -141,7 +141,8 @@ pub(crate) fn is_destroyed(file: RelFile) -> bool {
     anything_destroyed() && info(file).is_some_and(|info| info.is_destroyed())
 }
 
-/// True if the file is written, under a later key or in plaintext, since it was written under the key of this epoch.
+/// True if the file is written, under a later key or in plaintext, since it was written under the
+/// key of this epoch.
 pub(crate) fn has_outlived(file: RelFile, epoch: u16) -> bool {
     info(file).is_some_and(|info| info.phase.epoch > epoch)
 }

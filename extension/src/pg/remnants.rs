@@ -1,16 +1,18 @@
 //! What deleted rows leave in the pages of a heap, and clearing it.
 //!
-//! PostgreSQL overwrites none of it. A deleted row stays until nobody's snapshot can see it any more; pruning and VACUUM then
-//! only move others together (`compactify_tuples`, bufpage.c), so that its bytes lie between `pd_lower` and `pd_upper`, and
-//! up to seven of them behind a row that does not end at a multiple of eight.
+//! PostgreSQL overwrites none of it. A deleted row stays until nobody's snapshot can see it any
+//! more; pruning and VACUUM then only move others together (`compactify_tuples`, bufpage.c), so
+//! that its bytes lie between `pd_lower` and `pd_upper`, and up to seven of them behind a row that
+//! does not end at a multiple of eight.
 //!
-//! Here rows that were deleted lose their values at once, whoever's snapshot may still see them: such a row has its columns of
-//! fixed width, and no others, as if the others had been added to the table later. It stays in its place, so indexes, update
-//! chains and VACUUM find what they expect. All bytes of the page that nobody uses are zero afterwards.
+//! Here rows that were deleted lose their values at once, whoever's snapshot may still see them:
+//! such a row has its columns of fixed width, and no others, as if the others had been added to the
+//! table later. It stays in its place, so indexes, update chains and VACUUM find what they expect.
+//! All bytes of the page that nobody uses are zero afterwards.
 //!
-//! Not so rows that are deleted meanwhile ([`Before`]): who has just found such a row, and fetches a long value of it from
-//! the TOAST table, has its page pinned no more than until then. Of rows that were deleted before, the references to
-//! long values are gone before these are.
+//! Not so rows that are deleted meanwhile ([`Before`]): who has just found such a row, and fetches
+//! a long value of it from the TOAST table, has its page pinned no more than until then. Of rows
+//! that were deleted before, the references to long values are gone before these are.
 
 use pagevault_cipher::{PAGE_SIZE, Page};
 use pgrx::pg_sys::{self, ForkNumber, HTSV_Result};
@@ -22,10 +24,11 @@ use super::{compat, critical, wal};
 /// What stays of a deleted row.
 #[derive(Clone, Copy)]
 pub(crate) enum Kept {
-    /// So many columns. The first so many bytes of them stay as they are, where none is NULL; the others are zero.
+    /// So many columns. The first so many bytes of them stay as they are, where none is NULL; the
+    /// others are zero.
     Columns { count: u16, bytes: usize },
-    /// Of a row of a TOAST table: the length of its part of the value, all of which is zero. Who still looks for the value
-    /// must find one.
+    /// Of a row of a TOAST table: the length of its part of the value, all of which is zero. Who
+    /// still looks for the value must find one.
     Lengths,
 }
 
@@ -39,7 +42,7 @@ impl Before {
     }
 
     fn has_ended(&self, transaction: pg_sys::TransactionId) -> bool {
-        // SAFETY: registered.
+        // SAFETY: `now` has registered the snapshot, so it is kept until this is dropped.
         unsafe { !pg_sys::XidInMVCCSnapshot(transaction, self.0) }
     }
 }
@@ -49,7 +52,7 @@ impl Drop for Before {
         if std::thread::panicking() {
             return; // an ERROR is on its way; its abort forgets the snapshot
         }
-        // SAFETY: registered once.
+        // SAFETY: `now` has registered it once, in this transaction.
         unsafe { pg_sys::UnregisterSnapshot(self.0) }
     }
 }
@@ -63,9 +66,10 @@ struct Row {
 }
 
 impl Held {
-    /// Clears a page of the main fork. `wait` is called while others read the page, and says whether to go on waiting: a deleted
-    /// row that somebody may be reading just now keeps its values. Returns how many do. `log_always`: with an image in WAL also if
-    /// there is nothing to be cleared.
+    /// Clears a page of the main fork. `wait` is called while others read the page, and says
+    /// whether to go on waiting: a deleted row that somebody may be reading just now keeps its
+    /// values. Returns how many do. `log_always`: with an image in WAL also if there is nothing to
+    /// be cleared.
     ///
     /// # Errors
     /// Raises what reading a page may raise.
@@ -80,8 +84,8 @@ impl Held {
     ) -> u32 {
         let relation = self.relation();
         let mut copy = AlignedPage([0; PAGE_SIZE]);
-        // SAFETY: open and locked, so that the block stays; the buffer is locked exclusively from `lock` on, and what is
-        // written to it is a whole page.
+        // SAFETY: open and locked, so that the block stays; the buffer is locked exclusively from
+        // `lock` on, and what is written to it is a whole page.
         unsafe {
             let main = ForkNumber::MAIN_FORKNUM;
             let mode = pg_sys::ReadBufferMode::RBM_NORMAL;
@@ -103,12 +107,13 @@ impl Held {
     }
 }
 
-/// Locks a buffer exclusively; true if nobody else has it pinned. Others may look at rows while they have a page pinned only.
+/// Locks a buffer exclusively; true if nobody else has it pinned. Others may look at rows while
+/// they have a page pinned only.
 ///
 /// # Safety
 /// The buffer is pinned, once.
 unsafe fn lock(buffer: pg_sys::Buffer, mut wait: impl FnMut() -> bool) -> bool {
-    // SAFETY: by contract.
+    // SAFETY: the caller has pinned the buffer, and does not hold its lock yet.
     unsafe {
         loop {
             if pg_sys::ConditionalLockBufferForCleanup(buffer) {
@@ -122,8 +127,9 @@ unsafe fn lock(buffer: pg_sys::Buffer, mut wait: impl FnMut() -> bool) -> bool {
     }
 }
 
-/// The rows of a page. Deleted are those that a transaction has deleted or replaced that was committed before, and those of one
-/// that was rolled back (`HeapTupleSatisfiesVacuumHorizon`, heapam_visibility.c). What row pointers do not point to as they should
+/// The rows of a page. Deleted are those that a transaction has deleted or replaced that was
+/// committed before, and those of one that was rolled back (`HeapTupleSatisfiesVacuumHorizon`,
+/// heapam_visibility.c). What row pointers do not point to as they should
 /// (`PageRepairFragmentation`, bufpage.c) is nobody's.
 ///
 /// # Safety
@@ -136,7 +142,8 @@ unsafe fn rows(
     before: &Before,
 ) -> Vec<Row> {
     const NORMAL: u32 = 1; // LP_NORMAL
-    // SAFETY: by contract; row pointers stand between the header and pd_lower, and point into the page (checked).
+    // SAFETY: by contract; row pointers stand between the header and pd_lower, and point into the
+    // page (checked).
     unsafe {
         let header = &*page.cast::<pg_sys::PageHeaderData>();
         let (upper, special) = (usize::from(header.pd_upper), usize::from(header.pd_special));
@@ -195,7 +202,8 @@ unsafe fn replace(buffer: pg_sys::Buffer, page: *mut Page, new: &Page) {
 /// # Safety
 /// `record` is such a record, under replay.
 pub(crate) unsafe fn redo(record: *mut pg_sys::XLogReaderState) {
-    // SAFETY: by contract: the record has an image of its block 0, so the buffer is valid and locked.
+    // SAFETY: by contract: the record has an image of its block 0, so the buffer is valid and
+    // locked.
     unsafe {
         let (mode, mut buffer) = (pg_sys::ReadBufferMode::RBM_NORMAL, 0);
         pg_sys::XLogReadBufferForRedoExtended(record, 0, mode, true, &raw mut buffer);
@@ -216,7 +224,8 @@ const INFOMASK2: usize = 18;
 const INFOMASK: usize = 20;
 const HOFF: usize = 22;
 
-/// Clears what is deleted, if nobody else looks at the page (`is_alone`), and what nobody uses. Returns how many deleted rows keep values.
+/// Clears what is deleted, if nobody else looks at the page (`is_alone`), and what nobody uses.
+/// Returns how many deleted rows keep values.
 fn clear(page: &mut Page, rows: &[Row], kept: Kept, is_alone: bool) -> u32 {
     let mut left = 0;
     for row in rows.iter().filter(|row| row.is_deleted) {

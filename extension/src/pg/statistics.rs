@@ -30,9 +30,11 @@ struct ExtendedData {
     inherited: bool,
 }
 
-/// The catalogs with sampled values, and what of their rows is none: the columns before the first of variable width, the same in
-/// 15 to 18 (catalog/pg_statistic.h, catalog/pg_statistic_ext_data.h). Of those of pg_statistic `stakind1` and what follows
-/// is zero in a row without values: a planner that has found the row just before looks for none (`get_attstatsslot`, lsyscache.c).
+/// The catalogs with sampled values, and what of their rows is none: the columns before the first
+/// of variable width, the same in 15 to 18 (catalog/pg_statistic.h,
+/// catalog/pg_statistic_ext_data.h). Of those of pg_statistic `stakind1` and what follows is zero
+/// in a row without values: a planner that has found the row just before looks for none
+/// (`get_attstatsslot`, lsyscache.c).
 pub(crate) const CATALOGS: [(Oid, Kept); 2] = [
     (
         pg_sys::StatisticRelationId,

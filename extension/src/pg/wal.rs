@@ -76,9 +76,11 @@ fn insert_zeros(zeros: &[u8]) -> u64 {
 /// Op code: the page of block 0, as an image, in which deleted rows were cleared.
 pub(crate) const OP_PAGE: u8 = 0x30;
 
-/// Inserts a record with an image of the page in a buffer. Returns its end, which is to be the page's LSN.
+/// Inserts a record with an image of the page in a buffer. Returns its end, which is to be the
+/// page's LSN.
 ///
-/// An image of the server's own (`XLOG_FPI`) is restored while others may be reading rows of the page (`xlog_redo`, xlog.c).
+/// An image of the server's own (`XLOG_FPI`) is restored while others may be reading rows of the
+/// page (`xlog_redo`, xlog.c).
 ///
 /// # Safety
 /// The buffer is exclusively locked and marked dirty, in a critical section.

@@ -65,7 +65,7 @@ pub(crate) fn seclude() {
 
 /// Has this worker give up after a while where it meets a lock; after [`seclude`].
 pub(crate) fn wait_for_locks_at_most(time: &CStr) {
-    // SAFETY: as in seclude().
+    // SAFETY: outside of any transaction; the server copies both texts.
     unsafe {
         pg_sys::SetConfigOption(
             c"lock_timeout".as_ptr(),
