@@ -40,7 +40,7 @@ const LOOK_AGAIN: Duration = Duration::from_millis(5);
 /// Keeps VACUUM away, which shortens files, and whatever makes new ones.
 const LOCK: pg_sys::LOCKMODE = pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE;
 
-/// What is not worth leaving what is to be shredded as it is.
+/// The one error of a new key that does not keep anybody from shredding.
 const NO_ROOM: i32 = PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED as i32;
 
 /// One file, and what became of it.
@@ -89,9 +89,9 @@ impl Cleared {
 
 /// Clears all catalogs of statistics. What cannot be had in time is left out, and said so.
 ///
-/// # Errors When a file gets no new key, or a process does not end its writing of a page. Raises
-/// ERROR: a page cannot be read or opened, a key is locked, the disk is full, this session is told
-/// to stop.
+/// # Errors
+/// When a file gets no new key, or a process does not end its writing of a page. Raises ERROR: a
+/// page cannot be read or opened, a key is locked, the disk is full, this session is told to stop.
 pub(crate) fn clear_statistics() -> Result<Vec<Cleared>> {
     let patience = Patience { until: Instant::now() + PATIENCE };
     let before = Before::now();
