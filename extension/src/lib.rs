@@ -19,6 +19,7 @@ mod pg;
 mod policy;
 mod preload;
 mod rekey;
+mod remnants;
 mod rewrite;
 mod rmgr;
 mod roles;

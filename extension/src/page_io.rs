@@ -304,6 +304,10 @@ fn open_sealed(
             blank_for_redo(file.file, epoch, block, page);
             Ok(())
         }
+        Err(Cause::Destroyed) if has_outlived_its_keys(file.file) => {
+            page::blank(page, 0, block, data_checksums());
+            Ok(())
+        }
         // Not sealed, but damaged: PostgreSQL says so, and its means help.
         Err(Cause::NoKey { .. }) if !page::may_be_sealed(page, block, data_checksums()) => Ok(()),
         // Copied by a base backup after the keystore was, and after its key was made.
@@ -344,6 +348,15 @@ fn kind_of(file: SmgrFile) -> Kind {
 fn blank_for_redo(file: RelFile, epoch: Epoch, block: u32, page: &mut Page) {
     let lsn = shared::destroyed_at(file, epoch.get()).unwrap_or(0);
     page::blank(page, lsn, block, data_checksums());
+}
+
+/// Whether a file goes on although keys that it had before were destroyed. No page under those is
+/// left of it, unless its data directory is older than its keystore. This is done to statistics
+/// only ([`crate::remnants`]): in such a directory they are lost, and ANALYZE makes them anew,
+/// while an error would be one of every query.
+#[cold]
+fn has_outlived_its_keys(file: RelFile) -> bool {
+    !shared::is_destroyed(file)
 }
 
 /// Refuses a file that is sealed and whose key cannot be had: its pages could be neither opened nor,

@@ -1,14 +1,15 @@
 //! Custom resource manager: keys travel in WAL, wrapped, so that crash recovery, standbys and
 //! point-in-time recovery hold the same data keys as the primary.
 //!
-//! Redo adds what is missing. The one thing that it takes away are keys that were destroyed on purpose.
+//! Redo adds what is missing. The one thing that it takes away are keys that were destroyed on purpose. Pages in which deleted rows
+//! were cleared go along as images, see [`remnants`].
 
 use pagevault_keystore::batch;
 use pgrx::{PgSqlErrorCode, pg_guard, pg_sys};
 
 use crate::keys::{destruction, redo as key_redo, stand_ins};
 use crate::pg::report::Report;
-use crate::pg::{consistency, wal};
+use crate::pg::{consistency, remnants, wal};
 
 static MANAGER: Manager = Manager(pg_sys::RmgrData {
     rm_name: c"pagevault".as_ptr(),
@@ -51,10 +52,16 @@ unsafe fn parts<'a>(record: *mut pg_sys::XLogReaderState) -> (u8, &'a [u8]) {
 #[pg_guard]
 unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
     // SAFETY: the server's own argument.
-    let (op, payload) = unsafe { parts(record) };
+    let (op, payload) = unsafe {
+        let (op, payload) = parts(record);
+        if op == wal::OP_PAGE {
+            remnants::redo(record);
+        }
+        (op, payload)
+    };
     match op {
         wal::OP_KEYS => {}
-        wal::OP_BARRIER => return,
+        wal::OP_BARRIER | wal::OP_PAGE => return,
         _ => unknown_op(op).send(pgrx::prelude::PgLogLevel::PANIC),
     }
     let outcome = match wal::split_payload(payload) {
@@ -121,6 +128,7 @@ unsafe extern "C-unwind" fn identify(info: u8) -> *const std::ffi::c_char {
     match info & !(pg_sys::XLR_INFO_MASK as u8) {
         wal::OP_KEYS => c"KEYS".as_ptr(),
         wal::OP_BARRIER => c"BARRIER".as_ptr(),
+        wal::OP_PAGE => c"PAGE".as_ptr(),
         _ => std::ptr::null(),
     }
 }

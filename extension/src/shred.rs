@@ -6,8 +6,9 @@
 //! ([`crate::keys::destruction`]). The relations stay in the catalog, with files that cannot be read: DROP
 //! or TRUNCATE is the user's choice, and views and grants survive until then.
 //!
-//! Nothing of it can be rolled back. What is done by ordinary means, deleting statistics, is committed by another process before
-//! the first key is destroyed.
+//! Nothing of it can be rolled back. What is done by ordinary means, deleting statistics, is
+//! committed by another process before the first key is destroyed. What deleted rows leave in the
+//! pages of statistics is cleared before that as well ([`remnants`]).
 
 use std::collections::HashSet;
 use std::path::Path;
@@ -16,6 +17,7 @@ use pagevault_keystore::RelFile;
 use pgrx::pg_sys::{self, Oid};
 use pgrx::{PgSqlErrorCode as Code, Spi};
 
+use crate::fault;
 use crate::keys::audit;
 use crate::keys::destruction::{self, Former, Outcome};
 use crate::keys::shared;
@@ -26,6 +28,7 @@ use crate::pg::survey::Survey;
 use crate::pg::text::ServerText;
 use crate::pg::{buffers, catalog, compat, locks, process, session};
 use crate::rekey::jobs;
+use crate::remnants::{self, Cleared};
 use crate::verify::{self, PageState};
 use crate::workers;
 use crate::writers::{self, Act};
@@ -37,8 +40,10 @@ pub(crate) struct Shredded {
     /// Names of the files' relations, as far as there are any.
     pub(crate) names: Vec<(RelFile, String)>,
     pub(crate) outcome: Outcome,
-    /// Rows of statistics that were deleted.
-    pub(crate) statistics: i64,
+    /// Rows of statistics that were deleted; `None` if there was nothing to look for.
+    pub(crate) statistics: Option<i64>,
+    /// The files of statistics, and what became of what deleted rows had left in them.
+    pub(crate) cleared: Vec<Cleared>,
     /// Files of a database that are in plaintext: it keeps them.
     pub(crate) plaintext_files: usize,
     /// Nothing is left of the files.
@@ -121,17 +126,26 @@ fn relations(
         require_sealed(facts)?;
     }
     let statistics = forget_statistics(&oids)?;
+    fault::point("shred.forgotten");
+    let cleared = remnants::clear_statistics()?;
     let files: Vec<RelFile> = stored.iter().map(|facts| facts.file).collect();
     buffers::drop_files(&files);
-    let outcome = destruction::destroy(process::my_database(), &files, false);
+    let outcome =
+        destruction::destroy(process::my_database(), &files, &former_keys(&cleared), false);
     let names = stored.iter().map(|facts| (facts.file, relation::quoted_name(facts))).collect();
     finish(by, object, outcome, |outcome| Shredded {
         names,
         outcome,
-        statistics,
+        statistics: Some(statistics),
+        cleared,
         plaintext_files: 0,
         are_gone: false,
     })
+}
+
+/// Of files that were cleared, the keys that they had before.
+fn former_keys(cleared: &[Cleared]) -> Vec<(RelFile, u16)> {
+    cleared.iter().filter_map(|one| Some((one.file, one.last_former_epoch()?))).collect()
 }
 
 /// Locks the relations with partitions and followers against everybody. Partitioned tables first, so that no
@@ -272,11 +286,12 @@ pub(crate) fn database(by: &str, name: &ServerText, confirm: &str) -> Result<Shr
         }
     }
     let plaintext_files = verify::plaintext_files(oid.to_u32())?;
-    let outcome = destruction::destroy(oid.to_u32(), &files, true);
+    let outcome = destruction::destroy(oid.to_u32(), &files, &[], true);
     finish(by, &format!("database {name}"), outcome, |outcome| Shredded {
         names: Vec::new(),
         outcome,
-        statistics: 0,
+        statistics: None,
+        cleared: Vec::new(),
         plaintext_files,
         are_gone: false,
     })
@@ -301,12 +316,15 @@ pub(crate) fn former_files(by: &str, confirm: &str) -> Result<Shredded> {
             format!("database \"{name}\" has no keys of files that are gone"),
         ));
     }
+    // DROP has deleted the statistics of what was dropped.
+    let cleared = remnants::clear_statistics()?;
     // Nothing of them is in shared buffers, since their removal dropped it.
-    let outcome = destruction::destroy_former(database, &found);
+    let outcome = destruction::destroy_former(database, &found, &former_keys(&cleared));
     finish(by, &format!("former files of database {name}"), outcome, |outcome| Shredded {
         names: Vec::new(),
         outcome,
-        statistics: 0,
+        statistics: None,
+        cleared,
         plaintext_files: 0,
         are_gone: true,
     })

@@ -140,10 +140,15 @@ pub(crate) fn refuse_lost_epochs(
     range: Range<u32>,
 ) -> Result<bool> {
     let mut lost = None;
+    // Such a page is read as an empty one.
+    let is_given_up = |epoch: Epoch| {
+        shared::destroyed_at(file, epoch.get()).is_some() && !shared::is_destroyed(file)
+    };
     let more = scan(file, fork, range, |block, state| {
         if let PageState::Sealed(epoch) = state
             && lost.is_none_or(|(_, known)| known != epoch)
             && !shared::has_key(file, epoch.get())
+            && !is_given_up(epoch)
         {
             lost.get_or_insert((block, epoch));
         }

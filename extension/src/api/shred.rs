@@ -7,10 +7,12 @@ use pgrx::prelude::*;
 
 use super::require_key_admin;
 use crate::keys::audit::{self, Operation};
-use crate::keys::{destruction, master_keys, persist};
+use crate::keys::destruction::{self, Outcome};
+use crate::keys::{master_keys, persist};
 use crate::pg::report::{OrRaise, Report, Result};
 use crate::pg::text::ServerText;
 use crate::pg::{compat, process, session};
+use crate::remnants::{Cleared, Key, State};
 use crate::shred::{self, Shredded};
 
 type Row = (String, String, Option<String>, Option<i32>, String);
@@ -158,22 +160,13 @@ fn proof(shredded: &Shredded) -> Result<Vec<Row>> {
     let note = |item: &str, object: &str, detail: String| -> Row {
         (item.to_owned(), object.to_owned(), None, None, detail)
     };
-    if shredded.statistics > 0 {
-        rows.push(note(
-            "statistics",
-            "pg_statistic",
-            format!(
-                "{} rows with sampled values were deleted; VACUUM removes what is left of them.",
-                shredded.statistics
-            ),
-        ));
-    }
+    rows.extend(statistics(shredded));
     if shredded.plaintext_files > 0 {
         rows.push(note(
             "not encrypted",
             "",
             format!(
-                "{} relation files of the database are in plaintext and stay readable; system catalogs are, unless they were encrypted too.",
+                "{} relation files of the database are in plaintext and stay readable; system catalogs are, unless they were encrypted too; with them, where pagevault.protect_statistics was off, sampled values.",
                 shredded.plaintext_files
             ),
         ));
@@ -241,6 +234,51 @@ fn destroyed(shredded: &Shredded) -> Vec<Row> {
     shredded.outcome.files.iter().map(row).collect()
 }
 
+/// What was found of sampled values, and where it was looked for.
+fn statistics(shredded: &Shredded) -> Vec<Row> {
+    let mut rows = Vec::new();
+    if let Some(deleted) = shredded.statistics {
+        let (object, file, keys) = (String::new(), None, None);
+        let detail = format!(
+            "{deleted} rows of sampled values were deleted, and that was committed before any key was destroyed."
+        );
+        rows.push(("statistics".to_owned(), object, file, keys, detail));
+    }
+    rows.extend(shredded.cleared.iter().map(|one| cleared(one, &shredded.outcome)));
+    rows
+}
+
+/// What is true of one file of statistics.
+fn cleared(one: &Cleared, outcome: &Outcome) -> Row {
+    const AGAIN: &str = "Shred once more, which does no harm.";
+    let former = outcome.former_keys.iter().find(|former| former.file == one.file);
+    let detail = match &one.state {
+        State::Locked => format!(
+            "Nothing was looked at: others had it locked, or a rekey job was at it. Deleted rows may be in it, and in free space, with values of what was shredded. {AGAIN}"
+        ),
+        State::Destroyed => "Its keys were destroyed before.".to_owned(),
+        State::Done { pages, left, key } => {
+            let found = match *left {
+                0 => format!(
+                    "In all {pages} pages the values of rows that were deleted before, of whatever relation, and what nobody uses of the page are overwritten with zeros, in the file as well."
+                ),
+                _ => format!(
+                    "In {pages} pages what nobody uses is overwritten with zeros, but {left} deleted rows were in pages that others kept in use, and have values still, perhaps of what was shredded. {AGAIN}"
+                ),
+            };
+            let before = match key {
+                Key::New(_) => "Older copies of the pages cannot be opened with the keystore any more: the keys that the file had before are destroyed.".to_owned(),
+                Key::AsBefore(why) => format!("It has no new key: {why}. Older copies of the pages, in blocks that the disk has freed and in backups, can be opened with the present one. Make room, then shred once more."),
+                Key::None => "The file is in plaintext: older copies of the pages, in blocks that the disk has freed and in backups, stay readable.".to_owned(),
+            };
+            format!("{found} {before}")
+        }
+    };
+    let path = compat::relation_path(one.file, ForkNumber::MAIN_FORKNUM);
+    let keys = former.map(|former| i32::try_from(former.keys).unwrap_or(i32::MAX));
+    ("statistics".to_owned(), one.name.clone(), Some(path), keys, detail)
+}
+
 /// Where WAL still holds what was wrapped.
 fn wal(shredded: &Shredded) -> Result<Vec<Row>> {
     let lsn = lsn_text(shredded.outcome.lsn);
@@ -269,7 +307,7 @@ fn wal(shredded: &Shredded) -> Result<Vec<Row>> {
         None,
         None,
         format!(
-            "Records before {lsn} hold wrapped copies of the keys, and changes of the data itself. {old} segments with such records are still in pg_wal, and {recycled} that keep old content until they are used again. Checkpoints remove them, once neither crash recovery nor a standby needs them."
+            "Records before {lsn} hold wrapped copies of the keys, and changes of the data itself and of its statistics. {old} segments with such records are still in pg_wal, and {recycled} that keep old content until they are used again. Checkpoints remove them, once neither crash recovery nor a standby needs them."
         ),
     )];
     rows.push((

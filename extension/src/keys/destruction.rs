@@ -10,13 +10,19 @@
 //! Pages of such a file may be in shared buffers only in recovery, which repeats changes from before. What it
 //! reads is blank ([`crate::page_io`]); what it writes is sealed under a key that is lost; and when it ends, or
 //! meets the tombstone, all of it is dropped.
+//!
+//! Of a file that lives on, the keys before its present one can be destroyed
+//! ([`Fate::LosesKeysThrough`]). Between the record of the present key and the tombstone WAL must
+//! have an image of every page that the file had then, be it written under the present key already:
+//! a standby or a restored backup that begins before may have any of them under a key that it will
+//! not know, and is given a blank page until it comes to the image.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use pagevault_keystore::{Record, RelFile};
 
 use super::persist::{self, internal, shared_memory};
-use super::{copies, data_keys};
+use super::{copies, data_keys, shared};
 use crate::fault;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
@@ -31,9 +37,20 @@ pub(crate) struct Destroyed {
     pub(crate) keys: u32,
 }
 
+/// What is to become of a file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    /// Nothing of it can be read any more.
+    IsDestroyed,
+    /// It goes on under a later key than this.
+    LosesKeysThrough(u16),
+}
+
 /// What was done, and what it meant.
 pub(crate) struct Outcome {
     pub(crate) files: Vec<Destroyed>,
+    /// Of files that live on.
+    pub(crate) former_keys: Vec<Destroyed>,
     /// The database keys that wrapped what was destroyed: scope and version.
     pub(crate) wrapped_by: BTreeSet<(u32, u32)>,
     /// End of the WAL record.
@@ -45,16 +62,25 @@ pub(crate) struct Outcome {
 }
 
 /// Destroys every key that files of one database have. Nobody uses the files, and none of their pages is in
-/// shared buffers.
+/// shared buffers. Of the files `living`, those through the epoch that is said: see the module.
 ///
 /// `whole`: these are all files of the database that have keys.
-pub(crate) fn destroy(database: u32, files: &[RelFile], whole: bool) -> Result<Outcome> {
-    destroy_locked(&KeystoreLock::acquire(), database, files, whole)
+pub(crate) fn destroy(
+    database: u32,
+    files: &[RelFile],
+    living: &[(RelFile, u16)],
+    whole: bool,
+) -> Result<Outcome> {
+    destroy_locked(&KeystoreLock::acquire(), database, files, living, whole)
 }
 
 /// As [`destroy`], for files that are gone, of which none has got a new key since they were found so: one that
 /// has is in use again under the same number.
-pub(crate) fn destroy_former(database: u32, found: &[Former]) -> Result<Outcome> {
+pub(crate) fn destroy_former(
+    database: u32,
+    found: &[Former],
+    living: &[(RelFile, u16)],
+) -> Result<Outcome> {
     let lock = KeystoreLock::acquire();
     let directory = &shared_memory()?.directory;
     let mut files = Vec::new();
@@ -65,52 +91,71 @@ pub(crate) fn destroy_former(database: u32, found: &[Former]) -> Result<Outcome>
             files.push(former.file);
         }
     }
-    let outcome = destroy_locked(&lock, database, &files, false)?;
+    let mut outcome = destroy_locked(&lock, database, &files, living, false)?;
     // What has moved to another tablespace has the same keys, and is in use.
-    Ok(Outcome { same_keys: Vec::new(), ..outcome })
+    outcome.same_keys.retain(|file| living.iter().any(|(one, _)| one.relation == file.relation));
+    Ok(outcome)
 }
 
 fn destroy_locked(
     lock: &KeystoreLock,
     database: u32,
     files: &[RelFile],
+    living: &[(RelFile, u16)],
     whole: bool,
 ) -> Result<Outcome> {
     let directory = &shared_memory()?.directory;
     let lsn = wal::end();
-    let (mut records, mut destroyed) = (Vec::new(), Vec::new());
+    let (mut records, mut destroyed, mut former_keys) = (Vec::new(), Vec::new(), Vec::new());
     let mut wrapped_by = BTreeSet::new();
-    for &file in files {
+    let doomed = files.iter().map(|&file| (file, Fate::IsDestroyed));
+    let living = living.iter().map(|&(file, through)| (file, Fate::LosesKeysThrough(through)));
+    for (file, fate) in doomed.chain(living) {
         let slot = directory.find(file)?;
         let slot = slot.ok_or_else(|| internal(format!("relation file {file} has no keys")))?;
-        let (info, through) = (directory.info(slot)?, directory.last_epoch(slot)?);
+        let (info, last) = (directory.info(slot)?, directory.last_epoch(slot)?);
+        let through = match fate {
+            Fate::IsDestroyed => last,
+            Fate::LosesKeysThrough(0) => continue, // it has had no other key
+            Fate::LosesKeysThrough(through) => through,
+        };
         let mut keys = 0;
         for key in directory.keys(slot)? {
             let key = key?;
-            wrapped_by.insert((key.scope, key.key_version));
-            keys += 1;
+            if key.epoch <= through {
+                wrapped_by.insert((key.scope, key.key_version));
+                keys += 1;
+            }
         }
         let cipher = info.current.map_or(0, |(_, cipher)| cipher);
+        let whole = whole && fate == Fate::IsDestroyed;
         records.push(Record::Destroyed { file, through, cipher, whole, lsn, at: persist::now() });
-        destroyed.push(Destroyed { file, through, keys });
+        let which = match fate {
+            Fate::IsDestroyed => &mut destroyed,
+            Fate::LosesKeysThrough(_) => &mut former_keys,
+        };
+        which.push(Destroyed { file, through, keys });
     }
-    let same_keys = files_with_same_keys(files)?;
+    let same_keys = files_with_same_keys(destroyed.iter().chain(&former_keys))?;
     fault::point("shred.decided");
     let lsn = persist::append_durably(lock, database, &records)?;
     wal::flush(lsn);
     fault::point("shred.destroyed");
     let not_compacted = persist::compact(lock, database).err();
     fault::point("shred.compacted");
-    Ok(Outcome { files: destroyed, wrapped_by, lsn, same_keys, not_compacted })
+    Ok(Outcome { files: destroyed, former_keys, wrapped_by, lsn, same_keys, not_compacted })
 }
 
 /// CREATE DATABASE with the strategy file_copy and ALTER DATABASE SET TABLESPACE leave files of the same number and
 /// with the same keys in two places.
-fn files_with_same_keys(files: &[RelFile]) -> Result<Vec<RelFile>> {
-    let chosen: BTreeSet<RelFile> = files.iter().copied().collect();
-    let mut by_number: BTreeMap<u32, Vec<RelFile>> = BTreeMap::new();
-    for &file in files {
-        by_number.entry(file.relation).or_default().push(file);
+fn files_with_same_keys<'a>(
+    destroyed: impl Iterator<Item = &'a Destroyed>,
+) -> Result<Vec<RelFile>> {
+    let mut chosen = BTreeSet::new();
+    let mut by_number: BTreeMap<u32, Vec<&Destroyed>> = BTreeMap::new();
+    for one in destroyed {
+        chosen.insert(one.file);
+        by_number.entry(one.file.relation).or_default().push(one);
     }
     let directory = &shared_memory()?.directory;
     let mut same = Vec::new();
@@ -122,7 +167,9 @@ fn files_with_same_keys(files: &[RelFile]) -> Result<Vec<RelFile>> {
         }
         for key in directory.keys(info.slot)? {
             let epoch = key?.epoch;
-            let is_same = |file: &RelFile| data_keys::have_same_key(info.file, *file, epoch);
+            let is_same = |one: &&Destroyed| {
+                epoch <= one.through && data_keys::have_same_key(info.file, one.file, epoch)
+            };
             if namesakes.iter().any(is_same) {
                 same.push(info.file);
                 break;
@@ -215,6 +262,8 @@ pub(super) fn before_redo(records: &[Record]) {
             Record::Destroyed { file, whole: true, .. } => {
                 whole.insert(file.database);
             }
+            // It lives on, and its pages with it.
+            Record::Destroyed { file, through, .. } if shared::has_outlived(*file, *through) => {}
             Record::Destroyed { file, .. } => files.push(*file),
             _ => {}
         }

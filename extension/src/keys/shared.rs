@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicU32, Ordering::*};
 
 use pagevault_cipher::{CipherId, Epoch};
 use pagevault_keystore::RelFile;
-use pagevault_keystore::directory::{Directory, Writing};
+use pagevault_keystore::directory::{Directory, FileInfo, Writing};
 use pagevault_keystore::job_table::JobTable;
 use pagevault_keystore::log::Position;
 use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
@@ -138,11 +138,18 @@ pub(crate) fn count_label_change() {
 
 /// True if the file is written under a key that was destroyed: nothing in it can be read.
 pub(crate) fn is_destroyed(file: RelFile) -> bool {
-    let info = || {
-        let directory = &get()?.directory;
-        directory.info(directory.find(file).ok()??).ok()
-    };
-    anything_destroyed() && info().is_some_and(|info| info.is_destroyed())
+    anything_destroyed() && info(file).is_some_and(|info| info.is_destroyed())
+}
+
+/// True if the file is written, under a later key or in plaintext, since it was written under the
+/// key of this epoch.
+pub(crate) fn has_outlived(file: RelFile, epoch: u16) -> bool {
+    info(file).is_some_and(|info| info.phase.epoch > epoch)
+}
+
+fn info(file: RelFile) -> Option<FileInfo> {
+    let directory = &get()?.directory;
+    directory.info(directory.find(file).ok()??).ok()
 }
 
 /// If the key of this epoch was destroyed: the LSN at or before which all WAL records about pages under it

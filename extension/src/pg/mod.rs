@@ -19,6 +19,7 @@ pub(crate) mod pages;
 pub(crate) mod process;
 pub(crate) mod processes;
 pub(crate) mod relation;
+pub(crate) mod remnants;
 pub(crate) mod report;
 pub(crate) mod session;
 pub(crate) mod statement;

@@ -38,7 +38,17 @@ impl Drop for Ring {
     }
 }
 
+impl Ring {
+    pub(super) fn strategy(&self) -> pg_sys::BufferAccessStrategy {
+        self.0
+    }
+}
+
 impl Held {
+    pub(super) fn relation(&self) -> pg_sys::Relation {
+        self.relation
+    }
+
     /// `None` if there is no such relation, or it has no storage that lasts.
     pub(crate) fn open(oid: Oid) -> Option<Held> {
         // SAFETY: null if the relation is gone; counted until it is closed, at the latest by the abort of

@@ -1,12 +1,14 @@
 //! Rows of statistics: how many hold samples of relations, and deleting them.
 
 use std::collections::HashSet;
+use std::mem::offset_of;
 
 use pgrx::pg_sys::{self, Oid};
 use pgrx::spi::SpiError;
 use pgrx::{PgSqlErrorCode, Spi};
 
 use super::catalog;
+use super::remnants::Kept;
 use super::report::{Report, Result};
 
 /// `StatisticExtRelationId` and `StatisticExtDataRelationId`: pg_statistic_ext and pg_statistic_ext_data. Not among pgrx's
@@ -27,6 +29,20 @@ struct ExtendedData {
     statistics: Oid,
     inherited: bool,
 }
+
+/// The catalogs with sampled values, and what of their rows is none: the columns before the first
+/// of variable width, the same in 15 to 18 (catalog/pg_statistic.h,
+/// catalog/pg_statistic_ext_data.h). Of those of pg_statistic `stakind1` and what follows is zero
+/// in a row without values: a planner that has found the row just before looks for none
+/// (`get_attstatsslot`, lsyscache.c).
+pub(crate) const CATALOGS: [(Oid, Kept); 2] = [
+    (
+        pg_sys::StatisticRelationId,
+        Kept::Columns { count: 21, bytes: offset_of!(pg_sys::FormData_pg_statistic, stakind1) },
+    ),
+    (EXTENDED_DATA, Kept::Columns { count: 2, bytes: EXTENDED_DATA_WIDTH }),
+];
+const EXTENDED_DATA_WIDTH: usize = offset_of!(ExtendedData, inherited) + size_of::<bool>();
 
 /// Relations, and those above them: these sample their rows as well, for what is inherited.
 pub(crate) struct Sampled {

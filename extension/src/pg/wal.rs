@@ -73,6 +73,27 @@ fn insert_zeros(zeros: &[u8]) -> u64 {
     }
 }
 
+/// Op code: the page of block 0, as an image, in which deleted rows were cleared.
+pub(crate) const OP_PAGE: u8 = 0x30;
+
+/// Inserts a record with an image of the page in a buffer. Returns its end, which is to be the
+/// page's LSN.
+///
+/// An image of the server's own (`XLOG_FPI`) is restored while others may be reading rows of the
+/// page (`xlog_redo`, xlog.c).
+///
+/// # Safety
+/// The buffer is exclusively locked and marked dirty, in a critical section.
+pub(super) unsafe fn insert_page(buffer: pg_sys::Buffer) -> u64 {
+    let flags = pg_sys::REGBUF_STANDARD | pg_sys::REGBUF_FORCE_IMAGE;
+    // SAFETY: by contract; a whole record construction.
+    unsafe {
+        pg_sys::XLogBeginInsert();
+        pg_sys::XLogRegisterBuffer(0, buffer, flags as u8);
+        pg_sys::XLogInsert(RMGR_ID, OP_PAGE)
+    }
+}
+
 /// Where the next record will be.
 pub(crate) fn end() -> u64 {
     // SAFETY: reads shared state; the caller is not in recovery.

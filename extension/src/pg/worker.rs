@@ -63,6 +63,19 @@ pub(crate) fn seclude() {
     }
 }
 
+/// Has this worker give up after a while where it meets a lock; after [`seclude`].
+pub(crate) fn wait_for_locks_at_most(time: &CStr) {
+    // SAFETY: outside of any transaction; the server copies both texts.
+    unsafe {
+        pg_sys::SetConfigOption(
+            c"lock_timeout".as_ptr(),
+            time.as_ptr(),
+            pg_sys::GucContext::PGC_SUSET,
+            pg_sys::GucSource::PGC_S_OVERRIDE,
+        );
+    }
+}
+
 static AT_EXIT: ProcessLocal<Option<fn()>> = ProcessLocal::new(None);
 
 /// Has `work` done when this process exits, also by FATAL, and its session's locks given back. It must not raise, take locks or

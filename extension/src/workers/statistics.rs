@@ -46,6 +46,9 @@ pub extern "C-unwind" fn pagevault_statistics_main(argument: pg_sys::Datum) {
     let (pid, database) = ((argument >> 32) as i32, argument as u32);
     process::connect_to_database_if_there(pg_sys::Oid::from(database));
     worker::seclude();
+    // Who has the lock may wait for the session, and the detection of deadlocks does not know that
+    // the session waits for us.
+    worker::wait_for_locks_at_most(c"10s");
     BackgroundWorker::transaction(|| {
         session::as_owner_of_the_cluster(|| statistics::delete_of_relations_locked_by(pid))
             .or_raise();

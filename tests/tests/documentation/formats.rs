@@ -47,9 +47,12 @@ fn constants(text: &str) -> Result<()> {
     ensure!(page::FORMAT_VERSION == 1 && wal::FORMAT_VERSION == 1, "versions");
     ensure!(batch::VERSION == 1 && batch::HEADER == 36, "batch");
     let server = fs::read_to_string(crate::root().join("extension/src/pg/wal.rs"))?;
-    for (name, value) in
-        [("RMGR_ID: u8", "161"), ("OP_KEYS: u8", "0x10"), ("OP_BARRIER: u8", "0x20")]
-    {
+    for (name, value) in [
+        ("RMGR_ID: u8", "161"),
+        ("OP_KEYS: u8", "0x10"),
+        ("OP_BARRIER: u8", "0x20"),
+        ("OP_PAGE: u8", "0x30"),
+    ] {
         ensure!(server.contains(&format!("{name} = {value};")), "{name}");
         says(value)?;
     }

@@ -152,7 +152,7 @@ fn recovery_that_does_not_meet_the_tombstone_shows_nothing() -> Result<()> {
     cluster.finish()
 }
 
-fn copy_tree(from: &std::path::Path, to: &std::path::Path) -> Result<()> {
+pub(super) fn copy_tree(from: &std::path::Path, to: &std::path::Path) -> Result<()> {
     let status = std::process::Command::new("cp").arg("-a").arg(from).arg(to).status()?;
     ensure!(status.success(), "cp: {status}");
     Ok(())
@@ -178,10 +178,15 @@ fn killed_at_any_step() -> Result<()> {
         "keys.compaction",
         "shred.compacted",
     ] {
-        cluster.stop_at(step)?;
+        // Statistics get keys before that.
+        cluster.stop_at("shred.decided")?;
         let mut client = cluster.client()?;
         let session = std::thread::spawn(move || run_sql(&mut client, SHRED));
-        let stands = cluster.stopped_at(step)?;
+        let mut stands = cluster.stopped_at("shred.decided")?;
+        if step != "shred.decided" {
+            cluster.stop_at(step)?;
+            stands = cluster.stopped_at(step)?;
+        }
         if step == "keys.in_wal" {
             // The others come back by themselves.
             rustix::process::kill_process(stands, rustix::process::Signal::KILL)?;

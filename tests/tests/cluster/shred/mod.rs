@@ -6,6 +6,7 @@ mod crashes;
 mod former_files;
 mod races;
 mod refusals;
+mod remnants;
 mod wholes;
 
 use anyhow::{Context, Result, ensure};
