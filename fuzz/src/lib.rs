@@ -12,7 +12,7 @@ use std::sync::atomic::AtomicU32;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use pagevault_cipher::wal::Mark;
-use pagevault_cipher::{CipherId, DataKey, Fork, PAGE_SIZE, PageKey, Secret32, page, stream, wal};
+use pagevault_cipher::{CipherId, DataKey, Fork, PAGE_SIZE, PageKey, page, stream, wal};
 use pagevault_interpose::elf::Elf;
 use pagevault_keyring::keyfile::format::KeyFile;
 use pagevault_keyring::provider::Environment;
@@ -237,7 +237,7 @@ pub fn command_reply(bytes: &[u8]) {
 
 /// A line of the audit trail, and the file that says where it stands. What is a line has its place, and is not authentic.
 pub fn audit_line(bytes: &[u8]) {
-    let key = AuditKey::derive(&Secret32::from_bytes(&[1; 32]), &[2; 16], 1);
+    let key = AuditKey::derive(&[1; 32], &[2; 16], 1);
     let text = String::from_utf8_lossy(bytes);
     if let Some(line) = audit::Line::parse(&text) {
         assert!(line.seq > 0 && !line.is_authentic(&key));

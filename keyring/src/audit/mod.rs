@@ -94,8 +94,10 @@ fn keys(keystore: &Keystore) -> Result<BTreeMap<u32, AuditKey>, ProviderError> {
     let versions = keystore.state().database_keys().filter(|(scope, _, _)| *scope == SCOPE);
     let wanted: BTreeSet<_> = versions.map(|(scope, version, _)| (scope, version)).collect();
     let unlocked = keystore.unlock(&wanted)?;
-    let key = |(_, version, key)| (version, AuditKey::derive(key, &keystore.id(), version));
-    Ok(unlocked.iter().map(key).collect())
+    let keys = unlocked.iter().map(|(_, version, key)| {
+        (version, AuditKey::derive(key.expose(), &keystore.id(), version))
+    });
+    Ok(keys.collect())
 }
 
 fn check(

@@ -81,7 +81,8 @@ impl Doing {
             let of_cluster = keys.iter().filter(|(scope, _, _)| *scope == SCOPE);
             of_cluster.max_by_key(|(_, version, _)| *version)
         });
-        let key = newest.map(|(_, version, key)| AuditKey::derive(key, &keystore.id(), version));
+        let key =
+            newest.map(|(_, version, key)| AuditKey::derive(key.expose(), &keystore.id(), version));
         let text = format!("{},\"outcome\":\"{outcome}\"", self.facts);
         let line = next_line(&mut self.place, None, now_us(), &text, key.as_ref());
         append(&self.path, &line)

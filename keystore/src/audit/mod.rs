@@ -56,13 +56,12 @@ pub struct AuditKey {
 impl AuditKey {
     /// The key that belongs to this version of the database key.
     #[must_use]
-    pub fn derive(database_key: &Secret32, keystore: &[u8; 16], version: u32) -> Self {
+    pub fn derive(database_key: &[u8; 32], keystore: &[u8; 16], version: u32) -> Self {
         let mut context = [0; 20];
         context[..16].copy_from_slice(keystore);
         context[16..].copy_from_slice(&version.to_le_bytes());
-        let mut key = zeroize::Zeroizing::new([0; 32]);
-        kdf::derive(database_key.expose(), LABEL, &context, &mut key);
-        Self { version, key: Secret32::from_bytes(&key) }
+        let key = Secret32::filled(|key| kdf::derive(database_key, LABEL, &context, key));
+        Self { version, key }
     }
 }
 
@@ -251,7 +250,7 @@ mod tests {
     const FACTS: &str = "\"action\":\"shred\",\"object\":\"public.\\\"a,\\\\\\\"mac\\\\\\\":\"";
 
     fn key(version: u32) -> AuditKey {
-        AuditKey::derive(&Secret32::from_bytes(&[7; 32]), b"0123456789abcdef", version)
+        AuditKey::derive(&[7; 32], b"0123456789abcdef", version)
     }
 
     #[test]

@@ -163,8 +163,7 @@ fn key_of(shared: &Shared) -> Option<AuditKey> {
         shared.secrets.list().iter().filter(|k| k.0 == SCOPE).map(|k| k.1).collect();
     versions.sort_unstable();
     versions.into_iter().rev().find_map(|version| {
-        let secret = shared.secrets.get(SCOPE, version)?;
-        Some(AuditKey::derive(&secret, &id, version))
+        shared.secrets.with(SCOPE, version, |key| AuditKey::derive(key, &id, version))
     })
 }
 

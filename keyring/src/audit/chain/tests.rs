@@ -1,6 +1,5 @@
 //! Trails that were tampered with.
 
-use pagevault_cipher::Secret32;
 use pagevault_keystore::audit::{Place, next_line};
 
 use super::*;
@@ -8,7 +7,7 @@ use super::*;
 const KEYSTORE: &[u8; 16] = b"0123456789abcdef";
 
 fn key(version: u32) -> AuditKey {
-    AuditKey::derive(&Secret32::from_bytes(&[version as u8; 32]), KEYSTORE, version)
+    AuditKey::derive(&[version as u8; 32], KEYSTORE, version)
 }
 
 fn keys() -> BTreeMap<u32, AuditKey> {
@@ -107,8 +106,8 @@ fn changed_and_invented_lines_are_found() {
         assert!(findings.iter().any(here), "{at}: {findings:?}");
     }
     let mut invented = Place::before([9; 16]);
-    let strange = AuditKey::derive(&Secret32::from_bytes(&[9; 32]), KEYSTORE, 1);
-    let unknown = AuditKey::derive(&Secret32::from_bytes(&[9; 32]), KEYSTORE, 7);
+    let strange = AuditKey::derive(&[9; 32], KEYSTORE, 1);
+    let unknown = AuditKey::derive(&[9; 32], KEYSTORE, 7);
     let (_, end) = run(1, None, &[0, 0, 1, 1, 2]);
     let mut behind = end;
     for (line, why) in [
