@@ -1,4 +1,5 @@
-//! What the audit trail says of GRANT and its like: who may manage keys, call functions of ours, or change settings of ours.
+//! What the audit trail says of GRANT and its like: who may manage keys, call functions of ours, or
+//! change settings of ours.
 
 use std::ffi::{CStr, c_char};
 
@@ -79,7 +80,8 @@ unsafe fn is_of_admins(name: *const c_char) -> bool {
         return false;
     }
     let invalid = pg_sys::Oid::INVALID;
-    // SAFETY: by contract; catalog look-ups in a transaction.
+    // SAFETY: the name ends with a NUL, as the caller has seen to; statements run in a transaction,
+    // in which catalogs can be read.
     unsafe {
         let (role, admin) = (catalog::role_oid(CStr::from_ptr(name)), catalog::role_oid(ADMIN));
         role != invalid && admin != invalid && pg_sys::is_member_of_role_nosuper(role, admin)
@@ -87,16 +89,16 @@ unsafe fn is_of_admins(name: *const c_char) -> bool {
 }
 
 /// # Safety
-/// As [`is_of_admins`].
+/// `name` is null or NUL-terminated.
 unsafe fn of_role(name: *const c_char) -> String {
-    // SAFETY: by contract.
+    // SAFETY: null is no text, and any other name ends with a NUL, as the caller has seen to.
     format!("role {}", unsafe { text(name) }.unwrap_or_default())
 }
 
 /// The first of a statement's objects that is ours.
 ///
 /// # Safety
-/// As [`operation`].
+/// `statement` is as the parser has made it.
 unsafe fn object(statement: &pg_sys::GrantStmt) -> Option<String> {
     use pg_sys::GrantTargetType::{ACL_TARGET_ALL_IN_SCHEMA, ACL_TARGET_OBJECT};
     use pg_sys::ObjectType::{OBJECT_FUNCTION, OBJECT_PARAMETER_ACL, OBJECT_ROUTINE};
@@ -129,7 +131,7 @@ unsafe fn object(statement: &pg_sys::GrantStmt) -> Option<String> {
 /// # Safety
 /// `list` is a list of strings, or NIL.
 unsafe fn strings(list: *mut pg_sys::List) -> Vec<String> {
-    // SAFETY: by contract.
+    // SAFETY: the caller has seen to it that its members are strings, which end with a NUL.
     unsafe {
         let list = PgList::<pg_sys::String>::from_pg(list);
         list.iter_ptr().filter_map(|string| text((*string).sval)).collect()
@@ -141,7 +143,8 @@ unsafe fn strings(list: *mut pg_sys::List) -> Vec<String> {
 /// # Safety
 /// `options` is a list of DefElem or NIL, of which those of this name hold lists.
 unsafe fn option(options: *mut pg_sys::List, name: &CStr) -> Option<*mut pg_sys::List> {
-    // SAFETY: by contract.
+    // SAFETY: the caller has seen to it that its members are options, each of which has a name, and
+    // that what this one holds is a list.
     unsafe {
         let options = PgList::<pg_sys::DefElem>::from_pg(options);
         let option =
@@ -153,7 +156,7 @@ unsafe fn option(options: *mut pg_sys::List, name: &CStr) -> Option<*mut pg_sys:
 /// # Safety
 /// `roles` is a list of RoleSpec or NIL.
 unsafe fn names(roles: *mut pg_sys::List) -> String {
-    // SAFETY: by contract.
+    // SAFETY: the caller has seen to it that its members are roles.
     unsafe {
         let roles = PgList::<pg_sys::RoleSpec>::from_pg(roles);
         roles.iter_ptr().map(|role| name(role)).collect::<Vec<_>>().join(", ")
@@ -163,7 +166,7 @@ unsafe fn names(roles: *mut pg_sys::List) -> String {
 /// # Safety
 /// `role` is a role as a statement names it.
 unsafe fn name(role: *mut pg_sys::RoleSpec) -> String {
-    // SAFETY: by contract.
+    // SAFETY: a role of the kind that has a name has one that ends with a NUL.
     unsafe {
         match (*role).roletype {
             RoleSpecType::ROLESPEC_CSTRING => text((*role).rolename).unwrap_or_default(),
