@@ -232,8 +232,10 @@ pub(crate) fn claim() -> Result<Option<Job>> {
     let (database, now_seconds) = (process::my_database(), now_seconds());
     let _lock = KeystoreLock::acquire();
     let table = table()?;
-    let candidates =
+    let mut candidates =
         table.select(|head| head.job.database == database && is_claimable(head, now_seconds));
+    // Each has its turn, also where many are locked out again and again.
+    candidates.sort_by_key(|known| known.given_up);
     for known in candidates {
         if let Some(slot) = table.take(known.job, std::process::id(), now()) {
             CLAIMED.with(|claimed| *claimed = Some(slot));
@@ -265,7 +267,8 @@ pub(crate) fn release() {
     }
 }
 
-/// As [`release`], where this worker ends in the middle of the job: no lock, nothing that could fail.
+/// As [`release`], where this worker ends in the middle of the job, or is locked out of its relation:
+/// no lock, nothing that could fail. Others have their turn before it is taken up again.
 pub(crate) fn give_up() {
     if let (Some(slot), Ok(table)) = (CLAIMED.with(Option::take), table()) {
         table.let_go(slot, std::process::id(), now_seconds());

@@ -1,6 +1,7 @@
 //! The launcher of rekey workers, and the workers: they take jobs of one database until none is left. Into a database without
 //! jobs none is sent.
 
+use std::ffi::CStr;
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
 
@@ -9,7 +10,7 @@ use pgrx::bgworkers::{
     DynamicBackgroundWorker,
 };
 use pgrx::pg_sys::panic::CaughtError;
-use pgrx::{IntoDatum, PgTryBuilder, pg_guard, pg_sys};
+use pgrx::{IntoDatum, PgSqlErrorCode, PgTryBuilder, pg_guard, pg_sys};
 
 use crate::fault;
 use crate::keys::unlock;
@@ -17,6 +18,10 @@ use crate::pg::report::OrRaise;
 use crate::pg::{catalog, guc, process, worker};
 use crate::rekey::jobs::{self, End, Pending};
 use crate::rekey::{self, wishes};
+
+/// How long a worker waits where somebody has the relation locked, before it sees to other jobs: there
+/// are not many workers, and any owner of a table may lock it for as long as they like.
+const LOCK_WAIT: &CStr = c"5s";
 
 /// When the launcher begins to look for jobs from before the server's start.
 const FIRST_LOOK: Duration = Duration::from_secs(3);
@@ -108,6 +113,14 @@ fn start_worker(database: u32) -> Option<DynamicBackgroundWorker> {
         .ok()
 }
 
+/// How doing a job went.
+enum Run {
+    /// It has ended, or somebody has stopped it.
+    Over(Option<End>),
+    /// Somebody has the relation locked.
+    LockedOut,
+}
+
 /// Main function of a worker.
 #[pg_guard]
 #[unsafe(no_mangle)]
@@ -117,18 +130,31 @@ pub extern "C-unwind" fn pagevault_rekey_main(database: pg_sys::Datum) {
     fault::point_of("rekey.worker", database);
     process::connect_to_database_if_there(pg_sys::Oid::from(database));
     worker::seclude();
+    worker::wait_for_locks_at_most(LOCK_WAIT);
     worker::at_exit(jobs::give_up);
     process::write_back_soon();
     while let Some(job) = rekey::claim() {
-        let outcome = PgTryBuilder::new(AssertUnwindSafe(|| rekey::run(&job).then_some(End::Done)))
-            .catch_others(|error| Some(End::Failed(message_of(&error))))
-            .catch_rust_panic(|error| Some(End::Failed(message_of(&error))))
-            .execute();
-        if let Some(End::Failed(error)) = &outcome {
-            process::abort_transaction();
-            pgrx::warning!("pagevault: rekey job {} has failed: {error}", job.id);
+        let failed = |error: &CaughtError| Run::Over(Some(End::Failed(message_of(error))));
+        let run = PgTryBuilder::new(AssertUnwindSafe(|| {
+            Run::Over(rekey::run(&job).then_some(End::Done))
+        }))
+        .catch_when(PgSqlErrorCode::ERRCODE_LOCK_NOT_AVAILABLE, |_| Run::LockedOut)
+        .catch_others(|error| failed(&error))
+        .catch_rust_panic(|error| failed(&error))
+        .execute();
+        match run {
+            Run::LockedOut => {
+                process::abort_transaction();
+                jobs::give_up();
+            }
+            Run::Over(end) => {
+                if let Some(End::Failed(error)) = &end {
+                    process::abort_transaction();
+                    pgrx::warning!("pagevault: rekey job {} has failed: {error}", job.id);
+                }
+                rekey::finish(&job, end);
+            }
         }
-        rekey::finish(&job, outcome);
         process::show_activity(None);
     }
 }

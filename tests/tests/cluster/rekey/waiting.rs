@@ -52,6 +52,29 @@ fn an_absent_synchronous_standby_holds_up_nothing() -> Result<()> {
     cluster.finish()
 }
 
+/// Whoever owns a table may lock it for as long as they like. There are fewer workers than such tables.
+#[test]
+fn a_locked_table_holds_up_no_other_job_and_its_own_can_be_cancelled() -> Result<()> {
+    let cluster = cluster(&["pagevault.rekey_workers = 0", "pagevault.rekey_threshold = 0"])?;
+    cluster.sql("CREATE TABLE v AS SELECT * FROM t; CREATE TABLE w AS SELECT * FROM t")?;
+    cluster.sql(
+        "SELECT pagevault.encrypt(name) FROM (VALUES ('t'::regclass), ('v'), ('w')) v(name)",
+    )?;
+    let mut holder = cluster.client()?;
+    run_sql(&mut holder, "BEGIN; LOCK TABLE t, v IN ACCESS EXCLUSIVE MODE")?;
+    cluster.set(&[("pagevault.rekey_workers", "1")])?;
+    cluster.sql("SELECT pagevault.rekey_wait('w'::regclass)")?;
+    assert_sealed(&cluster.files("w")?)?;
+    let states = "SELECT string_agg(CASE WHEN state IN ('done', 'cancelled') THEN state ELSE 'not yet' END, ', ' ORDER BY job)
+                    FROM pagevault.rekey_progress";
+    ensure!(cluster.text(states)? == "not yet, not yet, done", "{}", cluster.text(states)?);
+    cluster.sql("SELECT pagevault.rekey_cancel(min(job)) FROM pagevault.rekey_progress")?;
+    run_sql(&mut holder, "COMMIT")?;
+    cluster.sql("SELECT pagevault.rekey_wait('v'::regclass)")?;
+    ensure!(cluster.text(states)? == "cancelled, done, done", "{}", cluster.text(states)?);
+    cluster.finish()
+}
+
 /// The archiver takes no notice of anyone while a command of its runs (`pgarch_archiveXlog`).
 #[test]
 fn a_hanging_archive_command_holds_up_nothing() -> Result<()> {
