@@ -1,4 +1,5 @@
-//! What the audit trail says of GRANT and its like: who may manage keys, call functions of ours, or change settings of ours.
+//! What the audit trail says of GRANT and its like: who may manage keys, call functions of ours, or
+//! change settings of ours.
 
 use std::ffi::{CStr, c_char};
 
@@ -87,16 +88,16 @@ unsafe fn is_of_admins(name: *const c_char) -> bool {
 }
 
 /// # Safety
-/// As [`is_of_admins`].
+/// `name` is null or ends with a NUL, as names in parse trees do.
 unsafe fn of_role(name: *const c_char) -> String {
-    // SAFETY: by contract.
+    // SAFETY: the grammar (gram.y) makes nothing else of it, and the caller passes what it made.
     format!("role {}", unsafe { text(name) }.unwrap_or_default())
 }
 
 /// The first of a statement's objects that is ours.
 ///
 /// # Safety
-/// As [`operation`].
+/// The statement and what it points to are as the grammar makes them.
 unsafe fn object(statement: &pg_sys::GrantStmt) -> Option<String> {
     use pg_sys::GrantTargetType::{ACL_TARGET_ALL_IN_SCHEMA, ACL_TARGET_OBJECT};
     use pg_sys::ObjectType::{OBJECT_FUNCTION, OBJECT_PARAMETER_ACL, OBJECT_ROUTINE};
@@ -129,7 +130,7 @@ unsafe fn object(statement: &pg_sys::GrantStmt) -> Option<String> {
 /// # Safety
 /// `list` is a list of strings, or NIL.
 unsafe fn strings(list: *mut pg_sys::List) -> Vec<String> {
-    // SAFETY: by contract.
+    // SAFETY: the grammar (gram.y) makes nothing else of it, and the caller passes what it made.
     unsafe {
         let list = PgList::<pg_sys::String>::from_pg(list);
         list.iter_ptr().filter_map(|string| text((*string).sval)).collect()
@@ -141,7 +142,7 @@ unsafe fn strings(list: *mut pg_sys::List) -> Vec<String> {
 /// # Safety
 /// `options` is a list of DefElem or NIL, of which those of this name hold lists.
 unsafe fn option(options: *mut pg_sys::List, name: &CStr) -> Option<*mut pg_sys::List> {
-    // SAFETY: by contract.
+    // SAFETY: the grammar (gram.y) makes nothing else of it, and the caller passes what it made.
     unsafe {
         let options = PgList::<pg_sys::DefElem>::from_pg(options);
         let option =
@@ -153,7 +154,7 @@ unsafe fn option(options: *mut pg_sys::List, name: &CStr) -> Option<*mut pg_sys:
 /// # Safety
 /// `roles` is a list of RoleSpec or NIL.
 unsafe fn names(roles: *mut pg_sys::List) -> String {
-    // SAFETY: by contract.
+    // SAFETY: the grammar (gram.y) makes nothing else of it, and the caller passes what it made.
     unsafe {
         let roles = PgList::<pg_sys::RoleSpec>::from_pg(roles);
         roles.iter_ptr().map(|role| name(role)).collect::<Vec<_>>().join(", ")
@@ -163,7 +164,7 @@ unsafe fn names(roles: *mut pg_sys::List) -> String {
 /// # Safety
 /// `role` is a role as a statement names it.
 unsafe fn name(role: *mut pg_sys::RoleSpec) -> String {
-    // SAFETY: by contract.
+    // SAFETY: the grammar (gram.y) makes nothing else of it, and the caller passes what it made.
     unsafe {
         match (*role).roletype {
             RoleSpecType::ROLESPEC_CSTRING => text((*role).rolename).unwrap_or_default(),
