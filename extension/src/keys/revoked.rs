@@ -81,7 +81,8 @@ pub(crate) fn another_key(scope: u32) -> Report {
     .hint("Check that the provider holds the key that wrapped it, not another of the same name.")
 }
 
-/// Provider, key, since when and why, as a sentence; `None` under the keystore lock, for which this process would wait for ever.
+/// Provider, key, since when and why, as a sentence; `None` under the keystore lock, for which this
+/// process would wait for ever.
 fn facts(scope: u32) -> Option<String> {
     if KeystoreLock::is_held() {
         return None;

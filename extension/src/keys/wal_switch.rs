@@ -183,7 +183,7 @@ fn seal_with_new_key(is_sealed: bool) -> Result<Option<u32>> {
         )
     })?;
     let expected = |wal: &Wal| wal.heading().sealed().is_some() == is_sealed;
-    // Looked at before the lock is taken, for what it says of a key that is refused stands in the keystore.
+    // Looked at before the lock is taken, for what it says of a refused key stands in the keystore.
     let usable = revoked::require_usable(SCOPE);
     let (generation, end) = {
         let lock = KeystoreLock::acquire();

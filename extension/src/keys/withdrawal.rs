@@ -93,7 +93,7 @@ impl Withdrawal {
     }
 }
 
-/// How many pages have left shared buffers, how many are in use, and why one that is neither could not.
+/// How many pages have left shared buffers, how many are in use, and why one of the others stays.
 fn withdraw() -> (usize, usize, Option<Report>) {
     let (mut gone, mut in_use, mut stuck) = (0, 0, None);
     let mut refused: HashMap<RelFile, bool> = HashMap::new();

@@ -128,19 +128,43 @@ pub(crate) fn prepare_to_evict() {
     unsafe { pg_sys::CreateAuxProcessResourceOwner() };
 }
 
-/// Has the page in a shared buffer leave it, written if it was to be. False if it stays, because somebody uses it; an error if it
-/// cannot be written.
+/// Has the page in a shared buffer leave it, written if it was to be. False if it stays, because
+/// somebody uses it; an error if it cannot be written.
 pub(crate) fn evict(index: usize) -> Result<bool> {
     // SAFETY: there are as many buffers, and the caller is prepared.
     let evict = || Ok(index < count() && unsafe { compat::evict_buffer(index) });
     PgTryBuilder::new(evict)
         .catch_others(|error| {
             // SAFETY: in that worker, which has nothing else to give back.
-            unsafe { compat::give_back_after_error() };
+            unsafe { give_back_after_error() };
             let CaughtError::PostgresError(report) = error else { error.rethrow() };
             Err(Report::new(PgSqlErrorCode::ERRCODE_IO_ERROR, report.message()))
         })
         .execute()
+}
+
+/// Gives back what an ERROR in [`evict`] has left: as the background writer does after one
+/// (`BackgroundWriterMain`, bgwriter.c).
+///
+/// # Safety
+/// In a process without transactions, with a resource owner of its own, that has nothing else to keep.
+unsafe fn give_back_after_error() {
+    // SAFETY: each gives back what this process holds, which by contract nobody in it still uses.
+    unsafe {
+        pg_sys::InterruptHoldoffCount += 1;
+        pg_sys::LWLockReleaseAll();
+        pg_sys::ConditionVariableCancelSleep();
+        if let Some(abort) = compat::ABORT_BUFFER_IO {
+            abort();
+        }
+        pg_sys::UnlockBuffers();
+        pg_sys::ReleaseAuxProcessResources(false);
+        pg_sys::AtEOXact_Buffers(false);
+        pg_sys::AtEOXact_SMgr();
+        pg_sys::AtEOXact_Files(false);
+        pg_sys::AtEOXact_HashTables(false);
+        pg_sys::InterruptHoldoffCount -= 1;
+    }
 }
 
 /// After [`evict`], which opens the files that it writes: closes them, as the checkpointer does after each checkpoint.

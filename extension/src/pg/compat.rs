@@ -318,8 +318,7 @@ pub(crate) unsafe fn page_in_buffer(index: usize, states: u32) -> Option<(RelFil
         if state() & states != states {
             return None;
         }
-        let file = rel_file(locator_of_tag(&tag));
-        Some((file, tag.forkNum, tag.blockNum))
+        Some((rel_file(locator_of_tag(&tag)), tag.forkNum, tag.blockNum))
     }
 }
 
@@ -331,8 +330,7 @@ fn locator_of_tag(tag: &pg_sys::BufferTag) -> Locator {
     return Locator { spcOid: tag.spcOid, dbOid: tag.dbOid, relNumber: tag.relNumber };
 }
 
-/// Has the page in a shared buffer leave it, written if it was to be, unless somebody uses it (`EvictUnpinnedBuffer`, 17+). False
-/// if it stays.
+/// What [`super::buffers::evict`] does, but for errors (`EvictUnpinnedBuffer`, 17+).
 ///
 /// # Safety
 /// `index` is less than `NBuffers`; there is a resource owner; no lock of a buffer is held.
@@ -341,8 +339,7 @@ pub(crate) unsafe fn evict_buffer(index: usize) -> bool {
     // SAFETY: by contract.
     unsafe {
         #[cfg(any(feature = "pg15", feature = "pg16"))]
-        return super::eviction::write(buffer, locator_of_tag)
-            && super::eviction::drop_if_clean(index);
+        return super::eviction::evict(buffer, locator_of_tag);
         #[cfg(feature = "pg17")]
         return pg_sys::EvictUnpinnedBuffer(buffer);
         #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17")))]
@@ -350,28 +347,10 @@ pub(crate) unsafe fn evict_buffer(index: usize) -> bool {
     }
 }
 
-/// Gives back what an ERROR in [`evict_buffer`] has left: as the background writer does after one (`BackgroundWriterMain`,
-/// bgwriter.c). That a buffer is being written belongs to the resource owner from 16 on.
-///
-/// # Safety
-/// In a process without transactions, with a resource owner of its own, that has nothing else that it wants to keep.
-pub(crate) unsafe fn give_back_after_error() {
-    // SAFETY: by contract.
-    unsafe {
-        pg_sys::InterruptHoldoffCount += 1;
-        pg_sys::LWLockReleaseAll();
-        pg_sys::ConditionVariableCancelSleep();
-        #[cfg(feature = "pg15")]
-        pg_sys::AbortBufferIO();
-        pg_sys::UnlockBuffers();
-        pg_sys::ReleaseAuxProcessResources(false);
-        pg_sys::AtEOXact_Buffers(false);
-        pg_sys::AtEOXact_SMgr();
-        pg_sys::AtEOXact_Files(false);
-        pg_sys::AtEOXact_HashTables(false);
-        pg_sys::InterruptHoldoffCount -= 1;
-    }
-}
+#[cfg(feature = "pg15")] // from 16 on the resource owner does it
+pub(crate) const ABORT_BUFFER_IO: Option<unsafe fn()> = Some(pg_sys::AbortBufferIO);
+#[cfg(not(feature = "pg15"))]
+pub(crate) const ABORT_BUFFER_IO: Option<unsafe fn()> = None;
 
 /// Forgets what the storage manager has open (`smgrdestroyall`; `smgrcloseall` before 17).
 ///
@@ -393,9 +372,7 @@ pub(crate) fn is_slot_sync_worker(kind: pg_sys::BackendType::Type) -> bool {
     #[cfg(not(any(feature = "pg15", feature = "pg16")))]
     return kind == pg_sys::BackendType::B_SLOTSYNC_WORKER;
     #[cfg(any(feature = "pg15", feature = "pg16"))]
-    let _ = kind;
-    #[cfg(any(feature = "pg15", feature = "pg16"))]
-    return false;
+    return kind == pg_sys::BackendType::Type::MAX; // which none has
 }
 
 /// A block that no file has (`MaxBlockNumber`).

@@ -8,11 +8,23 @@ use pgrx::pg_sys;
 
 use super::compat::Locator;
 
+/// Has the page in a shared buffer leave it. False if it stays.
+///
+/// # Safety
+/// There is such a buffer, and a resource owner; no lock of a buffer or of their table is held.
+pub(super) unsafe fn evict(
+    buffer: pg_sys::Buffer,
+    locator_of: impl Fn(&pg_sys::BufferTag) -> Locator,
+) -> bool {
+    // SAFETY: both ask for what the caller has promised; buffers are counted from 1.
+    unsafe { write(buffer, locator_of) && drop_if_clean(buffer as usize - 1) }
+}
+
 /// Writes the page in a shared buffer if it is to be written. False if the buffer holds none, or another one by now.
 ///
 /// # Safety
 /// There is such a buffer, and a resource owner; no lock of a buffer is held.
-pub(super) unsafe fn write(
+unsafe fn write(
     buffer: pg_sys::Buffer,
     locator_of: impl Fn(&pg_sys::BufferTag) -> Locator,
 ) -> bool {
@@ -40,7 +52,7 @@ pub(super) unsafe fn write(
 ///
 /// # Safety
 /// `index` is less than `NBuffers`; no lock of the buffer table is held.
-pub(super) unsafe fn drop_if_clean(index: usize) -> bool {
+unsafe fn drop_if_clean(index: usize) -> bool {
     const BUSY: u32 = pg_sys::BUF_REFCOUNT_MASK | pg_sys::BM_DIRTY | pg_sys::BM_IO_IN_PROGRESS;
     const FORGOTTEN: u32 = pg_sys::BUF_FLAG_MASK | pg_sys::BUF_USAGECOUNT_MASK;
     // SAFETY: by contract. Nothing is called while a header is locked.

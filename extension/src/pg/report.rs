@@ -96,13 +96,14 @@ pub(crate) fn logs_line() -> bool {
 /// Writes one line to the server log at level LOG: to no client, and without the statement that is
 /// being run, which may hold what the line must not tell.
 ///
-/// `log_min_messages` counts LOG between ERROR and FATAL (`is_log_level_output`, elog.c), and superusers set it for their own
-/// session. They must not be able to do so for what is told of them.
+/// `log_min_messages` counts LOG between ERROR and FATAL (`is_log_level_output`, elog.c), and
+/// superusers set it for their own session. They must not be able to do so for what is told of
+/// them.
 pub(crate) fn log_line(line: &str) {
     const LEAST: i32 = PgLogLevel::ERROR as i32;
     let Ok(line) = std::ffi::CString::new(line) else { return };
     // SAFETY: the calls that ereport() makes, in its order; at this level they return. The server copies
-    // the text. The setting is a plain global of this process, which errstart() looks at and no other of these calls.
+    // the text. The setting is a plain global of this process, at which only errstart() looks.
     unsafe {
         let least = pg_sys::log_min_messages;
         pg_sys::log_min_messages = least.min(LEAST);

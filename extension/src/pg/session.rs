@@ -118,8 +118,8 @@ pub(crate) fn identity() -> Identity {
     }
 }
 
-/// Who this process acts for, of what it has at hand. Reads no catalog: for where no error must be raised. There are numbers in
-/// place of some names.
+/// Who this process acts for, of what it has at hand. Reads no catalog: for where no error must be
+/// raised. There are numbers in place of some names.
 pub(crate) fn identity_at_hand() -> Identity {
     if !process::runs_transactions() {
         return Identity::default();
@@ -161,7 +161,8 @@ pub(crate) fn subtransaction() -> pg_sys::SubTransactionId {
 /// True while a session begins, or a command of it is carried out; not where it reads the configuration again in between, where
 /// a transaction is rolled back, nor in a process without client.
 ///
-/// No portal is active where functions are called by planner, fast path, deferred triggers or triggers at login; but a snapshot is.
+/// No portal is active where functions are called by planner, fast path, deferred triggers or
+/// triggers at login; but a snapshot is.
 pub(crate) fn sets_for_itself() -> bool {
     // SAFETY: plain globals of this process.
     unsafe {

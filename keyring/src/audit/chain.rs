@@ -14,7 +14,7 @@ type Number = (Run, u64);
 
 /// More lines than this are not taken together.
 const MOST_LINES: usize = 4 << 20;
-/// More forged lines than this are counted only: one statement of any role can write millions into a log.
+/// More forged lines than this are counted only: any role can log millions with one statement.
 const MOST_FORGED: usize = 1000;
 
 /// One of the lines that claim a number.

@@ -92,7 +92,8 @@ impl Doing {
 /// Longest text of whom something is for, as it stands in the line.
 const MAX_TO: usize = MAX_LINE / 2;
 
-/// So that a line does not become too long, whatever has to be escaped in it. It is told that more was there.
+/// So that a line does not become too long, whatever has to be escaped in it. It is told that there
+/// was more.
 fn cut(text: &str) -> Cow<'_, str> {
     let cut = &text[..text.floor_char_boundary(MAX_LINE / 16)];
     match cut.len() == text.len() {

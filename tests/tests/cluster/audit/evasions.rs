@@ -164,7 +164,7 @@ fn everything_that_is_refused_in_a_transaction_is_told() -> Result<()> {
     cluster.finish()
 }
 
-/// Names are in catalogs, which may be locked; and in the midst of an error no other must be raised.
+/// Names are in catalogs, which may be locked; in the midst of an error no other must be raised.
 #[test]
 fn what_is_refused_while_shared_catalogs_are_locked_harms_nobody() -> Result<()> {
     let (mut cluster, keys) = Cluster::with_keys(&strict())?;
