@@ -1,4 +1,5 @@
-//! What sealing, opening and checksumming one 8 KiB page costs, next to memcpy and to OpenSSL's XTS.
+//! What sealing, opening and checksumming one 8 KiB page costs, next to memcpy and to OpenSSL's
+//! XTS.
 //!
 //! `cargo bench -p pagevault-benches --bench page`
 //!

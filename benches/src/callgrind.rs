@@ -1,8 +1,8 @@
-//! Instructions that one page takes through the cipher, counted by callgrind: the same on any machine of an
-//! architecture, however noisy.
+//! Instructions that one page takes through the cipher, counted by callgrind: the same on any
+//! machine of an architecture, however noisy.
 //!
-//! Valgrind knows no AVX-512, so what is counted on x86-64 is at most the code for AES-NI or VAES on 256 bits;
-//! the name of the code that ran is part of the result's.
+//! Valgrind knows no AVX-512, so what is counted on x86-64 is at most the code for AES-NI or VAES
+//! on 256 bits; the name of the code that ran is part of the result's.
 
 use std::collections::BTreeMap;
 use std::hint::black_box;

@@ -59,8 +59,9 @@ pub(crate) struct RunArguments {
     suites: Vec<Suite>,
     #[command(flatten)]
     server: ServerArguments,
-    /// Measure in this running cluster instead (`host=... user=... dbname=...`), between two databases that are
-    /// made there and dropped again; the user must be a superuser, and the cluster have a master key
+    /// Measure in this running cluster instead (`host=... user=... dbname=...`), between two
+    /// databases that are made there and dropped again; the user must be a superuser, and the
+    /// cluster have a master key
     #[arg(long, value_name = "CONNINFO", conflicts_with = "variants")]
     connect: Option<String>,
     /// How much

@@ -5,8 +5,8 @@ use std::fmt::Write;
 use crate::results::{COMPARED, Contender, Results};
 use crate::statistics::Estimate;
 
-/// What moved between two runs, for every contender of every cell that both have. Absolute figures of
-/// different machines say nothing about each other; ratios to the yardstick of the same run do.
+/// What moved between two runs, for every contender of every cell that both have. Absolute figures
+/// of different machines say nothing about each other; ratios to the yardstick of the same run do.
 pub(crate) fn table(before: &Results, after: &Results) -> String {
     let mut text = String::new();
     for (name, results) in [("before", before), ("after", after)] {

@@ -34,8 +34,9 @@ const COUNTS: [&str; 2] = ["pages_sealed", "pages_opened"];
 
 const INSTRUCTIONS: &str = "instructions ";
 
-/// Everything that can have a band; elapsed time cannot, it depends on who else uses the machine. `CELL CONTENDER FIGURE`, the ratio of processor time as `cpu_us-ratio`, and
-/// `instructions ARCHITECTURE BACKEND OPERATION CIPHER`.
+/// Everything that can have a band; elapsed time cannot, it depends on who else uses the machine.
+/// `CELL CONTENDER FIGURE`, the ratio of processor time as `cpu_us-ratio`, and `instructions
+/// ARCHITECTURE BACKEND OPERATION CIPHER`.
 fn figures(results: &Results) -> BTreeMap<String, f64> {
     let mut found = BTreeMap::new();
     for cell in &results.cells {
@@ -64,7 +65,8 @@ fn band_around(name: &str, value: f64) -> Band {
         let noise = value.max(1.0) / value;
         (0.40, 2.50 * noise, 0.0)
     } else {
-        // What is written depends a little on how often the background writer and autovacuum come round.
+        // What is written depends a little on how often the background writer and autovacuum come
+        // round.
         (0.70, 1.30, 0.1)
     };
     let round =
@@ -99,8 +101,8 @@ impl Baseline {
         Baseline { schema: SCHEMA, bands }
     }
 
-    /// A figure that is outside, or was not measured, fails the gate. Instructions of another code path than
-    /// the machine's are left out, by name.
+    /// A figure that is outside, or was not measured, fails the gate. Instructions of another code
+    /// path than the machine's are left out, by name.
     pub(crate) fn judge(&self, results: &Results) -> Verdict {
         let found = figures(results);
         let mut passed = true;

@@ -1,4 +1,5 @@
-//! The kernel's cache of file contents: filling it with a cluster's relations, and emptying it of them.
+//! The kernel's cache of file contents: filling it with a cluster's relations, and emptying it of
+//! them.
 
 use std::fs::File;
 use std::io::Read;
@@ -30,8 +31,9 @@ pub(crate) fn fill(data_directory: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Asks the kernel to forget all relations. It does so for pages that are on disk already, so a checkpoint
-/// belongs before; whether it obeyed shows in the bytes that are read from disk afterwards.
+/// Asks the kernel to forget all relations. It does so for pages that are on disk already, so a
+/// checkpoint belongs before; whether it obeyed shows in the bytes that are read from disk
+/// afterwards.
 pub(crate) fn empty(data_directory: &Path) -> Result<()> {
     for path in relation_files(data_directory) {
         let file = File::open(path)?;

@@ -1,4 +1,5 @@
-//! How much is measured: what a profile means, what was asked for instead, and what the machine can hold.
+//! How much is measured: what a profile means, what was asked for instead, and what the machine can
+//! hold.
 
 use crate::machine::Machine;
 
@@ -187,8 +188,8 @@ pub(crate) fn scale_mb(scale: u32) -> u64 {
     u64::from(scale) * MB_PER_SCALE
 }
 
-/// The largest scale of which this many servers can hold a copy: on disk with WAL beside it, and where
-/// the stratum needs that, in memory (shared buffers, and the page cache below them).
+/// The largest scale of which this many servers can hold a copy: on disk with WAL beside it, and
+/// where the stratum needs that, in memory (shared buffers, and the page cache below them).
 fn most_scale(machine: &Machine, sides: u64, stratum: Stratum) -> u64 {
     const WAL_MB: u64 = 1024;
     let room = (machine.disk_mb * 8 / 10).saturating_sub(sides * WAL_MB);

@@ -1,5 +1,5 @@
-//! Processor time and disk traffic of a server, from `/proc`: the postmaster, its live children, and those
-//! that have ended (which the kernel adds to their parent).
+//! Processor time and disk traffic of a server, from `/proc`: the postmaster, its live children,
+//! and those that have ended (which the kernel adds to their parent).
 
 use rustix::process::Pid;
 
@@ -21,7 +21,8 @@ struct Stat {
     ticks: [u64; 4],
 }
 
-/// Understands a line of `/proc/PID/stat` (proc_pid_stat(5)); the name may hold blanks and parentheses.
+/// Understands a line of `/proc/PID/stat` (proc_pid_stat(5)); the name may hold blanks and
+/// parentheses.
 fn parse_stat(line: &str) -> Option<Stat> {
     let (head, tail) = line.rsplit_once(')')?;
     let name = head.split_once('(')?.1.to_owned();

@@ -210,7 +210,8 @@ impl Results {
 pub(crate) mod tests {
     use super::*;
 
-    /// Two contenders, three rounds; the second has 90 % of the rate and 120 % of the processor time.
+    /// Two contenders, three rounds; the second has 90 % of the rate and 120 % of the processor
+    /// time.
     pub(crate) fn example() -> Results {
         let sample = |rate: f64, cpu: f64| Sample {
             work: rate,

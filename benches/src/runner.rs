@@ -219,8 +219,8 @@ fn rounds(
     Ok(samples)
 }
 
-/// Who comes after whom changes, so that nobody always profits from what went before: each round begins with
-/// another contender, and every second one goes backwards.
+/// Who comes after whom changes, so that nobody always profits from what went before: each round
+/// begins with another contender, and every second one goes backwards.
 fn order(round: usize, contenders: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..contenders).map(|place| (place + round) % contenders).collect();
     if round % 2 == 1 {

@@ -1,4 +1,5 @@
-//! The servers that are compared: our own, one for each variant, or two databases of an existing cluster.
+//! The servers that are compared: our own, one for each variant, or two databases of an existing
+//! cluster.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -165,8 +166,8 @@ impl Side {
         self.own_cluster()?.restart()
     }
 
-    /// Makes sure that the database holds this data set and nothing else. `checked` names a table that must
-    /// be sealed exactly where the variant says so.
+    /// Makes sure that the database holds this data set and nothing else. `checked` names a table
+    /// that must be sealed exactly where the variant says so.
     pub(crate) fn dataset(
         &mut self,
         name: &str,

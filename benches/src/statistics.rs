@@ -1,11 +1,12 @@
 //! Medians, and ratios of paired rounds with a confidence interval.
 //!
-//! Round by round, all contenders do the same work one after the other, so what disturbs the machine
-//! for longer than a round disturbs all alike, and only the ratio within a round means anything. The estimate is that of
-//! Hodges and Lehmann on the logarithms of these ratios (the median of all their pairwise means), the interval
-//! that of Wilcoxon's signed-rank test, exact for the number of rounds. Neither assumes a normal distribution, and a
-//! single spoiled round moves neither much. With fewer than 6 rounds there is no 95 % interval: the
-//! range of the ratios is given, and how much confidence it carries.
+//! Round by round, all contenders do the same work one after the other, so what disturbs the
+//! machine for longer than a round disturbs all alike, and only the ratio within a round means
+//! anything. The estimate is that of Hodges and Lehmann on the logarithms of these ratios (the
+//! median of all their pairwise means), the interval that of Wilcoxon's signed-rank test, exact for
+//! the number of rounds. Neither assumes a normal distribution, and a single spoiled round moves
+//! neither much. With fewer than 6 rounds there is no 95 % interval: the range of the ratios is
+//! given, and how much confidence it carries.
 
 use serde::{Deserialize, Serialize};
 
@@ -60,7 +61,8 @@ pub(crate) fn paired_ratio(pairs: impl IntoIterator<Item = (f64, f64)>) -> Optio
     })
 }
 
-/// How many of the ordered pairwise means to leave out at each end, and the confidence that this gives.
+/// How many of the ordered pairwise means to leave out at each end, and the confidence that this
+/// gives.
 fn signed_rank_interval(rounds: usize) -> (usize, f64) {
     let most = rounds * (rounds + 1) / 2;
     // In how many of the 2^n patterns of signs the positive ranks add up to each sum.

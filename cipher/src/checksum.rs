@@ -3,8 +3,8 @@
 //!
 //! A page is 64 rows of the 32 lanes, and two more steps follow without a row. Each step waits for
 //! the one before it, so a checksum costs 66 times the latency of a step, if not more. On Intel
-//! `vpmulld` alone takes ten cycles, and a step with it thirteen. `vpmuludq` takes five, for half as
-//! many lanes; in 512-bit registers that leaves a step at eight to nine cycles, see `avx512`.
+//! `vpmulld` alone takes ten cycles, and a step with it thirteen. `vpmuludq` takes five, for half
+//! as many lanes; in 512-bit registers that leaves a step at eight to nine cycles, see `avx512`.
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -99,7 +99,8 @@ fn mix_with(registers: Registers, page: &Page) -> Option<u32> {
     }
 
     match registers {
-        // AVX-512 VBMI tells Ice Lake, Zen 4 and later from CPUs that lower their clock for 512 bits.
+        // AVX-512 VBMI tells Ice Lake, Zen 4 and later from CPUs that lower their clock for 512
+        // bits.
         Registers::Avx512
             if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vbmi") =>
         {

@@ -1,7 +1,7 @@
 //! Key derivation: HKDF-SHA256 (RFC 5869) without salt.
 //!
-//! The `info` input is the label and the context, each after its length (8 bytes, little-endian), so
-//! that no two pairs of label and context give the same `info`.
+//! The `info` input is the label and the context, each after its length (8 bytes, little-endian),
+//! so that no two pairs of label and context give the same `info`.
 
 use hkdf::Hkdf;
 use sha2::Sha256;

@@ -28,7 +28,8 @@ pub fn hash(message: &[u8]) -> [u8; LENGTH] {
 }
 
 fn keyed(key: &Secret32, message: &[u8]) -> Hmac<Sha256> {
-    // A key as long as a block is used as it is; a shorter one is filled up with zeros (RFC 2104, section 2).
+    // A key as long as a block is used as it is; a shorter one is filled up with zeros (RFC 2104,
+    // section 2).
     let mut block = zeroize::Zeroizing::new([0; 64]);
     block[..32].copy_from_slice(key.expose());
     let mut mac = Hmac::<Sha256>::new(&(*block).into());

@@ -34,8 +34,8 @@
 //!   Opening a page gives both back, and PostgreSQL verifies its own checksum end to end.
 //! * A carried checksum of 0 means that the page was sealed with checksums off. If they are on when
 //!   it is opened (`pg_checksums --enable` ran in between), the plaintext checksum is recomputed.
-//! * An all-zero page is a page that was never written; it stays all-zero in both directions. Whoever writes pages may
-//!   write a page that has nothing but its header so, too ([`is_bare`]).
+//! * An all-zero page is a page that was never written; it stays all-zero in both directions.
+//!   Whoever writes pages may write a page that has nothing but its header so, too ([`is_bare`]).
 //! * A hint bit is set without WAL and without a new LSN, so a torn write of such a page mixes two
 //!   ciphertexts of one tweak. XTS opens each block on its own: the result is the same mixture of
 //!   the two plaintexts, exactly as benign as without pagevault.
@@ -98,13 +98,15 @@ pub fn epoch_of(header: &[u8]) -> Option<Epoch> {
     }
 }
 
-/// Most often that one byte may stand in the sealed part of a page. In 8176 random bytes each stands 32 times on average; the
-/// chance that any stands more than four times as often is below 2^-100 (Chernoff's bound).
+/// Most often that one byte may stand in the sealed part of a page. In 8176 random bytes each
+/// stands 32 times on average; the chance that any stands more than four times as often is below
+/// 2^-100 (Chernoff's bound).
 const MOST_OF_ONE_BYTE: u16 = 128;
 
-/// Whether a page that names an epoch, of which there is no key, can be a sealed page at all, and is not a damaged one or
-/// something else that has bits there: its checksum is right (with `checksums` off, or none), its header is one that PostgreSQL
-/// accepts, and the rest looks like ciphertext.
+/// Whether a page that names an epoch, of which there is no key, can be a sealed page at all, and
+/// is not a damaged one or something else that has bits there: its checksum is right (with
+/// `checksums` off, or none), its header is one that PostgreSQL accepts, and the rest looks like
+/// ciphertext.
 ///
 /// Whatever was sealed and written wholly passes. Of what was not little does, but some may.
 #[must_use]
@@ -160,8 +162,9 @@ pub fn seal(
 /// sealed is left as it is.
 ///
 /// There is no error: with `checksums`, a page that was damaged on disk comes back with a
-/// `pd_checksum` that cannot be right, so that PostgreSQL refuses it exactly as it refuses a damaged
-/// plaintext page, and `ignore_checksum_failure` and `zero_damaged_pages` keep their meaning.
+/// `pd_checksum` that cannot be right, so that PostgreSQL refuses it exactly as it refuses a
+/// damaged plaintext page, and `ignore_checksum_failure` and `zero_damaged_pages` keep their
+/// meaning.
 pub fn open(page: &mut Page, key: &PageKey, block: u32, fork: Fork, checksums: bool) {
     if epoch_of(page).is_none() {
         return;
@@ -197,15 +200,17 @@ pub fn blank(page: &mut Page, lsn: u64, block: u32, checksums: bool) {
     put(page, CHECKSUM, checksum);
 }
 
-/// `pd_lsn` of a page made by [`stand_in`]: later than any record of WAL, so no page of a server has it.
+/// `pd_lsn` of a page made by [`stand_in`]: later than any record of WAL, so no page of a server
+/// has it.
 const LATER_THAN_WAL: [u8; LSN_SIZE] = [0xFF; LSN_SIZE];
 
 /// Bytes at the end of a [`stand_in`] where others look for the special space of an index page.
 const SPECIAL_SPACE: u16 = 64;
 
-/// Makes the page one that stands in for a page that cannot be opened yet: valid, without room (as a visibility map,
-/// one that says of nothing that it is visible), and changed later than whatever WAL says of it, so that redo passes over it, and
-/// everybody can tell that it is none of the server's ([`is_stand_in`]).
+/// Makes the page one that stands in for a page that cannot be opened yet: valid, without room (as
+/// a visibility map, one that says of nothing that it is visible), and changed later than whatever
+/// WAL says of it, so that redo passes over it, and everybody can tell that it is none of the
+/// server's ([`is_stand_in`]).
 ///
 /// With `checksums` it carries its checksum as block `block` of a fork.
 pub fn stand_in(page: &mut Page, block: u32, checksums: bool) {
@@ -225,8 +230,8 @@ pub fn is_stand_in(lsn: &[u8; LSN_SIZE]) -> bool {
     *lsn == LATER_THAN_WAL
 }
 
-/// Whether the page has nothing but its header, as `PageInit` (bufpage.c) makes it for a heap or a map, and was never
-/// logged.
+/// Whether the page has nothing but its header, as `PageInit` (bufpage.c) makes it for a heap or a
+/// map, and was never logged.
 #[must_use]
 pub fn is_bare(page: &Page) -> bool {
     let header = [(LOWER, PAGE_HEADER), (UPPER, PAGE_SIZE as u16), (SPECIAL, PAGE_SIZE as u16)];
@@ -394,7 +399,8 @@ mod tests {
         assert!(!is_stand_in(page.first_chunk().unwrap()));
         stand_in(&mut page, 9, true);
         assert!(is_stand_in(page.first_chunk().unwrap()));
-        // PageIsVerified (bufpage.c): 0 < pd_lower <= pd_upper <= pd_special <= BLCKSZ, the last one aligned.
+        // PageIsVerified (bufpage.c): 0 < pd_lower <= pd_upper <= pd_special <= BLCKSZ, the last
+        // one aligned.
         assert_eq!((get(&page, LOWER), get(&page, UPPER), get(&page, SPECIAL)), (24, 24, 8128));
         assert_eq!((get(&page, FLAGS), get(&page, PAGESIZE_VERSION)), (0, 0x2004));
         assert_eq!(get(&page, CHECKSUM), page_checksum(&page, 9));

@@ -1,7 +1,7 @@
 //! Stream format version 1: files that are read and written at any byte offset, in any length.
 //!
-//! For temporary data: sort runs, hash batches, spilled transactions. Every file has a key of its own.
-//! A sealed file is exactly as long as the plaintext.
+//! For temporary data: sort runs, hash batches, spilled transactions. Every file has a key of its
+//! own. A sealed file is exactly as long as the plaintext.
 //!
 //! ```text
 //! byte   0                  4096               8192        8208      8224  8237
@@ -12,17 +12,19 @@
 //!         each block can be had on its own        blocks    the 1 to 15 bytes behind it
 //! ```
 //!
-//! AES-XTS in data units of [`UNIT`] bytes. The tweak, before its own encryption, is the
-//! number of the unit (offset / 4096) in bytes 0 to 7, little-endian, and zeros. A smaller unit would cost
-//! an encryption of the tweak more often, a larger one more blocks run over in vain by an access that
+//! AES-XTS in data units of [`UNIT`] bytes. The tweak, before its own encryption, is the number of
+//! the unit (offset / 4096) in bytes 0 to 7, little-endian, and zeros. A smaller unit would cost an
+//! encryption of the tweak more often, a larger one more blocks run over in vain by an access that
 //! begins in the middle of a unit.
 //!
-//! A file whose length is no multiple of 16 ends by ciphertext stealing, as IEEE 1619 and NIST SP 800-38E define it. What
-//! stands behind the last whole unit and is shorter than a block belongs to that unit, which so has up to 4111
-//! bytes. When such a file grows, or is cut, its last whole block is sealed anew.
+//! A file whose length is no multiple of 16 ends by ciphertext stealing, as IEEE 1619 and NIST SP
+//! 800-38E define it. What stands behind the last whole unit and is shorter than a block belongs to
+//! that unit, which so has up to 4111 bytes. When such a file grows, or is cut, its last whole
+//! block is sealed anew.
 //!
-//! XTS is for 16 bytes and more. A file of 1 to 15 bytes is sealed as a block of that length, by a Feistel network
-//! (module `short`). Its tweaks are kept apart from those of data by their byte 8, which is never zero:
+//! XTS is for 16 bytes and more. A file of 1 to 15 bytes is sealed as a block of that length, by a
+//! Feistel network (module `short`). Its tweaks are kept apart from those of data by their byte 8,
+//! which is never zero:
 //!
 //! ```text
 //! byte   0               8            9           10            16
@@ -31,12 +33,14 @@
 //!        +---------------+------------+-----------+-------------+
 //! ```
 //!
-//! A block of 16 zero bytes on disk is a hole, or what `ftruncate` added, and reads as zeros; but not the last one before
-//! stolen bytes, which is always written. That a sealed block comes out as zeros has the probability 2^-128.
+//! A block of 16 zero bytes on disk is a hole, or what `ftruncate` added, and reads as zeros; but
+//! not the last one before stolen bytes, which is always written. That a sealed block comes out as
+//! zeros has the probability 2^-128.
 //!
-//! Why XTS: names of temporary files recur within one start of the server, and files are written over, so the same key
-//! and offset meet other data. All of this then shows whether two blocks are equal, and nothing else; a stream cipher, or a
-//! mask for the last bytes, would show the exclusive or of the two.
+//! Why XTS: names of temporary files recur within one start of the server, and files are written
+//! over, so the same key and offset meet other data. All of this then shows whether two blocks are
+//! equal, and nothing else; a stream cipher, or a mask for the last bytes, would show the exclusive
+//! or of the two.
 
 mod file;
 mod short;
@@ -54,8 +58,9 @@ pub const UNIT: usize = 4096;
 
 const UNIT_BLOCKS: usize = UNIT / BLOCK;
 
-/// Seals bytes of a file in place. They begin at `offset`, a multiple of [`BLOCK`]. If their length is not one too, they are
-/// the end of the file, with its last whole block, if there is one; without such an end they must not go up to it.
+/// Seals bytes of a file in place. They begin at `offset`, a multiple of [`BLOCK`]. If their length
+/// is not one too, they are the end of the file, with its last whole block, if there is one;
+/// without such an end they must not go up to it.
 pub fn seal(key: &PageKey, offset: u64, bytes: &mut [u8]) {
     let (blocks, tail) = split(offset, bytes);
     let first = offset / BLOCK as u64;
@@ -95,7 +100,8 @@ fn split(offset: u64, bytes: &mut [u8]) -> (&mut [Block], &mut [u8]) {
     (blocks, tail)
 }
 
-/// Calls `f` with the number of each unit, how many of its blocks are before those given, and these.
+/// Calls `f` with the number of each unit, how many of its blocks are before those given, and
+/// these.
 fn each_unit(first: u64, mut blocks: &mut [Block], f: impl Fn(u64, usize, &mut [Block])) {
     let mut number = first;
     while !blocks.is_empty() {
@@ -108,8 +114,8 @@ fn each_unit(first: u64, mut blocks: &mut [Block], f: impl Fn(u64, usize, &mut [
     }
 }
 
-/// Runs over what stands in the place of the last whole block of a file, `number`, when bytes were stolen from it: it is
-/// sealed as the block behind it in the same unit.
+/// Runs over what stands in the place of the last whole block of a file, `number`, when bytes were
+/// stolen from it: it is sealed as the block behind it in the same unit.
 fn run_stolen(key: &PageKey, direction: Direction, number: u64, block: &mut Block) {
     let skip = (number % UNIT_BLOCKS as u64) as usize + 1;
     run_part(key, direction, number / UNIT_BLOCKS as u64, skip, std::slice::from_mut(block));
@@ -196,8 +202,9 @@ mod tests {
         }
     }
 
-    /// What snapshots of the end of a file show, taken before and after it was written over: no difference of the
-    /// two, as a mask would, whatever stands in front, and however short the file is.
+    /// What snapshots of the end of a file show, taken before and after it was written over: no
+    /// difference of the two, as a mask would, whatever stands in front, and however short the file
+    /// is.
     #[test]
     fn two_ends_do_not_show_their_difference() {
         for length in [1, 2, 15, 17, 31, UNIT + 1, UNIT + 15, UNIT + 17] {

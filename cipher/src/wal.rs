@@ -26,11 +26,12 @@
 //!
 //! Rules that follow from the layout:
 //!
-//! * A WAL page is written again and again as it fills, under the same tweak. XTS shows which blocks of
-//!   16 bytes have changed since, and nothing else; a stream cipher would use its keystream again.
-//! * A torn write mixes an older and a newer state of the page. What the older one held is the same in
-//!   both, and each block opens on its own: no record is lost that plaintext would have kept. That
-//!   holds only as long as a page is never written under two keys.
+//! * A WAL page is written again and again as it fills, under the same tweak. XTS shows which
+//!   blocks of 16 bytes have changed since, and nothing else; a stream cipher would use its
+//!   keystream again.
+//! * A torn write mixes an older and a newer state of the page. What the older one held is the same
+//!   in both, and each block opens on its own: no record is lost that plaintext would have kept.
+//!   That holds only as long as a page is never written under two keys.
 //! * A page without a mark is plaintext; an all-zero page was never written, and stays zero.
 
 use crate::key::PageKey;
@@ -58,7 +59,8 @@ const DOMAIN: [u8; 4] = *b"WAL1";
 const _: () =
     assert!(VALID_FLAGS == (1 << MARK_SHIFT) - 1 && MARKS == (u16::MAX >> MARK_SHIFT) as u32);
 
-/// What a sealed WAL page says of its key, 1 to 4095: the key's generation, as far as it fits 12 bits.
+/// What a sealed WAL page says of its key, 1 to 4095: the key's generation, as far as it fits 12
+/// bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Mark(u16);
 
@@ -75,8 +77,8 @@ impl Mark {
         self.0
     }
 
-    /// The generation that is meant: of all with this mark the nearest to `reference`, the generation
-    /// in use where the page lies.
+    /// The generation that is meant: of all with this mark the nearest to `reference`, the
+    /// generation in use where the page lies.
     ///
     /// A page is never sealed under a key that was in use 2048 generations earlier or later.
     #[must_use]
@@ -92,8 +94,8 @@ impl Mark {
     }
 }
 
-/// The mark of a page, from its first [`HEADER_SIZE`] bytes; `None` for plaintext, and if `header` is
-/// too short to tell.
+/// The mark of a page, from its first [`HEADER_SIZE`] bytes; `None` for plaintext, and if `header`
+/// is too short to tell.
 #[must_use]
 pub fn mark_of(header: &[u8]) -> Option<Mark> {
     let info = header.first_chunk::<HEADER_SIZE>().map(info)?;
@@ -112,8 +114,8 @@ pub fn timeline_of(header: &[u8]) -> Option<u32> {
     header.first_chunk::<HEADER_SIZE>().map(timeline)
 }
 
-/// Takes the mark away and leaves the rest as it is: for pages that are not what they should be, such
-/// as those of a segment that is used again.
+/// Takes the mark away and leaves the rest as it is: for pages that are not what they should be,
+/// such as those of a segment that is used again.
 pub fn clear_mark(page: &mut [u8]) {
     if let Some(header) = page.first_chunk_mut::<HEADER_SIZE>() {
         put_mark(header, 0);
@@ -254,8 +256,8 @@ mod tests {
         }
     }
 
-    /// What opens a page after the marks have begun again: the key in use there, or one that is fewer
-    /// than 2048 generations away, be it that its own switch is not yet known, or was lost.
+    /// What opens a page after the marks have begun again: the key in use there, or one that is
+    /// fewer than 2048 generations away, be it that its own switch is not yet known, or was lost.
     #[test]
     fn a_mark_means_the_nearest_generation() {
         for reference in [0, 1, 2, 2047, 2048, 4094, 4095, 4096, 10_000, u32::MAX - 3000, u32::MAX]
@@ -312,8 +314,8 @@ mod tests {
             prop_assert!(page == plain);
         }
 
-        /// The reason for XTS: a page that has filled further shows only where it changed, and a torn
-        /// write of it keeps all that was there before.
+        /// The reason for XTS: a page that has filled further shows only where it changed, and a
+        /// torn write of it keeps all that was there before.
         #[test]
         fn a_page_that_fills_keeps_what_it_holds(
             cipher in any_cipher(), fill in any_fill(), address: u64,

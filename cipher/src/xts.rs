@@ -1,6 +1,7 @@
 //! AES-XTS (IEEE 1619-2018, NIST SP 800-38E) over data units of whole blocks.
 //!
-//! Ciphertext stealing is not here but in [`crate::stream`]: the data units of everything else are whole blocks.
+//! Ciphertext stealing is not here but in [`crate::stream`]: the data units of everything else are
+//! whole blocks.
 //!
 //! Three kernels do the same: VAES on 512-bit registers, AES instructions on 128-bit registers, and
 //! the `aes` crate for everything else (aarch64 with or without AES instructions, x86-64 without).

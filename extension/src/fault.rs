@@ -1,9 +1,10 @@
 //! Points at which tests stop a process, to kill it or others there.
 //!
-//! With the feature `fault_points`, which no ordinary build has, a process that comes by [`point`] looks for a
-//! file `pagevault.stop_at` in the data directory. If that names the point, the process writes its number to
-//! `pagevault.stopped`, says so in the log, and stays until the file is gone or names another point. A file rather
-//! than a setting: it reaches every process at once, in the middle of whatever it does, recovery too.
+//! With the feature `fault_points`, which no ordinary build has, a process that comes by [`point`]
+//! looks for a file `pagevault.stop_at` in the data directory. If that names the point, the process
+//! writes its number to `pagevault.stopped`, says so in the log, and stays until the file is gone
+//! or names another point. A file rather than a setting: it reaches every process at once, in the
+//! middle of whatever it does, recovery too.
 //!
 //! Without the feature nothing of this is compiled.
 
@@ -11,8 +12,8 @@
 #[inline(always)]
 pub(crate) fn point(_name: &str) {}
 
-/// As [`point`], for one object: `name number`, of a relation file or a database. On the page path, so that it cannot
-/// be cancelled there.
+/// As [`point`], for one object: `name number`, of a relation file or a database. On the page path,
+/// so that it cannot be cancelled there.
 #[cfg(not(feature = "fault_points"))]
 #[inline(always)]
 pub(crate) fn point_of(_name: &str, _object: u32) {}

@@ -59,9 +59,11 @@ pub mod pg_test {
     /// Lines added to the test server's postgresql.conf.
     #[must_use]
     pub fn postgresql_conf_options() -> Vec<&'static str> {
-        // The server's role may be called pagevault, and has the schema of its name first in the path else.
+        // The server's role may be called pagevault, and has the schema of its name first in the
+        // path else.
         let mut lines = vec!["shared_preload_libraries = 'pagevault'", "search_path = 'public'"];
-        // Beside what this was built to: see tools/test-server. Without it, tests that need keys are skipped.
+        // Beside what this was built to: see tools/test-server. Without it, tests that need keys
+        // are skipped.
         let keyring = std::env::current_exe()
             .ok()
             .and_then(|test| Some(test.parent()?.parent()?.join("pagevault-keyring")))

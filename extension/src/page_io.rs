@@ -89,14 +89,16 @@ pub(crate) fn seal_target(file: SmgrFile) -> Option<SealTarget> {
 pub(crate) struct Writing {
     /// As [`seal_target`].
     pub(crate) target: Option<SealTarget>,
-    /// The file is being rewritten, so the page may lie on disk written otherwise: it must be looked at; see
-    /// [`target_over`].
+    /// The file is being rewritten, so the page may lie on disk written otherwise: it must be
+    /// looked at; see [`target_over`].
     pub(crate) must_look: bool,
-    /// In recovery: whether the page on disk is sealed under a key that is not known must be looked at; see [`may_write_over`].
+    /// In recovery: whether the page on disk is sealed under a key that is not known must be looked
+    /// at; see [`may_write_over`].
     pub(crate) must_watch: bool,
 }
 
-/// Under which key to write over a page, and whether to look at it on disk first: both as they are at one moment.
+/// Under which key to write over a page, and whether to look at it on disk first: both as they are
+/// at one moment.
 #[inline]
 pub(crate) fn writing(file: SmgrFile) -> Writing {
     let settled = |target| Writing { target, must_look: false, must_watch: false };
@@ -116,9 +118,10 @@ pub(crate) fn writing(file: SmgrFile) -> Writing {
     Writing { target, must_look, must_watch: in_recovery() }
 }
 
-/// In recovery, before a page is written: the page on disk may be sealed under a key that is not known, be it the first of the
-/// file or a later one. Then that is noted, and the page on disk stays (false); a fault once all WAL is replayed that could have
-/// brought the key. See [`written_over`].
+/// In recovery, before a page is written: the page on disk may be sealed under a key that is not
+/// known, be it the first of the file or a later one. Then that is noted, and the page on disk
+/// stays (false); a fault once all WAL is replayed that could have brought the key. See
+/// [`written_over`].
 pub(crate) fn may_write_over(
     file: SmgrFile,
     block: u32,
@@ -139,17 +142,20 @@ pub(crate) fn may_write_over(
     }
 }
 
-/// The epoch that a page, as it is on disk, is sealed under; `None` as well for one that only looks so.
+/// The epoch that a page, as it is on disk, is sealed under; `None` as well for one that only looks
+/// so.
 pub(crate) fn epoch_of(on_disk: &Page, block: u32) -> Option<Epoch> {
     page::epoch_of(on_disk).filter(|_| page::may_be_sealed(on_disk, block, data_checksums()))
 }
 
-/// How to write a page over one that may be written otherwise than `wanted`, because its file is being rewritten.
+/// How to write a page over one that may be written otherwise than `wanted`, because its file is
+/// being rewritten.
 ///
-/// A page may have changed since it was written last without a record in WAL: hint bits, free space, bits of the
-/// visibility map, what an access method remembers for itself (docs/design/changes-without-wal.md has the list). Then it has
-/// the LSN that it has on disk. Torn under another key, it would be neither, and nothing would repair it. So it keeps the
-/// key that it has on disk, or stays plaintext, until it changes in WAL: the rekey engine sees to that.
+/// A page may have changed since it was written last without a record in WAL: hint bits, free
+/// space, bits of the visibility map, what an access method remembers for itself
+/// (docs/design/changes-without-wal.md has the list). Then it has the LSN that it has on disk. Torn
+/// under another key, it would be neither, and nothing would repair it. So it keeps the key that it
+/// has on disk, or stays plaintext, until it changes in WAL: the rekey engine sees to that.
 ///
 /// # Safety
 /// `page` points to a page of PostgreSQL.
@@ -193,12 +199,12 @@ static SCRATCH: ProcessLocal<Scratch> = ProcessLocal::new(Scratch {
 
 /// Seals `count` pages into scratch memory and returns pointers to them, good until the next call.
 ///
-/// A page in shared buffers may change under us (hint bits): it is read once, into the scratch copy,
-/// and everything after works on that copy.
+/// A page in shared buffers may change under us (hint bits): it is read once, into the scratch
+/// copy, and everything after works on that copy.
 ///
-/// A page whose key was destroyed was read or restored in recovery, or else it was missed when they were: it is
-/// sealed under a key that is lost, which is what should become of it, and does not keep a checkpoint
-/// from its end.
+/// A page whose key was destroyed was read or restored in recovery, or else it was missed when they
+/// were: it is sealed under a key that is lost, which is what should become of it, and does not
+/// keep a checkpoint from its end.
 ///
 /// # Safety
 /// `pages` points to `count` pointers to pages of PostgreSQL; `count <= RUN_MAX`.
@@ -221,7 +227,8 @@ pub(crate) unsafe fn seal(
                 unsafe {
                     std::ptr::copy_nonoverlapping(*pages.add(i), copy.as_mut_ptr(), PAGE_SIZE)
                 };
-                // Added to a table and not yet used (hio.c), without WAL; on disk it is zero. As in `as_added`.
+                // Added to a table and not yet used (hio.c), without WAL; on disk it is zero. As in
+                // `as_added`.
                 if fork == Fork::Main && page::is_bare(copy) {
                     copy.fill(0);
                 }
@@ -241,7 +248,8 @@ pub(crate) unsafe fn seal(
     sealed.map_err(|cause| PageFault { file: target.file, cause })
 }
 
-/// Whether a page stands in for one that could not be opened: it must not be written. See [`stand_ins`].
+/// Whether a page stands in for one that could not be opened: it must not be written. See
+/// [`stand_ins`].
 ///
 /// # Safety
 /// `page` points to a page of PostgreSQL.
@@ -251,10 +259,12 @@ pub(crate) unsafe fn is_stand_in(page: *const u8) -> bool {
     page::is_stand_in(unsafe { &*page.cast() })
 }
 
-/// A page of zeros in the place of one that is added and has nothing but its header; any other as it is.
+/// A page of zeros in the place of one that is added and has nothing but its header; any other as
+/// it is.
 ///
-/// Up to 15 pages of maps are added so, without WAL (`vm_extend`, `fsm_extend`). Sealed, such a page would be ciphertext
-/// throughout, and torn, the rest of it would open to random bits. Readers make a page of zeros what this one is.
+/// Up to 15 pages of maps are added so, without WAL (`vm_extend`, `fsm_extend`). Sealed, such a
+/// page would be ciphertext throughout, and torn, the rest of it would open to random bits. Readers
+/// make a page of zeros what this one is.
 ///
 /// # Safety
 /// As [`is_stand_in`].
@@ -313,8 +323,8 @@ fn open_sealed(
         // Copied by a base backup after the keystore was, and after its key was made.
         Err(Cause::NoKey { .. }) if is_not_consistent_yet() => {
             if fork_of(fork) == Fork::FreeSpaceMap {
-                // It is changed without a look at its LSN, and what it says may be forgotten. An empty one says that nothing
-                // is free.
+                // It is changed without a look at its LSN, and what it says may be forgotten. An
+                // empty one says that nothing is free.
                 page.fill(0);
                 return Ok(());
             }
@@ -341,9 +351,10 @@ fn kind_of(file: SmgrFile) -> Kind {
     if file.is_temporary() { Kind::Temporary } else { Kind::Relation }
 }
 
-/// Recovery begins where the last checkpoint began, which may be before keys were destroyed, and repeats
-/// changes of pages that can no longer be opened. It is given empty pages that say that they were changed
-/// later than all that, and passes over them. (Users were refused: [`check_access`].)
+/// Recovery begins where the last checkpoint began, which may be before keys were destroyed, and
+/// repeats changes of pages that can no longer be opened. It is given empty pages that say that
+/// they were changed later than all that, and passes over them. (Users were refused:
+/// [`check_access`].)
 #[cold]
 fn blank_for_redo(file: RelFile, epoch: Epoch, block: u32, page: &mut Page) {
     let lsn = shared::destroyed_at(file, epoch.get()).unwrap_or(0);
@@ -359,8 +370,8 @@ fn has_outlived_its_keys(file: RelFile) -> bool {
     !shared::is_destroyed(file)
 }
 
-/// Refuses a file that is sealed and whose key cannot be had: its pages could be neither opened nor,
-/// when they are written, sealed. Where its keys were destroyed, only users are refused.
+/// Refuses a file that is sealed and whose key cannot be had: its pages could be neither opened
+/// nor, when they are written, sealed. Where its keys were destroyed, only users are refused.
 #[inline]
 pub(crate) fn check_usable(file: SmgrFile) -> Result<(), PageFault> {
     match seal_target(file) {
@@ -382,8 +393,9 @@ fn check_not_destroyed(file: SmgrFile) -> Result<(), PageFault> {
     if refused { Err(PageFault { file, cause: Cause::Destroyed }) } else { Ok(()) }
 }
 
-/// Refuses users of a file whose database key is refused, or whose data keys were destroyed. Asked before
-/// reading, and before adding pages, which would be in shared buffers then; two flag tests while there are none.
+/// Refuses users of a file whose database key is refused, or whose data keys were destroyed. Asked
+/// before reading, and before adding pages, which would be in shared buffers then; two flag tests
+/// while there are none.
 #[inline]
 pub(crate) fn check_access(file: SmgrFile) -> Result<(), PageFault> {
     if shared::anything_refused() || shared::anything_destroyed() {

@@ -1,7 +1,9 @@
-//! pgbench inside `cargo pgrx test`: encrypted tables beside plain ones in one server, judged by what was counted and
-//! by CPU time, never by the clock. And what a page costs on the server's own path.
+//! pgbench inside `cargo pgrx test`: encrypted tables beside plain ones in one server, judged by
+//! what was counted and by CPU time, never by the clock. And what a page costs on the server's own
+//! path.
 //!
-//! Also to be had from psql, in a server that has a build with `--features pg_test`: `SELECT tests.pgbench_...()`.
+//! Also to be had from psql, in a server that has a build with `--features pg_test`: `SELECT
+//! tests.pgbench_...()`.
 
 #[pgrx::pg_schema]
 mod tests {
@@ -25,8 +27,8 @@ mod tests {
     /// Tests run at once, and these would count each other's pages.
     const LOCK: &str = "SELECT pg_advisory_xact_lock(20240607)";
 
-    /// A database with pgbench's tables in two schemas, `plain` and `sealed`, and a master key of its own: the other
-    /// tests count on there being none for theirs. Dropped in the end.
+    /// A database with pgbench's tables in two schemas, `plain` and `sealed`, and a master key of
+    /// its own: the other tests count on there being none for theirs. Dropped in the end.
     struct Bench {
         keys: PathBuf,
     }
@@ -105,7 +107,8 @@ mod tests {
             run(command.args(arguments).arg(DATABASE));
         }
 
-        /// Runs pgbench on a schema: what it had sealed and opened, pages, and CPU seconds of all processes.
+        /// Runs pgbench on a schema: what it had sealed and opened, pages, and CPU seconds of all
+        /// processes.
         fn measure(&self, schema: &str, arguments: &[&str]) -> (u64, u64, f64) {
             let (before, cpu) = (counted(), cpu_seconds());
             self.pgbench(schema, &[&["-n", "-c", "2"], arguments].concat());
@@ -124,8 +127,8 @@ mod tests {
         }
     }
 
-    /// The output of a program that must succeed. This process answers the others meanwhile: CREATE DATABASE and
-    /// DROP DATABASE wait until all have done so.
+    /// The output of a program that must succeed. This process answers the others meanwhile: CREATE
+    /// DATABASE and DROP DATABASE wait until all have done so.
     fn run(command: &mut Command) -> String {
         let started = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
         let finished = started.and_then(|mut child| {
@@ -168,7 +171,8 @@ mod tests {
         (ticks(&postmaster.to_string(), 4) + living) / hertz
     }
 
-    /// Encryption may cost, but not so much that one would see it here; other tests run beside this one.
+    /// Encryption may cost, but not so much that one would see it here; other tests run beside this
+    /// one.
     fn assert_similar(what: &str, plain: f64, sealed: f64) {
         notice!("{what}: CPU seconds plain {plain:.2}, encrypted {sealed:.2}");
         assert!(sealed < plain * 2.0 + 1.0, "{what}: CPU plain {plain} s, encrypted {sealed} s");
@@ -192,7 +196,8 @@ mod tests {
             .sql("SELECT pg_relation_size('sealed.pgbench_history') / 8192 + 2")
             .parse()
             .unwrap_or_default();
-        // Each of the transactions changes four rows, on as many pages at most, and an index page or map now and then.
+        // Each of the transactions changes four rows, on as many pages at most, and an index page
+        // or map now and then.
         let most = 2 * 500 * 6 + 100;
         assert!((at_least..most).contains(&sealed.0), "{} pages were sealed", sealed.0);
         assert_similar("read-write", plain.2, sealed.2);

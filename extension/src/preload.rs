@@ -52,8 +52,9 @@ pub(crate) fn start() {
     ACTIVE.store(true, Ordering::Release);
 }
 
-/// pgrx puts a backtrace into the DETAIL of every error if the environment asks for one. Users should
-/// see what went wrong, not where in our code; set RUST_LIB_BACKTRACE to see it all the same.
+/// pgrx puts a backtrace into the DETAIL of every error if the environment asks for one. Users
+/// should see what went wrong, not where in our code; set RUST_LIB_BACKTRACE to see it all the
+/// same.
 fn keep_backtraces_out_of_errors() {
     const SWITCH: &str = "RUST_LIB_BACKTRACE";
     if std::env::var_os(SWITCH).is_none() {

@@ -1,8 +1,8 @@
 //! Custom resource manager: keys travel in WAL, wrapped, so that crash recovery, standbys and
 //! point-in-time recovery hold the same data keys as the primary.
 //!
-//! Redo adds what is missing. The one thing that it takes away are keys that were destroyed on purpose. Pages in which deleted rows
-//! were cleared go along as images, see [`remnants`].
+//! Redo adds what is missing. The one thing that it takes away are keys that were destroyed on
+//! purpose. Pages in which deleted rows were cleared go along as images, see [`remnants`].
 
 use pagevault_keystore::batch;
 use pgrx::{PgSqlErrorCode, pg_guard, pg_sys};
@@ -28,7 +28,8 @@ unsafe impl Sync for Manager {}
 
 /// Registers the resource manager; from `_PG_init`.
 pub(crate) fn register() {
-    // SAFETY: in the postmaster while libraries are preloaded; the server only reads the static table.
+    // SAFETY: in the postmaster while libraries are preloaded; the server only reads the static
+    // table.
     unsafe { pg_sys::RegisterCustomRmgr(wal::RMGR_ID, (&raw const MANAGER.0).cast_mut()) }
 }
 

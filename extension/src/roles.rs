@@ -9,9 +9,9 @@ use crate::pg::{catalog, relation};
 /// The role that may manage providers and keys and remove encryption.
 pub(crate) const ADMIN: &std::ffi::CStr = c"pagevault_admin";
 
-/// A role was made or renamed. What the name [`ADMIN`] gives is not to be had by choosing it: who has CREATEROLE could
-/// make the role before the extension does, or after it was dropped, and from PostgreSQL 16 on is its administrator
-/// then (CreateRole in user.c).
+/// A role was made or renamed. What the name [`ADMIN`] gives is not to be had by choosing it: who
+/// has CREATEROLE could make the role before the extension does, or after it was dropped, and from
+/// PostgreSQL 16 on is its administrator then (CreateRole in user.c).
 pub(crate) fn refuse_reserved(role: pg_sys::Oid, is_new: bool) -> Result<()> {
     let reserved = catalog::new_role_name(role).is_some_and(|name| name.as_c_str() == ADMIN);
     // SAFETY: a catalog look-up in a transaction.

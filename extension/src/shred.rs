@@ -1,10 +1,11 @@
-//! Shredding: destroying the data keys of relations, of a schema, of a database, so that nobody can read again
-//! what they held.
+//! Shredding: destroying the data keys of relations, of a schema, of a database, so that nobody can
+//! read again what they held.
 //!
-//! The relations are locked as for DROP; what is dirty is written; every page on disk is looked at, since a page
-//! in plaintext is not destroyed with any key; the pages leave shared buffers; the keys are destroyed
-//! ([`crate::keys::destruction`]). The relations stay in the catalog, with files that cannot be read: DROP
-//! or TRUNCATE is the user's choice, and views and grants survive until then.
+//! The relations are locked as for DROP; what is dirty is written; every page on disk is looked at,
+//! since a page in plaintext is not destroyed with any key; the pages leave shared buffers; the
+//! keys are destroyed ([`crate::keys::destruction`]). The relations stay in the catalog, with files
+//! that cannot be read: DROP or TRUNCATE is the user's choice, and views and grants survive until
+//! then.
 //!
 //! Nothing of it can be rolled back. What is done by ordinary means, deleting statistics, is
 //! committed by another process before the first key is destroyed. What deleted rows leave in the
@@ -148,8 +149,8 @@ fn former_keys(cleared: &[Cleared]) -> Vec<(RelFile, u16)> {
     cleared.iter().filter_map(|one| Some((one.file, one.last_former_epoch()?))).collect()
 }
 
-/// Locks the relations with partitions and followers against everybody. Partitioned tables first, so that no
-/// partition is attached meanwhile.
+/// Locks the relations with partitions and followers against everybody. Partitioned tables first,
+/// so that no partition is attached meanwhile.
 fn lock_members(roots: &[Oid]) -> Result<Vec<Facts>> {
     let mut members: Vec<Facts> = Vec::new();
     let mut locked = HashSet::new();
@@ -223,8 +224,9 @@ fn require_sealed(facts: &Facts) -> Result<()> {
     .hint("Encrypt it first with pagevault.encrypt(). What was in plaintext once may still be found on the disk."))
 }
 
-/// Sampled values in the statistics are contents, too. That they are deleted is committed before any key is destroyed: this
-/// session's transaction may still be rolled back, by an error later in its statement, or when its client goes away.
+/// Sampled values in the statistics are contents, too. That they are deleted is committed before
+/// any key is destroyed: this session's transaction may still be rolled back, by an error later in
+/// its statement, or when its client goes away.
 fn forget_statistics(relations: &[Oid]) -> Result<i64> {
     let relations: HashSet<Oid> = relations.iter().copied().collect();
     let above = with_ancestors(&relations.iter().copied().collect::<Vec<_>>());
@@ -297,8 +299,9 @@ pub(crate) fn database(by: &str, name: &ServerText, confirm: &str) -> Result<Shr
     })
 }
 
-/// Shreds what is gone of this database: files of relations that were dropped, and of those that were rewritten,
-/// from before. Nobody knows any more whose they were, but nobody can read them either, except from backups.
+/// Shreds what is gone of this database: files of relations that were dropped, and of those that
+/// were rewritten, from before. Nobody knows any more whose they were, but nobody can read them
+/// either, except from backups.
 pub(crate) fn former_files(by: &str, confirm: &str) -> Result<Shredded> {
     let database = process::my_database();
     let name = catalog::database_name(database).unwrap_or_default().to_string();

@@ -1,5 +1,5 @@
-//! Tests that run inside a server (`cargo pgrx test`): what needs no key provider. What does is tested
-//! on whole clusters (`tests/`).
+//! Tests that run inside a server (`cargo pgrx test`): what needs no key provider. What does is
+//! tested on whole clusters (`tests/`).
 
 #[pgrx::pg_schema]
 mod tests {

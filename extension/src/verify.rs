@@ -72,9 +72,9 @@ pub(crate) fn count_pages(file: RelFile) -> Result<Vec<PageCount>> {
     Ok(counts)
 }
 
-/// The pages of a relation, and of what follows it, as far as it has storage that lasts. Nobody's lock is waited for: a file that
-/// is replaced while it is read is nobody's any more, so all is read once more. Of what somebody replaces just now it
-/// tells how it was before.
+/// The pages of a relation, and of what follows it, as far as it has storage that lasts. Nobody's
+/// lock is waited for: a file that is replaced while it is read is nobody's any more, so all is
+/// read once more. Of what somebody replaces just now it tells how it was before.
 pub(crate) fn pages_of(relation: Oid) -> Result<Vec<(Facts, Vec<PageCount>)>> {
     /// Whoever replaces files all the time is not waited for.
     const ATTEMPTS: u32 = 10;
@@ -130,8 +130,8 @@ pub(crate) fn refuse_destroyed(file: RelFile) -> Result<()> {
     Err(page_io::report(page_io::PageFault { file, cause: page_io::Cause::Destroyed }, 0))
 }
 
-/// A page sealed under an epoch that the keystore does not know belongs to a keystore that was lost; a
-/// new key of that epoch would make it unreadable for ever.
+/// A page sealed under an epoch that the keystore does not know belongs to a keystore that was
+/// lost; a new key of that epoch would make it unreadable for ever.
 ///
 /// Looks at these blocks of one fork; true if there may be more behind them.
 pub(crate) fn refuse_lost_epochs(
@@ -163,8 +163,8 @@ pub(crate) fn refuse_lost_epochs(
     }
 }
 
-/// The blocks of a fork in `range` whose pages on disk are written otherwise than under `wanted` (`None`:
-/// in plaintext). What is all zero, or not on disk yet, is not among them.
+/// The blocks of a fork in `range` whose pages on disk are written otherwise than under `wanted`
+/// (`None`: in plaintext). What is all zero, or not on disk yet, is not among them.
 pub(crate) fn stale_blocks(
     file: RelFile,
     fork: ForkNumber::Type,
@@ -181,8 +181,8 @@ pub(crate) fn stale_blocks(
     Ok(stale)
 }
 
-/// True if no page among these blocks is written otherwise than under `wanted`, and whether there may be more behind
-/// them; as [`stale_blocks`].
+/// True if no page among these blocks is written otherwise than under `wanted`, and whether there
+/// may be more behind them; as [`stale_blocks`].
 pub(crate) fn are_fresh(
     file: RelFile,
     fork: ForkNumber::Type,
@@ -196,7 +196,8 @@ pub(crate) fn are_fresh(
     Ok((fresh, more))
 }
 
-/// Tells the state of each of these blocks of a fork that is on disk. True if the file does not end before the last of them.
+/// Tells the state of each of these blocks of a fork that is on disk. True if the file does not end
+/// before the last of them.
 fn scan(
     file: RelFile,
     fork: ForkNumber::Type,
@@ -230,9 +231,11 @@ fn scan(
     Ok(true)
 }
 
-/// Syncs the segment of a fork, as `mdsyncfiletag` (md.c) does: it is opened for that. False if there is none.
+/// Syncs the segment of a fork, as `mdsyncfiletag` (md.c) does: it is opened for that. False if
+/// there is none.
 ///
-/// Nobody needs to hold the file: if it is gone, or becomes another relation's, nothing depends on it.
+/// Nobody needs to hold the file: if it is gone, or becomes another relation's, nothing depends on
+/// it.
 pub(crate) fn sync_segment(file: RelFile, fork: ForkNumber::Type, segment: u32) -> Result<bool> {
     let path = compat::relation_path(file, fork);
     let path = if segment == 0 { path } else { format!("{path}.{segment}") };
@@ -244,7 +247,8 @@ pub(crate) fn sync_segment(file: RelFile, fork: ForkNumber::Type, segment: u32) 
     if process::fsync()
         && let Err(error) = opened.sync_all()
     {
-        // What could not be written may be forgotten by the kernel: only WAL has it then (data_sync_retry).
+        // What could not be written may be forgotten by the kernel: only WAL has it then
+        // (data_sync_retry).
         Report::new(
             PgSqlErrorCode::ERRCODE_IO_ERROR,
             format!("could not fsync file \"{path}\": {error}"),
@@ -261,13 +265,15 @@ fn count_segment(file: &File, path: &str, states: &mut BTreeMap<PageState, i64>)
 
 /// Tells the state of each of these blocks of a segment, as far as it goes.
 ///
-/// Only headers are read: copying whole pages out of the kernel's cache takes most of the time otherwise.
+/// Only headers are read: copying whole pages out of the kernel's cache takes most of the time
+/// otherwise.
 fn read_states(
     file: &File,
     blocks: Range<u32>,
     mut found: impl FnMut(u32, PageState),
 ) -> std::io::Result<()> {
-    /// How far ahead the kernel is told to read: it does not see that reading headers is reading on.
+    /// How far ahead the kernel is told to read: it does not see that reading headers is reading
+    /// on.
     const AHEAD: u32 = 128;
     // A partial page at the end is one being added just now.
     let length = file.metadata()?.len() / PAGE_SIZE as u64;
@@ -324,7 +330,8 @@ pub(crate) fn plaintext_files(database: u32) -> Result<usize> {
     Ok(count)
 }
 
-/// How many relation files of a database in one tablespace, with numbers from `first` on, are not written sealed.
+/// How many relation files of a database in one tablespace, with numbers from `first` on, are not
+/// written sealed.
 pub(crate) fn plaintext_files_in(database: u32, tablespace: u32, first: u32) -> Result<usize> {
     let directory = compat::database_path(database, tablespace);
     let entries = match std::fs::read_dir(&directory) {

@@ -1,26 +1,28 @@
 //! Which processes are writing a page, or making a file, at this moment.
 //!
-//! Who writes a page first looks up the key that the file has now. When a file gets another key, some process may
-//! have looked just before, and be about to write what it has sealed under the old one. Whoever changes the key and
-//! then wants to prove that nothing of the old one is left waits for those, and for nobody else: not for sessions
-//! that wait for a standby or for their client, nor for the archiver whose command hangs, as a barrier of the server
-//! would (`WaitForProcSignalBarrier`, which is accepted where a process checks for interrupts).
+//! Who writes a page first looks up the key that the file has now. When a file gets another key,
+//! some process may have looked just before, and be about to write what it has sealed under the old
+//! one. Whoever changes the key and then wants to prove that nothing of the old one is left waits
+//! for those, and for nobody else: not for sessions that wait for a standby or for their client,
+//! nor for the archiver whose command hangs, as a barrier of the server would
+//! (`WaitForProcSignalBarrier`, which is accepted where a process checks for interrupts).
 //!
-//! Every process has words of its own in shared memory, one for each kind of [`Act`], by its number among the
-//! server's processes. Before it looks up the key it makes the word odd, afterwards even again; it is
-//! never the same odd number twice in a row. Beside it stands the number of the file, so that only those who write that
-//! file are waited for. So the word is odd from before the look until after the write, and
+//! Every process has words of its own in shared memory, one for each kind of [`Act`], by its number
+//! among the server's processes. Before it looks up the key it makes the word odd, afterwards even
+//! again; it is never the same odd number twice in a row. Beside it stands the number of the file,
+//! so that only those who write that file are waited for. So the word is odd from before the look
+//! until after the write, and
 //!
 //! - the writer stores the odd number, and then looks up the key;
 //! - the other stores the key, and then reads the words.
 //!
-//! Between the two steps stands a fence on either side. So at least one sees what the other has stored: a writer that is
-//! not seen has seen the new key. (A key that a third process has stored counts as well: who sees it as current is
-//! behind that store.)
+//! Between the two steps stands a fence on either side. So at least one sees what the other has
+//! stored: a writer that is not seen has seen the new key. (A key that a third process has stored
+//! counts as well: who sees it as current is behind that store.)
 //!
-//! An ERROR between the two leaves the word odd although nothing is being written. The end of the transaction makes it
-//! even; where there is none (background writer, checkpointer) the process goes back to its main loop, which it shows,
-//! or writes again, with another number.
+//! An ERROR between the two leaves the word odd although nothing is being written. The end of the
+//! transaction makes it even; where there is none (background writer, checkpointer) the process
+//! goes back to its main loop, which it shows, or writes again, with another number.
 //!
 //! All this is on the page path: no allocation, no lock, no error.
 
@@ -44,7 +46,8 @@ pub(crate) enum Act {
 
 const ACTS: [Act; 2] = [Act::Writing, Act::Creating];
 
-/// Words of a process; they fill a cache line: for each act the one that is odd meanwhile, then the files.
+/// Words of a process; they fill a cache line: for each act the one that is odd meanwhile, then the
+/// files.
 const SLOT: usize = 16;
 const FILES: usize = ACTS.len();
 
@@ -82,14 +85,16 @@ fn own() -> Option<&'static [AtomicU32; SLOT]> {
     shared::get()?.writers.slot(compat::process_number()?)
 }
 
-/// From here on this process looks at the keys of a file, given by its number, to act on what it sees.
+/// From here on this process looks at the keys of a file, given by its number, to act on what it
+/// sees.
 #[inline]
 pub(crate) fn begin(act: Act, file: u32) {
     if let Some(slot) = own() {
         let word = &slot[act as usize];
         let before = word.load(Relaxed);
         slot[FILES + act as usize].store(file, Relaxed);
-        // Release: with this number the file is seen, and what this process shows of itself is not older.
+        // Release: with this number the file is seen, and what this process shows of itself is not
+        // older.
         word.store(before.wrapping_add(1 + (before & 1)), Release);
         fence(SeqCst);
     }
@@ -119,8 +124,8 @@ pub(crate) struct Others {
 }
 
 impl Others {
-    /// Whoever may have looked at the keys of a file (by its number; or of any) before they were as they are now, and
-    /// acts on it.
+    /// Whoever may have looked at the keys of a file (by its number; or of any) before they were as
+    /// they are now, and acts on it.
     pub(crate) fn at(act: Act, file: Option<u32>) -> Others {
         let mut busy = Vec::new();
         fence(SeqCst);
@@ -182,11 +187,12 @@ impl Others {
     }
 }
 
-/// Waits until whoever may have looked at the keys of a file, or of any, before they were as they are now is done with what it
-/// saw.
+/// Waits until whoever may have looked at the keys of a file, or of any, before they were as they
+/// are now is done with what it saw.
 ///
 /// # Errors
-/// When somebody is not within `pagevault.writers_timeout`. Raises ERROR when this session is told to stop.
+/// When somebody is not within `pagevault.writers_timeout`. Raises ERROR when this session is told
+/// to stop.
 pub(crate) fn await_others(act: Act, file: Option<u32>) -> Result<()> {
     let mut others = Others::at(act, file);
     let mut pause = Duration::from_millis(1);

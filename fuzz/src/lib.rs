@@ -1,8 +1,8 @@
-//! One function for each thing that is read from disk, from a provider or from SQL: it gets any bytes, and must come
-//! back without a panic, and with what it promises.
+//! One function for each thing that is read from disk, from a provider or from SQL: it gets any
+//! bytes, and must come back without a panic, and with what it promises.
 //!
-//! `tools/fuzz` drives them with cargo-fuzz; `tests/corpus.rs` runs them on stable Rust over the golden files, cut
-//! and damaged, and over random bytes.
+//! `tools/fuzz` drives them with cargo-fuzz; `tests/corpus.rs` runs them on stable Rust over the
+//! golden files, cut and damaged, and over random bytes.
 
 #![forbid(unsafe_code)]
 
@@ -55,7 +55,8 @@ static KEY: LazyLock<PageKey> = LazyLock::new(|| {
     }
 });
 
-/// A page from disk. What opens is sealed again to the same bytes, but for damage that the checksum shows.
+/// A page from disk. What opens is sealed again to the same bytes, but for damage that the checksum
+/// shows.
 pub fn page(bytes: &[u8]) {
     let mut disk = [0; PAGE_SIZE];
     let length = bytes.len().min(PAGE_SIZE);
@@ -109,7 +110,8 @@ pub fn stream(bytes: &[u8]) {
     stream::open(&KEY, offset, &mut there);
 }
 
-/// A file of the keystore, of the cluster and of a database. What is read can be written and is the same.
+/// A file of the keystore, of the cluster and of a database. What is read can be written and is the
+/// same.
 pub fn key_log(bytes: &[u8]) {
     for scope in [0, 5] {
         if let Ok(contents) = log::replay(bytes, scope) {
@@ -119,7 +121,8 @@ pub fn key_log(bytes: &[u8]) {
     }
 }
 
-/// What an escrow leaves in the folder of the keystore: what is in the bundle, and what was restored.
+/// What an escrow leaves in the folder of the keystore: what is in the bundle, and what was
+/// restored.
 pub fn escrow_files(bytes: &[u8]) {
     if let Some(mark) = escrow::Mark::decode(bytes) {
         assert_eq!(escrow::Mark::decode(mark.encode().as_bytes()), Some(mark));
@@ -201,8 +204,9 @@ pub fn options(bytes: &[u8]) {
     }
 }
 
-/// What a program of the `command` provider prints. What is read has the forms that are promised, and an answer of
-/// the same values is read the same; what is wrong is said without a word of it, for it may hold a key.
+/// What a program of the `command` provider prints. What is read has the forms that are promised,
+/// and an answer of the same values is read the same; what is wrong is said without a word of it,
+/// for it may hold a key.
 pub fn command_reply(bytes: &[u8]) {
     for known in [&["wrapped", "key_version"][..], &["plaintext"], &["key_version"]] {
         match Reply::read(bytes, known) {
@@ -235,7 +239,8 @@ pub fn command_reply(bytes: &[u8]) {
     }
 }
 
-/// A line of the audit trail, and the file that says where it stands. What is a line has its place, and is not authentic.
+/// A line of the audit trail, and the file that says where it stands. What is a line has its place,
+/// and is not authentic.
 pub fn audit_line(bytes: &[u8]) {
     let key = AuditKey::derive(&[1; 32], &[2; 16], 1);
     let text = String::from_utf8_lossy(bytes);

@@ -1,5 +1,5 @@
-//! Every target over what is known to be good, over that cut off and damaged, and over random bytes. What fuzzing
-//! has found to break a target lies in `corpus/<target>/` and stays there.
+//! Every target over what is known to be good, over that cut off and damaged, and over random
+//! bytes. What fuzzing has found to break a target lies in `corpus/<target>/` and stays there.
 
 use std::path::Path;
 

@@ -1,4 +1,5 @@
-//! Writes the manual pages of `pagevault-keyring` into a directory: `manual DIR`. They say what `--help` says.
+//! Writes the manual pages of `pagevault-keyring` into a directory: `manual DIR`. They say what
+//! `--help` says.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

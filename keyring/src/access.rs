@@ -1,11 +1,13 @@
 //! What the programs that need no server believe of the key files of a data directory.
 //!
-//! Key files have a checksum, and nothing that says who wrote them. A data directory may be anybody's: a backup from
-//! elsewhere, a directory of another user. What it says of providers decides which files are read, where they are sent, and
-//! which programs run, with the rights of who looks. So key files are believed if they, the data directory, and all that is
-//! above it, belong to root or to who asks, and nobody else can write there ([`way`]); and even then no program is run
-//! that only they name, and no credential is read that only they name, or sent where only they say: files keep neither owner
-//! nor history when they are copied. Who trusts them says so, or says himself how providers are reached.
+//! Key files have a checksum, and nothing that says who wrote them. A data directory may be
+//! anybody's: a backup from elsewhere, a directory of another user. What it says of providers
+//! decides which files are read, where they are sent, and which programs run, with the rights of
+//! who looks. So key files are believed if they, the data directory, and all that is above it,
+//! belong to root or to who asks, and nobody else can write there ([`way`]); and even then no
+//! program is run that only they name, and no credential is read that only they name, or sent where
+//! only they say: files keep neither owner nor history when they are copied. Who trusts them says
+//! so, or says himself how providers are reached.
 //!
 //! [`way`]: crate::trust::way
 
@@ -48,7 +50,8 @@ struct Given {
 }
 
 impl Access {
-    /// As the command line says it; `providers` is a file: `{"NAME": {"kind": "...", "options": {...}}}`.
+    /// As the command line says it; `providers` is a file: `{"NAME": {"kind": "...", "options":
+    /// {...}}}`.
     ///
     /// # Errors
     /// When the file is somebody else's, or not of this form.
@@ -128,8 +131,8 @@ fn read_providers(path: &Path) -> Result<BTreeMap<String, Given>, ProviderError>
     })
 }
 
-/// A data directory and the folder of its keystore, if only root and we can have written there. The folder need not be
-/// there.
+/// A data directory and the folder of its keystore, if only root and we can have written there. The
+/// folder need not be there.
 pub(crate) fn enter(
     data_directory: &Path,
     folder: &str,

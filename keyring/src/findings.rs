@@ -9,8 +9,8 @@ use crate::provider::ProviderError;
 pub struct Findings(Vec<Finding>);
 
 impl Findings {
-    /// Notes `what` should be, with what was seen or what is wrong. `None` after a failure: what comes
-    /// after it need not be looked at.
+    /// Notes `what` should be, with what was seen or what is wrong. `None` after a failure: what
+    /// comes after it need not be looked at.
     pub fn note<T>(
         &mut self,
         what: &str,

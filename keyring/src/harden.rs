@@ -14,9 +14,9 @@ use rustix::thread::{
 /// Enough for 64 providers at once; servers often allow themselves a million.
 const OPEN_FILES: u64 = 1024;
 
-/// No core dumps, no tracing by other processes of the same user, no privileges that the user does not
-/// have (nor for what we start), files for the owner only, and panic messages that tell the place but
-/// not the value.
+/// No core dumps, no tracing by other processes of the same user, no privileges that the user does
+/// not have (nor for what we start), files for the owner only, and panic messages that tell the
+/// place but not the value.
 ///
 /// Descriptors of the server are not closed here: it opens them so that they end with `exec`.
 ///
@@ -41,8 +41,8 @@ pub fn harden() -> io::Result<()> {
     Ok(())
 }
 
-/// Gives up what a service manager may have given the server, such as `CAP_IPC_LOCK`. Root keeps its
-/// own: the server never runs as root, and an operator who does means to reach files of others.
+/// Gives up what a service manager may have given the server, such as `CAP_IPC_LOCK`. Root keeps
+/// its own: the server never runs as root, and an operator who does means to reach files of others.
 fn drop_capabilities() -> io::Result<()> {
     let none = CapabilitySet::empty();
     clear_ambient_capability_set()?;

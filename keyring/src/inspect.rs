@@ -1,4 +1,5 @@
-//! `pagevault-keyring inspect`: what files say of themselves, without any key. Whatever is in them is shown as text of one line.
+//! `pagevault-keyring inspect`: what files say of themselves, without any key. Whatever is in them
+//! is shown as text of one line.
 
 use std::fmt::Display;
 use std::fs;
@@ -16,7 +17,8 @@ use crate::provider::ProviderError;
 use crate::regular::{open_regular, read_regular};
 use crate::verify::{fill, relation_file, wal_segment};
 
-/// No segment has more bytes, neither of WAL (`WalSegMaxSize`, xlog_internal.h) nor of a relation (`RELSEG_SIZE`).
+/// No segment has more bytes, neither of WAL (`WalSegMaxSize`, xlog_internal.h) nor of a relation
+/// (`RELSEG_SIZE`).
 const LARGEST_SEGMENT: u64 = 1 << 30;
 
 /// Tells of each file; of a data directory, of its key files.

@@ -1,8 +1,8 @@
 //! Master keys, outside the server process.
 //!
 //! `pagevault-keyring serve` reads one request, has each of its operations done by the provider it
-//! names, and writes one reply ([`pagevault_keystore::protocol`]). The server starts it as it starts
-//! `archive_command`: no network code, no thread and no credential lives in a backend.
+//! names, and writes one reply ([`pagevault_keystore::protocol`]). The server starts it as it
+//! starts `archive_command`: no network code, no thread and no credential lives in a backend.
 //!
 //! | module | subject |
 //! |---|---|

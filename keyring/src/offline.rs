@@ -1,4 +1,5 @@
-//! The keystore of a data directory, read without its server; and its keys, unwrapped by their provider.
+//! The keystore of a data directory, read without its server; and its keys, unwrapped by their
+//! provider.
 //!
 //! Only looks: the server may be running, and what it has not finished to write is passed over.
 
@@ -40,19 +41,20 @@ pub struct Keystore {
     access: Access,
 }
 
-/// Whether `path` is a data directory with a keystore, or a copy that has only that. Nothing above it is looked at: who
-/// may write anywhere above a file would choose the keystore.
+/// Whether `path` is a data directory with a keystore, or a copy that has only that. Nothing above
+/// it is looked at: who may write anywhere above a file would choose the keystore.
 #[must_use]
 pub fn has_keystore(path: &Path) -> bool {
     path.join(DIRECTORY).join(log::file_name(0)).is_file()
 }
 
 impl Keystore {
-    /// Reads the key files of a data directory, or a copy of it that has only those. `access` says how providers may be
-    /// asked.
+    /// Reads the key files of a data directory, or a copy of it that has only those. `access` says
+    /// how providers may be asked.
     ///
     /// # Errors
-    /// When they are missing, damaged, do not belong together, or somebody else than root and us may have written them.
+    /// When they are missing, damaged, do not belong together, or somebody else than root and us
+    /// may have written them.
     pub fn read(data_directory: &Path, access: Access) -> Result<Self, ProviderError> {
         let (data_directory, directory) = enter(data_directory, DIRECTORY)?;
         // The cluster's log comes first: others rely on what it says.
@@ -183,8 +185,8 @@ impl Keystore {
         CheckValue::of(key, &self.id, scope, version)
     }
 
-    /// Refuses another key than the one that is recorded, before it opens or wraps anything. One of which there is no record
-    /// passes.
+    /// Refuses another key than the one that is recorded, before it opens or wraps anything. One of
+    /// which there is no record passes.
     pub(crate) fn require_right(
         &self,
         (scope, version): (u32, u32),
@@ -324,7 +326,8 @@ impl DatabaseKeys {
         self.keys.extend(others.keys);
     }
 
-    /// A data key from its record; `None` when it does not authenticate, or its database key is not here.
+    /// A data key from its record; `None` when it does not authenticate, or its database key is not
+    /// here.
     #[must_use]
     pub fn data_key(
         &self,

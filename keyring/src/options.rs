@@ -116,11 +116,12 @@ impl<'a> Options<'a> {
     }
 }
 
-/// The option by which plain http is accepted, to this machine. Its name says what it is: any user of the machine may
-/// listen at a port that is free, and is given keys.
+/// The option by which plain http is accepted, to this machine. Its name says what it is: any user
+/// of the machine may listen at a port that is free, and is given keys.
 pub(crate) const CLEAR: &str = "insecure_loopback_http";
 
-/// Accepts `https://host[:port]` as the value of `option`; and `http` to this machine, if `clear` ([`CLEAR`]) is set.
+/// Accepts `https://host[:port]` as the value of `option`; and `http` to this machine, if `clear`
+/// ([`CLEAR`]) is set.
 pub(crate) fn server_address(option: &str, text: &str, clear: bool) -> Result<Url, ProviderError> {
     let wrong = |detail: &str| {
         // Not repeated: somebody may have put a credential into it.

@@ -7,8 +7,8 @@
 //! ```
 //!
 //! The process in the middle is there for the ways to end that leave no time to tidy up: the server
-//! kills its helper when a session is cancelled. It also gives the program a signal mask that is clear,
-//! which the threads of `serve` do not have.
+//! kills its helper when a session is cancelled. It also gives the program a signal mask that is
+//! clear, which the threads of `serve` do not have.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -36,8 +36,8 @@ const TAIL: usize = 2048;
 /// How often is looked whether the program has ended while its pipes are still held open.
 const TICK: Duration = Duration::from_millis(5);
 
-/// What a program finds in its environment, besides variables that begin with `LC_`. Anything else may
-/// be a credential for somebody else, or change what a program does.
+/// What a program finds in its environment, besides variables that begin with `LC_`. Anything else
+/// may be a credential for somebody else, or change what a program does.
 const ENVIRONMENT: &[&str] = &["PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR"];
 
 /// A program that ran to its end.
@@ -73,8 +73,8 @@ impl From<nix::Error> for Stopped {
     }
 }
 
-/// Runs `path` with `input` on its standard input. When this returns, neither it nor anything that it
-/// started in its process group is left.
+/// Runs `path` with `input` on its standard input. When this returns, neither it nor anything that
+/// it started in its process group is left.
 pub(crate) fn run(
     path: &Path,
     arguments: &[String],
@@ -153,8 +153,8 @@ impl Group {
         Pid::from_raw(self.leader.id().cast_signed())
     }
 
-    /// Whether its leader has ended. It is not reaped yet: as long as it is there, no other group can
-    /// have its number.
+    /// Whether its leader has ended. It is not reaped yet: as long as it is there, no other group
+    /// can have its number.
     fn has_ended(&self) -> nix::Result<bool> {
         let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
         Ok(waitid(Id::Pid(self.number()), flags)? != WaitStatus::StillAlive)

@@ -35,16 +35,17 @@ pub trait Provider {
         self.wrap(key, context, &unwrapped.plaintext)
     }
 
-    /// Makes sure that `key` has a version newer than the one that wrapped `wrapped`, and returns the
-    /// newest. If it has one already, because somebody rotated it elsewhere, pointed its name at
-    /// another key, or a rotation was cut short, that one will do. Older versions keep unwrapping.
+    /// Makes sure that `key` has a version newer than the one that wrapped `wrapped`, and returns
+    /// the newest. If it has one already, because somebody rotated it elsewhere, pointed its name
+    /// at another key, or a rotation was cut short, that one will do. Older versions keep
+    /// unwrapping.
     fn rotate(&self, key: &str, wrapped: &[u8]) -> Result<u64, ProviderError>;
 
     /// Tells about `key` without using it.
     fn describe(&self, key: &str) -> Result<KeyInfo, ProviderError>;
 
-    /// Looks at everything around the key (place, permissions, address, credentials). `None` after a
-    /// failure.
+    /// Looks at everything around the key (place, permissions, address, credentials). `None` after
+    /// a failure.
     fn examine(&self, findings: &mut Findings) -> Option<()>;
 
     /// Refuses options that can never be right. What may come later, such as a key file that does

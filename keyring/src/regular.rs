@@ -1,5 +1,6 @@
-//! Files of a data directory that anybody may have written: a FIFO, a device, or a link to one may lie where a file is
-//! expected. To open a FIFO waits for a writer, to open a device may have it do something, and neither has an end.
+//! Files of a data directory that anybody may have written: a FIFO, a device, or a link to one may
+//! lie where a file is expected. To open a FIFO waits for a writer, to open a device may have it do
+//! something, and neither has an end.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -8,12 +9,14 @@ use std::path::Path;
 
 use nix::fcntl::OFlag;
 
-/// Opens a regular file for reading, and never waits. Links are followed: the file must be one behind them.
+/// Opens a regular file for reading, and never waits. Links are followed: the file must be one
+/// behind them.
 ///
 /// # Errors
 /// Those of the system, and one that says that it is not a regular file.
 pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
-    // Looked at first, since to open a device is to use it: a watchdog starts, a tape is wound back.
+    // Looked at first, since to open a device is to use it: a watchdog starts, a tape is wound
+    // back.
     require(&fs::metadata(path)?)?;
     // Files of /proc are regular and may wait nevertheless, when they are read.
     let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;

@@ -22,10 +22,10 @@ impl Default for Backoff {
     }
 }
 
-/// Calls `attempt` until it succeeds, fails for good, or the next wait would pass `deadline`.
-/// The last error is returned as it came, with the number of attempts added to its detail; but not one
-/// of class `deadline` if there was another before, which says more. `passing` hears of each error that
-/// an attempt follows: if that one never ends, nothing else will say why.
+/// Calls `attempt` until it succeeds, fails for good, or the next wait would pass `deadline`. The
+/// last error is returned as it came, with the number of attempts added to its detail; but not one
+/// of class `deadline` if there was another before, which says more. `passing` hears of each error
+/// that an attempt follows: if that one never ends, nothing else will say why.
 pub fn retry<T>(
     backoff: Backoff,
     deadline: Option<Instant>,

@@ -6,8 +6,8 @@
 //! guard     ends the process on SIGTERM, SIGINT, SIGHUP, or when nobody reads the reply any more
 //! ```
 //!
-//! A request ends with the brace that closes it. The caller may keep its end of the pipe open or close
-//! it; it cancels by a signal, or by closing the end at which it would read the reply.
+//! A request ends with the brace that closes it. The caller may keep its end of the pipe open or
+//! close it; it cancels by a signal, or by closing the end at which it would read the reply.
 //!
 //! Nothing is asked to stop: the process ends, and the system takes back its memory and its locks.
 //! Providers are therefore written so that being killed at any step is harmless, which they must be
@@ -307,7 +307,8 @@ static REPLYING: AtomicBool = AtomicBool::new(false);
 const ENDED: i32 = 143;
 
 /// Starts the thread that ends the process when it is told to, or when the reader of its output has
-/// gone. Signals are taken from a descriptor: that works even if the parent ignored or blocked them.
+/// gone. Signals are taken from a descriptor: that works even if the parent ignored or blocked
+/// them.
 fn guard() -> io::Result<()> {
     let signals: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP].into_iter().collect();
     signals.thread_block()?; // threads started from here on inherit this

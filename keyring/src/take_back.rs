@@ -1,8 +1,9 @@
-//! `pagevault-keyring take-back`: has key files say again what starts that failed have cut off them. For when the WAL that had
-//! it is lost for good.
+//! `pagevault-keyring take-back`: has key files say again what starts that failed have cut off
+//! them. For when the WAL that had it is lost for good.
 //!
-//! What is taken back counts without WAL; so it is refused where there is WAL that may have it, or tell that it has
-//! never happened. Standbys do not hear of it, and cannot follow across lost WAL anyway.
+//! What is taken back counts without WAL; so it is refused where there is WAL that may have it, or
+//! tell that it has never happened. Standbys do not hear of it, and cannot follow across lost WAL
+//! anyway.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -20,8 +21,8 @@ use crate::options::printable;
 use crate::provider::ProviderError;
 use crate::verify::Control;
 
-/// Takes back what stands beside the key files of a data directory, and tells what. Killed at any moment, it can be
-/// run again.
+/// Takes back what stands beside the key files of a data directory, and tells what. Killed at any
+/// moment, it can be run again.
 ///
 /// # Errors
 /// When the server is running, or has WAL to replay; when files cannot be read or written.
@@ -56,7 +57,8 @@ pub fn take_back(data_directory: &Path, out: &mut impl Write) -> Result<(), Prov
     writeln!(out, "{count} data keys were taken back.").map_err(unprintable)
 }
 
-/// Opened to be changed, a key file loses an end that is not readable. After a shutdown that is damage.
+/// Opened to be changed, a key file loses an end that is not readable. After a shutdown that is
+/// damage.
 fn require_whole(storage: &FileStorage, scope: u32) -> Result<(), ProviderError> {
     let name = log::file_name(scope);
     let bytes = storage.read(&name, 0, log::MAX_LOG);

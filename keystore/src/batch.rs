@@ -12,9 +12,10 @@
 //! 36  body      records, see `record`
 //! ```
 //!
-//! The same bytes are the payload of a WAL record and, but for `settled` and `logged`, a frame of a key log. The
-//! header has its own checksum so that it can testify even when its body is damaged (see `log`). In a
-//! log, a frame without a body is a *mark*: it is there only for what its header says.
+//! The same bytes are the payload of a WAL record and, but for `settled` and `logged`, a frame of a
+//! key log. The header has its own checksum so that it can testify even when its body is damaged
+//! (see `log`). In a log, a frame without a body is a *mark*: it is there only for what its header
+//! says.
 
 use std::fmt::Write as _;
 
@@ -108,8 +109,8 @@ pub(crate) fn decode_at(bytes: &[u8], offset: u64) -> Result<Frame, FormatError>
     Ok(Frame { records, settled: header.settled, logged: header.logged, length: end })
 }
 
-/// Makes an encoded batch a frame of a log of which `settled` bytes are known to be durable. `logged`: see the
-/// head of the module.
+/// Makes an encoded batch a frame of a log of which `settled` bytes are known to be durable.
+/// `logged`: see the head of the module.
 pub(crate) fn stamp(batch: &[u8], settled: u64, logged: u64) -> Vec<u8> {
     let mut out = batch.to_vec();
     if let Ok(header) = Header::parse(batch) {
@@ -119,7 +120,8 @@ pub(crate) fn stamp(batch: &[u8], settled: u64, logged: u64) -> Vec<u8> {
     out
 }
 
-/// A frame without records, which only says how much of the log is durable, and up to where it has what WAL says.
+/// A frame without records, which only says how much of the log is durable, and up to where it has
+/// what WAL says.
 pub(crate) fn mark(settled: u64, logged: u64) -> [u8; HEADER] {
     Header { length: 0, checksum: crc32c::crc32c(&[]), settled, logged }.bytes()
 }
@@ -132,8 +134,8 @@ pub(crate) fn is_intact(bytes: &[u8]) -> bool {
     }
 }
 
-/// Whether a frame that may be half there says that more than `offset` bytes of its log were durable.
-/// What a later pagevault says is not understood, and taken for a yes.
+/// Whether a frame that may be half there says that more than `offset` bytes of its log were
+/// durable. What a later pagevault says is not understood, and taken for a yes.
 pub(crate) fn testifies_beyond(bytes: &[u8], offset: u64) -> bool {
     match Header::parse(bytes) {
         Ok(header) => header.settled > offset,

@@ -11,8 +11,8 @@ use crate::record::RelFile;
 ///
 /// The tablespace is not bound: ALTER DATABASE SET TABLESPACE (`movedb` in dbcommands.c) copies a
 /// database's files raw and keeps their numbers, and its keys must go with them without the need to
-/// wrap them again. The scope and version of the database key are not bound either: another database
-/// key fails to unwrap by itself.
+/// wrap them again. The scope and version of the database key are not bound either: another
+/// database key fails to unwrap by itself.
 pub fn data_key_aad(file: RelFile, epoch: u16, cipher: u8) -> [u8; 16] {
     let [e0, e1] = epoch.to_le_bytes();
     let [d0, d1, d2, d3] = file.database.to_le_bytes();

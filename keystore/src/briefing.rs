@@ -1,5 +1,5 @@
-//! What `pagevault-keyring exec` tells the library in a program of PostgreSQL: the keys of WAL and what they
-//! are for. It is passed in anonymous memory that the program inherits as a descriptor.
+//! What `pagevault-keyring exec` tells the library in a program of PostgreSQL: the keys of WAL and
+//! what they are for. It is passed in anonymous memory that the program inherits as a descriptor.
 //!
 //! ```text
 //!  0  magic    "pvbrief\n"
@@ -27,7 +27,8 @@ const VERSION: u16 = 1;
 /// Name of the environment variable that holds the number of the descriptor.
 pub const VARIABLE: &str = "PAGEVAULT_BRIEFING";
 
-/// What the library writes over a briefing's first bytes when it is at work. Not the beginning of one.
+/// What the library writes over a briefing's first bytes when it is at work. Not the beginning of
+/// one.
 pub const AT_WORK: [u8; 8] = *b"at work\n";
 
 /// What a program does with WAL.
@@ -52,7 +53,8 @@ pub struct Briefing {
     pub role: Role,
     /// The program runs others, which need the same memory; so it is left as it is.
     pub shared: bool,
-    /// File name of the program that the library works in. In others, such as a shell in between, it does nothing.
+    /// File name of the program that the library works in. In others, such as a shell in between,
+    /// it does nothing.
     pub program: Vec<u8>,
     /// From where each key is used.
     pub switches: Vec<Switch>,

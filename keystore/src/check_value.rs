@@ -1,23 +1,27 @@
 //! What tells the right database key from a wrong one, before it is used.
 //!
-//! A provider may give another key than the one that was wrapped: its address leads to another server, it is another
-//! key of the same name, wrapped keys were exchanged in the keystore. Everything sealed under that key would be lost as
-//! soon as the right one is back. So each version of a database key is recorded with a key check value:
+//! A provider may give another key than the one that was wrapped: its address leads to another
+//! server, it is another key of the same name, wrapped keys were exchanged in the keystore.
+//! Everything sealed under that key would be lost as soon as the right one is back. So each version
+//! of a database key is recorded with a key check value:
 //!
 //! ```text
 //! HKDF-SHA256 (RFC 5869), no salt, 16 bytes: key = the database key, label = "pagevault database key check value v1",
 //! context = keystore id (16 bytes) | scope u32 | version u32, little-endian       (label, context: pagevault_cipher::kdf)
 //! ```
 //!
-//! It stands in the keystore, in WAL and in backups, readable for all who have those. It tells them nothing of the key:
-//! HKDF's output under one `info` is, to who does not have the key, as good as random, and gives no hint of its outputs
-//! under another. It only lets a guess be tried, as every wrapped data key does that lies beside it; there are 2^256
-//! guesses. The key's other use is AES-256-GCM, with which HMAC-SHA256 has no structure in common. A wrong key passes
-//! with a probability of 2^-128; to find one that passes takes as many attempts. Two keys with one value are found in
-//! 2^64, by who may choose both of them: that is the server, which makes database keys at random.
+//! It stands in the keystore, in WAL and in backups, readable for all who have those. It tells them
+//! nothing of the key: HKDF's output under one `info` is, to who does not have the key, as good as
+//! random, and gives no hint of its outputs under another. It only lets a guess be tried, as every
+//! wrapped data key does that lies beside it; there are 2^256 guesses. The key's other use is
+//! AES-256-GCM, with which HMAC-SHA256 has no structure in common. A wrong key passes with a
+//! probability of 2^-128; to find one that passes takes as many attempts. Two keys with one value
+//! are found in 2^64, by who may choose both of them: that is the server, which makes database keys
+//! at random.
 //!
-//! Bound to keystore, scope and version, a value that was put in another's place fits no key. It is not proof against
-//! who may write the keystore: they could exchange key and value together, as they could all other files.
+//! Bound to keystore, scope and version, a value that was put in another's place fits no key. It is
+//! not proof against who may write the keystore: they could exchange key and value together, as
+//! they could all other files.
 
 use std::fmt;
 

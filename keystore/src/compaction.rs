@@ -1,10 +1,12 @@
 //! Writing a log anew while a backup may be under way.
 //!
-//! A backup lists files first and copies them later, many programs no more bytes of each than it had when it was listed. If
-//! the log was written anew in between, and has grown since, its end is missing in the copy. WAL brings what came
-//! after the backup began, and nothing else; so what is older must not stand in that end. Hence records stay
-//! in the order and in the batches in which they stand in the log: what stays is nowhere further from the beginning than it was.
-//! Only a tombstone moves, before the first record of its file, and is shorter than the key whose place it takes.
+//! A backup lists files first and copies them later, many programs no more bytes of each than it
+//! had when it was listed. If the log was written anew in between, and has grown since, its end is
+//! missing in the copy. WAL brings what came after the backup began, and nothing else; so what is
+//! older must not stand in that end. Hence records stay in the order and in the batches in which
+//! they stand in the log: what stays is nowhere further from the beginning than it was. Only a
+//! tombstone moves, before the first record of its file, and is shorter than the key whose place it
+//! takes.
 
 use std::collections::HashMap;
 
@@ -12,8 +14,8 @@ use crate::log::COMPACT_BATCH;
 use crate::record::{Record, RelFile};
 use crate::state::State;
 
-/// The records of `kept` as batches in the order of `log`, which they are taken from; what the log says in other words
-/// comes last.
+/// The records of `kept` as batches in the order of `log`, which they are taken from; what the log
+/// says in other words comes last.
 pub fn in_place(kept: Vec<Record>, log: &[Vec<Record>]) -> Vec<Vec<Record>> {
     let mut wanted: HashMap<Vec<u8>, usize> = HashMap::new();
     for record in &kept {
@@ -46,7 +48,8 @@ pub fn in_place(kept: Vec<Record>, log: &[Vec<Record>]) -> Vec<Vec<Record>> {
     }
 }
 
-/// Moves the tombstone of each file before the first record of the file; leaves out batches with nothing in them.
+/// Moves the tombstone of each file before the first record of the file; leaves out batches with
+/// nothing in them.
 fn tombstones_first(staying: Vec<Vec<&Record>>) -> Vec<Vec<Record>> {
     let is_tombstone = |record: &Record| matches!(record, Record::Destroyed { .. });
     let mut tombstones: HashMap<RelFile, Vec<&Record>> = HashMap::new();

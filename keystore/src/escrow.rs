@@ -1,5 +1,5 @@
-//! What `pagevault-keyring escrow` leaves beside the key files: which database keys are in escrow, and wrappings that a
-//! restore made while the server was down.
+//! What `pagevault-keyring escrow` leaves beside the key files: which database keys are in escrow,
+//! and wrappings that a restore made while the server was down.
 //!
 //! The mark, file `escrow`, is text:
 //!
@@ -19,8 +19,8 @@
 //! 24  a batch of records (see `batch`): the provider, and the database keys as it has wrapped them
 //! ```
 //!
-//! Whoever reads the keystore folds those records in after the cluster's log. The server writes them to its log and, once it
-//! may write WAL, there too; then the file goes.
+//! Whoever reads the keystore folds those records in after the cluster's log. The server writes
+//! them to its log and, once it may write WAL, there too; then the file goes.
 
 use std::collections::BTreeSet;
 use std::fmt::Write;
@@ -64,7 +64,8 @@ impl Mark {
         text
     }
 
-    /// Reads the file; `None` if it is damaged or of a later version: then nothing is known to be in escrow.
+    /// Reads the file; `None` if it is damaged or of a later version: then nothing is known to be
+    /// in escrow.
     pub fn decode(bytes: &[u8]) -> Option<Self> {
         let text = std::str::from_utf8(bytes).ok()?;
         let (before, checksum) = text.strip_suffix('\n')?.rsplit_once("\nend ")?;

@@ -1,8 +1,9 @@
 //! Rekey jobs: who asked for what, and what became of it.
 //!
-//! A job stands in the log of its database. It counts once the transaction that asked for it has committed, which the log
-//! does not know: the first step says so, or that it never was. Of the steps the highest is what is so, in whatever order they are
-//! heard. What is over is kept for a while; what was forgotten does not come back, though older WAL may speak of it again.
+//! A job stands in the log of its database. It counts once the transaction that asked for it has
+//! committed, which the log does not know: the first step says so, or that it never was. Of the
+//! steps the highest is what is so, in whatever order they are heard. What is over is kept for a
+//! while; what was forgotten does not come back, though older WAL may speak of it again.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -73,7 +74,8 @@ pub enum JobState {
     Cancelled = 4,
     /// It could not go on.
     Failed = 5,
-    /// The transaction that asked for it has not committed, or what it was for was done otherwise: nobody sees it any more.
+    /// The transaction that asked for it has not committed, or what it was for was done otherwise:
+    /// nobody sees it any more.
     Void = 6,
 }
 
@@ -204,7 +206,8 @@ impl Jobs {
         }
     }
 
-    /// Of numbers up to this one, those that are not known are forgotten; with `all` the others, too.
+    /// Of numbers up to this one, those that are not known are forgotten; with `all` the others,
+    /// too.
     pub fn forget(&mut self, through: u64, all: bool) {
         self.forgotten = self.forgotten.max(through);
         if all {
@@ -270,7 +273,8 @@ mod tests {
         state.jobs(DATABASE).unwrap().iter().map(|(number, _)| number).collect()
     }
 
-    /// A hundred and fifty jobs that are over, one that is paused among them, and one that was rolled back.
+    /// A hundred and fifty jobs that are over, one that is paused among them, and one that was
+    /// rolled back.
     fn history() -> Vec<Record> {
         let mut records = Vec::new();
         for number in 1..=151 {

@@ -1,5 +1,5 @@
-//! Rekey jobs in shared memory: what the logs of all databases say of them ([`crate::job`]), and what only this server
-//! knows of those that it does: which process, and how far it is.
+//! Rekey jobs in shared memory: what the logs of all databases say of them ([`crate::job`]), and
+//! what only this server knows of those that it does: which process, and how far it is.
 //!
 //! Readers and writers exclude each other by a lock of their own, but for [`JobTable::let_go`].
 //!
@@ -11,7 +11,8 @@
 //! begun    BEGUN * 4 words: database, number (2), relation
 //! ```
 //!
-//! A head of kind 0 says up to which number the jobs of its database are forgotten, but for those that are known.
+//! A head of kind 0 says up to which number the jobs of its database are forgotten, but for those
+//! that are known.
 
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
@@ -21,7 +22,8 @@ use crate::record::Record;
 const HEADER: usize = 4;
 const HEAD: usize = 8;
 const REST: usize = 120;
-/// What is switched by jobs that are not done. What finds no room is switched once more if its job is resumed, which does no harm.
+/// What is switched by jobs that are not done. What finds no room is switched once more if its job
+/// is resumed, which does no harm.
 const BEGUN: usize = 1 << 16;
 const BEGUN_STRIDE: usize = 4;
 
@@ -66,7 +68,8 @@ pub struct Known {
     pub job: JobId,
     /// What was asked for.
     pub request: Request,
-    /// The number of its last step; 0: it is not known whether the transaction that asked for it has committed.
+    /// The number of its last step; 0: it is not known whether the transaction that asked for it
+    /// has committed.
     pub step: u32,
     /// Where it stands.
     pub state: JobState,
@@ -473,8 +476,8 @@ impl<'a> JobTable<'a> {
         Some(slot)
     }
 
-    /// The process does the job in this place no more; `given_up`: since when, in seconds, if it ends in the middle of it.
-    /// Needs no lock, so that a process may say so that ends.
+    /// The process does the job in this place no more; `given_up`: since when, in seconds, if it
+    /// ends in the middle of it. Needs no lock, so that a process may say so that ends.
     pub fn let_go(&self, slot: usize, process: u32, given_up: u32) {
         if slot < self.capacity && self.head(slot)[PROCESS].load(Acquire) == process {
             self.head(slot)[GIVEN_UP].store(given_up, Relaxed);

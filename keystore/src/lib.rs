@@ -1,7 +1,8 @@
-//! What pagevault remembers about keys, and how it speaks to the program that holds the master keys.
+//! What pagevault remembers about keys, and how it speaks to the program that holds the master
+//! keys.
 //!
-//! No key is ever here in clear: records hold wrapped keys, and only [`protocol`] carries a secret, in
-//! types that wipe it. The crate is pure but for one trait, [`storage::Storage`].
+//! No key is ever here in clear: records hold wrapped keys, and only [`protocol`] carries a secret,
+//! in types that wipe it. The crate is pure but for one trait, [`storage::Storage`].
 //!
 //! | module | subject |
 //! |---|---|

@@ -104,8 +104,9 @@ pub enum Who {
     Setting,
 }
 
-/// Tablespaces are shared by databases that know nothing of each other: neither says less than the other wants. So
-/// `encrypted` of either comes first, the nearer one's with its cipher; then `plain` of either; then the setting.
+/// Tablespaces are shared by databases that know nothing of each other: neither says less than the
+/// other wants. So `encrypted` of either comes first, the nearer one's with its cipher; then
+/// `plain` of either; then the setting.
 #[must_use]
 pub fn among(
     tablespace: Option<Label>,
@@ -138,16 +139,16 @@ pub struct Change {
 }
 
 impl Change {
-    /// True if a tablespace's label wanted something encrypted in a database that says so of itself, and does not
-    /// after the change.
+    /// True if a tablespace's label wanted something encrypted in a database that says so of
+    /// itself, and does not after the change.
     #[must_use]
     pub fn of_tablespace_loses(self, database: Option<Label>, default_encryption: bool) -> bool {
         let wants = |label| wants_encryption(among(label, database, default_encryption));
         wants(self.from) && !wants(self.to)
     }
 
-    /// The same for a database's label. It alone wants the catalogs encrypted; and whatever tablespaces are
-    /// labelled, there are others.
+    /// The same for a database's label. It alone wants the catalogs encrypted; and whatever
+    /// tablespaces are labelled, there are others.
     #[must_use]
     pub fn of_database_loses(self, default_encryption: bool) -> bool {
         let wants = |label: Option<Label>| label.is_some_and(is_encrypted);
@@ -310,7 +311,8 @@ mod tests {
         }
     }
 
-    /// A change of a shared label loses something exactly where a relation would be decided otherwise.
+    /// A change of a shared label loses something exactly where a relation would be decided
+    /// otherwise.
     #[test]
     fn losses_are_those_of_relations() {
         for from in LABELS {

@@ -9,12 +9,12 @@
 //! {"version":1,"results":[{"wrapped":{"wrapped":"<base64>","key_version":3}}],"elapsed_us":[812]}
 //! ```
 //!
-//! Both sides read with [`Request::from_json`] and [`Reply::from_json`], which check size and version
-//! before anything else, refuse unknown fields, and never put content into an error: a message that
-//! cannot be read may hold a key. Secret bytes travel as [`SecretBytes`], and the text that carries them
-//! lives in a buffer that is wiped, also when it has to grow. (A reader must hand in a buffer that it wipes
-//! itself. Base64 is decoded straight from there, unless it contains JSON escapes, which neither side
-//! writes.)
+//! Both sides read with [`Request::from_json`] and [`Reply::from_json`], which check size and
+//! version before anything else, refuse unknown fields, and never put content into an error: a
+//! message that cannot be read may hold a key. Secret bytes travel as [`SecretBytes`], and the text
+//! that carries them lives in a buffer that is wiped, also when it has to grow. (A reader must hand
+//! in a buffer that it wipes itself. Base64 is decoded straight from there, unless it contains JSON
+//! escapes, which neither side writes.)
 
 use std::fmt;
 use std::io;
@@ -132,24 +132,24 @@ pub enum Action {
         wrapped: Base64,
     },
     /// Wrap again under the newest version of this operation's key what `from_key` of the same
-    /// provider wrapped; answered by [`Outcome::Wrapped`]. Where the provider can, the plaintext stays
-    /// with it.
+    /// provider wrapped; answered by [`Outcome::Wrapped`]. Where the provider can, the plaintext
+    /// stays with it.
     Rewrap {
         /// The master key that wrapped it: the same key, or the one that is being left.
         from_key: String,
         /// From [`Outcome::Wrapped`].
         wrapped: Base64,
     },
-    /// Make sure that the key has a version newer than the one that wrapped `wrapped`. If it has one
-    /// already (rotated elsewhere, or a rotation that was cut short), that one will do.
+    /// Make sure that the key has a version newer than the one that wrapped `wrapped`. If it has
+    /// one already (rotated elsewhere, or a rotation that was cut short), that one will do.
     Rotate {
         /// What the key wraps now.
         wrapped: Base64,
     },
     /// Tell the key's state.
     Describe,
-    /// Look at everything from the options to the provider's answers and, if the operation names a key,
-    /// have it wrap and unwrap a secret made for the purpose.
+    /// Look at everything from the options to the provider's answers and, if the operation names a
+    /// key, have it wrap and unwrap a secret made for the purpose.
     Check,
     /// Check the provider's options only. No key is looked up, the network is not used.
     CheckOptions,
@@ -267,8 +267,8 @@ pub enum ErrorClass {
     Deadline,
     /// Not wrapped by this key, or not for this context.
     WrongCiphertext,
-    /// The database key that was unwrapped does not fit its check value. Only who has that can tell, which is not the
-    /// helper.
+    /// The database key that was unwrapped does not fit its check value. Only who has that can
+    /// tell, which is not the helper.
     WrongKey,
     /// An option is missing, unknown or wrong.
     BadOptions,

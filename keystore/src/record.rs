@@ -24,8 +24,8 @@
 //! ```
 //!
 //! Types are never reused. A change of layout is a new version of its type; readers of old versions
-//! stay for ever. A type or version from the future is an error, not something to skip: it might be a
-//! key, and compaction would lose it.
+//! stay for ever. A type or version from the future is an error, not something to skip: it might be
+//! a key, and compaction would lose it.
 
 use std::fmt;
 
@@ -143,8 +143,8 @@ pub enum Record {
         /// The highest epoch that it has so far.
         after: u16,
     },
-    /// No page of the file is written under these epochs any more: it was rekeyed, or it is gone. The keys
-    /// are kept for old backups.
+    /// No page of the file is written under these epochs any more: it was rekeyed, or it is gone.
+    /// The keys are kept for old backups.
     Retired {
         /// Which file.
         file: RelFile,
@@ -156,8 +156,8 @@ pub enum Record {
     /// How WAL is written from an address on. The key has a record of its own, see
     /// [`wal::key_place`].
     WalSwitch(Switch),
-    /// The keys of these epochs were destroyed on purpose, and never come back: who still hears of one, from
-    /// older WAL say, ignores it. Says so for ever, in place of the keys.
+    /// The keys of these epochs were destroyed on purpose, and never come back: who still hears of
+    /// one, from older WAL say, ignores it. Says so for ever, in place of the keys.
     Destroyed {
         /// Which file.
         file: RelFile,
@@ -172,8 +172,8 @@ pub enum Record {
         /// When, in seconds since 1970.
         at: i64,
     },
-    /// A file with pages is written otherwise from a phase on: until the work is done, pages may lie on disk as they
-    /// were written before.
+    /// A file with pages is written otherwise from a phase on: until the work is done, pages may
+    /// lie on disk as they were written before.
     Rewriting {
         /// Which file.
         file: RelFile,
@@ -203,8 +203,8 @@ pub enum Record {
         /// OID of the relation.
         relation: u32,
     },
-    /// Rekey jobs that are not spoken of in what stands before this are forgotten: who still hears of one, from older WAL say,
-    /// ignores it.
+    /// Rekey jobs that are not spoken of in what stands before this are forgotten: who still hears
+    /// of one, from older WAL say, ignores it.
     JobsForgotten {
         /// Database OID.
         database: u32,
@@ -217,10 +217,10 @@ pub enum Record {
 
 /// How a file is written: a step of its life, ordered as the steps follow one another.
 ///
-/// Sealed with epoch n, in plaintext after epoch n, sealed with epoch n + 1, and so on; an epoch that
-/// is past never comes back. So it does not matter in which order, or how often, the records are heard:
-/// the latest step is what is so. Redo relies on that, as it repeats old records to a keystore that has
-/// newer ones.
+/// Sealed with epoch n, in plaintext after epoch n, sealed with epoch n + 1, and so on; an epoch
+/// that is past never comes back. So it does not matter in which order, or how often, the records
+/// are heard: the latest step is what is so. Redo relies on that, as it repeats old records to a
+/// keystore that has newer ones.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Default)]
 pub struct Phase {
     /// Of the key; 0 before all others: nothing was decided yet.
@@ -257,8 +257,8 @@ mod kind {
 const VERSION: u8 = 1;
 
 impl Record {
-    /// The log a record belongs to: 0 is the cluster's (providers, all database keys, files of shared
-    /// relations), else the database's OID.
+    /// The log a record belongs to: 0 is the cluster's (providers, all database keys, files of
+    /// shared relations), else the database's OID.
     pub fn home(&self) -> u32 {
         match self {
             Self::Provider { .. }

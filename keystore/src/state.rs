@@ -1,8 +1,9 @@
 //! Records folded into what is so now.
 //!
-//! The fold is the meaning of a log: compaction writes [`State::records`] and loses nothing, because
-//! folding those gives the same state again. It also keeps the one promise on which every page
-//! depends: a file's epoch, once it has a key, keeps that key. What may change is the wrapping.
+//! The fold is the meaning of a log: compaction writes [`State::records`] and loses nothing,
+//! because folding those gives the same state again. It also keeps the one promise on which every
+//! page depends: a file's epoch, once it has a key, keeps that key. What may change is the
+//! wrapping.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -15,8 +16,8 @@ use crate::wal::{self, Switch};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
     /// A second key for an epoch that has one, recognised by its cipher or, for a cipher that this
-    /// version does not know, by its length. (Two keys of one cipher cannot be told apart while they
-    /// are wrapped.)
+    /// version does not know, by its length. (Two keys of one cipher cannot be told apart while
+    /// they are wrapped.)
     #[error("relation file {file} has another key for epoch {epoch}")]
     KeyReplaced {
         /// Which file.
@@ -102,7 +103,8 @@ pub struct File {
     pub retired: Option<(u16, u64)>,
     /// Keys that were destroyed on purpose.
     pub destroyed: Option<Destroyed>,
-    /// The last phase that began when the file had pages, and whether all of these are written so by now.
+    /// The last phase that began when the file had pages, and whether all of these are written so
+    /// by now.
     pub rewriting: Option<(Phase, bool)>,
 }
 
@@ -127,8 +129,8 @@ impl File {
         self.retired.is_some_and(|(after, _)| after >= self.phase.epoch)
     }
 
-    /// Whether pages on disk may be written otherwise than new ones. A rewriting is announced before the phase that it
-    /// leads to.
+    /// Whether pages on disk may be written otherwise than new ones. A rewriting is announced
+    /// before the phase that it leads to.
     pub fn is_mixed(&self) -> bool {
         self.rewriting.is_some_and(|(phase, done)| phase >= self.phase && !done)
     }
@@ -185,7 +187,8 @@ impl State {
     /// Folds one more record. On error the state is as it was.
     ///
     /// Redo may repeat what a log has kept, in order, from any record on: in the end nothing has
-    /// changed. A key that was destroyed does not come back. Of a file's records only those of its keys need their order, see [`Phase`].
+    /// changed. A key that was destroyed does not come back. Of a file's records only those of its
+    /// keys need their order, see [`Phase`].
     pub fn apply(&mut self, record: Record) -> Result<(), StateError> {
         match record {
             Record::Provider { name, kind, options, programs } => {

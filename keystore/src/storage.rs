@@ -7,10 +7,11 @@ use std::path::{Path, PathBuf};
 
 /// A flat directory of small files.
 ///
-/// Every operation but [`append`](Storage::append) that returns `Ok` is durable: it survives a power
-/// cut. One that fails, or is killed in the middle, may have happened not at all, in part, or wholly, and durably or not; of bytes not
-/// yet durable anything may be found after a power cut: a part, zeros, garbage. `log` is written for
-/// exactly these promises, and its tests run on a fake that breaks off at every step.
+/// Every operation but [`append`](Storage::append) that returns `Ok` is durable: it survives a
+/// power cut. One that fails, or is killed in the middle, may have happened not at all, in part, or
+/// wholly, and durably or not; of bytes not yet durable anything may be found after a power cut: a
+/// part, zeros, garbage. `log` is written for exactly these promises, and its tests run on a fake
+/// that breaks off at every step.
 ///
 /// Callers exclude each other by a lock of their own. No implementation keeps a file open between
 /// calls: another process may have replaced it by [`rename`](Storage::rename).
@@ -53,9 +54,9 @@ const GROUP_ACCESS: u32 = 0o750;
 
 /// A directory on disk.
 ///
-/// Its mode is 0700 and that of its files 0600; or 0750 and 0640 where its parent may be read by a group, as PostgreSQL
-/// has it for all that is in a data directory (`GetDataDirectoryCreatePerm`, file_perm.c): who makes backups by
-/// this right needs the keystore, too.
+/// Its mode is 0700 and that of its files 0600; or 0750 and 0640 where its parent may be read by a
+/// group, as PostgreSQL has it for all that is in a data directory (`GetDataDirectoryCreatePerm`,
+/// file_perm.c): who makes backups by this right needs the keystore, too.
 #[derive(Debug, Clone)]
 pub struct FileStorage {
     directory: PathBuf,

@@ -1,15 +1,17 @@
-//! What of a keystore goes into the cluster that `pg_upgrade` makes, and how the servers are told that it did.
+//! What of a keystore goes into the cluster that `pg_upgrade` makes, and how the servers are told
+//! that it did.
 //!
-//! `pg_upgrade` puts relation files into a new cluster as they are, under their numbers (since PostgreSQL 15 also those of
-//! databases and tablespaces). So their keys are the same in both, under the same identity of the keystore, to which
-//! database keys are bound. Catalogs are not carried: those of the new cluster are other files under the same numbers, in
-//! plaintext at first.
+//! `pg_upgrade` puts relation files into a new cluster as they are, under their numbers (since
+//! PostgreSQL 15 also those of databases and tablespaces). So their keys are the same in both,
+//! under the same identity of the keystore, to which database keys are bound. Catalogs are not
+//! carried: those of the new cluster are other files under the same numbers, in plaintext at first.
 
 use crate::record::{Record, RelFile};
 use crate::state::{State, StateError};
 use crate::wal;
 
-/// Environment variable by which `pagevault-keyring exec` tells the servers that `pg_upgrade` starts that keys go along.
+/// Environment variable by which `pagevault-keyring exec` tells the servers that `pg_upgrade`
+/// starts that keys go along.
 pub const VARIABLE: &str = "PAGEVAULT_UPGRADE";
 
 /// What [`VARIABLE`] says.
@@ -46,7 +48,8 @@ impl Ticket {
 /// Numbers below are those of catalogs as initdb made them (`FirstNormalObjectId`, transam.h).
 const FIRST_USER_FILE: u32 = 16384;
 
-/// `pg_largeobject` and its index, which `pg_upgrade` carries under the numbers that they have in the old cluster.
+/// `pg_largeobject` and its index, which `pg_upgrade` carries under the numbers that they have in
+/// the old cluster.
 const LARGE_OBJECTS: [u32; 2] = [2613, 2683];
 
 /// Whether `pg_upgrade` carries the file of this number, or it stands for a key of WAL.
@@ -56,8 +59,8 @@ fn is_carried(file: RelFile) -> bool {
             && (file.relation >= FIRST_USER_FILE || LARGE_OBJECTS.contains(&file.relation)))
 }
 
-/// The state of the new cluster's keystore. It has all keys, so that epochs go on; what is not carried is written
-/// in plaintext until the new server decides anew.
+/// The state of the new cluster's keystore. It has all keys, so that epochs go on; what is not
+/// carried is written in plaintext until the new server decides anew.
 ///
 /// # Errors
 /// When the state contradicts itself.
@@ -75,7 +78,8 @@ pub fn carried(mut state: State) -> Result<State, StateError> {
     Ok(state)
 }
 
-/// Whether `state` says nothing that `whole` does not say: no key is lost where `whole` takes its place.
+/// Whether `state` says nothing that `whole` does not say: no key is lost where `whole` takes its
+/// place.
 #[must_use]
 pub fn is_part_of(state: &State, whole: &State) -> bool {
     state

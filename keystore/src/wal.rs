@@ -1,17 +1,17 @@
 //! WAL keys: where they are kept, and from where in WAL each is used.
 //!
-//! Generations count from 1. The key of a generation is a data key as any other, recorded as that of a
-//! relation file that cannot exist ([`key_place`]), so that all that is done for data keys is done for
-//! it.
+//! Generations count from 1. The key of a generation is a data key as any other, recorded as that
+//! of a relation file that cannot exist ([`key_place`]), so that all that is done for data keys is
+//! done for it.
 //!
 //! Which key a WAL page is sealed with depends on the page's address alone: a page is written again
-//! and again as it fills, and must not change its key meanwhile. [`Switches`] says it: each switch is
-//! an address, that of a page not begun yet, and how WAL is written from there on.
+//! and again as it fills, and must not change its key meanwhile. [`Switches`] says it: each switch
+//! is an address, that of a page not begun yet, and how WAL is written from there on.
 //!
-//! Switches have a number, in the order in which they were decided. In one history of WAL addresses have the same
-//! order; but a switch may be safe in the keystore when WAL is lost before it came there, in a crash or by recovery to
-//! a point before it. WAL then takes another course, to which that switch does not belong: what is decided later counts
-//! against it wherever both apply.
+//! Switches have a number, in the order in which they were decided. In one history of WAL addresses
+//! have the same order; but a switch may be safe in the keystore when WAL is lost before it came
+//! there, in a crash or by recovery to a point before it. WAL then takes another course, to which
+//! that switch does not belong: what is decided later counts against it wherever both apply.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -43,7 +43,8 @@ impl fmt::Display for WalPhase {
     }
 }
 
-/// The file and epoch under which the key of a generation is recorded. No relation is in tablespace 0.
+/// The file and epoch under which the key of a generation is recorded. No relation is in tablespace
+/// 0.
 pub const fn key_place(generation: u32) -> (RelFile, u16) {
     let (before, epochs) = (generation.saturating_sub(1), MAX_EPOCH as u32);
     let file = RelFile { tablespace: 0, database: 0, relation: 1 + before / epochs };
@@ -77,8 +78,8 @@ pub struct Stretch {
     pub phase: WalPhase,
 }
 
-/// How the page at `address` is written, after all switches, and how far around it that is so: of those that apply there
-/// the one that was decided last counts.
+/// How the page at `address` is written, after all switches, and how far around it that is so: of
+/// those that apply there the one that was decided last counts.
 pub fn stretch_at<I>(switches: I, address: u64) -> Stretch
 where
     I: IntoIterator<Item = Switch, IntoIter: Clone>,
@@ -104,8 +105,8 @@ pub struct Full;
 /// count u32, then for each switch: start u64, generation u32, plaintext u32, step u32
 /// ```
 ///
-/// Switches are only added, so readers need no lock: they see the first `count`, whole. One writer at
-/// a time.
+/// Switches are only added, so readers need no lock: they see the first `count`, whole. One writer
+/// at a time.
 #[derive(Debug, Clone, Copy)]
 pub struct Switches<'a> {
     words: &'a [AtomicU32],

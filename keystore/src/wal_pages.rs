@@ -1,5 +1,5 @@
-//! Pages of WAL segments, one by one: opening what was read, completing what is written from any byte on.
-//! The server and PostgreSQL's own programs (`preload/`) do the same to them.
+//! Pages of WAL segments, one by one: opening what was read, completing what is written from any
+//! byte on. The server and PostgreSQL's own programs (`preload/`) do the same to them.
 
 use pagevault_cipher::PageKey;
 use pagevault_cipher::wal::{self, Mark};
@@ -29,7 +29,8 @@ pub trait WalKeys {
         self.with_key(generation, |key| wal::open(page, key))
     }
 
-    /// Seals pages of `page_size` bytes under the key of a generation; returns how many were not empty.
+    /// Seals pages of `page_size` bytes under the key of a generation; returns how many were not
+    /// empty.
     ///
     /// # Errors
     /// As [`WalKeys::with_key`].
@@ -65,8 +66,9 @@ pub struct Fault<E> {
 
 /// Opens a page that was read from where `belongs` says which timeline and address belong.
 ///
-/// A page that does not is left from an earlier use of the segment: it loses its mark, and is refused by who reads WAL, by
-/// its address, by its timeline, or by what is in it where a record should go on.
+/// A page that does not is left from an earlier use of the segment: it loses its mark, and is
+/// refused by who reads WAL, by its address, by its timeline, or by what is in it where a record
+/// should go on.
 ///
 /// # Errors
 /// When the key is not to be had; the page is as it was.
@@ -102,8 +104,8 @@ pub fn seal<K: WalKeys>(
     }
 }
 
-/// How a page on disk is written; `None` if it is not the page of this address, or `is_left_over` says of its timeline
-/// that a parent left it there.
+/// How a page on disk is written; `None` if it is not the page of this address, or `is_left_over`
+/// says of its timeline that a parent left it there.
 pub fn phase_of<K: WalKeys>(
     keys: &K,
     page: &[u8],
@@ -119,9 +121,9 @@ pub fn phase_of<K: WalKeys>(
     })
 }
 
-/// Puts `bytes` into the page at `address` from `offset` on, where they have room, and seals it. The page
-/// is as it was on disk, zero where there was nothing; one that is there already keeps its key. What is not
-/// known of it is zero. `is_left_over` is as for [`phase_of`].
+/// Puts `bytes` into the page at `address` from `offset` on, where they have room, and seals it.
+/// The page is as it was on disk, zero where there was nothing; one that is there already keeps its
+/// key. What is not known of it is zero. `is_left_over` is as for [`phase_of`].
 ///
 /// # Errors
 /// When a key is not to be had.

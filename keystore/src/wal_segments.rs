@@ -1,12 +1,13 @@
-//! Ranges of WAL segments: reads and writes from any byte to any other, by way of the pages that cover them.
-//! The server and PostgreSQL's own programs (`preload/`) do the same.
+//! Ranges of WAL segments: reads and writes from any byte to any other, by way of the pages that
+//! cover them. The server and PostgreSQL's own programs (`preload/`) do the same.
 
 use crate::wal_pages::{self, Fault, WalKeys};
 
 /// A segment that is open.
 ///
-/// The calls answer as the system's do: with the number of bytes that were transferred, which may be fewer than
-/// asked for, or with something negative for a failure, of which the cause stays where the system put it.
+/// The calls answer as the system's do: with the number of bytes that were transferred, which may
+/// be fewer than asked for, or with something negative for a failure, of which the cause stays
+/// where the system put it.
 pub trait Segment {
     /// `pread`.
     fn pread(&self, to: &mut [u8], at: u64) -> isize;
@@ -17,12 +18,12 @@ pub trait Segment {
     /// Whether a page that says it has this address belongs `at` this offset.
     fn belongs(&self, address: u64, at: u64) -> bool;
 
-    /// Whether a page of this timeline, at its address, was left there by a parent of the segment's timeline
-    /// ([`wal_timelines::is_left_over`](crate::wal_timelines::is_left_over)).
+    /// Whether a page of this timeline, at its address, was left there by a parent of the segment's
+    /// timeline ([`wal_timelines::is_left_over`](crate::wal_timelines::is_left_over)).
     fn is_left_over(&self, timeline: u32, address: u64) -> bool;
 
-    /// The address of the page `at` this offset, into which `bytes` go from its byte `offset` on; `page` is as on
-    /// disk.
+    /// The address of the page `at` this offset, into which `bytes` go from its byte `offset` on;
+    /// `page` is as on disk.
     fn address(&self, at: u64, page: &[u8], offset: usize, bytes: &[u8]) -> u64;
 }
 
@@ -54,10 +55,11 @@ pub(crate) fn hexadecimal(digits: &[u8]) -> Option<u32> {
 
 /// Reads a range. `scratch` holds some whole pages of `page_size`.
 ///
-/// A page may be written again while it is read. What was asked for is the same before and after, but for what
-/// stands with new bytes in one block of 16: the kernel must not copy half of that. It copies no less than 16 bytes
-/// at once where source and target are aligned, as files are and `scratch` must be; `to` need not be. Of a page of
-/// which the end is missing nothing is returned: a sealed one cannot be told from that it ends there.
+/// A page may be written again while it is read. What was asked for is the same before and after,
+/// but for what stands with new bytes in one block of 16: the kernel must not copy half of that. It
+/// copies no less than 16 bytes at once where source and target are aligned, as files are and
+/// `scratch` must be; `to` need not be. Of a page of which the end is missing nothing is returned:
+/// a sealed one cannot be told from that it ends there.
 ///
 /// # Errors
 /// When a page cannot be opened; what is in `to` is worth nothing then.
@@ -95,8 +97,9 @@ pub fn read<K: WalKeys>(
     Ok(done as isize)
 }
 
-/// Writes a range: reads the pages, opens and completes them, seals and writes them again. A page that is there
-/// already keeps its key; what is not known of a page is zero. `scratch` is as for [`read`].
+/// Writes a range: reads the pages, opens and completes them, seals and writes them again. A page
+/// that is there already keeps its key; what is not known of a page is zero. `scratch` is as for
+/// [`read`].
 ///
 /// # Errors
 /// When a page cannot be opened or sealed; those before it were written.
@@ -137,8 +140,8 @@ pub fn write<K: WalKeys>(
     Ok(done as isize)
 }
 
-/// Writes all of some pages; at a failure says how much of whole pages was written, or what the call said if none. A
-/// sealed page cannot be written on from its middle.
+/// Writes all of some pages; at a failure says how much of whole pages was written, or what the
+/// call said if none. A sealed page cannot be written on from its middle.
 pub fn write_whole(segment: &impl Segment, bytes: &[u8], page_size: usize, at: u64) -> isize {
     let mut done = 0;
     while done < bytes.len() {

@@ -1,17 +1,20 @@
 //! Which timeline a WAL page is of, and which it should be of.
 //!
-//! Where a timeline forks, its parent may have gone on. What that wrote behind the fork may lie in a segment that the
-//! child uses again: `RemoveNonParentXlogFiles` (xlog.c) renames such segments, often to the same number. So a page may
-//! stand at its address and be left over nevertheless. PostgreSQL tells it by `xlp_tli`: timelines never go backwards
-//! (`XLogReaderValidatePageHeader`, xlogreader.c), because a child has a greater number than its parent.
+//! Where a timeline forks, its parent may have gone on. What that wrote behind the fork may lie in
+//! a segment that the child uses again: `RemoveNonParentXlogFiles` (xlog.c) renames such segments,
+//! often to the same number. So a page may stand at its address and be left over nevertheless.
+//! PostgreSQL tells it by `xlp_tli`: timelines never go backwards (`XLogReaderValidatePageHeader`,
+//! xlogreader.c), because a child has a greater number than its parent.
 //!
-//! That compares a page with the one before it. Here pages are looked at one by one; so a page is compared with the
-//! timeline in its segment's name, and with the address at which that timeline began, from its history file. Before
-//! that address a segment holds pages of parents (`XLogFileCopy`, xlog.c); the page in which the timeline began, too.
+//! That compares a page with the one before it. Here pages are looked at one by one; so a page is
+//! compared with the timeline in its segment's name, and with the address at which that timeline
+//! began, from its history file. Before that address a segment holds pages of parents
+//! (`XLogFileCopy`, xlog.c); the page in which the timeline began, too.
 
 use crate::wal_segments::hexadecimal;
 
-/// Most that is read of a history file: its end, where the newest fork stands. Lines have about 100 bytes.
+/// Most that is read of a history file: its end, where the newest fork stands. Lines have about 100
+/// bytes.
 pub const HISTORY_TAIL: usize = 4096;
 
 /// The name of the history file of a timeline (`TLHistoryFileName`, xlog_internal.h).
@@ -30,14 +33,15 @@ fn lines(history: &[u8]) -> impl DoubleEndedIterator<Item = &[u8]> {
     lines.filter(|line| !matches!(line.first(), None | Some(b'#')))
 }
 
-/// The address at which a timeline began: where the last line of its history file says that its parent ended. `None`
-/// if it does not say so. Of the file the end suffices.
+/// The address at which a timeline began: where the last line of its history file says that its
+/// parent ended. `None` if it does not say so. Of the file the end suffices.
 #[must_use]
 pub fn begin_of(history: &[u8]) -> Option<u64> {
     fork(lines(history).next_back()?).map(|(_, end)| end)
 }
 
-/// The timeline to which an address belongs, in the history of `timeline`: the first that did not end before it.
+/// The timeline to which an address belongs, in the history of `timeline`: the first that did not
+/// end before it.
 #[must_use]
 pub fn owner_of(history: &[u8], timeline: u32, address: u64) -> u32 {
     let owner = lines(history).filter_map(fork).find(|(_, end)| address < *end);
@@ -59,9 +63,10 @@ fn word(digits: &[u8]) -> Option<u32> {
     if digits.is_empty() || digits.len() > 8 { None } else { hexadecimal(digits) }
 }
 
-/// Whether a page of a timeline, which stands at its address, was left there by a parent of the timeline that the segment
-/// is of. `begin` says where that began. If it does not know, the page counts: PostgreSQL would go by the page before it,
-/// and to take a page that counts for the end of WAL loses transactions.
+/// Whether a page of a timeline, which stands at its address, was left there by a parent of the
+/// timeline that the segment is of. `begin` says where that began. If it does not know, the page
+/// counts: PostgreSQL would go by the page before it, and to take a page that counts for the end of
+/// WAL loses transactions.
 pub fn is_left_over(
     timeline: u32,
     address: u64,

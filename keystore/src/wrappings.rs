@@ -1,10 +1,12 @@
-//! Older wrappings of data keys, for copies of the keystore whose files were not copied at the same moment.
+//! Older wrappings of data keys, for copies of the keystore whose files were not copied at the same
+//! moment.
 //!
-//! A base backup may copy the cluster's log, then the database key is rotated, then it copies a database's log: that
-//! one's data keys are wrapped by a version that the copy of the cluster's log does not know. WAL brings it, but only
-//! when replay comes to it, and needs data keys before. The database's log still has their older wrappings, by
-//! versions that are known. So logs of a server that runs never lose these, and a server that is about to replay goes by
-//! the newest wrapping that it can open, as if what it cannot open had not been written yet.
+//! A base backup may copy the cluster's log, then the database key is rotated, then it copies a
+//! database's log: that one's data keys are wrapped by a version that the copy of the cluster's log
+//! does not know. WAL brings it, but only when replay comes to it, and needs data keys before. The
+//! database's log still has their older wrappings, by versions that are known. So logs of a server
+//! that runs never lose these, and a server that is about to replay goes by the newest wrapping
+//! that it can open, as if what it cannot open had not been written yet.
 
 use std::collections::{HashMap, HashSet};
 
@@ -29,9 +31,9 @@ pub fn database_keys(records: &[Record]) -> HashSet<(u32, u32)> {
     known.collect()
 }
 
-/// Leaves out data keys that are wrapped by database keys that are not known yet, and what says that files are written
-/// with them. Returns whether there were any. Replay brings them again: a data key stands in WAL after the database key
-/// that wraps it.
+/// Leaves out data keys that are wrapped by database keys that are not known yet, and what says
+/// that files are written with them. Returns whether there were any. Replay brings them again: a
+/// data key stands in WAL after the database key that wraps it.
 pub fn leave_out_unknown(records: &mut Vec<Record>, known: &HashSet<(u32, u32)>) -> bool {
     let is_known = |by: &(u32, u32)| known.contains(by);
     let wrappings = || records.iter().filter_map(wrapping);
@@ -52,7 +54,8 @@ pub fn leave_out_unknown(records: &mut Vec<Record>, known: &HashSet<(u32, u32)>)
     !others.is_empty()
 }
 
-/// A log, folded, with the older wrappings that the log has of the keys in it. Folded again it is the same.
+/// A log, folded, with the older wrappings that the log has of the keys in it. Folded again it is
+/// the same.
 pub fn with_older(folded: Vec<Record>, log: &[Record]) -> Vec<Record> {
     let mut older: HashMap<_, Vec<&Record>> = HashMap::new();
     for record in log {

@@ -1,8 +1,9 @@
 //! Before `main`: the library learns what it is for, and takes care that nobody else does.
 //!
-//! The briefing lies in anonymous memory whose descriptor the program has inherited, its number in the environment. When
-//! it is read the memory is wiped, the descriptor closed, and both the number and the library are taken out of the
-//! environment: programs that this one runs, such as a `restore_command` or a single-user server, know nothing of it.
+//! The briefing lies in anonymous memory whose descriptor the program has inherited, its number in
+//! the environment. When it is read the memory is wiped, the descriptor closed, and both the number
+//! and the library are taken out of the environment: programs that this one runs, such as a
+//! `restore_command` or a single-user server, know nothing of it.
 
 use std::collections::BTreeMap;
 use std::ffi::{CString, OsStr, c_int};
@@ -55,7 +56,8 @@ static BEGIN: extern "C" fn() = begin;
 extern "C" fn begin() {
     let Some(number) = std::env::var_os(VARIABLE) else { return };
     let number = number.to_str().and_then(|number| number.parse().ok()).ok_or("it has no number");
-    // Also where the keys are for a program that this one runs: until then they lie behind its descriptor.
+    // Also where the keys are for a program that this one runs: until then they lie behind its
+    // descriptor.
     if let Err(problem) = protect().and(number).and_then(take) {
         say(&format!("could not take over the keys for this program: {problem}"));
         // SAFETY: nothing was begun.
@@ -66,7 +68,8 @@ extern "C" fn begin() {
 /// Takes the briefing from its descriptor, if it is meant for this program.
 fn take(fd: c_int) -> Result<(), &'static str> {
     let bytes = read_all(fd).ok_or("it cannot be read")?;
-    // A program between the one that was started and the one that is meant has been at work here before.
+    // A program between the one that was started and the one that is meant has been at work here
+    // before.
     let briefing = without_trace(|| Briefing::decode(&bytes));
     let briefing = briefing.map_err(|_| "it is not of this release")?;
     if matches!(briefing.role, Role::Probe) {
@@ -103,7 +106,8 @@ fn wipe(fd: c_int, length: usize) {
     unsafe { raw::pwrite(fd, zeros.as_ptr(), length, 0) };
 }
 
-/// No core dump of keys, no debugger of the same user, and nobody but root sees what descriptors there are (proc(5)).
+/// No core dump of keys, no debugger of the same user, and nobody but root sees what descriptors
+/// there are (proc(5)).
 fn protect() -> Result<(), &'static str> {
     // SAFETY: no memory is passed.
     match unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) } {

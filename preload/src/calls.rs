@@ -1,5 +1,5 @@
-//! The functions that stand in for the C library's. In programs that are not ours, and for files that are
-//! nothing to us, they are the system calls.
+//! The functions that stand in for the C library's. In programs that are not ours, and for files
+//! that are nothing to us, they are the system calls.
 
 use std::ffi::{CStr, OsStr, c_char, c_int, c_void};
 use std::os::unix::ffi::OsStrExt;
@@ -69,8 +69,8 @@ fn refuse(reason: &str) -> c_int {
     -1
 }
 
-/// The mode is a variadic argument in C; on the platforms that pagevault runs on it is passed as a named one
-/// would be, and looked at only where the flags say that it is there.
+/// The mode is a variadic argument in C; on the platforms that pagevault runs on it is passed as a
+/// named one would be, and looked at only where the flags say that it is there.
 fn mode_of(flags: c_int, mode: mode_t) -> mode_t {
     let has_mode = flags & libc::O_CREAT != 0 || flags & libc::O_TMPFILE == libc::O_TMPFILE;
     if has_mode { mode } else { 0 }

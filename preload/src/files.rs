@@ -84,7 +84,8 @@ const DESCRIPTORS: usize = 4096;
 /// The number of the segment that each descriptor is open on, plus 1; 0 if it is not.
 static SEGMENTS: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
 
-/// The timelines of these segments, and where they began (0 if that is not known: none begins there).
+/// The timelines of these segments, and where they began (0 if that is not known: none begins
+/// there).
 static TIMELINES: [AtomicU32; DESCRIPTORS] = [const { AtomicU32::new(0) }; DESCRIPTORS];
 static BEGINS: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPTORS];
 
@@ -98,8 +99,8 @@ pub(crate) struct Segment {
 }
 
 impl Segment {
-    /// Its first address, if its length is one that segments have: it is only known from that. Files grow to it
-    /// before they are written.
+    /// Its first address, if its length is one that segments have: it is only known from that.
+    /// Files grow to it before they are written.
     pub(crate) fn base(self) -> Option<u64> {
         let size = raw::length(self.fd);
         let (high, low) = (u64::from(self.number.0), u64::from(self.number.1));
@@ -107,7 +108,8 @@ impl Segment {
         (is_size && low < (1 << 32) / size).then(|| (high << 32) + low * size)
     }
 
-    /// Whether a page of a timeline, at its address, was left there by a parent of the segment's timeline.
+    /// Whether a page of a timeline, at its address, was left there by a parent of the segment's
+    /// timeline.
     pub(crate) fn has_left_over(self, timeline: u32, address: u64) -> bool {
         let begin = Some(self.begin).filter(|begin| *begin > 0);
         wal_timelines::is_left_over(timeline, address, self.timeline, || begin)
@@ -139,7 +141,8 @@ pub(crate) fn opened(fd: c_int, path: &CStr) -> bool {
     true
 }
 
-/// Where a timeline began: from its history file, which stands beside the segments in `pg_wal` and in archives.
+/// Where a timeline began: from its history file, which stands beside the segments in `pg_wal` and
+/// in archives.
 fn begin_beside(segment: &CStr, name: usize, timeline: u32) -> Option<u64> {
     let bytes = segment.to_bytes();
     let directory = bytes.get(..bytes.len().checked_sub(name)?).filter(|_| timeline > 1)?;

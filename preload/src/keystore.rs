@@ -1,10 +1,12 @@
-//! `pg_rewind` replaces the files of the target's keystore by the source's, and that is right: keys that the target made after
-//! the timelines parted must go, for the source may have made others for the same epochs and generations. But
-//! `pg_rewind` does it while it still needs the target's WAL, and file by file. Killed in between, it would leave a target
-//! whose WAL cannot be read any more, and that could not be rewound again.
+//! `pg_rewind` replaces the files of the target's keystore by the source's, and that is right: keys
+//! that the target made after the timelines parted must go, for the source may have made others for
+//! the same epochs and generations. But `pg_rewind` does it while it still needs the target's WAL,
+//! and file by file. Killed in between, it would leave a target whose WAL cannot be read any more,
+//! and that could not be rewound again.
 //!
-//! So its files go beside the target's, under other names; and when it is about to write the control file, which is the
-//! last thing it does, they are looked at, and take the place of the target's.
+//! So its files go beside the target's, under other names; and when it is about to write the
+//! control file, which is the last thing it does, they are looked at, and take the place of the
+//! target's.
 
 use std::collections::BTreeSet;
 use std::ffi::{CString, OsStr, OsString};

@@ -1,5 +1,6 @@
-//! What `pagevault-keyring exec` loads into PostgreSQL's own programs (`pg_waldump`, `pg_rewind`, ...), so that
-//! they read and write sealed WAL: it takes the place of `open`, `read`, `pwrite` and their like.
+//! What `pagevault-keyring exec` loads into PostgreSQL's own programs (`pg_waldump`, `pg_rewind`,
+//! ...), so that they read and write sealed WAL: it takes the place of `open`, `read`, `pwrite` and
+//! their like.
 //!
 //! | module | subject |
 //! |---|---|
@@ -10,8 +11,8 @@
 //! | `keystore` | `pg_rewind` replaces the keystore of its target: all of it at once |
 //! | `raw` | the system calls themselves |
 //!
-//! Programs whose name is not that of the briefing are left alone: the shell that runs a `restore_command` copies
-//! segments as they are.
+//! Programs whose name is not that of the briefing are left alone: the shell that runs a
+//! `restore_command` copies segments as they are.
 //!
 //! Linux only. The programs are single-threaded; what they fork inherits all that is here.
 

@@ -1,5 +1,6 @@
-//! The system calls themselves. They need no look-up of the functions that ours stand in front of, and so
-//! work from the first moment on. All answer as the C library does: -1, and the cause in `errno`.
+//! The system calls themselves. They need no look-up of the functions that ours stand in front of,
+//! and so work from the first moment on. All answer as the C library does: -1, and the cause in
+//! `errno`.
 
 use std::ffi::{CStr, c_int};
 
@@ -53,7 +54,8 @@ pub(crate) unsafe fn pwrite(fd: c_int, from: *const u8, length: usize, at: off_t
     unsafe { libc::syscall(libc::SYS_pwrite64, fd, from, length, at) as ssize_t }
 }
 
-/// The offset goes to the kernel in two halves, of which it uses the first where words have 64 bits.
+/// The offset goes to the kernel in two halves, of which it uses the first where words have 64
+/// bits.
 ///
 /// # Safety
 /// `vector` holds `count` parts, each of which is as it says.

@@ -22,7 +22,8 @@ const SMALLEST: u64 = 1 << 20;
 #[repr(C, align(4096))]
 struct Scratch(UnsafeCell<[u8; RUN * PAGE]>);
 
-// SAFETY: PostgreSQL's programs transfer segments in one thread (that of `pg_basebackup` for WAL is a process).
+// SAFETY: PostgreSQL's programs transfer segments in one thread (that of `pg_basebackup` for WAL is
+// a process).
 unsafe impl Sync for Scratch {}
 
 static SCRATCH: Scratch = Scratch(UnsafeCell::new([0; RUN * PAGE]));

@@ -1,5 +1,5 @@
-//! Base backups by the functions that programs for backups use (`pg_backup_start`, `pg_backup_stop`): files are copied in any
-//! order, and it may take any time.
+//! Base backups by the functions that programs for backups use (`pg_backup_start`,
+//! `pg_backup_stop`): files are copied in any order, and it may take any time.
 
 use std::fs;
 use std::os::unix::fs::{lchown, symlink};
@@ -20,8 +20,8 @@ const KEYSTORE: &str = "pagevault";
 const LEFT_OUT: [&str; 6] =
     [KEYSTORE, "pg_wal", "postmaster.pid", "postmaster.opts", STOP_AT, STOPPED];
 
-/// A base backup that has begun. It has the keystore as it was then, and all else as it is at the end: the worst order, for
-/// pages may be sealed under keys that only WAL brings.
+/// A base backup that has begun. It has the keystore as it was then, and all else as it is at the
+/// end: the worst order, for pages may be sealed under keys that only WAL brings.
 pub struct Backup<'a> {
     server: &'a Cluster,
     session: Client,
@@ -41,7 +41,8 @@ impl<'a> Backup<'a> {
         Ok(Backup { server, session, kept })
     }
 
-    /// Copies the rest. The server over it is not started; it has the WAL that it needs, and follows nobody.
+    /// Copies the rest. The server over it is not started; it has the WAL that it needs, and
+    /// follows nobody.
     ///
     /// # Errors
     /// When the server has crashed since, or files cannot be copied.
@@ -60,7 +61,8 @@ impl<'a> Backup<'a> {
     }
 }
 
-/// A directory, with owners and modes. What a running server removes meanwhile is passed over, as `pg_basebackup` does.
+/// A directory, with owners and modes. What a running server removes meanwhile is passed over, as
+/// `pg_basebackup` does.
 fn copy(from: &Path, to: &Path, left_out: &[&str]) -> Result<()> {
     fs::create_dir(to)?;
     for entry in fs::read_dir(from).with_context(|| format!("read {}", from.display()))? {

@@ -57,8 +57,8 @@ impl Settings {
         self
     }
 
-    /// A cluster below this directory instead of the system's for temporary files; the server user must
-    /// be able to enter it.
+    /// A cluster below this directory instead of the system's for temporary files; the server user
+    /// must be able to enter it.
     #[must_use]
     pub fn within(mut self, directory: &Path) -> Self {
         self.within = Some(directory.to_owned());
@@ -360,8 +360,8 @@ impl Cluster {
         expect_error(&mut self.client()?, statements)
     }
 
-    /// Changes settings in the running server; values as SHOW writes them. Returns once new sessions
-    /// have them.
+    /// Changes settings in the running server; values as SHOW writes them. Returns once new
+    /// sessions have them.
     ///
     /// # Errors
     /// When the server refuses one.

@@ -36,8 +36,9 @@ impl PageState {
     }
 }
 
-/// What was read of a file or directory; `None` if it is gone. A running server removes files between the look into
-/// a directory and the look into the file: a cache that it writes under a provisional name, say.
+/// What was read of a file or directory; `None` if it is gone. A running server removes files
+/// between the look into a directory and the look into the file: a cache that it writes under a
+/// provisional name, say.
 ///
 /// # Errors
 /// Every other failure.
@@ -151,8 +152,9 @@ pub fn holds(bytes: &[u8], wanted: &[u8]) -> bool {
     behind(bytes, wanted).is_some()
 }
 
-/// Whether `name`, a hyphen and a digit stand in `bytes`, as in rows that are named and counted. A short name alone may be
-/// there by chance: a hundred megabytes of ciphertext hold four given bytes once in forty times.
+/// Whether `name`, a hyphen and a digit stand in `bytes`, as in rows that are named and counted. A
+/// short name alone may be there by chance: a hundred megabytes of ciphertext hold four given bytes
+/// once in forty times.
 #[must_use]
 pub fn holds_numbered(bytes: &[u8], name: &str) -> bool {
     let wanted = format!("{name}-");

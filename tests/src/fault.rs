@@ -1,5 +1,5 @@
-//! Stopping processes of a server at fault points, which only builds with the feature `fault_points` have
-//! (`extension/src/fault.rs`; `tools/test-server` makes one).
+//! Stopping processes of a server at fault points, which only builds with the feature
+//! `fault_points` have (`extension/src/fault.rs`; `tools/test-server` makes one).
 
 use std::sync::OnceLock;
 
@@ -21,8 +21,9 @@ fn have_points(installation: &Installation) -> bool {
 }
 
 impl Cluster {
-    /// Has whoever comes by a fault point from now on stay there; who stays at another one goes on. Points on
-    /// the page path want the number of a relation file: `page.sealed 16384`; `rekey.worker`, that of a database.
+    /// Has whoever comes by a fault point from now on stay there; who stays at another one goes on.
+    /// Points on the page path want the number of a relation file: `page.sealed 16384`;
+    /// `rekey.worker`, that of a database.
     ///
     /// # Errors
     /// When the server was built without fault points.

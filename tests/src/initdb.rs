@@ -1,5 +1,6 @@
-//! New data directories. `initdb` takes longer than many a test; where `PAGEVAULT_TEMPLATES` names a directory of the server
-//! user, it runs once with checksums and once without, and what it made there is copied.
+//! New data directories. `initdb` takes longer than many a test; where `PAGEVAULT_TEMPLATES` names
+//! a directory of the server user, it runs once with checksums and once without, and what it made
+//! there is copied.
 
 use std::fs;
 use std::os::unix::fs::FileExt;
@@ -57,8 +58,8 @@ pub(crate) fn initdb(
     make_distinct(target).with_context(|| format!("make {} distinct", target.display()))
 }
 
-/// Gives a copy a system identifier of its own: in the control file, which has a checksum, and in the header of the only
-/// WAL segment, which has none (`XLogLongPageHeaderData`).
+/// Gives a copy a system identifier of its own: in the control file, which has a checksum, and in
+/// the header of the only WAL segment, which has none (`XLogLongPageHeaderData`).
 fn make_distinct(data: &Path) -> Result<()> {
     let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH)?;
     let identifier = (since.as_secs() << 32)
@@ -67,7 +68,8 @@ fn make_distinct(data: &Path) -> Result<()> {
 
     let file = data.join("global/pg_control");
     let mut control = fs::read(&file)?;
-    // `ControlFileData` begins with the identifier and ends with the checksum; how long it is differs by major.
+    // `ControlFileData` begins with the identifier and ends with the checksum; how long it is
+    // differs by major.
     let is_end = |end: &usize| {
         control.get(*end..end + 4) == Some(&crc32c::crc32c(&control[..*end]).to_le_bytes())
     };

@@ -28,8 +28,8 @@ impl Installation {
     /// `PAGEVAULT_PG_CONFIG` names.
     ///
     /// # Errors
-    /// When the variable is missing, the program does not answer, or we are root and the server user
-    /// does not exist.
+    /// When the variable is missing, the program does not answer, or we are root and the server
+    /// user does not exist.
     pub fn get() -> Result<&'static Installation> {
         CHOSEN
             .get_or_init(|| Installation::find().map_err(|error| format!("{error:#}")))
@@ -37,8 +37,8 @@ impl Installation {
             .map_err(|error| anyhow::anyhow!("{error}"))
     }
 
-    /// Makes the installation of a `pg_config` the one that [`Installation::get`] returns; servers run
-    /// as `server_user` when we are root.
+    /// Makes the installation of a `pg_config` the one that [`Installation::get`] returns; servers
+    /// run as `server_user` when we are root.
     ///
     /// # Errors
     /// When one was chosen before, and as [`Installation::get`].
@@ -48,7 +48,8 @@ impl Installation {
         Installation::get()
     }
 
-    /// The installation that `PAGEVAULT_OLD_PG_CONFIG` names, to upgrade from; without it, the one under test.
+    /// The installation that `PAGEVAULT_OLD_PG_CONFIG` names, to upgrade from; without it, the one
+    /// under test.
     ///
     /// # Errors
     /// As [`Installation::get`].
@@ -106,7 +107,8 @@ impl Installation {
         &self.pkglibdir
     }
 
-    /// Where this installation keeps the control files and scripts of extensions, in a folder `extension`.
+    /// Where this installation keeps the control files and scripts of extensions, in a folder
+    /// `extension`.
     #[must_use]
     pub fn share_directory(&self) -> &Path {
         &self.sharedir

@@ -1,4 +1,5 @@
-//! Harness for the cluster tests: throw-away PostgreSQL servers and a view of what is in their files.
+//! Harness for the cluster tests: throw-away PostgreSQL servers and a view of what is in their
+//! files.
 //!
 //! ```text
 //!   Installation   one PostgreSQL with pagevault installed (PAGEVAULT_PG_CONFIG)
@@ -9,8 +10,8 @@
 //! ```
 //!
 //! Everything runs as the unprivileged user `PAGEVAULT_SERVER_USER` (default `pagevault`) when the
-//! tests run as root, because PostgreSQL refuses root; the tests themselves keep their rights and so
-//! can read every file. A test returns `anyhow::Result` and ends with [`Cluster::finish`], which
+//! tests run as root, because PostgreSQL refuses root; the tests themselves keep their rights and
+//! so can read every file. A test returns `anyhow::Result` and ends with [`Cluster::finish`], which
 //! checks that the server log holds no warning that the test did not announce.
 
 pub mod backup;

@@ -15,8 +15,8 @@ pub const PIECE: usize = 16;
 /// How much is read at once.
 const CHUNK: usize = 1 << 20;
 
-/// Whether we may read the memory of a process. Who is not root may not where only its ancestors may
-/// (Yama), which servers under test do not have.
+/// Whether we may read the memory of a process. Who is not root may not where only its ancestors
+/// may (Yama), which servers under test do not have.
 ///
 /// # Errors
 /// When root may not.

@@ -38,8 +38,8 @@ pub fn postmaster(data_directory: &Path) -> Option<Pid> {
 /// # Errors
 /// When processes are still there after 10 s.
 pub fn kill_all(data_directory: &Path) -> Result<()> {
-    // The postmaster holds still, so that it starts no recovery of its own, and goes last: processes that
-    // lose it end in good order, and remove their temporary files.
+    // The postmaster holds still, so that it starts no recovery of its own, and goes last:
+    // processes that lose it end in good order, and remove their temporary files.
     if let Some(postmaster) = postmaster(data_directory) {
         let _ = kill_process(postmaster, Signal::STOP);
         for pid in processes_in(data_directory).into_iter().filter(|pid| *pid != postmaster) {

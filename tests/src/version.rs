@@ -1,5 +1,5 @@
-//! The version stands once, in the root `Cargo.toml`; prose that names it must agree. And what is built in containers
-//! is the whole workspace.
+//! The version stands once, in the root `Cargo.toml`; prose that names it must agree. And what is
+//! built in containers is the whole workspace.
 
 use std::path::{Path, PathBuf};
 
@@ -49,8 +49,8 @@ fn every_member_goes_into_a_container_build() {
     }
 }
 
-/// `ALTER EXTENSION pagevault UPDATE` needs a way from each released version to this one. Scripts lie where cargo-pgrx
-/// looks for them.
+/// `ALTER EXTENSION pagevault UPDATE` needs a way from each released version to this one. Scripts
+/// lie where cargo-pgrx looks for them.
 #[test]
 fn scripts_lead_from_each_released_version_to_this_one() {
     const FIRST: &str = "0.1.0";

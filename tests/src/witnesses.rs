@@ -1,7 +1,8 @@
-//! Who else is there when a server crashes: a standby that has followed it, a restore from before, a restore from during.
-//! A crash test is not over before they agree: what the server does after its crash must be what they are told. Only where
-//! there is no WAL to tell them (`wal_level = minimal`), or nothing that they should know (unlogged and temporary tables), a crash is
-//! judged by the server alone.
+//! Who else is there when a server crashes: a standby that has followed it, a restore from before,
+//! a restore from during. A crash test is not over before they agree: what the server does after
+//! its crash must be what they are told. Only where there is no WAL to tell them (`wal_level =
+//! minimal`), or nothing that they should know (unlogged and temporary tables), a crash is judged
+//! by the server alone.
 
 use anyhow::{Context, Result, ensure};
 
@@ -21,8 +22,8 @@ pub struct Witnesses {
 }
 
 impl Witnesses {
-    /// Attaches a standby to a server, and takes a base backup of it. It must keep its WAL (`wal_keep_size`) as long as
-    /// they are to follow.
+    /// Attaches a standby to a server, and takes a base backup of it. It must keep its WAL
+    /// (`wal_keep_size`) as long as they are to follow.
     ///
     /// # Errors
     /// When they cannot be made.
@@ -42,8 +43,8 @@ impl Witnesses {
         Ok(witnesses)
     }
 
-    /// Takes another base backup, `during` something, say. No process may stand where it holds the keystore's lock:
-    /// a backup begins with a checkpoint.
+    /// Takes another base backup, `during` something, say. No process may stand where it holds the
+    /// keystore's lock: a backup begins with a checkpoint.
     ///
     /// # Errors
     /// When the backup fails.
@@ -57,8 +58,9 @@ impl Witnesses {
         Ok(())
     }
 
-    /// Has all of them hear of what has happened since. Each answers these queries as the server does, holds no page
-    /// in plaintext of the families of these tables, crashes and answers again, and takes writes when it is promoted.
+    /// Has all of them hear of what has happened since. Each answers these queries as the server
+    /// does, holds no page in plaintext of the families of these tables, crashes and answers again,
+    /// and takes writes when it is promoted.
     ///
     /// # Errors
     /// When one of them does not agree.

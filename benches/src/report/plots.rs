@@ -25,7 +25,8 @@ pub(crate) struct Plot {
 
 const SIZE: (u32, u32) = (560, 340);
 
-/// Colours that stand for the custom properties of the page's style; nothing else in a plot has them.
+/// Colours that stand for the custom properties of the page's style; nothing else in a plot has
+/// them.
 const PLACEHOLDERS: [(RGBColor, &str, &str); 9] = [
     (RGBColor(1, 1, 1), "#010101", "var(--ink)"),
     (RGBColor(1, 1, 2), "#010102", "var(--grid)"),

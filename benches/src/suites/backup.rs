@@ -1,4 +1,5 @@
-//! pg_basebackup of a cluster with pgbench's tables, page verification and all, thrown away at the client.
+//! pg_basebackup of a cluster with pgbench's tables, page verification and all, thrown away at the
+//! client.
 
 use std::process::Stdio;
 use std::time::Instant;

@@ -1,4 +1,5 @@
-//! What the number of keys costs: the start of the server, and CREATE TABLE. Stock has as many tables.
+//! What the number of keys costs: the start of the server, and CREATE TABLE. Stock has as many
+//! tables.
 
 use std::time::Instant;
 

@@ -24,7 +24,8 @@ pub(crate) enum Suite {
     Readonly,
     /// pgbench TPC-B: strata, clients, scale, synchronous_commit
     Readwrite,
-    /// single statements: INSERT, UPDATE, SELECT, COPY, CREATE INDEX, VACUUM FULL, CTAS, spilling sort and hash
+    /// single statements: INSERT, UPDATE, SELECT, COPY, CREATE INDEX, VACUUM FULL, CTAS, spilling
+    /// sort and hash
     Statements,
     /// sysbench OLTP, threads swept
     Sysbench,

@@ -177,7 +177,8 @@ fn prewarm(side: &Side) -> Result<()> {
     let by_extension = side.sql("CREATE EXTENSION IF NOT EXISTS pg_prewarm").and_then(|()| {
         side.sql(&format!("SELECT pg_prewarm(name::regclass) FROM (VALUES ({tables})) t (name)"))
     });
-    // Without that extension: a plain scan of a large table would go round in a ring of few buffers.
+    // Without that extension: a plain scan of a large table would go round in a ring of few
+    // buffers.
     by_extension.or_else(|_| {
         side.sql(
             "SET enable_seqscan = off; SET enable_bitmapscan = off; SET enable_indexonlyscan = off;
@@ -247,7 +248,8 @@ fn swept(
     cells
 }
 
-/// Short runs of a fixed number of transactions: what pages they need does not depend on the machine.
+/// Short runs of a fixed number of transactions: what pages they need does not depend on the
+/// machine.
 pub(super) fn gate(plan: &mut Plan) -> Vec<CellPlan> {
     [
         (Script::SelectOnly, "select", Stratum::Shared, 10_000),

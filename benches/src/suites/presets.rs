@@ -1,4 +1,5 @@
-//! Set-ups of published measurements of encryption in PostgreSQL, so that tables can stand side by side.
+//! Set-ups of published measurements of encryption in PostgreSQL, so that tables can stand side by
+//! side.
 
 use super::CellPlan;
 use super::pgbench::{Pgbench, Script};

@@ -109,7 +109,8 @@ impl Workload for Crash {
     }
 }
 
-/// A base backup, transactions that are archived, and each round a server that replays them on a copy.
+/// A base backup, transactions that are archived, and each round a server that replays them on a
+/// copy.
 struct Archive {
     scale: u32,
     transactions: u32,

@@ -1,5 +1,6 @@
-//! Rekeying: its speed and WAL beside VACUUM FULL of the same table, and what pgbench loses beside a job at the
-//! default throttle. All on the server `relations`; the operations are what is compared.
+//! Rekeying: its speed and WAL beside VACUUM FULL of the same table, and what pgbench loses beside
+//! a job at the default throttle. All on the server `relations`; the operations are what is
+//! compared.
 
 use std::time::Instant;
 

@@ -1,8 +1,8 @@
 //! The checksum in 512-bit registers, by `vpmuludq`: on Intel its latency is half of `vpmulld`'s.
 //!
-//! It multiplies the low halves of 64-bit lanes, so that a register holds eight sums; what is in the
-//! high halves does not matter. The limit on Intel is then the port that both multiplies and shifts,
-//! eight cycles for a row. So the odd lanes are moved down by a shuffle, not by a shift.
+//! It multiplies the low halves of 64-bit lanes, so that a register holds eight sums; what is in
+//! the high halves does not matter. The limit on Intel is then the port that both multiplies and
+//! shifts, eight cycles for a row. So the odd lanes are moved down by a shuffle, not by a shift.
 
 use core::arch::x86_64::*;
 

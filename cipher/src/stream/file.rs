@@ -3,8 +3,8 @@
 use super::{BLOCK, UNIT, open, seal};
 use crate::key::PageKey;
 
-/// The file underneath, as `pread`, `pwrite`, `fstat` and `ftruncate` give it. Nobody else changes the
-/// bytes of a block while one of the methods of [`Stream`] works on it.
+/// The file underneath, as `pread`, `pwrite`, `fstat` and `ftruncate` give it. Nobody else changes
+/// the bytes of a block while one of the methods of [`Stream`] works on it.
 pub trait File {
     /// What a failed call leaves behind.
     type Error;
@@ -34,11 +34,12 @@ pub trait File {
     fn set_length(&mut self, length: u64) -> Result<(), Self::Error>;
 }
 
-/// Most bytes that are read or written at once, but for the end of a file: a multiple of the unit, so that only the first
-/// and last access of a long run are not whole units.
+/// Most bytes that are read or written at once, but for the end of a file: a multiple of the unit,
+/// so that only the first and last access of a long run are not whole units.
 pub const SCRATCH: usize = 8 * UNIT;
 
-/// Where bytes are sealed and opened: one block more, for what belongs together at the end of a file.
+/// Where bytes are sealed and opened: one block more, for what belongs together at the end of a
+/// file.
 pub type Scratch = [u8; SCRATCH + BLOCK];
 
 /// A sealed file, for the time of one call.
@@ -59,8 +60,8 @@ const fn block_of(offset: u64) -> u64 {
     offset - offset % BLOCK as u64
 }
 
-/// Where in a file of this length the bytes begin that are sealed together because it does not end with a whole block: its
-/// last whole block, if there is one. The length itself, if it does.
+/// Where in a file of this length the bytes begin that are sealed together because it does not end
+/// with a whole block: its last whole block, if there is one. The length itself, if it does.
 const fn end_of_whole(length: u64) -> u64 {
     match within_block(length) {
         0 => length,
@@ -69,8 +70,8 @@ const fn end_of_whole(length: u64) -> u64 {
 }
 
 impl<F: File> Stream<'_, F> {
-    /// Reads plaintext at `offset`. Fewer bytes than asked for mean the end of the file, or an error
-    /// behind them; 0 is the end.
+    /// Reads plaintext at `offset`. Fewer bytes than asked for mean the end of the file, or an
+    /// error behind them; 0 is the end.
     ///
     /// # Errors
     /// What the file says, if nothing was read.
@@ -100,8 +101,8 @@ impl<F: File> Stream<'_, F> {
         Ok(done)
     }
 
-    /// Reads whole blocks from `start` on, and what has to be opened together with them at the end of the file; where they
-    /// begin, and how many bytes they are.
+    /// Reads whole blocks from `start` on, and what has to be opened together with them at the end
+    /// of the file; where they begin, and how many bytes they are.
     fn fetch(&mut self, start: u64, wanted: usize) -> Result<(u64, usize), F::Error> {
         // The next block as well: if it is not whole, the one before it is not sealed by itself.
         let got = fill(&mut self.file, start, &mut self.scratch[..wanted + BLOCK])?;
@@ -115,9 +116,9 @@ impl<F: File> Stream<'_, F> {
         Ok((start, fill(&mut self.file, start, &mut self.scratch[..2 * BLOCK])?))
     }
 
-    /// Writes plaintext at `offset`. Fewer bytes than given mean an error behind them (no space left,
-    /// mostly), as with `pwrite`. If it strikes in the middle of the file, what is sealed together with the byte in which it
-    /// struck is lost.
+    /// Writes plaintext at `offset`. Fewer bytes than given mean an error behind them (no space
+    /// left, mostly), as with `pwrite`. If it strikes in the middle of the file, what is sealed
+    /// together with the byte in which it struck is lost.
     ///
     /// # Errors
     /// What the file says, if nothing was written.
@@ -167,8 +168,9 @@ impl<F: File> Stream<'_, F> {
         Ok(bytes.len())
     }
 
-    /// After a write of `count` sealed bytes at `at` stopped short: seals the end of the file anew, if it is now the end;
-    /// up to where everything can be opened. The file had, and was to have, the lengths given.
+    /// After a write of `count` sealed bytes at `at` stopped short: seals the end of the file anew,
+    /// if it is now the end; up to where everything can be opened. The file had, and was to have,
+    /// the lengths given.
     fn reseal_end(
         &mut self,
         at: u64,
@@ -223,8 +225,8 @@ impl<F: File> Stream<'_, F> {
         put(&mut self.file, start, last).1.map_or(Ok(()), Err)
     }
 
-    /// Fills the partial block at the end of a file of this length up with zeros: the file is about to grow beyond it. Its
-    /// length is then what is returned.
+    /// Fills the partial block at the end of a file of this length up with zeros: the file is about
+    /// to grow beyond it. Its length is then what is returned.
     fn make_whole(&mut self, length: u64) -> Result<u64, F::Error> {
         let whole = length.next_multiple_of(BLOCK as u64);
         self.write_zeros(length, (whole - length) as usize)?;
@@ -278,7 +280,8 @@ impl Existing {
     }
 }
 
-/// What is written: the bytes given, between those that stand before and behind them in their blocks.
+/// What is written: the bytes given, between those that stand before and behind them in their
+/// blocks.
 struct Merged<'a> {
     parts: [&'a [u8]; 4],
 }
@@ -391,7 +394,8 @@ mod tests {
         Truncate { length: usize },
     }
 
-    /// Mostly near the beginning and around blocks, so that steps meet; at times beyond the scratch.
+    /// Mostly near the beginning and around blocks, so that steps meet; at times beyond the
+    /// scratch.
     fn place() -> impl Strategy<Value = usize> {
         prop_oneof![4 => 0..100_usize, 2 => 4000..4200_usize, 1 => 0..3 * SCRATCH]
     }
@@ -476,8 +480,8 @@ mod tests {
             }
         }
 
-        /// What a full disk lets through is there, to the byte, and what `write` says is just that; the file can be read and
-        /// written on.
+        /// What a full disk lets through is there, to the byte, and what `write` says is just that;
+        /// the file can be read and written on.
         #[test]
         fn no_space_is_told(
             before in some_bytes(), bytes in some_bytes(), offset in 0..SCRATCH, room in 0..2 * SCRATCH,

@@ -1,8 +1,9 @@
 //! Files of 1 to 15 bytes: a block cipher of just that many bytes.
 //!
-//! A Feistel network over the two halves of the bytes' bits, with the ten rounds of FF1 (NIST SP 800-38G). Its round function
-//! is the first half of a block that AES-XTS seals under a tweak which holds length and round. PostgreSQL leaves
-//! no file so short on disk, so it need not be fast; but nothing keeps it from doing so for a moment.
+//! A Feistel network over the two halves of the bytes' bits, with the ten rounds of FF1 (NIST SP
+//! 800-38G). Its round function is the first half of a block that AES-XTS seals under a tweak which
+//! holds length and round. PostgreSQL leaves no file so short on disk, so it need not be fast; but
+//! nothing keeps it from doing so for a moment.
 
 use super::BLOCK;
 use crate::key::PageKey;

@@ -1,6 +1,7 @@
 //! AES key expansion (FIPS 197 section 5.2) for the kernels of this crate.
 //!
-//! Built from the `aes` crate's constant-time round functions: no table, no secret-dependent branch.
+//! Built from the `aes` crate's constant-time round functions: no table, no secret-dependent
+//! branch.
 
 use aes::Block as AesBlock;
 use aes::cipher::Array;

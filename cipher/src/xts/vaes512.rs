@@ -27,9 +27,9 @@ pub(super) fn decrypt<const N: usize>(keys: &RoundKeys<N>, tweak: Tweak, unit: &
 
 /// `SEAL` chooses the direction; `tweak` is the first block's.
 ///
-/// What does not fill a register or a group comes first. A page's unit begins 16 bytes into the page
-/// and has 511 blocks: 3 blocks and 3 registers in the first group, after which every access is
-/// aligned to the cache line if the page is.
+/// What does not fill a register or a group comes first. A page's unit begins 16 bytes into the
+/// page and has 511 blocks: 3 blocks and 3 registers in the first group, after which every access
+/// is aligned to the cache line if the page is.
 #[inline]
 #[target_feature(enable = "aes,vaes,avx512f,avx512bw,avx512vbmi,vpclmulqdq")]
 fn run<const SEAL: bool, const N: usize>(

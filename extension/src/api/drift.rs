@@ -7,8 +7,8 @@ use crate::pg::report::OrRaise;
 use crate::policy::drift;
 use crate::preload;
 
-/// Behind the view `pagevault.drift`; with `check_files` also what is on disk, which is read from end to
-/// end.
+/// Behind the view `pagevault.drift`; with `check_files` also what is on disk, which is read from
+/// end to end.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.drift(check_files boolean)
     RETURNS TABLE (relation regclass, wanted text, why text, actual text, heal text)

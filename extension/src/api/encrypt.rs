@@ -46,16 +46,16 @@ fn encrypt_relation(rel: Oid, cipher: Option<&[u8]>) -> Result<()> {
     labels::set(Object::relation(rel), &format!("'{label}'"))
 }
 
-/// As the statement will lock it, so that nobody gives its name to another until then. Who may not label it does not
-/// keep others waiting: the statement refuses that.
+/// As the statement will lock it, so that nobody gives its name to another until then. Who may not
+/// label it does not keep others waiting: the statement refuses that.
 fn lock_as_label(rel: Oid) {
     if relation::is_owned_by_caller(rel) {
         relation::lock(rel, pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE);
     }
 }
 
-/// The label 'plain' as a function; of system catalogs, which have no label, where nothing wants them
-/// encrypted.
+/// The label 'plain' as a function; of system catalogs, which have no label, where nothing wants
+/// them encrypted.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.decrypt(rel regclass) RETURNS void
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
@@ -76,8 +76,8 @@ fn decrypt(rel: Oid) {
     audited_on("decrypt", rel, decrypt).or_raise();
 }
 
-/// Labels this database and has everything in it encrypted, by jobs where there is much. Returns the number
-/// of relations that were not.
+/// Labels this database and has everything in it encrypted, by jobs where there is much. Returns
+/// the number of relations that were not.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.encrypt_database() RETURNS bigint
     LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
@@ -108,8 +108,8 @@ fn labelled_encrypted() -> Result<Vec<Object>> {
     Ok(wanted)
 }
 
-/// Takes away every label that wants encryption in this database, and the encryption, by jobs. Returns their
-/// number.
+/// Takes away every label that wants encryption in this database, and the encryption, by jobs.
+/// Returns their number.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.decrypt_database() RETURNS bigint
     LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';

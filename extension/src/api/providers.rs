@@ -59,8 +59,8 @@ fn audited<T>(
     audit::audited(Operation { provider: Some(provider), ..Operation::function(function) }, work)
 }
 
-/// Has a provider looked at from its options to a round trip with each of its master keys in use, or
-/// with `key`. What is not as it should be is a row, not an error.
+/// Has a provider looked at from its options to a round trip with each of its master keys in use,
+/// or with `key`. What is not as it should be is a row, not an error.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.check_provider(name text, key text DEFAULT NULL)
     RETURNS TABLE (master_key text, what text, ok boolean, result text, hint text)

@@ -42,8 +42,8 @@ fn rotate_data_key(rel: Oid) -> i64 {
     audited_on("rotate_data_key", rel, rotate).or_raise()
 }
 
-/// Has a relation and what follows it written as labels and settings want it, online. Returns the number of the
-/// job, or NULL where none is needed.
+/// Has a relation and what follows it written as labels and settings want it, online. Returns the
+/// number of the job, or NULL where none is needed.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.reconcile(rel regclass) RETURNS bigint
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
@@ -70,8 +70,8 @@ fn reconcile(rel: Oid) -> Option<i64> {
     audited_on("reconcile", rel, reconcile).or_raise()
 }
 
-/// Gives every encrypted relation of this database new data keys, online. Returns the number of jobs; what is
-/// being rekeyed already has its own.
+/// Gives every encrypted relation of this database new data keys, online. Returns the number of
+/// jobs; what is being rekeyed already has its own.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.rotate_all_data_keys() RETURNS bigint
     LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
@@ -235,8 +235,8 @@ fn order(job: i64, order: Order) -> Result<()> {
     jobs::obey(job, order)
 }
 
-/// Going on with a decryption takes what asking for it took: the right to take encryption away, and that to label the relation. And
-/// meanwhile somebody may have wanted it encrypted.
+/// Going on with a decryption takes what asking for it took: the right to take encryption away, and
+/// that to label the relation. And meanwhile somebody may have wanted it encrypted.
 fn require_right_to_decrypt(rel: Oid) -> Result<()> {
     let name = relation::qualified_name(rel);
     roles::require_admin(&format!("remove the encryption of {name}"))?;

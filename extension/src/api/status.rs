@@ -252,8 +252,8 @@ fn key_rows(directory: &Directory<'_>) -> Result<Vec<KeyRow>> {
     Ok(rows)
 }
 
-/// Behind the view `pagevault.relations`: every relation with storage, the key that its new pages get, and the size of its main
-/// fork. Nobody's lock is waited for.
+/// Behind the view `pagevault.relations`: every relation with storage, the key that its new pages
+/// get, and the size of its main fork. Nobody's lock is waited for.
 #[pg_extern]
 fn relation_rows() -> TableIterator<
     'static,

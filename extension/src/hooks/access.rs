@@ -1,7 +1,8 @@
-//! Refuses queries on relations of a locked scope, or whose keys were destroyed, also where their pages are in shared buffers.
+//! Refuses queries on relations of a locked scope, or whose keys were destroyed, also where their
+//! pages are in shared buffers.
 //!
-//! Pages that have to be read from disk are refused by the storage manager; this covers the rest, with
-//! the better message.
+//! Pages that have to be read from disk are refused by the storage manager; this covers the rest,
+//! with the better message.
 
 use pgrx::PgList;
 use pgrx::pg_sys;
@@ -29,8 +30,8 @@ compat::check_perms_hook!(check_perms, check, PREVIOUS);
 /// locked; may raise. While nothing is refused it tests two flags.
 ///
 /// # Safety
-/// `range_table` is a list of RangeTblEntry or NIL. No frame between here and the server's call holds
-/// anything with a destructor.
+/// `range_table` is a list of RangeTblEntry or NIL. No frame between here and the server's call
+/// holds anything with a destructor.
 #[inline]
 unsafe fn check(range_table: *mut pg_sys::List) {
     if shared::anything_refused() || shared::anything_destroyed() {

@@ -1,17 +1,19 @@
 //! PostgreSQL 18: completion of asynchronous reads.
 //!
-//! A read has two completions (aio_callback.c), both in a critical section. `complete_shared` runs once, in whichever
-//! process finds that the read is done: its owner, an I/O worker, or, with `io_method = io_uring`, any process that waits for
-//! any read of the same owner, for it takes all that is done from the owner's ring (`pgaio_uring_drain_locked`).
-//! Only what lies in shared memory may be followed there. `complete_local` runs in the owner alone, when it takes its
-//! handle back (`pgaio_io_reclaim`), however it comes to that: after its own wait, when it runs out of handles, when a
-//! transaction is aborted, when it exits.
+//! A read has two completions (aio_callback.c), both in a critical section. `complete_shared` runs
+//! once, in whichever process finds that the read is done: its owner, an I/O worker, or, with
+//! `io_method = io_uring`, any process that waits for any read of the same owner, for it takes all
+//! that is done from the owner's ring (`pgaio_uring_drain_locked`). Only what lies in shared memory
+//! may be followed there. `complete_local` runs in the owner alone, when it takes its handle back
+//! (`pgaio_io_reclaim`), however it comes to that: after its own wait, when it runs out of handles,
+//! when a transaction is aborted, when it exits.
 //!
-//! Pages in shared buffers are opened in the first: from then on everybody may use them. Pages of temporary tables are
-//! opened in the second, just before the server itself verifies them: their buffers, and the number that their key
-//! is derived with, are the owner's.
+//! Pages in shared buffers are opened in the first: from then on everybody may use them. Pages of
+//! temporary tables are opened in the second, just before the server itself verifies them: their
+//! buffers, and the number that their key is derived with, are the owner's.
 //!
-//! Contract of both: they may not allocate, raise, or wait for a lock. Keys come from shared memory without locks.
+//! Contract of both: they may not allocate, raise, or wait for a lock. Keys come from shared memory
+//! without locks.
 
 use std::ffi::c_void;
 
@@ -103,7 +105,8 @@ pub(super) unsafe extern "C-unwind" fn md_readv_complete(
     }
 }
 
-/// `aio_local_buffer_readv_cb.complete_local`: opens what was read into local buffers, which the server then verifies.
+/// `aio_local_buffer_readv_cb.complete_local`: opens what was read into local buffers, which the
+/// server then verifies.
 pub(super) unsafe extern "C-unwind" fn local_readv_complete(
     handle: *mut c_void,
     prior: IoResult,
@@ -120,8 +123,8 @@ pub(super) unsafe extern "C-unwind" fn local_readv_complete(
 /// Opens the blocks that were really read; the result is that of the read, or that there is no key.
 ///
 /// # Safety
-/// In a completion of the read, in a process that has its buffers. Handle, target and buffers are stable until it
-/// returns, and nobody else touches the pages that were read.
+/// In a completion of the read, in a process that has its buffers. Handle, target and buffers are
+/// stable until it returns, and nobody else touches the pages that were read.
 #[inline]
 unsafe fn open(handle: *mut c_void, target: &TargetData, backend: i32, done: IoResult) -> IoResult {
     let file = SmgrFile { file: compat::rel_file(target.locator), backend };

@@ -21,7 +21,8 @@ static PREVIOUS: ProcessLocal<pg_sys::emit_log_hook_type> = ProcessLocal::new(No
 
 /// Installs the hook; from `_PG_init`.
 pub(crate) fn install() {
-    // SAFETY: in the postmaster, before anything is forked; the function lives as long as the library.
+    // SAFETY: in the postmaster, before anything is forked; the function lives as long as the
+    // library.
     unsafe {
         PREVIOUS.with(|previous| *previous = pg_sys::emit_log_hook);
         pg_sys::emit_log_hook = Some(message_logged);
@@ -95,7 +96,8 @@ unsafe fn set(
     whose: String,
     setting: *mut pg_sys::VariableSetStmt,
 ) -> Option<Operation> {
-    // SAFETY: by contract. The function below returns a copy, or raises as the statement itself will.
+    // SAFETY: by contract. The function below returns a copy, or raises as the statement itself
+    // will.
     unsafe {
         let name = text((*setting).name);
         let all = (*setting).kind == pg_sys::VariableSetKind::VAR_RESET_ALL;
@@ -156,10 +158,11 @@ fn definition(node: *mut pg_sys::Node) -> pg_sys::DefElem {
     }
 }
 
-/// `emit_log_hook` (elog.c). Contract: called when a message is about to be logged, also when the transaction has failed; must
-/// neither raise nor log.
+/// `emit_log_hook` (elog.c). Contract: called when a message is about to be logged, also when the
+/// transaction has failed; must neither raise nor log.
 unsafe extern "C-unwind" fn message_logged(message: *mut pg_sys::ErrorData) {
-    // SAFETY: the message that is being reported, and another library's hook, called as the server would.
+    // SAFETY: the message that is being reported, and another library's hook, called as the server
+    // would.
     unsafe {
         if (*message).elevel >= PgLogLevel::ERROR as i32 {
             statements::note_error((*message).sqlerrcode, || denied(message));
@@ -170,8 +173,8 @@ unsafe extern "C-unwind" fn message_logged(message: *mut pg_sys::ErrorData) {
     }
 }
 
-/// What the server has refused before we were asked: to call a function that is named as one of ours, or to change a setting of
-/// ours. (`aclcheck_error`, aclchk.c; guc.c.)
+/// What the server has refused before we were asked: to call a function that is named as one of
+/// ours, or to change a setting of ours. (`aclcheck_error`, aclchk.c; guc.c.)
 ///
 /// # Safety
 /// `message` is a message that is being reported.

@@ -43,9 +43,10 @@ pub(super) fn label_provider_is_registered() -> bool {
     PROVIDER_REGISTERED.with(|registered| *registered)
 }
 
-/// Contract: called by the server after a catalog row was made, or before one is removed, in a transaction, catalogs readable,
-/// not in a critical section; may raise. Also called for each function that a query uses and for each look
-/// along the search path, which concern us not: these cost two tests.
+/// Contract: called by the server after a catalog row was made, or before one is removed, in a
+/// transaction, catalogs readable, not in a critical section; may raise. Also called for each
+/// function that a query uses and for each look along the search path, which concern us not: these
+/// cost two tests.
 unsafe extern "C-unwind" fn object_access(
     access: pg_sys::ObjectAccessType::Type,
     class: pg_sys::Oid,
@@ -66,7 +67,8 @@ unsafe extern "C-unwind" fn object_access(
         && (is_role || drops_extension || !policy::is_idle())
         && process::runs_transactions()
     {
-        // SAFETY: the guarded function has the hook's own contract, and nothing here has a destructor.
+        // SAFETY: the guarded function has the hook's own contract, and nothing here has a
+        // destructor.
         unsafe { object_changed(access, class, object, argument) };
     }
 }

@@ -1,5 +1,5 @@
-//! Logical decoding: rows come out of WAL, where no page is read that could be refused. So what changes locked relations is
-//! refused as it is decoded, before it is collected for a transaction.
+//! Logical decoding: rows come out of WAL, where no page is read that could be refused. So what
+//! changes locked relations is refused as it is decoded, before it is collected for a transaction.
 
 use pgrx::pg_sys;
 
@@ -15,11 +15,11 @@ type Decode = Option<
 static HEAP: ProcessLocal<Decode> = ProcessLocal::new(None);
 static HEAP2: ProcessLocal<Decode> = ProcessLocal::new(None);
 
-/// Puts our functions before `heap_decode` and `heap2_decode` (decode.c), which have the rows of every change; from
-/// `_PG_init`.
+/// Puts our functions before `heap_decode` and `heap2_decode` (decode.c), which have the rows of
+/// every change; from `_PG_init`.
 pub(crate) fn install() {
-    // SAFETY: in the postmaster, before anything is forked. The table has a place for each number of a resource manager
-    // (rmgr.c), and is not constant, since extensions add to it.
+    // SAFETY: in the postmaster, before anything is forked. The table has a place for each number
+    // of a resource manager (rmgr.c), and is not constant, since extensions add to it.
     unsafe {
         let table = (&raw mut pg_sys::RmgrTable).cast::<pg_sys::RmgrData>();
         let heap = table.add(pg_sys::RmgrIds::RM_HEAP_ID as usize);
@@ -31,8 +31,9 @@ pub(crate) fn install() {
     }
 }
 
-/// Contract: called by `LogicalDecodingProcessRecord` (decode.c), in a WAL sender or a session that decodes, for each record of
-/// this resource manager; may raise. While nothing is refused it tests one flag.
+/// Contract: called by `LogicalDecodingProcessRecord` (decode.c), in a WAL sender or a session that
+/// decodes, for each record of this resource manager; may raise. While nothing is refused it tests
+/// one flag.
 unsafe extern "C-unwind" fn decode_heap(
     context: *mut pg_sys::LogicalDecodingContext,
     buffer: *mut pg_sys::XLogRecordBuffer,
@@ -61,8 +62,8 @@ unsafe extern "C-unwind" fn decode_heap2(
 }
 
 /// # Safety
-/// `context` is the server's, with a record that was read. No frame between here and the server's call holds anything with a
-/// destructor.
+/// `context` is the server's, with a record that was read. No frame between here and the server's
+/// call holds anything with a destructor.
 #[inline]
 unsafe fn check(context: *mut pg_sys::LogicalDecodingContext) {
     if shared::anything_refused() {

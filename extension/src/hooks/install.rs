@@ -77,8 +77,8 @@ fn storage_manager_anchors() -> Vec<&'static str> {
     anchors
 }
 
-/// Finds everything, checks everything, then swaps everything. Fails closed: on any doubt nothing is
-/// swapped and the server does not start.
+/// Finds everything, checks everything, then swaps everything. Fails closed: on any doubt nothing
+/// is swapped and the server does not start.
 pub(crate) fn install() -> Result<()> {
     self_check()?;
     wal::check_layout().map_err(|problem| refused(&problem))?;
@@ -119,8 +119,9 @@ fn plan_sync_handler(plan: &mut Plan<'_>) -> std::result::Result<(), pagevault_i
     Ok(())
 }
 
-/// PostgreSQL 18: `aio_md_readv_cb` and `aio_local_buffer_readv_cb`, each a `PgAioHandleCallbacks` of four pointers:
-/// stage, complete_shared, complete_local, report. Which process calls which: see [`super::aio`].
+/// PostgreSQL 18: `aio_md_readv_cb` and `aio_local_buffer_readv_cb`, each a `PgAioHandleCallbacks`
+/// of four pointers: stage, complete_shared, complete_local, report. Which process calls which: see
+/// [`super::aio`].
 fn plan_read_completion(
     exe: &Executable,
     plan: &mut Plan<'_>,
@@ -131,7 +132,8 @@ fn plan_read_completion(
     const COMPLETE_LOCAL: usize = 2 * size_of::<*const ()>();
     aio::GET_TARGET_DATA.resolve(exe.function("pgaio_io_get_target_data")?.as_ptr());
     aio::GET_HANDLE_DATA.resolve(exe.function("pgaio_io_get_handle_data")?.as_ptr());
-    // A server with these would look at pages before we do, or open those of temporary relations in any process.
+    // A server with these would look at pages before we do, or open those of temporary relations in
+    // any process.
     plan.require_null(OF_FILES, COMPLETE_LOCAL)?;
     plan.require_null(OF_LOCAL_BUFFERS, COMPLETE_SHARED)?;
     let ours = aio::md_readv_complete as *const ();

@@ -2,8 +2,8 @@
 //!
 //! Frame rule: the server's functions may `longjmp` over our frames. A function here therefore
 //! either keeps nothing with a destructor alive across a raw call, or makes the call through a pgrx
-//! guard. Above each one stands its contract: who calls it, under which locks, whether in a critical
-//! section, and whether it may raise.
+//! guard. Above each one stands its contract: who calls it, under which locks, whether in a
+//! critical section, and whether it may raise.
 
 pub(crate) mod access;
 pub(crate) mod aio;

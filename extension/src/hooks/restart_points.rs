@@ -1,13 +1,15 @@
 //! Restart points that would cost what recovery may have to do again.
 //!
-//! While a key is missing that WAL may still bring, redo leaves pages on disk as they are ([`crate::keys::stand_ins`],
-//! [`crate::keys::written_over`]). If it never comes, for the keystore is older than the data directory, all has to be replayed again
-//! from before, with the right one. A restart point meanwhile would begin that later.
+//! While a key is missing that WAL may still bring, redo leaves pages on disk as they are
+//! ([`crate::keys::stand_ins`], [`crate::keys::written_over`]). If it never comes, for the keystore
+//! is older than the data directory, all has to be replayed again from before, with the right one.
+//! A restart point meanwhile would begin that later.
 //!
-//! PostgreSQL has the same concern, and a rule for it: a checkpoint record that is replayed while redo has met references to
-//! pages that do not exist is not remembered as one to restart from (`RecoveryRestartPoint`, xlog.c, asks `XLogHaveInvalidPages`,
-//! xlogutils.c; 15 to 18). So while such a record is replayed, there is one. It does not last: where the data directory is consistent
-//! PostgreSQL would take it for damage.
+//! PostgreSQL has the same concern, and a rule for it: a checkpoint record that is replayed while
+//! redo has met references to pages that do not exist is not remembered as one to restart from
+//! (`RecoveryRestartPoint`, xlog.c, asks `XLogHaveInvalidPages`, xlogutils.c; 15 to 18). So while
+//! such a record is replayed, there is one. It does not last: where the data directory is
+//! consistent PostgreSQL would take it for damage.
 
 use pgrx::pg_sys;
 
@@ -22,8 +24,8 @@ static PREVIOUS: ProcessLocal<Option<Redo>> = ProcessLocal::new(None);
 /// Puts our function in the place of `xlog_redo`; from `_PG_init`.
 pub(crate) fn install() {
     const XLOG: usize = pg_sys::RmgrIds::RM_XLOG_ID as usize;
-    // SAFETY: in the postmaster, before anything is forked. The table has a place for every resource manager and is not
-    // constant (rmgr.c); built-in ones are there from the beginning.
+    // SAFETY: in the postmaster, before anything is forked. The table has a place for every
+    // resource manager and is not constant (rmgr.c); built-in ones are there from the beginning.
     unsafe {
         let manager = (&raw mut pg_sys::RmgrTable).cast::<pg_sys::RmgrData>().add(XLOG);
         PREVIOUS.with(|previous| *previous = (*manager).rm_redo);

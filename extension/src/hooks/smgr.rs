@@ -108,7 +108,8 @@ pub(super) unsafe extern "C-unwind" fn mdread(
     block: BlockNumber,
     buffer: *mut c_void,
 ) {
-    // SAFETY: the server's own arguments; after a return the buffer holds one page, exclusively ours.
+    // SAFETY: the server's own arguments; after a return the buffer holds one page, exclusively
+    // ours.
     unsafe {
         READ_SEEN.store(true, Ordering::Relaxed);
         let file = compat::smgr_file(reln);
@@ -147,9 +148,9 @@ pub(super) unsafe extern "C-unwind" fn mdreadv(
     }
 }
 
-/// Contract: called by bufmgr.c to start an asynchronous read; not in a critical section; may raise.
-/// The completion ([`super::aio`]) may not, and runs in any process: so a file whose key is locked or
-/// refused is refused here.
+/// Contract: called by bufmgr.c to start an asynchronous read; not in a critical section; may
+/// raise. The completion ([`super::aio`]) may not, and runs in any process: so a file whose key is
+/// locked or refused is refused here.
 pub(super) unsafe extern "C-unwind" fn mdstartreadv(
     handle: *mut c_void,
     reln: SMgrRelation,
@@ -284,8 +285,9 @@ pub(super) unsafe extern "C-unwind" fn mdzeroextend(
     }
 }
 
-/// Contract: called by RelationCreateStorage and friends, in a transaction, before any block exists;
-/// catalogs may be read; may raise. In recovery (`is_redo`) the WAL has already said what to do.
+/// Contract: called by RelationCreateStorage and friends, in a transaction, before any block
+/// exists; catalogs may be read; may raise. In recovery (`is_redo`) the WAL has already said what
+/// to do.
 pub(super) unsafe extern "C-unwind" fn mdcreate(
     reln: SMgrRelation,
     fork: ForkNumber,
@@ -316,8 +318,9 @@ unsafe fn storage_created(file: SmgrFile) {
     unsafe { pg_sys::panic::pgrx_extern_c_guard(|| ddl::storage_created(file.file)) }
 }
 
-/// Reading catalogs may process invalidations; when their queue has overflowed, 15 and 16 free every
-/// `SMgrRelation`, ours and our caller's among them. Then nothing is left but to give up this command.
+/// Reading catalogs may process invalidations; when their queue has overflowed, 15 and 16 free
+/// every `SMgrRelation`, ours and our caller's among them. Then nothing is left but to give up this
+/// command.
 ///
 /// # Safety
 /// `file` was read from `reln` while it was alive; otherwise as [`raise`].
@@ -355,8 +358,8 @@ unsafe fn target_over(
     }
 }
 
-/// How to write one page of a file that is being rewritten, or may be sealed though nobody knows it yet, by what lies there
-/// on disk; `None` if that is to stay.
+/// How to write one page of a file that is being rewritten, or may be sealed though nobody knows it
+/// yet, by what lies there on disk; `None` if that is to stay.
 ///
 /// # Safety
 /// As [`mdwrite`].
@@ -411,7 +414,8 @@ unsafe fn read_past_us(reln: SMgrRelation, fork: ForkNumber, block: BlockNumber)
 
 /// The epoch that a page on disk is sealed under. In the startup process.
 pub(crate) fn epoch_on_disk(file: SmgrFile, fork: ForkNumber, block: BlockNumber) -> Option<Epoch> {
-    // SAFETY: not in a critical section; the object lives on, and the block is there when it is read.
+    // SAFETY: not in a critical section; the object lives on, and the block is there when it is
+    // read.
     unsafe {
         let reln = compat::open_smgr_of(file);
         if block >= compat::smgr_blocks(reln, fork) {

@@ -1,8 +1,9 @@
 //! Planning without statistics while `pg_statistic` cannot be read.
 //!
-//! The planner looks into `pg_statistic` for every query. It is sealed where anything in the database is; so
-//! while its key is locked or refused, or where it was shredded with its database, queries on plaintext tables would
-//! fail as well. They are planned as if their tables had never been analyzed.
+//! The planner looks into `pg_statistic` for every query. It is sealed where anything in the
+//! database is; so while its key is locked or refused, or where it was shredded with its database,
+//! queries on plaintext tables would fail as well. They are planned as if their tables had never
+//! been analyzed.
 
 use pgrx::pg_sys::{self, AttrNumber, Oid, PlannerInfo, RangeTblEntry, VariableStatData};
 
@@ -40,7 +41,8 @@ pub(crate) fn install() {
     }
 }
 
-/// True if reading `pg_statistic` would fail. While no key is locked, refused or destroyed this tests three words.
+/// True if reading `pg_statistic` would fail. While no key is locked, refused or destroyed this
+/// tests three words.
 ///
 /// # Safety
 /// In a transaction; no frame between here and the server's call holds anything with a destructor.
@@ -60,8 +62,8 @@ fn is_withheld(catalog: Oid) -> bool {
     page_io::check_access(file).and_then(|()| page_io::check_usable(file)).is_err()
 }
 
-/// Contract: called by the planner for a column of a table (`examine_simple_variable`). True means that what
-/// is in `variable` is all there is: nothing.
+/// Contract: called by the planner for a column of a table (`examine_simple_variable`). True means
+/// that what is in `variable` is all there is: nothing.
 unsafe extern "C-unwind" fn relation_statistics(
     root: *mut PlannerInfo,
     entry: *mut RangeTblEntry,
@@ -93,7 +95,8 @@ unsafe extern "C-unwind" fn index_statistics(
     }
 }
 
-/// Contract: called for the average width of a column (`get_attavgwidth`); 0 has the server look itself.
+/// Contract: called for the average width of a column (`get_attavgwidth`); 0 has the server look
+/// itself.
 unsafe extern "C-unwind" fn average_width(table: Oid, column: AttrNumber) -> i32 {
     // SAFETY: the server's own arguments; the guard is left before anything else is called.
     unsafe {

@@ -1,8 +1,9 @@
 //! The keystore rides the checkpoint.
 //!
 //! A data key is in WAL before any page is sealed under it reaches the disk, so its record in the
-//! keystore need not be durable at once: only when a checkpoint moves the redo point past it. We ask for
-//! that as md.c does for relation files, with a sync request; its tag names no relation that can exist.
+//! keystore need not be durable at once: only when a checkpoint moves the redo point past it. We
+//! ask for that as md.c does for relation files, with a sync request; its tag names no relation
+//! that can exist.
 
 use std::ffi::{c_char, c_int};
 
@@ -18,9 +19,10 @@ pub(super) type SyncFileTag =
 
 pub(super) static MDSYNCFILETAG: Forward<SyncFileTag> = Forward::unresolved();
 
-/// Contract: called by ProcessSyncRequests (sync.c) in the checkpointer, or in a standalone backend, not in a
-/// critical section. Returns 0, or -1 with errno set; `path` has room for `MAXPGPATH` bytes and is
-/// only for messages. The server retries, or stops as for any failed fsync.
+/// Contract: called by ProcessSyncRequests (sync.c) in the checkpointer, or in a standalone
+/// backend, not in a critical section. Returns 0, or -1 with errno set; `path` has room for
+/// `MAXPGPATH` bytes and is only for messages. The server retries, or stops as for any failed
+/// fsync.
 pub(super) unsafe extern "C-unwind" fn mdsyncfiletag(
     tag: *const pg_sys::FileTag,
     path: *mut c_char,

@@ -1,4 +1,5 @@
-//! The end of transactions: what they made necessary is done before they commit, and what an ERROR left begun or noted ends.
+//! The end of transactions: what they made necessary is done before they commit, and what an ERROR
+//! left begun or noted ends.
 
 use std::ffi::c_void;
 
@@ -13,14 +14,16 @@ use crate::writers;
 
 /// Installs the callbacks; from `_PG_init`. Processes inherit them.
 pub(crate) fn install() {
-    // SAFETY: in the postmaster, before anything is forked; the functions live as long as the library.
+    // SAFETY: in the postmaster, before anything is forked; the functions live as long as the
+    // library.
     unsafe {
         pg_sys::RegisterXactCallback(Some(transaction_event), std::ptr::null_mut());
         pg_sys::RegisterSubXactCallback(Some(subtransaction_event), std::ptr::null_mut());
     }
 }
 
-/// Contract: called at the beginning and the end of a subtransaction; when it is rolled back nothing may be raised.
+/// Contract: called at the beginning and the end of a subtransaction; when it is rolled back
+/// nothing may be raised.
 unsafe extern "C-unwind" fn subtransaction_event(
     event: pg_sys::SubXactEvent::Type,
     own: pg_sys::SubTransactionId,
@@ -44,8 +47,9 @@ unsafe extern "C-unwind" fn subtransaction_event(
     }
 }
 
-/// Contract: called at several points of the end of a transaction. Before it commits or is prepared,
-/// catalogs may be read and written, and errors roll it back; when it is rolled back nothing may be raised.
+/// Contract: called at several points of the end of a transaction. Before it commits or is
+/// prepared, catalogs may be read and written, and errors roll it back; when it is rolled back
+/// nothing may be raised.
 unsafe extern "C-unwind" fn transaction_event(
     event: pg_sys::XactEvent::Type,
     _argument: *mut c_void,
@@ -80,8 +84,8 @@ unsafe extern "C-unwind" fn transaction_event(
     }
 }
 
-/// What commands that pass no utility hook have left: TRUNCATE by logical replication, those of C functions, and those
-/// that commit in between.
+/// What commands that pass no utility hook have left: TRUNCATE by logical replication, those of C
+/// functions, and those that commit in between.
 #[pg_guard]
 unsafe extern "C-unwind" fn before_commit() {
     altered::follow(Mark::START).or_raise();

@@ -1,8 +1,9 @@
 //! Utility commands that concern us before they are carried out.
 //!
-//! CREATE DATABASE tells here whether it copies files below the storage manager, and from where: the object
-//! access hook hears of the new database only. And SECURITY LABEL FOR pagevault makes the label provider
-//! known to the session. Commands run within commands: functions run them, and event triggers.
+//! CREATE DATABASE tells here whether it copies files below the storage manager, and from where:
+//! the object access hook hears of the new database only. And SECURITY LABEL FOR pagevault makes
+//! the label provider known to the session. Commands run within commands: functions run them, and
+//! event triggers.
 
 use std::ffi::{CStr, c_char};
 
@@ -147,8 +148,9 @@ unsafe fn prepare(statement: *mut pg_sys::Node) -> u64 {
     }
 }
 
-/// The text of an option of a command. `TEMPLATE DEFAULT` and the like have none, and mean the same as no option (gram.y
-/// makes a DefElem without argument of them, and createdb in dbcommands.c looks for one).
+/// The text of an option of a command. `TEMPLATE DEFAULT` and the like have none, and mean the same
+/// as no option (gram.y makes a DefElem without argument of them, and createdb in dbcommands.c
+/// looks for one).
 ///
 /// # Safety
 /// `options` is a list of DefElem or NIL.

@@ -1,11 +1,11 @@
 //! Expanded keys of this process: data keys ready to seal with, and the database keys to unwrap
 //! more of them.
 //!
-//! A data key of a file and epoch never changes, so an entry is right for as long as it stands: until keys are
-//! destroyed, which a counter in shared memory tells.
-//! Nothing here allocates, locks or raises: completions of asynchronous reads come through here.
-//! What has to be unwrapped and expanded for it is so without leaving anything on the stack, which
-//! core dumps have; this memory they have not.
+//! A data key of a file and epoch never changes, so an entry is right for as long as it stands:
+//! until keys are destroyed, which a counter in shared memory tells. Nothing here allocates, locks
+//! or raises: completions of asynchronous reads come through here. What has to be unwrapped and
+//! expanded for it is so without leaving anything on the stack, which core dumps have; this memory
+//! they have not.
 
 use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::wrap::{self, WrapKey};
@@ -85,8 +85,8 @@ pub(crate) fn forget_destroyed() {
     CACHE.with(Cache::forget_destroyed);
 }
 
-/// Runs `f` with a key that nobody else has and that nobody will have once this process ends: for pages whose
-/// own key was destroyed and which somebody must get rid of.
+/// Runs `f` with a key that nobody else has and that nobody will have once this process ends: for
+/// pages whose own key was destroyed and which somebody must get rid of.
 #[cold]
 pub(crate) fn with_lost_key<R>(f: impl FnOnce(&PageKey) -> R) -> Option<R> {
     CACHE.with(|cache| {

@@ -1,9 +1,9 @@
-//! Keys for relation files that the server copies below the storage manager, as they are: CREATE DATABASE with
-//! the strategy file_copy, and ALTER DATABASE ... SET TABLESPACE.
+//! Keys for relation files that the server copies below the storage manager, as they are: CREATE
+//! DATABASE with the strategy file_copy, and ALTER DATABASE ... SET TABLESPACE.
 //!
-//! The copies have the old numbers, and their pages the old epochs; so each copy gets every key of its
-//! original, before the transaction that makes it visible commits. The caller makes sure that nobody
-//! makes keys for the originals meanwhile.
+//! The copies have the old numbers, and their pages the old epochs; so each copy gets every key of
+//! its original, before the transaction that makes it visible commits. The caller makes sure that
+//! nobody makes keys for the originals meanwhile.
 
 use std::path::Path;
 
@@ -18,8 +18,9 @@ use crate::pg::compat;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
 
-/// Gives the copies of the files of database `from`, which are to be in database `to`, their keys, under the
-/// key that wraps for `to`. `copy_of` tells the copy of a file; `None` if it is not copied.
+/// Gives the copies of the files of database `from`, which are to be in database `to`, their keys,
+/// under the key that wraps for `to`. `copy_of` tells the copy of a file; `None` if it is not
+/// copied.
 pub(crate) fn copy_keys(
     from: u32,
     to: u32,

@@ -70,9 +70,9 @@ pub(crate) fn wrap_data_key(
     if proven { Ok(wrapped) } else { Err(internal("a data key could not be wrapped".into())) }
 }
 
-/// Makes a data key of a new epoch for a file and has pages written under it from now on. Returns the
-/// end of the WAL record. Pages without an LSN (free space map, unlogged relations) do not wait for
-/// it: a file that has pages already wants [`next_epoch`].
+/// Makes a data key of a new epoch for a file and has pages written under it from now on. Returns
+/// the end of the WAL record. Pages without an LSN (free space map, unlogged relations) do not wait
+/// for it: a file that has pages already wants [`next_epoch`].
 pub(crate) fn new_epoch(file: RelFile, cipher: CipherId) -> Result<u64> {
     make_epoch(file, cipher, Pages::None, append)
 }
@@ -89,7 +89,8 @@ pub(crate) enum Pages {
 }
 
 impl Pages {
-    /// Says that from `phase` on pages are rewritten; see [`page_io::target_over`](crate::page_io::target_over).
+    /// Says that from `phase` on pages are rewritten; see
+    /// [`page_io::target_over`](crate::page_io::target_over).
     fn rewriting(self, file: RelFile, phase: Phase) -> Option<Record> {
         (self == Pages::Logged).then_some(Record::Rewriting { file, phase, done: false })
     }
@@ -152,8 +153,9 @@ pub(crate) fn write_plaintext(file: RelFile, pages: Pages) -> Result<()> {
     append(&lock, file.database, &records).map(|_| ())
 }
 
-/// Notes that no page of a file is written under another epoch than `proven` any more; `None`: that all are plaintext. False
-/// if the file is to be written otherwise by now: then that is not what was proven.
+/// Notes that no page of a file is written under another epoch than `proven` any more; `None`: that
+/// all are plaintext. False if the file is to be written otherwise by now: then that is not what
+/// was proven.
 pub(crate) fn retire_older_epochs(file: RelFile, proven: Option<Epoch>) -> Result<bool> {
     let lock = KeystoreLock::acquire();
     if shared::current_epoch(file) != proven {
@@ -178,8 +180,8 @@ pub(crate) fn retire_older_epochs(file: RelFile, proven: Option<Epoch>) -> Resul
     Ok(true)
 }
 
-/// Wraps every data key in the log of `home` that `from` wraps with the key `to` instead. Returns how
-/// many; readable at every moment, since each record names the key that wraps it.
+/// Wraps every data key in the log of `home` that `from` wraps with the key `to` instead. Returns
+/// how many; readable at every moment, since each record names the key that wraps it.
 pub(crate) fn rewrap_data_keys(
     home: u32,
     from: impl Fn(u32, u32) -> bool,
@@ -251,8 +253,8 @@ fn present_key(file: RelFile, epoch: u16) -> Option<DataKey> {
     cache::open_data_key(&WrapKey::new(secret.expose()), file, epoch, cipher, &wrapped[..found.len])
 }
 
-/// Whether a record brings another key for an epoch that has one, not the same key in another wrapping. No, where either
-/// of them cannot be unwrapped now.
+/// Whether a record brings another key for an epoch that has one, not the same key in another
+/// wrapping. No, where either of them cannot be unwrapped now.
 pub(super) fn is_another_key(record: &Record) -> bool {
     let Record::DataKey { file, epoch, cipher, scope, key_version, wrapped, .. } = record else {
         return false;
@@ -273,8 +275,8 @@ pub(super) fn is_another_key(record: &Record) -> bool {
     })
 }
 
-/// The logs that may hold data keys wrapped by a scope's key: the database's own, or for the cluster
-/// every one there is.
+/// The logs that may hold data keys wrapped by a scope's key: the database's own, or for the
+/// cluster every one there is.
 pub(crate) fn homes_of_scope(scope: u32) -> Result<Vec<u32>> {
     if scope != 0 {
         return Ok(vec![scope]);

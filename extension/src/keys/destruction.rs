@@ -1,15 +1,16 @@
 //! Destroying data keys, for good.
 //!
-//! The tombstone of a key is written down as every fact about keys: to the keystore, to WAL, to the directory.
-//! It stays, so that older WAL and older records do not bring the key back. Then the file is written anew
-//! without the key, and every process forgets what it had expanded before it uses a key again.
+//! The tombstone of a key is written down as every fact about keys: to the keystore, to WAL, to the
+//! directory. It stays, so that older WAL and older records do not bring the key back. Then the
+//! file is written anew without the key, and every process forgets what it had expanded before it
+//! uses a key again.
 //!
-//! Killed after the tombstone is in the keystore and before it is in WAL, this server has destroyed the keys and
-//! its standbys have not: destroying once more tells them.
+//! Killed after the tombstone is in the keystore and before it is in WAL, this server has destroyed
+//! the keys and its standbys have not: destroying once more tells them.
 //!
-//! Pages of such a file may be in shared buffers only in recovery, which repeats changes from before. What it
-//! reads is blank ([`crate::page_io`]); what it writes is sealed under a key that is lost; and when it ends, or
-//! meets the tombstone, all of it is dropped.
+//! Pages of such a file may be in shared buffers only in recovery, which repeats changes from
+//! before. What it reads is blank ([`crate::page_io`]); what it writes is sealed under a key that
+//! is lost; and when it ends, or meets the tombstone, all of it is dropped.
 //!
 //! Of a file that lives on, the keys before its present one can be destroyed
 //! ([`Fate::LosesKeysThrough`]). Between the record of the present key and the tombstone WAL must
@@ -61,8 +62,9 @@ pub(crate) struct Outcome {
     pub(crate) not_compacted: Option<Report>,
 }
 
-/// Destroys every key that files of one database have. Nobody uses the files, and none of their pages is in
-/// shared buffers. Of the files `living`, those through the epoch that is said: see the module.
+/// Destroys every key that files of one database have. Nobody uses the files, and none of their
+/// pages is in shared buffers. Of the files `living`, those through the epoch that is said: see the
+/// module.
 ///
 /// `whole`: these are all files of the database that have keys.
 pub(crate) fn destroy(
@@ -74,8 +76,8 @@ pub(crate) fn destroy(
     destroy_locked(&KeystoreLock::acquire(), database, files, living, whole)
 }
 
-/// As [`destroy`], for files that are gone, of which none has got a new key since they were found so: one that
-/// has is in use again under the same number.
+/// As [`destroy`], for files that are gone, of which none has got a new key since they were found
+/// so: one that has is in use again under the same number.
 pub(crate) fn destroy_former(
     database: u32,
     found: &[Former],
@@ -146,8 +148,8 @@ fn destroy_locked(
     Ok(Outcome { files: destroyed, former_keys, wrapped_by, lsn, same_keys, not_compacted })
 }
 
-/// CREATE DATABASE with the strategy file_copy and ALTER DATABASE SET TABLESPACE leave files of the same number and
-/// with the same keys in two places.
+/// CREATE DATABASE with the strategy file_copy and ALTER DATABASE SET TABLESPACE leave files of the
+/// same number and with the same keys in two places.
 fn files_with_same_keys<'a>(
     destroyed: impl Iterator<Item = &'a Destroyed>,
 ) -> Result<Vec<RelFile>> {
@@ -250,9 +252,10 @@ impl Former {
     }
 }
 
-/// Redo is about to destroy keys. From here on the server is not consistent before it gets here again; and no
-/// page that was changed under these keys stays in shared buffers. Of a whole database there may
-/// be files without keys, too: what replay has changed of them is on no disk yet.
+/// Redo is about to destroy keys. From here on the server is not consistent before it gets here
+/// again; and no page that was changed under these keys stays in shared buffers. Of a whole
+/// database there may be files without keys, too: what replay has changed of them is on no disk
+/// yet.
 pub(super) fn before_redo(records: &[Record]) {
     buffers::set_recovery_minimum();
     let mut files = Vec::new();

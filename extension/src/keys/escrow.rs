@@ -1,9 +1,9 @@
-//! Escrow, as far as the server takes part: which database keys are in a bundle, and taking over what
-//! `pagevault-keyring escrow restore` has left while the server was down.
+//! Escrow, as far as the server takes part: which database keys are in a bundle, and taking over
+//! what `pagevault-keyring escrow restore` has left while the server was down.
 //!
-//! The restored wrappings count from the start on, and recovery may repeat older ones over them. So they are written
-//! once more when the server may write WAL, and from there reach archives and standbys; then the file goes. Killed
-//! before, the next start begins anew with it.
+//! The restored wrappings count from the start on, and recovery may repeat older ones over them. So
+//! they are written once more when the server may write WAL, and from there reach archives and
+//! standbys; then the file goes. Killed before, the next start begins anew with it.
 
 use std::collections::BTreeSet;
 
@@ -32,8 +32,8 @@ pub(crate) fn mark() -> Option<Mark> {
     Mark::decode(&bytes).filter(|mark| mark.keystore == id)
 }
 
-/// Tells the audit trail of a bundle that was made since this process has looked last. Who has made it, and for whom, is in
-/// `audit.tools`, where that program writes it.
+/// Tells the audit trail of a bundle that was made since this process has looked last. Who has made
+/// it, and for whom, is in `audit.tools`, where that program writes it.
 pub(crate) fn tell_of_new_bundle() {
     static KNOWN: ProcessLocal<Option<Option<i64>>> = ProcessLocal::new(None);
     let mark = mark();
@@ -68,7 +68,8 @@ pub(super) fn take_over(storage: &FileStorage, logs: &mut [Contents]) -> Result<
     Ok(())
 }
 
-/// Once the server may write WAL: writes what was restored to keystore and WAL. Nothing is left to do after it.
+/// Once the server may write WAL: writes what was restored to keystore and WAL. Nothing is left to
+/// do after it.
 pub(crate) fn announce() -> Result<()> {
     let storage = persist::storage()?;
     let Some(id) = persist::shared_memory()?.control.keystore_id() else { return Ok(()) };

@@ -1,5 +1,6 @@
-//! Databases that are gone. Their keys stay in the keystore, because backups and WAL of their time need them; the server
-//! itself does not, and must not depend on a provider that may be gone as well.
+//! Databases that are gone. Their keys stay in the keystore, because backups and WAL of their time
+//! need them; the server itself does not, and must not depend on a provider that may be gone as
+//! well.
 
 use std::fs;
 use std::path::Path;
@@ -15,8 +16,8 @@ const CLUSTER: u32 = 0;
 /// `DEFAULTTABLESPACE_OID` (pg_tablespace_d.h)
 const DEFAULT_TABLESPACE: u32 = 1663;
 
-/// Whether no tablespace has a directory of the database whose scope this is. During recovery that may change; in a binary
-/// upgrade it will, for the keys are there before the databases.
+/// Whether no tablespace has a directory of the database whose scope this is. During recovery that
+/// may change; in a binary upgrade it will, for the keys are there before the databases.
 pub(crate) fn is_gone(scope: u32) -> bool {
     scope != CLUSTER
         && !process::is_binary_upgrade()

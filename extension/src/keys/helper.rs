@@ -1,9 +1,10 @@
 //! Runs `pagevault-keyring`, the program that talks to key providers.
 //!
-//! One request on its standard input, one reply on its standard output, a deadline. The server itself
-//! opens no connection and holds no credentials. A cancel or a terminated session kills the helper; if
-//! this process is killed, the kernel ends it, and it ends by itself once nobody reads its reply. It
-//! inherits no descriptor of the server, so that it keeps no connection, file or port open.
+//! One request on its standard input, one reply on its standard output, a deadline. The server
+//! itself opens no connection and holds no credentials. A cancel or a terminated session kills the
+//! helper; if this process is killed, the kernel ends it, and it ends by itself once nobody reads
+//! its reply. It inherits no descriptor of the server, so that it keeps no connection, file or port
+//! open.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
@@ -118,8 +119,8 @@ fn spawn() -> Result<(Helper, ChildStdin, ChildStdout), HelperError> {
     let mut command = Command::new(&program);
     command.arg("serve").stdin(Stdio::piped()).stdout(Stdio::piped());
     let server = std::process::id();
-    // SAFETY: runs in the child between fork and exec, where only async-signal-safe calls are allowed:
-    // leave_server makes system calls and nothing else, not even an allocation.
+    // SAFETY: runs in the child between fork and exec, where only async-signal-safe calls are
+    // allowed: leave_server makes system calls and nothing else, not even an allocation.
     unsafe { command.pre_exec(move || leave_server(server)) };
     let mut child = command.spawn().map_err(|e| {
         HelperError::Broken(
@@ -139,8 +140,8 @@ fn spawn() -> Result<(Helper, ChildStdin, ChildStdout), HelperError> {
     }
 }
 
-/// Cuts the child off from the server: no descriptor but the standard ones passes exec, and it does not
-/// outlive the process `server` that started it.
+/// Cuts the child off from the server: no descriptor but the standard ones passes exec, and it does
+/// not outlive the process `server` that started it.
 fn leave_server(server: u32) -> io::Result<()> {
     const FIRST: libc::c_uint = 3;
     // SAFETY: system calls on numbers; they touch no memory of ours but `limit`.

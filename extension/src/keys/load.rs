@@ -50,7 +50,8 @@ pub(crate) fn start() -> Result<()> {
     unlock::at_start(recovering || reads_sealed_wal || process::is_binary_upgrade())
 }
 
-/// A log of this size, in bytes, is written anew after a clean shutdown as well if most of it does not matter any more.
+/// A log of this size, in bytes, is written anew after a clean shutdown as well if most of it does
+/// not matter any more.
 const LARGE: u64 = 64 << 10;
 
 fn read_logs(storage: &FileStorage, recovering: bool) -> Result<Vec<Contents>> {
@@ -90,8 +91,8 @@ fn read_logs(storage: &FileStorage, recovering: bool) -> Result<Vec<Contents>> {
     Ok(logs)
 }
 
-/// Refuses key files that do not belong together, as an incomplete restore leaves them: made up for,
-/// they would be lost for good.
+/// Refuses key files that do not belong together, as an incomplete restore leaves them: made up
+/// for, they would be lost for good.
 fn require_one_keystore(logs: &[Contents]) -> Result<()> {
     let Some(first) = logs.first() else { return Ok(()) };
     // Scopes ascend, so the cluster's log is the first.
@@ -127,10 +128,12 @@ fn refuse_torn(storage: &FileStorage, scope: u32) -> Result<()> {
     .hint("Restore the directory pagevault/ of the data directory from a backup."))
 }
 
-/// Writes a log anew. It must be done after a crash: if an fsync had failed before, the kernel may go on showing bytes
-/// that the disk does not have, and say that all is well; recovery would believe them and add nothing.
+/// Writes a log anew. It must be done after a crash: if an fsync had failed before, the kernel may
+/// go on showing bytes that the disk does not have, and say that all is well; recovery would
+/// believe them and add nothing.
 ///
-/// `ahead`: all that stands in a log that says more than can be understood yet; of that nothing is lost.
+/// `ahead`: all that stands in a log that says more than can be understood yet; of that nothing is
+/// lost.
 fn rewrite(
     log: &mut Log<'_, FileStorage>,
     contents: &mut Contents,

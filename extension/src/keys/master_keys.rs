@@ -1,8 +1,8 @@
 //! Master keys and database keys: set, moved and rotated.
 //!
-//! Rotation is always the same: make the new thing, wrap, prove by unwrapping, write it down, switch.
-//! Killed at any step it ends wholly old or wholly new. Versions of a database key go to the provider together, not
-//! one by one.
+//! Rotation is always the same: make the new thing, wrap, prove by unwrapping, write it down,
+//! switch. Killed at any step it ends wholly old or wholly new. Versions of a database key go to
+//! the provider together, not one by one.
 
 use std::borrow::Borrow;
 
@@ -22,8 +22,8 @@ use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
 use crate::pg::wal;
 
-/// Puts a scope's database key under a master key, making the database key if there is none. `by` is
-/// the SQL function that asks.
+/// Puts a scope's database key under a master key, making the database key if there is none. `by`
+/// is the SQL function that asks.
 pub(crate) fn set(by: &str, scope: u32, provider: &str, key: &str) -> Result<()> {
     check_key_name(key)?;
     let state = persist::current_cluster_state()?;
@@ -51,8 +51,8 @@ fn set_first(by: &str, scope: u32, spec: &ProviderSpec, key: &str) -> Result<()>
     Ok(())
 }
 
-/// Has the provider make a new version of the scope's master key and wraps with it. Returns the version
-/// that wraps now.
+/// Has the provider make a new version of the scope's master key and wraps with it. Returns the
+/// version that wraps now.
 pub(crate) fn rotate(by: &str, scope: u32) -> Result<i64> {
     let state = persist::current_cluster_state()?;
     let (_, current) = state.current_database_key(scope).ok_or_else(|| no_master_key(scope))?;
@@ -67,11 +67,11 @@ pub(crate) fn rotate(by: &str, scope: u32) -> Result<i64> {
     i64::try_from(version).map_err(|_| persist::internal("master key version out of range".into()))
 }
 
-/// Wraps every live version of a scope's database key with the newest version of a master key, proves
-/// all of them, and writes them down at once. Returns the master key's version.
+/// Wraps every live version of a scope's database key with the newest version of a master key,
+/// proves all of them, and writes them down at once. Returns the master key's version.
 ///
-/// What this provider wrapped before it wraps again itself; what another one wrapped goes to it from
-/// memory, so the provider that is left need not even be there any more.
+/// What this provider wrapped before it wraps again itself; what another one wrapped goes to it
+/// from memory, so the provider that is left need not even be there any more.
 fn move_to(by: &str, state: &State, scope: u32, spec: &ProviderSpec, key: &str) -> Result<u64> {
     let secrets = &persist::shared_memory()?.secrets;
     let mut questions = Vec::new();
@@ -129,7 +129,8 @@ pub(crate) fn rotate_database_key(by: &str, database: u32) -> Result<i64> {
     Ok(i64::from(new_version))
 }
 
-/// Refuses to begin with a key of which a version is locked: what it wraps could not be wrapped anew.
+/// Refuses to begin with a key of which a version is locked: what it wraps could not be wrapped
+/// anew.
 fn require_unlocked(state: &State, scope: u32) -> Result<()> {
     let secrets = &persist::shared_memory()?.secrets;
     let mut versions = state.database_keys().filter(|(s, _, _)| *s == scope);
@@ -160,8 +161,9 @@ fn wrap_new(
     Ok(database_key_record(scope, version, record))
 }
 
-/// Proves that the provider unwraps each wrapped key, given with its version, to the secret that it is. Only then are the
-/// new wrappings written down; until then the keystore has the old ones, and goes by them.
+/// Proves that the provider unwraps each wrapped key, given with its version, to the secret that it
+/// is. Only then are the new wrappings written down; until then the keystore has the old ones, and
+/// goes by them.
 fn prove<S: Borrow<Secret32>>(
     by: &str,
     scope: u32,

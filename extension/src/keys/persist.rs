@@ -1,15 +1,16 @@
 //! Writing keys down. WAL is the truth, and the keystore's files are what checkpoints make of it.
 //!
-//! A change is *staged* at the end of the file, which proves that there is room; then logged in WAL; then put into the
-//! shared directory, from where other processes use it. A server that replays WAL after a crash goes by what is
-//! *settled* in the files, all of which is durable in WAL, and hears of the rest from WAL or, as standbys and
-//! archives, not at all (`pagevault_keystore::log`). So no server ever uses a key that WAL does not bring to
-//! the others.
+//! A change is *staged* at the end of the file, which proves that there is room; then logged in
+//! WAL; then put into the shared directory, from where other processes use it. A server that
+//! replays WAL after a crash goes by what is *settled* in the files, all of which is durable in
+//! WAL, and hears of the rest from WAL or, as standbys and archives, not at all
+//! (`pagevault_keystore::log`). So no server ever uses a key that WAL does not bring to the others.
 //!
-//! Data keys of new files are durable in WAL before a page that needs them reaches the disk, and are settled by the
-//! next checkpoint (`hooks/sync.rs`): making an encrypted table costs no fsync of its own. What may be needed before
-//! replay comes to it (database keys, keys of WAL, keys of files that have pages already) is settled before
-//! anyone uses it. Redo of what is logged here: [`super::redo`].
+//! Data keys of new files are durable in WAL before a page that needs them reaches the disk, and
+//! are settled by the next checkpoint (`hooks/sync.rs`): making an encrypted table costs no fsync
+//! of its own. What may be needed before replay comes to it (database keys, keys of WAL, keys of
+//! files that have pages already) is settled before anyone uses it. Redo of what is logged here:
+//! [`super::redo`].
 
 use std::path::PathBuf;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -54,8 +55,8 @@ pub(crate) fn storage() -> Result<FileStorage> {
 /// fit again after it.
 pub(crate) const RESERVED_KEYS: u32 = 1024;
 
-/// Refuses to make keys that would find no room. Asked before anything is written: what is written is read at every
-/// start, and must have room then.
+/// Refuses to make keys that would find no room. Asked before anything is written: what is written
+/// is read at every start, and must have room then.
 fn require_room(scope: u32, records: &[Record]) -> Result<()> {
     let shared = shared_memory()?;
     if shared.control.position(scope).is_none() && !shared.control.has_room() {
@@ -104,7 +105,8 @@ pub(crate) fn shared_memory() -> Result<&'static Shared> {
     shared::get().ok_or_else(|| internal("pagevault's shared memory is missing".to_owned()))
 }
 
-/// Whether the keystore has or had keys of a database: a database key of its own, or data keys of its files.
+/// Whether the keystore has or had keys of a database: a database key of its own, or data keys of
+/// its files.
 pub(crate) fn has_keys_of(database: u32) -> Result<bool> {
     let _lock = KeystoreLock::acquire();
     let shared = shared_memory()?;
@@ -173,8 +175,9 @@ pub(crate) fn append(lock: &KeystoreLock, scope: u32, records: &[Record]) -> Res
     append_as(lock, scope, records, Settle::of(records))
 }
 
-/// As [`append`], but the records are safe in WAL and file before anyone uses them: for a key of a file that
-/// exists, some pages of which are written without waiting for WAL, and may be read before WAL brings the key.
+/// As [`append`], but the records are safe in WAL and file before anyone uses them: for a key of a
+/// file that exists, some pages of which are written without waiting for WAL, and may be read
+/// before WAL brings the key.
 pub(crate) fn append_durably(lock: &KeystoreLock, scope: u32, records: &[Record]) -> Result<u64> {
     append_as(lock, scope, records, Settle::Now)
 }
@@ -188,8 +191,9 @@ fn append_as(lock: &KeystoreLock, scope: u32, records: &[Record], settle: Settle
     let batch = batch::encode(records).map_err(|e| internal(format!("keystore: {e}")))?;
     let mut no_checkpoint_ends = None;
     let staged = stage(lock, scope, None, |log| {
-        // A checkpoint that passes this address believes the batch, so it must not end before the batch is logged.
-        // Sync requests alone do not see to that: without fsync nobody handles them.
+        // A checkpoint that passes this address believes the batch, so it must not end before the
+        // batch is logged. Sync requests alone do not see to that: without fsync nobody handles
+        // them.
         no_checkpoint_ends = Some(ServerLock::ReplicationSlotAllocation.acquire());
         log.stage_batch(&batch, wal::end())
     })?;
@@ -243,8 +247,9 @@ impl Settle {
     }
 }
 
-/// Adds a batch to the end of a log file, where it counts for nothing yet; makes the log (and with it, first of all, the
-/// keystore) if need be. The next checkpoint settles it, if [`remember`] was called. Returns where the log ends then.
+/// Adds a batch to the end of a log file, where it counts for nothing yet; makes the log (and with
+/// it, first of all, the keystore) if need be. The next checkpoint settles it, if [`remember`] was
+/// called. Returns where the log ends then.
 pub(super) fn stage(
     _lock: &KeystoreLock,
     scope: u32,
@@ -264,8 +269,8 @@ pub(super) fn stage(
     shared.control.set_keystore_id(&id);
     let remembered = shared.control.set_position(&log.position());
     remembered.map_err(|shared::TooManyLogs| recovery_needs_room("key file"))?;
-    // First of all: a checkpoint that begins behind the address at which the batch is staged waits for the lock, and finds
-    // the batch logged.
+    // First of all: a checkpoint that begins behind the address at which the batch is staged waits
+    // for the lock, and finds the batch logged.
     checkpoint::request_sync(scope);
     add(&mut log).map_err(|e| keystore_failure(&e))?;
     Ok(log.position())
@@ -278,8 +283,8 @@ pub(super) fn remember(staged: &Position, lsn: u64) -> Result<()> {
     control.set_position(staged).map_err(|shared::TooManyLogs| recovery_needs_room("key file"))
 }
 
-/// Settles a log at once, under the lock. A failure ends the server: WAL has what the file cannot take, and at the next
-/// start it is replayed.
+/// Settles a log at once, under the lock. A failure ends the server: WAL has what the file cannot
+/// take, and at the next start it is replayed.
 pub(super) fn settle_now(_lock: &KeystoreLock, scope: u32) {
     let settle = || -> Result<()> {
         let control = &shared_memory()?.control;
@@ -349,9 +354,10 @@ pub(crate) fn apply(_lock: &KeystoreLock, records: &[Record]) -> Result<()> {
     Ok(())
 }
 
-/// Writes the log of `scope` anew, with nothing in it but what still matters: keys that were destroyed are
-/// not in the file any more. (What is left of the old file on the disk is the disk's business.) A base backup may be
-/// under way, which is why older wrappings matter, and the order in which all stands there.
+/// Writes the log of `scope` anew, with nothing in it but what still matters: keys that were
+/// destroyed are not in the file any more. (What is left of the old file on the disk is the disk's
+/// business.) A base backup may be under way, which is why older wrappings matter, and the order in
+/// which all stands there.
 pub(crate) fn compact(lock: &KeystoreLock, scope: u32) -> Result<()> {
     let control = &shared_memory()?.control;
     let Some(position) = control.position(scope) else { return Ok(()) };
@@ -376,7 +382,8 @@ fn no_room(what: &str, detail: &str) -> Report {
         .hint("Restart the server: when it starts it makes room for more than there are.")
 }
 
-/// Recovery has written down what this server has no room for, because its primary was started later.
+/// Recovery has written down what this server has no room for, because its primary was started
+/// later.
 pub(crate) fn recovery_needs_room(what: &str) -> Report {
     let message = format!("recovery has no room for another {what}");
     Report::new(PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED, message)
@@ -411,7 +418,8 @@ pub(crate) fn settle(scope: u32) -> std::result::Result<(), SyncFailure> {
     };
     let Some(before) = position.filter(|position| !position.is_settled()) else { return Ok(()) };
     fault::point("keys.settling");
-    // What is settled must be in WAL: in recovery, before what this server has to replay to be consistent.
+    // What is settled must be in WAL: in recovery, before what this server has to replay to be
+    // consistent.
     wal::flush(logged);
     Log::resume(&storage, before).sync().map_err(failed)?;
     let marked = {
@@ -436,7 +444,8 @@ pub(crate) fn current_cluster_state() -> Result<State> {
     cluster_state(&KeystoreLock::acquire())
 }
 
-/// What a log says, if there is one. Only looks: nothing is synced, an unreadable end is left alone.
+/// What a log says, if there is one. Only looks: nothing is synced, an unreadable end is left
+/// alone.
 pub(super) fn read_log(storage: &FileStorage, scope: u32) -> Result<Option<Contents>> {
     read(storage, scope, log::replay)
 }

@@ -1,5 +1,6 @@
-//! Whether what a provider unwrapped is the database key that was wrapped, asked before the key goes anywhere
-//! ([`CheckValue`]). A wrong one becomes a failure of the operation, and so is told, audited and acted upon like the others.
+//! Whether what a provider unwrapped is the database key that was wrapped, asked before the key
+//! goes anywhere ([`CheckValue`]). A wrong one becomes a failure of the operation, and so is told,
+//! audited and acted upon like the others.
 
 use pagevault_cipher::Secret32;
 use pagevault_keystore::CheckValue;

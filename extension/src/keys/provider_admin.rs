@@ -34,7 +34,8 @@ pub(crate) fn add(name: &str, kind: &str, options: &Value) -> Result<()> {
     write(&provider_record(&spec))
 }
 
-/// Changes a provider's options after proving that it still opens everything it wrapped, but for databases that are gone.
+/// Changes a provider's options after proving that it still opens everything it wrapped, but for
+/// databases that are gone.
 pub(crate) fn alter(name: &str, options: &Value) -> Result<()> {
     const BY: &str = "alter_provider";
     let state = persist::current_cluster_state()?;
@@ -155,7 +156,8 @@ fn checked_options(by: &str, name: &str, kind: &str, options: &Value) -> Result<
         )
         .hint("For a key file: '{\"path\": \"/etc/pagevault/keys\"}'."));
     };
-    // As recorded, it goes for all programs that the provider may come to, also those that a file names.
+    // As recorded, it goes for all programs that the provider may come to, also those that a file
+    // names.
     let programs = roles::may_run_programs();
     if kind == "command" {
         // Whoever may choose a program and its arguments is the server's operating system user.

@@ -1,8 +1,9 @@
-//! The one door to key providers: every operation passes here, is noted in the provider's health and
-//! leaves a line in the audit trail.
+//! The one door to key providers: every operation passes here, is noted in the provider's health
+//! and leaves a line in the audit trail.
 //!
-//! Also used where there is neither catalog nor transaction: in the postmaster and in recovery. No lock
-//! may be held that anyone but key management waits for: a provider may take `pagevault.keyring_timeout`.
+//! Also used where there is neither catalog nor transaction: in the postmaster and in recovery. No
+//! lock may be held that anyone but key management waits for: a provider may take
+//! `pagevault.keyring_timeout`.
 
 use std::time::{Duration, Instant};
 
@@ -186,7 +187,8 @@ struct Asked {
     expects: Option<Expects>,
 }
 
-/// Questions of one run of the helper: few enough for its time, and for the size of a message and of a pipe.
+/// Questions of one run of the helper: few enough for its time, and for the size of a message and
+/// of a pipe.
 const AT_ONCE: usize = 64;
 
 fn ask_noting(by: &str, questions: Vec<Question>, note: Note) -> Result<Vec<Answer>> {

@@ -1,5 +1,6 @@
-//! Redo of records of keys: adds to key files and directory what they do not have yet. All of it is checked before anything is
-//! written down, for what is written down is found there at every later start.
+//! Redo of records of keys: adds to key files and directory what they do not have yet. All of it is
+//! checked before anything is written down, for what is written down is found there at every later
+//! start.
 
 use std::collections::HashMap;
 
@@ -19,8 +20,8 @@ use crate::pg::locks::KeystoreLock;
 use crate::pg::process::ProcessLocal;
 use crate::pg::report::{Report, Result};
 
-/// Replays a WAL record from `start` to `end`: adds what the keystore does not have yet. All of it is checked before
-/// anything is written.
+/// Replays a WAL record from `start` to `end`: adds what the keystore does not have yet. All of it
+/// is checked before anything is written.
 pub(crate) fn replay(
     scope: u32,
     id: &[u8; 16],
@@ -75,8 +76,9 @@ pub(crate) fn replay(
     Ok(())
 }
 
-/// When the batch that redo has met is settled. A server that is started again may have pages under the keys of files that are
-/// older than these keys, and meet them before it meets the keys once more.
+/// When the batch that redo has met is settled. A server that is started again may have pages under
+/// the keys of files that are older than these keys, and meet them before it meets the keys once
+/// more.
 fn settle_in_redo(records: &[Record]) -> Settle {
     let is_of_file_in_use = |r: &Record| match r {
         Record::DataKey { epoch, .. } => *epoch > 1,
@@ -86,7 +88,8 @@ fn settle_in_redo(records: &[Record]) -> Settle {
     if records.iter().any(is_of_file_in_use) { Settle::Now } else { Settle::of(records) }
 }
 
-/// Refuses records from WAL that do not go together with this server's keystore, or for which it has no room.
+/// Refuses records from WAL that do not go together with this server's keystore, or for which it
+/// has no room.
 fn require_consistent(scope: u32, id: &[u8; 16], records: &[Record]) -> Result<()> {
     let shared = shared_memory()?;
     if shared.control.keystore_id().is_some_and(|own| own != *id) {
@@ -133,13 +136,15 @@ fn contradiction(detail: String) -> Report {
         .hint("The keystore is not of the history that is replayed. Make this server anew from a base backup, with the directory pagevault/ of that backup.")
 }
 
-/// Check values of the database keys that the keystore has, by scope and version. In recovery nobody but redo adds any, so its
-/// process reads them from the cluster's log once, not for each record.
+/// Check values of the database keys that the keystore has, by scope and version. In recovery
+/// nobody but redo adds any, so its process reads them from the cluster's log once, not for each
+/// record.
 static CHECK_VALUES: ProcessLocal<Option<HashMap<(u32, u32), CheckValue>>> =
     ProcessLocal::new(None);
 
-/// Refuses a database key that is another one than the keystore has under its number, before anything is written: what
-/// the key that is there wraps would be lost, and the log not be read any more.
+/// Refuses a database key that is another one than the keystore has under its number, before
+/// anything is written: what the key that is there wraps would be lost, and the log not be read any
+/// more.
 fn require_no_other_database_key(lock: &KeystoreLock, records: &[Record]) -> Result<()> {
     for record in records {
         let Record::DatabaseKey { scope, version, check, .. } = record else { continue };
@@ -162,8 +167,9 @@ fn require_no_other_database_key(lock: &KeystoreLock, records: &[Record]) -> Res
     Ok(())
 }
 
-/// Whether the last record of the kind that is heard counts, and this one takes the place of another: an older wrapping by a
-/// master key that is gone since, or an older address of a provider, would be what the next start goes by.
+/// Whether the last record of the kind that is heard counts, and this one takes the place of
+/// another: an older wrapping by a master key that is gone since, or an older address of a
+/// provider, would be what the next start goes by.
 fn is_replaced_by_later(record: &Record) -> bool {
     match record {
         Record::DatabaseKey { scope, version, .. } => {

@@ -116,8 +116,8 @@ pub(crate) fn hint(class: ErrorClass) -> &'static str {
     }
 }
 
-/// Whether a failure of this class is the provider's answer, so that it can be reached and is of use:
-/// the column "reachable". A sealed or throttling provider does answer, but not the question.
+/// Whether a failure of this class is the provider's answer, so that it can be reached and is of
+/// use: the column "reachable". A sealed or throttling provider does answer, but not the question.
 pub(super) fn is_answer(class: ErrorClass) -> bool {
     matches!(
         class,
@@ -130,8 +130,8 @@ pub(super) fn is_answer(class: ErrorClass) -> bool {
     )
 }
 
-/// Whether a failure of this class means that the use of a key was withdrawn, as opposed to an outage:
-/// the provider was asked, knows us, and will not unwrap with this key.
+/// Whether a failure of this class means that the use of a key was withdrawn, as opposed to an
+/// outage: the provider was asked, knows us, and will not unwrap with this key.
 pub(super) fn is_revocation(class: ErrorClass) -> bool {
     matches!(
         class,

@@ -1,10 +1,11 @@
 //! Asking from time to time whether the providers would still unwrap what is unwrapped.
 //!
-//! An outage changes nothing: it is logged, and `pagevault.status` shows it. A revocation (the provider
-//! answers and says no; see `refusal::is_revocation`) is logged as a warning and, if
-//! `pagevault.revoked_key_action` says so, ends after `pagevault.revoked_key_grace` with refusing users what the
-//! key protects. Only a good answer ends a revocation, and only a fresh refusal makes it a lock: an
-//! outage meanwhile neither shortens nor ends it. When an answer is good again, all is as before.
+//! An outage changes nothing: it is logged, and `pagevault.status` shows it. A revocation (the
+//! provider answers and says no; see `refusal::is_revocation`) is logged as a warning and, if
+//! `pagevault.revoked_key_action` says so, ends after `pagevault.revoked_key_grace` with refusing
+//! users what the key protects. Only a good answer ends a revocation, and only a fresh refusal
+//! makes it a lock: an outage meanwhile neither shortens nor ends it. When an answer is good again,
+//! all is as before.
 
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
@@ -160,9 +161,9 @@ fn act(asked: &Asked<'_>, subject: &Subject, verdict: Verdict, said: &mut Said) 
     Ok(())
 }
 
-/// Marks a scope's key as revoked, since the first time that this was seen; and as refused, once it is
-/// time. Returns since when, and whether it is refused; nothing if the key was moved or rotated meanwhile,
-/// for then the answer was about another master key.
+/// Marks a scope's key as revoked, since the first time that this was seen; and as refused, once it
+/// is time. Returns since when, and whether it is refused; nothing if the key was moved or rotated
+/// meanwhile, for then the answer was about another master key.
 fn revoke(asked: &Asked<'_>, cause: ErrorClass) -> Result<Option<(Revocation, bool)>> {
     let secrets = &persist::shared_memory()?.secrets;
     let lock = KeystoreLock::acquire();

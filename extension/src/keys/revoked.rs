@@ -1,4 +1,5 @@
-//! What happens to a scope whose master key was revoked: usable, refused, restored; and the words for it.
+//! What happens to a scope whose master key was revoked: usable, refused, restored; and the words
+//! for it.
 
 use pagevault_keystore::protocol::ErrorClass;
 use pgrx::PgSqlErrorCode;

@@ -3,9 +3,9 @@
 //!
 //! Writers hold the keystore lock; readers take none. A slot is published by its state word.
 //!
-//! A key that its provider does not unwrap any more (see [`super::revalidate`]) is not wiped, neither when
-//! that is noticed nor when access to what it protects is refused: it stays here until the server stops.
-//! Dirty pages must still be sealed, or no checkpoint would ever end again.
+//! A key that its provider does not unwrap any more (see [`super::revalidate`]) is not wiped,
+//! neither when that is noticed nor when access to what it protects is refused: it stays here until
+//! the server stops. Dirty pages must still be sealed, or no checkpoint would ever end again.
 
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
@@ -28,7 +28,8 @@ const KEY: usize = 4;
 const KEY_WORDS: usize = 8;
 const SINCE: std::ops::Range<usize> = 12..14;
 
-/// Words of memory that [`Secrets`] needs where there are this many database keys: versions of all scopes.
+/// Words of memory that [`Secrets`] needs where there are this many database keys: versions of all
+/// scopes.
 pub(crate) fn words_needed(existing: usize) -> usize {
     SLOTS.max(existing + GROWTH) * STRIDE
 }

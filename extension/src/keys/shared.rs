@@ -1,5 +1,6 @@
-//! What all processes of the server share about keys: the directory of data keys, the database keys,
-//! the health of providers, a page of control words, and counters. Mapped once in the postmaster; see [`super::load`].
+//! What all processes of the server share about keys: the directory of data keys, the database
+//! keys, the health of providers, a page of control words, and counters. Mapped once in the
+//! postmaster; see [`super::load`].
 
 use std::ops::Range;
 use std::sync::OnceLock;
@@ -89,8 +90,8 @@ pub(crate) fn is_sealed(file: RelFile) -> bool {
     current(file).is_some()
 }
 
-/// True if pages of any file of a database are sealed when they are written, be it one that was dropped.
-/// Looks at all files of the cluster.
+/// True if pages of any file of a database are sealed when they are written, be it one that was
+/// dropped. Looks at all files of the cluster.
 pub(crate) fn anything_sealed_in(database: u32) -> bool {
     let files = get().and_then(|shared| shared.directory.files().ok());
     files
@@ -118,7 +119,8 @@ pub(crate) fn anything_destroyed() -> bool {
     destructions() != 0
 }
 
-/// How many times keys were destroyed: what a process has expanded before the last time is out of date.
+/// How many times keys were destroyed: what a process has expanded before the last time is out of
+/// date.
 #[inline]
 pub(crate) fn destructions() -> u32 {
     get().map_or(0, |shared| shared.control.destructions())
@@ -152,8 +154,8 @@ fn info(file: RelFile) -> Option<FileInfo> {
     directory.info(directory.find(file).ok()??).ok()
 }
 
-/// If the key of this epoch was destroyed: the LSN at or before which all WAL records about pages under it
-/// end.
+/// If the key of this epoch was destroyed: the LSN at or before which all WAL records about pages
+/// under it end.
 pub(crate) fn destroyed_at(file: RelFile, epoch: u16) -> Option<u64> {
     if !anything_destroyed() {
         return None;
@@ -205,8 +207,9 @@ pub(crate) fn anything_withheld() -> bool {
     get().is_some_and(|shared| shared.secrets.any_refused() || shared.secrets.any_locked())
 }
 
-/// The scope of the database key behind the data key that this file is sealed with now, if that database
-/// key is refused; while the file is being rewritten also of one that some of its pages may still be sealed with.
+/// The scope of the database key behind the data key that this file is sealed with now, if that
+/// database key is refused; while the file is being rewritten also of one that some of its pages
+/// may still be sealed with.
 pub(crate) fn refused_scope(file: RelFile) -> Option<u32> {
     let shared = get()?;
     let is_refused = |scope: &u32| shared.secrets.is_refused(*scope);
@@ -234,7 +237,8 @@ pub(crate) fn cipher_of_namesake(file: RelFile) -> Option<CipherId> {
         .and_then(|(_, cipher)| CipherId::try_from(cipher).ok())
 }
 
-/// Control words: flags, the keystore's identity, where each log ends and WAL had it, the last failed unlock.
+/// Control words: flags, the keystore's identity, where each log ends and WAL had it, the last
+/// failed unlock.
 ///
 /// All but the flags are read and written under the keystore lock.
 #[derive(Clone, Copy)]
@@ -347,7 +351,8 @@ impl Control {
         self.logs().count() < self.places().count()
     }
 
-    /// Up to where WAL must be durable before a log may say that it is settled: the end of the last record about keys.
+    /// Up to where WAL must be durable before a log may say that it is settled: the end of the last
+    /// record about keys.
     pub(crate) fn logged(&self) -> u64 {
         load_u64(&self.words[LOGGED])
     }

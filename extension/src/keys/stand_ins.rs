@@ -1,15 +1,18 @@
 //! Pages that redo is given in the place of pages which it cannot open yet.
 //!
-//! A base backup copies the keystore at one moment and pages at others, so pages may be sealed under keys that only its WAL
-//! brings. Redo reads such pages before it has come there: not every record restores the pages that it names as a whole
-//! (docs/design/what-redo-reads.md has the list). Whoever sealed a page had shown everybody the key, and its record stood
-//! in WAL; and all records before that one that concern the page were in the page already, since a page is changed and
-//! written under its lock. So redo has nothing to do to the page before it replays the key, and is given one that says that it
-//! was changed later than anything ([`pagevault_cipher::page::stand_in`]).
+//! A base backup copies the keystore at one moment and pages at others, so pages may be sealed
+//! under keys that only its WAL brings. Redo reads such pages before it has come there: not every
+//! record restores the pages that it names as a whole (docs/design/what-redo-reads.md has the
+//! list). Whoever sealed a page had shown everybody the key, and its record stood in WAL; and all
+//! records before that one that concern the page were in the page already, since a page is changed
+//! and written under its lock. So redo has nothing to do to the page before it replays the key, and
+//! is given one that says that it was changed later than anything
+//! ([`pagevault_cipher::page::stand_in`]).
 //!
-//! A stand-in is never written: the page on disk stays what it is. When its key is replayed, it is dropped from shared
-//! buffers, and the real page is read from then on. A full-page image, or whatever makes a page anew, takes its place as
-//! well. What must not be is that the data directory counts as consistent while a key is missing: then the server stops.
+//! A stand-in is never written: the page on disk stays what it is. When its key is replayed, it is
+//! dropped from shared buffers, and the real page is read from then on. A full-page image, or
+//! whatever makes a page anew, takes its place as well. What must not be is that the data directory
+//! counts as consistent while a key is missing: then the server stops.
 
 use std::time::{Duration, Instant};
 
@@ -28,8 +31,8 @@ use crate::pg::report::Report;
 /// A power of two. The memory is used only where there are that many.
 const PLACES: usize = 1 << 16;
 
-/// Most keys that are waited for. Each is one of a file that was encrypted or got another key while a backup was taken, and
-/// that is written to at the same time.
+/// Most keys that are waited for. Each is one of a file that was encrypted or got another key while
+/// a backup was taken, and that is written to at the same time.
 pub(crate) const MOST: usize = PLACES / 4 * 3;
 
 /// A key that is waited for, or was.
@@ -57,7 +60,8 @@ const FREE: Awaited = Awaited {
     block: 0,
 };
 
-/// Of the startup process: the keys that it waits for. In a fixed place, because pages are opened in critical sections.
+/// Of the startup process: the keys that it waits for. In a fixed place, because pages are opened
+/// in critical sections.
 static TABLE: ProcessLocal<Table> =
     ProcessLocal::new(Table { places: [FREE; PLACES], used: 0, missing: 0 });
 
@@ -75,7 +79,8 @@ impl Table {
     }
 }
 
-/// Notes that a page is stood in for until the key of this epoch comes. False if there are too many.
+/// Notes that a page is stood in for until the key of this epoch comes. False if there are too
+/// many.
 pub(crate) fn wait_for(file: RelFile, epoch: u16, block: u32) -> bool {
     TABLE.with(|table| {
         let at = table.place(file, epoch);
@@ -96,8 +101,8 @@ pub(crate) fn are_there() -> bool {
     TABLE.with(|table| table.missing > 0)
 }
 
-/// Redo has taken in these records. Of the files whose keys have come, or will never be wanted again, the stand-ins are
-/// dropped, and what has taken their places is written.
+/// Redo has taken in these records. Of the files whose keys have come, or will never be wanted
+/// again, the stand-ins are dropped, and what has taken their places is written.
 pub(crate) fn replayed(records: &[Record]) {
     let mut files = Vec::new();
     for record in records {
@@ -129,8 +134,8 @@ fn came(file: RelFile, epoch: u16) -> Option<RelFile> {
     })
 }
 
-/// Ends recovery if a key is missing where the data directory is said to be consistent: a key that redo waits for, or one
-/// under which pages are sealed that recovery would have written over.
+/// Ends recovery if a key is missing where the data directory is said to be consistent: a key that
+/// redo waits for, or one under which pages are sealed that recovery would have written over.
 pub(crate) fn require_none() {
     if are_there()
         && let Some(Awaited { file, epoch, block, .. }) = missing()
@@ -152,7 +157,8 @@ pub(crate) fn require_none() {
     unsettled::forget();
 }
 
-/// What redo has changed and nobody has written yet, and what is written later without a look: after a promotion.
+/// What redo has changed and nobody has written yet, and what is written later without a look:
+/// after a promotion.
 fn require_none_in_buffers() {
     if let Some(Note { file, epoch, block }) = dirty().find_map(over_sealed_page) {
         refuse(file, epoch, block);
@@ -172,11 +178,12 @@ fn over_sealed_page((file, fork, block): (RelFile, i32, u32)) -> Option<Note> {
     is_unknown(file, epoch).then_some(Note { file, epoch, block })
 }
 
-/// Where recovery would have to begin before this moment if a key never comes: a file with pages that redo has not changed, or
-/// whose changes are not written, for want of the key. Called when a checkpoint record is replayed.
+/// Where recovery would have to begin before this moment if a key never comes: a file with pages
+/// that redo has not changed, or whose changes are not written, for want of the key. Called when a
+/// checkpoint record is replayed.
 ///
-/// Pages in shared buffers are compared with the disk, as the restart point would write them. Where that takes long and is
-/// asked again soon, any page counts: then there is a restart point later.
+/// Pages in shared buffers are compared with the disk, as the restart point would write them. Where
+/// that takes long and is asked again soon, any page counts: then there is a restart point later.
 pub(crate) fn file_at_stake() -> Option<RelFile> {
     /// When that was done last, and how long it took.
     static LAST: ProcessLocal<Option<(Instant, Duration)>> = ProcessLocal::new(None);

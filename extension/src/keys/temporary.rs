@@ -1,7 +1,7 @@
 //! Keys of temporary files: derived from the random key of this server start and the file's path.
 //!
-//! Nothing is ever stored of them: who is to read the file, in whatever process, derives the same key.
-//! Nothing here allocates, locks or raises.
+//! Nothing is ever stored of them: who is to read the file, in whatever process, derives the same
+//! key. Nothing here allocates, locks or raises.
 
 use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::{DataKey, PageKey, kdf};
@@ -35,7 +35,8 @@ pub(crate) fn protect() -> std::io::Result<()> {
     crate::pg::mapping::exclude_from_core_dumps(CACHE.as_ptr())
 }
 
-/// The name under which the file at `path` has its key; `None` before the server has its random key.
+/// The name under which the file at `path` has its key; `None` before the server has its random
+/// key.
 pub(crate) fn name(path: &[u8]) -> Option<Name> {
     let mut bytes = [0; 16];
     derive("pagevault temporary file name v1", path, &mut bytes)?;

@@ -47,7 +47,8 @@ const CREDENTIALS: Duration = Duration::from_secs(300);
 /// Recovery that waits says so again after this long.
 const SAY_AGAIN: Duration = Duration::from_secs(300);
 
-/// Asks once, in one batch, for every database key whose state is `wanted`, but for those of databases that are gone.
+/// Asks once, in one batch, for every database key whose state is `wanted`, but for those of
+/// databases that are gone.
 fn attempt(by: &str, wanted: impl Fn(KeyState) -> bool) -> Result<Attempt> {
     let keys = persist::shared_memory()?.secrets.list();
     let keys = keys.into_iter().filter(|(scope, _, state)| wanted(*state) && !is_gone(*scope));
@@ -112,7 +113,8 @@ fn accept(scope: u32, version: u32, key: &Secret32) -> Result<()> {
     }
 }
 
-/// (scope, version) of every database key that is known but not unwrapped, and of a database that is there.
+/// (scope, version) of every database key that is known but not unwrapped, and of a database that
+/// is there.
 pub(crate) fn locked_keys() -> Vec<(u32, u32)> {
     all_locked_keys().into_iter().filter(|(scope, _)| !is_gone(*scope)).collect()
 }
@@ -126,7 +128,8 @@ fn all_locked_keys() -> Vec<(u32, u32)> {
         .collect()
 }
 
-/// True while nobody can log in: shared catalogs are sealed, and the cluster's key is locked or refused.
+/// True while nobody can log in: shared catalogs are sealed, and the cluster's key is locked or
+/// refused.
 pub(crate) fn keeps_everyone_out() -> bool {
     const CLUSTER: u32 = 0;
     let keys = shared::secrets().map(|s| s.list()).unwrap_or_default();
@@ -156,8 +159,8 @@ fn attempt_and_remember(by: &str, wanted: impl Fn(KeyState) -> bool) -> Result<A
     Ok(attempt)
 }
 
-/// `pagevault.unlock()`: asks for keys that are locked, and for those that were revoked meanwhile. An
-/// ERROR says why keys stay locked.
+/// `pagevault.unlock()`: asks for keys that are locked, and for those that were revoked meanwhile.
+/// An ERROR says why keys stay locked.
 pub(crate) fn unlock_now() -> Result<bool> {
     match attempt_and_remember("unlock", |state| state != KeyState::Ready)? {
         Attempt::Unlocked => Ok(true),
@@ -165,10 +168,11 @@ pub(crate) fn unlock_now() -> Result<bool> {
     }
 }
 
-/// In recovery, when it meets new database keys, (scope, version): what follows may need them. A standby, or a restore from
-/// an archive, waits for them here, where nothing is half done and queries go on. Crash recovery asks once and goes on, to
-/// where the key is needed; so do the others with `pagevault.recovery_waits_for_keys` off, for the key may be one that
-/// nothing needs any more.
+/// In recovery, when it meets new database keys, (scope, version): what follows may need them. A
+/// standby, or a restore from an archive, waits for them here, where nothing is half done and
+/// queries go on. Crash recovery asks once and goes on, to where the key is needed; so do the
+/// others with `pagevault.recovery_waits_for_keys` off, for the key may be one that nothing needs
+/// any more.
 pub(crate) fn unlock_in_recovery(new: &[(u32, u32)]) {
     // Whether their database is gone is not known yet: it may be made by what follows.
     let locked = || -> Vec<(u32, u32)> {

@@ -1,5 +1,5 @@
-//! What this start, and others before it that failed, have cut off key files, beside these until recovery has ended
-//! (`pagevault_keystore::log::aside`).
+//! What this start, and others before it that failed, have cut off key files, beside these until
+//! recovery has ended (`pagevault_keystore::log::aside`).
 
 use pagevault_keystore::log::{self, Contents, aside};
 use pagevault_keystore::state::State;
@@ -13,8 +13,8 @@ use super::{copies, shared};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
 
-/// Recovery has ended, or all WAL is replayed that makes a standby consistent: whatever is needed of it is known again, and
-/// is settled before it goes.
+/// Recovery has ended, or all WAL is replayed that makes a standby consistent: whatever is needed
+/// of it is known again, and is settled before it goes.
 pub(crate) fn forget() {
     let forget = || -> Result<()> {
         let storage = persist::storage()?;
@@ -32,8 +32,8 @@ pub(crate) fn forget() {
     }
 }
 
-/// At a start after a clean shutdown, when no WAL is replayed: refuses to go on without keys that were cut off, of files
-/// that exist. They would be written in plaintext, or under older keys.
+/// At a start after a clean shutdown, when no WAL is replayed: refuses to go on without keys that
+/// were cut off, of files that exist. They would be written in plaintext, or under older keys.
 pub(super) fn require_none_missing(storage: &FileStorage, logs: &[Contents]) -> Result<()> {
     let failed = |error| keystore_failure(&error);
     for scope in aside::scopes(storage).map_err(failed)? {

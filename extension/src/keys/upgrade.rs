@@ -1,5 +1,5 @@
-//! Servers that `pg_upgrade` starts (`postgres -b`): relation files go from one cluster into the other as they are,
-//! and their keys must have gone before.
+//! Servers that `pg_upgrade` starts (`postgres -b`): relation files go from one cluster into the
+//! other as they are, and their keys must have gone before.
 
 use std::path::Path;
 

@@ -1,8 +1,8 @@
 //! Which key a WAL page is sealed with, for all processes.
 //!
 //! Asked inside critical sections: no lock, no allocation, nothing raised. What there is to know is
-//! in shared memory: the switches ([`Switches`]) and the data keys (the directory); the expanded key is
-//! in the cache of this process.
+//! in shared memory: the switches ([`Switches`]) and the data keys (the directory); the expanded
+//! key is in the cache of this process.
 
 use std::ops::Range;
 use std::sync::atomic::{AtomicU32, Ordering::*};
@@ -36,8 +36,8 @@ const WRITTEN: usize = 1;
 const KEPT: usize = 2;
 const KEPT_PLAINTEXT: usize = 3;
 const KEPT_ADDRESS: Range<usize> = 4..6;
-/// Of the switches that were known when this server began to write WAL, one more than there were (0: it has not begun),
-/// and where WAL ended then.
+/// Of the switches that were known when this server began to write WAL, one more than there were
+/// (0: it has not begun), and where WAL ended then.
 const FORMER: usize = 6;
 const FORMER_END: Range<usize> = 7..9;
 /// Whether the newest switch is in force and not recorded: neither keystore nor WAL have it.
@@ -74,11 +74,12 @@ impl Wal {
         self.words[WRITTEN].load(Relaxed) != 0
     }
 
-    /// The first page, at `address`, is about to be written. If it holds records already, under a key that is not
-    /// the switches', it must keep that: a torn write would mix the two.
+    /// The first page, at `address`, is about to be written. If it holds records already, under a
+    /// key that is not the switches', it must keep that: a torn write would mix the two.
     ///
-    /// Such a page is the last one of WAL that was received in plaintext or copied from elsewhere, or
-    /// that was sealed after a switch whose record was lost in a crash. Called under WALWriteLock.
+    /// Such a page is the last one of WAL that was received in plaintext or copied from elsewhere,
+    /// or that was sealed after a switch whose record was lost in a crash. Called under
+    /// WALWriteLock.
     pub(crate) fn first_write(&self, address: u64, kept: Option<WalPhase>) {
         self.begin(address);
         if let Some(phase) = kept {
@@ -89,9 +90,9 @@ impl Wal {
         self.words[WRITTEN].store(1, Release);
     }
 
-    /// This server writes WAL from `end` on. What is known of switches behind it belongs to WAL that was lost, in a crash
-    /// or by recovery to a point before it, and does not apply to what is written from now on. Called under
-    /// WALWriteLock; only the first call counts.
+    /// This server writes WAL from `end` on. What is known of switches behind it belongs to WAL
+    /// that was lost, in a crash or by recovery to a point before it, and does not apply to what is
+    /// written from now on. Called under WALWriteLock; only the first call counts.
     pub(crate) fn begin(&self, end: u64) {
         if self.words[FORMER].load(Relaxed) == 0 {
             store_u64(&self.words[FORMER_END], end);
@@ -118,8 +119,8 @@ impl Wal {
         stretch_of(self.in_force(), u64::MAX).phase
     }
 
-    /// Whether a switch that does not apply to WAL as it is was decided after all that do. The next start would follow
-    /// it, and servers that have heard of it do.
+    /// Whether a switch that does not apply to WAL as it is was decided after all that do. The next
+    /// start would follow it, and servers that have heard of it do.
     pub(crate) fn is_led_astray(&self) -> bool {
         self.switches.newest() > self.in_force().max()
     }
@@ -131,7 +132,8 @@ impl Wal {
         Some((load_u64(&self.words[KEPT_ADDRESS]), WalPhase { generation, plaintext }))
     }
 
-    /// Puts a switch in force, that is yet to be recorded. Under the keystore lock and WALWriteLock.
+    /// Puts a switch in force, that is yet to be recorded. Under the keystore lock and
+    /// WALWriteLock.
     pub(crate) fn put_in_force(&self, switch: Switch) -> Result<(), Full> {
         self.switches.add(switch)?;
         self.words[UNRECORDED].store(1, Relaxed);
@@ -151,7 +153,8 @@ impl Wal {
         self.words[UNRECORDED].store(0, Relaxed);
     }
 
-    /// This process brings WAL to what is wanted, and wants to be woken when there is something to do.
+    /// This process brings WAL to what is wanted, and wants to be woken when there is something to
+    /// do.
     pub(crate) fn set_worker(&self) {
         let number = compat::process_number().and_then(|number| u32::try_from(number).ok());
         self.words[WORKER].store(number.map_or(0, |number| number + 1), Relaxed);
@@ -164,8 +167,8 @@ impl Wal {
         }
     }
 
-    /// Why WAL is not encrypted though it should be; empty when there is no reason. Under the keystore
-    /// lock, as the next.
+    /// Why WAL is not encrypted though it should be; empty when there is no reason. Under the
+    /// keystore lock, as the next.
     pub(crate) fn problem(&self) -> String {
         load_text(&self.words[PROBLEM])
     }
@@ -176,8 +179,8 @@ impl Wal {
     }
 }
 
-/// The shared state, once there is any WAL key: the one test that servers pay for that never encrypted
-/// WAL.
+/// The shared state, once there is any WAL key: the one test that servers pay for that never
+/// encrypted WAL.
 #[inline]
 pub(crate) fn active() -> Option<&'static Wal> {
     shared::get().map(|shared| &shared.wal).filter(|wal| wal.words[HAS_KEYS].load(Relaxed) != 0)
@@ -216,7 +219,8 @@ pub(crate) fn written_at(wal: &Wal, address: u64, page_size: u64) -> Stretch {
     stretch
 }
 
-/// The switches and keys of this server, as [`wal_pages`](pagevault_keystore::wal_pages) wants them.
+/// The switches and keys of this server, as [`wal_pages`](pagevault_keystore::wal_pages) wants
+/// them.
 pub(crate) struct ServerKeys;
 
 impl WalKeys for ServerKeys {

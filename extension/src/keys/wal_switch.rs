@@ -3,28 +3,31 @@
 //! In this order:
 //!
 //! 1. The new key, wrapped, goes to the keystore, where it is safe, and to WAL. Nobody uses it yet.
-//! 2. A barrier goes to WAL behind it. Recovery reads ahead, and must have replayed the key before it
-//!    meets a page that is sealed with it. Records that have no room in its buffer for decoded records
-//!    it decodes only when those before them are replayed.
-//! 3. The switch is put into shared memory. It begins with the first page behind the barrier that is
-//!    not begun on disk, and while WAL is written that cannot change: WALWriteLock is held.
+//! 2. A barrier goes to WAL behind it. Recovery reads ahead, and must have replayed the key before
+//!    it meets a page that is sealed with it. Records that have no room in its buffer for decoded
+//!    records it decodes only when those before them are replayed.
+//! 3. The switch is put into shared memory. It begins with the first page behind the barrier that
+//!    is not begun on disk, and while WAL is written that cannot change: WALWriteLock is held.
 //! 4. The switch goes to the keystore and to WAL, where standbys find it.
 //!
-//! Killed after 1 or 2, the server has a key too many. After 3, pages may be sealed with a key that it
-//! has, though it knows nothing of the switch: pages say what they are, so they are read; it goes on as
-//! before the switch, and the worker switches again. After the first half of 4, or when WAL up to the switch is lost,
-//! the keystore has a switch to which WAL never came. It must not apply when WAL comes to its address on another course:
-//! whoever begins to write WAL leaves out all that is known of switches behind it ([`Wal::begin`](super::wal::Wal::begin)),
-//! and the worker decides anew what holds, for the next start and for standbys ([`reconcile`]).
+//! Killed after 1 or 2, the server has a key too many. After 3, pages may be sealed with a key that
+//! it has, though it knows nothing of the switch: pages say what they are, so they are read; it
+//! goes on as before the switch, and the worker switches again. After the first half of 4, or when
+//! WAL up to the switch is lost, the keystore has a switch to which WAL never came. It must not
+//! apply when WAL comes to its address on another course: whoever begins to write WAL leaves out
+//! all that is known of switches behind it ([`Wal::begin`](super::wal::Wal::begin)), and the worker
+//! decides anew what holds, for the next start and for standbys ([`reconcile`]).
 //!
-//! Where the first half of 4 fails, as on a full disk, the switch stays in force: pages may be sealed already. It is
-//! remembered as unrecorded; whoever comes next, the worker at the latest, records it before anything else is decided
-//! ([`record_newest`]), and until then it is a problem. After a crash it is as if killed after 3.
+//! Where the first half of 4 fails, as on a full disk, the switch stays in force: pages may be
+//! sealed already. It is remembered as unrecorded; whoever comes next, the worker at the latest,
+//! records it before anything else is decided ([`record_newest`]), and until then it is a problem.
+//! After a crash it is as if killed after 3.
 //!
-//! The keystore lock is held in 1, and in 3 and 4 up to the record: not while the barrier is written, nor while anything
-//! waits for WAL. So others may rotate the key or switch meanwhile: each has its own key and barrier, and in 3 it is
-//! asked once more whether the switch is still wanted. What others log before or within a barrier makes it longer. A
-//! barrier that nobody uses, or half of one, does no harm.
+//! The keystore lock is held in 1, and in 3 and 4 up to the record: not while the barrier is
+//! written, nor while anything waits for WAL. So others may rotate the key or switch meanwhile:
+//! each has its own key and barrier, and in 3 it is asked once more whether the switch is still
+//! wanted. What others log before or within a barrier makes it longer. A barrier that nobody uses,
+//! or half of one, does no harm.
 
 use pagevault_cipher::CipherId;
 use pagevault_keystore::wal::{Switch, Switches, WalPhase, key_place};
@@ -44,8 +47,8 @@ use crate::pg::{guc, process, wal};
 /// The cluster's database key wraps WAL keys.
 const SCOPE: u32 = 0;
 
-/// Makes a new WAL key and has it used from now on; returns its generation, or that of a key which somebody else made
-/// after it.
+/// Makes a new WAL key and has it used from now on; returns its generation, or that of a key which
+/// somebody else made after it.
 ///
 /// # Errors
 /// When WAL is not encrypted.
@@ -58,8 +61,8 @@ fn not_encrypted() -> Report {
         .hint("Turn on pagevault.wal_encryption first.")
 }
 
-/// Brings WAL to what `pagevault.wal_encryption` wants; for the worker. Remembers for the status why
-/// that was not possible.
+/// Brings WAL to what `pagevault.wal_encryption` wants; for the worker. Remembers for the status
+/// why that was not possible.
 pub(crate) fn reconcile() -> Result<()> {
     shared_memory()?.wal.set_worker();
     let done = guc::wal_encryption().map_or(Ok(()), switch_to).and(lead_back());
@@ -139,7 +142,8 @@ fn audited<T>(to: &str, changes: bool, switch: impl FnOnce() -> Result<T>) -> Re
     if changes { audit::audited(operation, switch) } else { switch() }
 }
 
-/// Where the keystore has a switch to which WAL never came, decides anew that WAL is written as it is.
+/// Where the keystore has a switch to which WAL never came, decides anew that WAL is written as it
+/// is.
 fn lead_back() -> Result<()> {
     let start = {
         let lock = KeystoreLock::acquire();
@@ -157,13 +161,15 @@ fn said(message: String) {
     Report::new(PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION, message).send(PgLogLevel::LOG);
 }
 
-/// What is known of WAL keys, once this server has begun to write WAL and what is in force is recorded.
+/// What is known of WAL keys, once this server has begun to write WAL and what is in force is
+/// recorded.
 fn begun(lock: &KeystoreLock) -> Result<&'static Wal> {
     let wal = &shared_memory()?.wal;
     wal::at_unwritten_page(0, |end, _| wal.begin(end));
     if let Some(switch) = wal.unrecorded() {
         record_newest(lock, switch)?;
-        // Under the lock, so that nobody finds it recorded before WAL is there; the record was waited for as well.
+        // Under the lock, so that nobody finds it recorded before WAL is there; the record was
+        // waited for as well.
         reach(switch.start);
         said(
             "pagevault: a switch of WAL encryption that could not be recorded is recorded now"
@@ -173,8 +179,8 @@ fn begun(lock: &KeystoreLock) -> Result<&'static Wal> {
     Ok(wal)
 }
 
-/// Steps 1 to 4, if WAL is sealed, or not yet, as the caller expects. `None` if it is not so, from the beginning or after
-/// the barrier.
+/// Steps 1 to 4, if WAL is sealed, or not yet, as the caller expects. `None` if it is not so, from
+/// the beginning or after the barrier.
 fn seal_with_new_key(is_sealed: bool) -> Result<Option<u32>> {
     let cipher = guc::cipher().map_err(|name| {
         Report::new(
@@ -262,8 +268,8 @@ fn new_key(generation: u32, cipher: CipherId) -> Result<Record> {
     data_keys::make_key(file, epoch, cipher)
 }
 
-/// Steps 3 and 4 up to the record: the switch begins at `behind` or later. Returns where; WAL must come there
-/// ([`reach`]), once the lock is given back.
+/// Steps 3 and 4 up to the record: the switch begins at `behind` or later. Returns where; WAL must
+/// come there ([`reach`]), once the lock is given back.
 fn switch(
     lock: &KeystoreLock,
     phase: impl FnOnce(WalPhase) -> WalPhase,
@@ -288,8 +294,8 @@ fn switch(
     Ok(switch.start)
 }
 
-/// Step 4 up to the record. An error leaves the switch in force and unrecorded: it cannot be taken back, for pages may be
-/// written after it.
+/// Step 4 up to the record. An error leaves the switch in force and unrecorded: it cannot be taken
+/// back, for pages may be written after it.
 fn record_newest(lock: &KeystoreLock, switch: Switch) -> Result<()> {
     let recorded = persist::append(lock, SCOPE, &[Record::WalSwitch(switch)]);
     recorded.map_err(|report| {
@@ -313,7 +319,8 @@ fn reach(start: u64) {
 }
 
 /// Logs the newest switch once more, after a start: if the server crashed before its record was
-/// durable, the keystore has it and standbys do not. One that is not recorded at all is left to [`reconcile`].
+/// durable, the keystore has it and standbys do not. One that is not recorded at all is left to
+/// [`reconcile`].
 pub(crate) fn repeat_newest() -> Result<()> {
     let _lock = KeystoreLock::acquire();
     let shared = shared_memory()?;

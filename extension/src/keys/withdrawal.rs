@@ -1,12 +1,13 @@
 //! Pages that are sealed under refused keys leave shared buffers.
 //!
-//! The storage manager refuses users what it would have to read ([`crate::page_io::check_access`]), for whatever it is wanted:
-//! a query, a utility command, a function that goes to the buffers itself. So nothing needs to know who asks, as long as
-//! nothing is in the buffers. When a key is refused, what is there is written, under the key that is still in memory, and dropped.
+//! The storage manager refuses users what it would have to read ([`crate::page_io::check_access`]),
+//! for whatever it is wanted: a query, a utility command, a function that goes to the buffers
+//! itself. So nothing needs to know who asks, as long as nothing is in the buffers. When a key is
+//! refused, what is there is written, under the key that is still in memory, and dropped.
 //!
-//! Once is not enough: a page that a statement is using stays until it lets go; who began to read a moment before comes
-//! a moment after; recovery and replay go on reading pages, to change them. So this is repeated for as long as a
-//! key is refused.
+//! Once is not enough: a page that a statement is using stays until it lets go; who began to read a
+//! moment before comes a moment after; recovery and replay go on reading pages, to change them. So
+//! this is repeated for as long as a key is refused.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -72,7 +73,8 @@ impl Withdrawal {
         }
     }
 
-    /// Once how it began, and once that it is done: others go on putting pages there, and using them.
+    /// Once how it began, and once that it is done: others go on putting pages there, and using
+    /// them.
     fn tell(&mut self, gone: usize, in_use: usize) {
         let is_done = in_use == 0;
         if self.said == Some(true) || self.said == Some(is_done) {

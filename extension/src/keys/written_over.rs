@@ -1,14 +1,18 @@
-//! Sealed pages that recovery would write over while the key that they are sealed under is not known.
+//! Sealed pages that recovery would write over while the key that they are sealed under is not
+//! known.
 //!
-//! Redo restores pages from full-page images without reading them, so it may have a page for a file in plaintext, or under an
-//! older key, whose page on disk is sealed under a key that is not known. In a base backup that one is newer than what is replayed,
-//! and WAL brings the key before the data directory is consistent. With a keystore older than the data directory it never does,
-//! and the file would become plaintext, or be written under a key that was given up. In both the page on disk stays, as it does
-//! under a stand-in and for the same reason ([`super::stand_ins`]): before the key comes nothing is replayed that it does not
-//! hold already, and if the key does not come, all is replayed again with the right keystore. Whoever leaves a page so notes
-//! the key here, and [`super::stand_ins::require_none`] asks whether all have come. From then on it is an error.
+//! Redo restores pages from full-page images without reading them, so it may have a page for a file
+//! in plaintext, or under an older key, whose page on disk is sealed under a key that is not known.
+//! In a base backup that one is newer than what is replayed, and WAL brings the key before the data
+//! directory is consistent. With a keystore older than the data directory it never does, and the
+//! file would become plaintext, or be written under a key that was given up. In both the page on
+//! disk stays, as it does under a stand-in and for the same reason ([`super::stand_ins`]): before
+//! the key comes nothing is replayed that it does not hold already, and if the key does not come,
+//! all is replayed again with the right keystore. Whoever leaves a page so notes the key here, and
+//! [`super::stand_ins::require_none`] asks whether all have come. From then on it is an error.
 //!
-//! The notes are in shared memory, for the checkpointer and the background writer write as well. No lock, no allocation.
+//! The notes are in shared memory, for the checkpointer and the background writer write as well. No
+//! lock, no allocation.
 
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
@@ -97,7 +101,8 @@ impl WrittenOver {
         places.filter(|place| !matches!(place[0].load(SeqCst), FREE | TAKEN)).map(read)
     }
 
-    /// Ends recovery where there were more of them than there is room for: whether all keys have come is not known.
+    /// Ends recovery where there were more of them than there is room for: whether all keys have
+    /// come is not known.
     pub(super) fn refuse_overflow(&self) {
         if self.words[OVERFLOW].load(SeqCst) != 0 {
             too_many().fatal();
@@ -119,8 +124,8 @@ pub(crate) fn is_unknown(file: RelFile, epoch: u16) -> bool {
     !shared::has_key(file, epoch) && shared::destroyed_at(file, epoch).is_none()
 }
 
-/// In recovery: a page was about to be written over one that is sealed under a key which is not known. False if no WAL
-/// will bring the key any more.
+/// In recovery: a page was about to be written over one that is sealed under a key which is not
+/// known. False if no WAL will bring the key any more.
 pub(crate) fn note(file: RelFile, epoch: u16, block: u32) -> bool {
     let Some(shared) = shared::get() else { return true };
     // In this order: who settles it looks at the notes afterwards.

@@ -1,4 +1,5 @@
-//! Shared buffers, and what recovery has to know when they are dropped; memory that takes the place of a buffer.
+//! Shared buffers, and what recovery has to know when they are dropped; memory that takes the place
+//! of a buffer.
 
 use pagevault_keystore::RelFile;
 use pgrx::pg_sys::panic::CaughtError;
@@ -8,8 +9,9 @@ use pgrx::{PgSqlErrorCode, PgTryBuilder};
 use super::compat::{self, SHARED_BACKEND, SmgrFile};
 use super::report::{Report, Result};
 
-/// A page that is read or written past buffers, aligned as the server's buffers are (`PG_IO_ALIGN_SIZE`, pg_config_manual.h;
-/// 16+): with `debug_io_direct = data` the kernel asks for it, and mdreadv, mdwritev and mdextend assert it.
+/// A page that is read or written past buffers, aligned as the server's buffers are
+/// (`PG_IO_ALIGN_SIZE`, pg_config_manual.h; 16+): with `debug_io_direct = data` the kernel asks for
+/// it, and mdreadv, mdwritev and mdextend assert it.
 #[repr(C, align(4096))]
 pub(crate) struct AlignedPage(pub(crate) [u8; pg_sys::BLCKSZ as usize]);
 
@@ -27,7 +29,8 @@ pub(crate) fn flush_relation(oid: Oid) {
     }
 }
 
-/// Writes what is dirty of a database, and drops all of it, as DROP DATABASE does. Nobody is connected to it.
+/// Writes what is dirty of a database, and drops all of it, as DROP DATABASE does. Nobody is
+/// connected to it.
 pub(crate) fn flush_and_drop_database(database: Oid) {
     // SAFETY: by contract no one has a buffer of it pinned.
     unsafe {
@@ -38,7 +41,8 @@ pub(crate) fn flush_and_drop_database(database: Oid) {
 
 /// The storage manager's objects of these files. Not in a critical section.
 fn open(files: &[RelFile]) -> Vec<pg_sys::SMgrRelation> {
-    // SAFETY: by contract; the objects live until the end of the transaction, in recovery for longer.
+    // SAFETY: by contract; the objects live until the end of the transaction, in recovery for
+    // longer.
     let open = |&file: &RelFile| unsafe {
         compat::open_smgr_of(SmgrFile { file, backend: SHARED_BACKEND })
     };
@@ -88,10 +92,11 @@ pub(crate) fn flush_and_drop_database_in_redo(database: u32) {
     }
 }
 
-/// In recovery: a server that is started again is not consistent before it has replayed the record that is being
-/// replayed now.
+/// In recovery: a server that is started again is not consistent before it has replayed the record
+/// that is being replayed now.
 pub(crate) fn set_recovery_minimum() {
-    // SAFETY: in recovery XLogFlush updates pg_control instead, to the end of the record under replay.
+    // SAFETY: in recovery XLogFlush updates pg_control instead, to the end of the record under
+    // replay.
     unsafe {
         let mut timeline = 0;
         pg_sys::XLogFlush(pg_sys::GetCurrentReplayRecPtr(&raw mut timeline));
@@ -124,7 +129,8 @@ fn in_states(index: usize, states: u32) -> Option<(RelFile, i32, u32)> {
 
 /// What a process without transactions needs to [`evict`]; once.
 pub(crate) fn prepare_to_evict() {
-    // SAFETY: in a background worker that is not connected to a database, which has no resource owner.
+    // SAFETY: in a background worker that is not connected to a database, which has no resource
+    // owner.
     unsafe { pg_sys::CreateAuxProcessResourceOwner() };
 }
 
@@ -147,7 +153,8 @@ pub(crate) fn evict(index: usize) -> Result<bool> {
 /// (`BackgroundWriterMain`, bgwriter.c).
 ///
 /// # Safety
-/// In a process without transactions, with a resource owner of its own, that has nothing else to keep.
+/// In a process without transactions, with a resource owner of its own, that has nothing else to
+/// keep.
 unsafe fn give_back_after_error() {
     // SAFETY: each gives back what this process holds, which by contract nobody in it still uses.
     unsafe {
@@ -167,7 +174,8 @@ unsafe fn give_back_after_error() {
     }
 }
 
-/// After [`evict`], which opens the files that it writes: closes them, as the checkpointer does after each checkpoint.
+/// After [`evict`], which opens the files that it writes: closes them, as the checkpointer does
+/// after each checkpoint.
 pub(crate) fn close_files() {
     // SAFETY: the process has no relation cache.
     unsafe { compat::close_all_files() };

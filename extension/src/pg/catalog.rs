@@ -122,8 +122,8 @@ pub(super) fn scan_columns<T>(
     found
 }
 
-/// OIDs of the databases that can be connected to: not of those that an interrupted DROP DATABASE has left
-/// (`database_is_invalid_form`, dbcommands.c).
+/// OIDs of the databases that can be connected to: not of those that an interrupted DROP DATABASE
+/// has left (`database_is_invalid_form`, dbcommands.c).
 pub(crate) fn databases() -> Vec<Oid> {
     // SAFETY: a row of pg_database.
     scan(pg_sys::DatabaseRelationId, |row| unsafe {
@@ -143,7 +143,8 @@ pub(crate) fn all_databases() -> Vec<Oid> {
 
 /// Whether this extension is installed in this database.
 pub(crate) fn has_extension() -> bool {
-    // SAFETY: a catalog look-up in a transaction. Nobody but a superuser makes an extension of this name.
+    // SAFETY: a catalog look-up in a transaction. Nobody but a superuser makes an extension of this
+    // name.
     unsafe { pg_sys::get_extension_oid(c"pagevault".as_ptr(), true) != Oid::INVALID }
 }
 
@@ -181,7 +182,8 @@ pub(crate) fn relation_in_schema(schema: Oid, name: &CStr) -> Option<Oid> {
     (oid != Oid::INVALID).then_some(oid)
 }
 
-/// True if a schema is a member of the extension of this name: made by its script, or added by its owner.
+/// True if a schema is a member of the extension of this name: made by its script, or added by its
+/// owner.
 pub(crate) fn is_schema_of_extension(schema: Oid, extension: &CStr) -> bool {
     // SAFETY: catalog look-ups in a transaction.
     unsafe {
@@ -264,8 +266,8 @@ pub(crate) struct Database {
     pub(crate) name: ServerText,
 }
 
-/// These, as of now. That nobody may connect to a database, or that it is a template, its owner can say at any time; so
-/// that is no reason to pass over one.
+/// These, as of now. That nobody may connect to a database, or that it is a template, its owner can
+/// say at any time; so that is no reason to pass over one.
 pub(crate) fn databases_in_use() -> Vec<Database> {
     // SAFETY: a row of pg_database, whose name is NUL-terminated.
     scan(pg_sys::DatabaseRelationId, |row| unsafe {
@@ -310,7 +312,8 @@ pub(crate) fn settings_of_databases(name: &CStr) -> Vec<(Oid, bool)> {
 unsafe fn texts_of(array: pg_sys::Datum) -> Vec<ServerText> {
     const OF_ANY_LENGTH: std::ffi::c_int = -1;
     let (mut elements, mut nulls, mut count) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
-    // SAFETY: by contract; what deconstruct_array and text_to_cstring return is palloc'd and not null.
+    // SAFETY: by contract; what deconstruct_array and text_to_cstring return is palloc'd and not
+    // null.
     unsafe {
         let array = pg_sys::pg_detoast_datum(array.cast_mut_ptr()).cast::<pg_sys::ArrayType>();
         pg_sys::deconstruct_array(

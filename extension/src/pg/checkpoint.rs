@@ -8,8 +8,8 @@ use super::compat;
 /// so that a checkpoint whose redo point lies behind that record knows of it.
 pub(crate) fn request_sync(scope: u32) {
     let tag = compat::keystore_tag(scope);
-    // SAFETY: the tag is copied. With retries this waits for room in the checkpointer's queue rather
-    // than fail; without a checkpointer it is remembered here.
+    // SAFETY: the tag is copied. With retries this waits for room in the checkpointer's queue
+    // rather than fail; without a checkpointer it is remembered here.
     unsafe {
         pg_sys::RegisterSyncRequest(&raw const tag, pg_sys::SyncRequestType::SYNC_REQUEST, true)
     };

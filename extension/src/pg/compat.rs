@@ -17,8 +17,8 @@ pub(crate) const SHARED_BACKEND: i32 = -1;
 pub(crate) struct SmgrFile {
     /// Tablespace, database and relfilenumber.
     pub(crate) file: RelFile,
-    /// For the file of a temporary relation, the backend it belongs to, which alone reads and writes
-    /// it; [`SHARED_BACKEND`] for all others.
+    /// For the file of a temporary relation, the backend it belongs to, which alone reads and
+    /// writes it; [`SHARED_BACKEND`] for all others.
     pub(crate) backend: i32,
 }
 
@@ -30,9 +30,10 @@ impl SmgrFile {
     }
 }
 
-/// `RelFileLocator` of a keystore log: no relation is in tablespace 0. The scope stands in place of the file number,
-/// not of the database: what is asked for in the name of a database is cancelled when the database is dropped or moved
-/// to another tablespace, by a standby as well (`ForgetDatabaseSyncRequests`, md.c), and its keys live on.
+/// `RelFileLocator` of a keystore log: no relation is in tablespace 0. The scope stands in place of
+/// the file number, not of the database: what is asked for in the name of a database is cancelled
+/// when the database is dropped or moved to another tablespace, by a standby as well
+/// (`ForgetDatabaseSyncRequests`, md.c), and its keys live on.
 fn keystore_locator(scope: u32) -> Locator {
     locator(RelFile { tablespace: 0, database: 0, relation: scope })
 }
@@ -129,7 +130,8 @@ pub(crate) unsafe fn relation_locator(relation: pg_sys::Relation) -> Locator {
     return unsafe { (*relation).rd_locator };
 }
 
-/// The file number of a relation whose row in pg_class has none (`RelationMapOidToFilenumber`, `RelationMapOidToFilenode` in 15).
+/// The file number of a relation whose row in pg_class has none (`RelationMapOidToFilenumber`,
+/// `RelationMapOidToFilenode` in 15).
 pub(crate) fn mapped_file(oid: pg_sys::Oid, is_shared: bool) -> u32 {
     unsafe extern "C-unwind" {
         /// relmapper.c: looks into the maps that a session loads when it connects; cannot raise.
@@ -142,7 +144,8 @@ pub(crate) fn mapped_file(oid: pg_sys::Oid, is_shared: bool) -> u32 {
 
 /// Path of one fork of a permanent relation, relative to the data directory (`relpathperm`).
 pub(crate) fn relation_path(file: RelFile, fork: pg_sys::ForkNumber::Type) -> String {
-    // SAFETY: GetRelationPath only formats its arguments; the result is palloc'd (or by value on 18).
+    // SAFETY: GetRelationPath only formats its arguments; the result is palloc'd (or by value on
+    // 18).
     unsafe {
         let path = pg_sys::GetRelationPath(
             file.database.into(),
@@ -172,7 +175,8 @@ pub(crate) fn database_path(database: u32, tablespace: u32) -> String {
 /// # Safety
 /// Between `XLogBeginInsert` and `XLogInsert`; `bytes` lives until then.
 pub(crate) unsafe fn xlog_register_data(bytes: &[u8]) {
-    // SAFETY: by contract; the server only reads the bytes. Length limits are checked by the caller.
+    // SAFETY: by contract; the server only reads the bytes. Length limits are checked by the
+    // caller.
     unsafe {
         #[cfg(feature = "pg15")]
         pg_sys::XLogRegisterData(bytes.as_ptr().cast_mut().cast(), bytes.len() as i32);
@@ -217,7 +221,8 @@ pub(crate) unsafe fn open_smgr_of(file: SmgrFile) -> pg_sys::SMgrRelation {
     unsafe { pg_sys::smgropen(locator(file.file), file.backend) }
 }
 
-/// Drops all shared buffers of these files (`DropRelationsAllBuffers`, `DropRelFileNodesAllBuffers` before 16).
+/// Drops all shared buffers of these files (`DropRelationsAllBuffers`, `DropRelFileNodesAllBuffers`
+/// before 16).
 ///
 /// # Safety
 /// Live objects of the storage manager; nobody else uses their files; not in a critical section.
@@ -291,7 +296,8 @@ pub(crate) unsafe fn smgr_read(reln: pg_sys::SMgrRelation, block: u32, page: *mu
 /// How many blocks a fork has (`smgrnblocks`). Raises what the server raises, past our frames.
 ///
 /// # Safety
-/// `reln` is live, and the fork exists; no frame between here and the server's call holds anything with a destructor.
+/// `reln` is live, and the fork exists; no frame between here and the server's call holds anything
+/// with a destructor.
 pub(crate) unsafe fn smgr_blocks(reln: pg_sys::SMgrRelation, fork: i32) -> u32 {
     unsafe extern "C-unwind" {
         fn smgrnblocks(reln: pg_sys::SMgrRelation, fork: i32) -> u32;
@@ -300,8 +306,8 @@ pub(crate) unsafe fn smgr_blocks(reln: pg_sys::SMgrRelation, fork: i32) -> u32 {
     unsafe { smgrnblocks(reln, fork) }
 }
 
-/// Which page a shared buffer holds, if the buffer is in all of these states (`BM_VALID` and the like). What a moment later may
-/// be otherwise: no lock is taken.
+/// Which page a shared buffer holds, if the buffer is in all of these states (`BM_VALID` and the
+/// like). What a moment later may be otherwise: no lock is taken.
 ///
 /// # Safety
 /// `index` is less than `NBuffers`.
@@ -378,11 +384,13 @@ pub(crate) fn is_slot_sync_worker(kind: pg_sys::BackendType::Type) -> bool {
 /// A block that no file has (`MaxBlockNumber`).
 const MISSING_BLOCK: pg_sys::BlockNumber = pg_sys::InvalidBlockNumber - 1;
 
-/// In redo, before the data directory is consistent: as if a record had named a page of this file, which exists, that does not.
+/// In redo, before the data directory is consistent: as if a record had named a page of this file,
+/// which exists, that does not.
 pub(crate) fn refer_to_missing_page(file: RelFile) {
     let (fork, mode) = (pg_sys::ForkNumber::MAIN_FORKNUM, pg_sys::ReadBufferMode::RBM_NORMAL);
     let no_buffer = pg_sys::InvalidBuffer as pg_sys::Buffer;
-    // SAFETY: in the startup process; of a page beyond the end nothing is read (xlogutils.c), and no buffer is pinned.
+    // SAFETY: in the startup process; of a page beyond the end nothing is read (xlogutils.c), and
+    // no buffer is pinned.
     unsafe {
         pg_sys::XLogReadBufferExtended(locator(file), fork, MISSING_BLOCK, mode, no_buffer);
     }
@@ -390,7 +398,8 @@ pub(crate) fn refer_to_missing_page(file: RelFile) {
 
 /// Takes [`refer_to_missing_page`] back.
 pub(crate) fn forget_missing_page(file: RelFile) {
-    // SAFETY: in the startup process; forgets references to this block and later ones, of which there are none.
+    // SAFETY: in the startup process; forgets references to this block and later ones, of which
+    // there are none.
     unsafe {
         pg_sys::XLogTruncateRelation(
             locator(file),
@@ -417,16 +426,18 @@ pub(crate) unsafe fn set_signal_handler(
     }
 }
 
-/// The range table that ExecutorCheckPerms_hook gets to see, in 16 and later beside a list of permissions.
+/// The range table that ExecutorCheckPerms_hook gets to see, in 16 and later beside a list of
+/// permissions.
 #[cfg(feature = "pg15")]
 pub(crate) type CheckPerms = unsafe extern "C-unwind" fn(*mut pg_sys::List, bool) -> bool;
-/// The range table that ExecutorCheckPerms_hook gets to see, in 16 and later beside a list of permissions.
+/// The range table that ExecutorCheckPerms_hook gets to see, in 16 and later beside a list of
+/// permissions.
 #[cfg(not(feature = "pg15"))]
 pub(crate) type CheckPerms =
     unsafe extern "C-unwind" fn(*mut pg_sys::List, *mut pg_sys::List, bool) -> bool;
 
-/// Defines a function of type [`CheckPerms`] that calls `$check` with the range table, then the hook
-/// that `$previous` holds.
+/// Defines a function of type [`CheckPerms`] that calls `$check` with the range table, then the
+/// hook that `$previous` holds.
 macro_rules! check_perms_hook {
     ($name:ident, $check:path, $previous:path) => {
         #[cfg(feature = "pg15")]
@@ -468,7 +479,8 @@ pub(crate) fn owns_relation(oid: pg_sys::Oid) -> bool {
 
 /// The local number of this process's transaction (`MyProc->vxid.lxid`; `MyProc->lxid` before 17).
 pub(crate) fn local_transaction() -> u32 {
-    // SAFETY: MyProc is set in every process that runs transactions; only this process writes the field.
+    // SAFETY: MyProc is set in every process that runs transactions; only this process writes the
+    // field.
     unsafe {
         #[cfg(any(feature = "pg15", feature = "pg16"))]
         return (*pg_sys::MyProc).lxid;
@@ -478,7 +490,8 @@ pub(crate) fn local_transaction() -> u32 {
 }
 
 /// The number of this process among those of the server, auxiliary ones included (`MyProcNumber`;
-/// `MyProc->pgprocno` before 17). `None` in the postmaster, and in a process that has none yet or no more.
+/// `MyProc->pgprocno` before 17). `None` in the postmaster, and in a process that has none yet or
+/// no more.
 #[inline]
 pub(crate) fn process_number() -> Option<usize> {
     // SAFETY: plain globals of this process; before 17, an entry of its own.

@@ -1,9 +1,10 @@
 //! The moment at which recovery says that the data directory is consistent.
 //!
-//! PostgreSQL has no hook there. But it tells its log, "consistent recovery state reached" (`CheckRecoveryConsistency`,
-//! xlogrecovery.c, 15 to 18), after it has set `reachedConsistency` and before it lets anybody in; and it shows messages to
-//! `emit_log_hook` first. (After a crash it is never consistent before all WAL is replayed, and says nothing; the resource
-//! managers are told then.)
+//! PostgreSQL has no hook there. But it tells its log, "consistent recovery state reached"
+//! (`CheckRecoveryConsistency`, xlogrecovery.c, 15 to 18), after it has set `reachedConsistency`
+//! and before it lets anybody in; and it shows messages to `emit_log_hook` first. (After a crash it
+//! is never consistent before all WAL is replayed, and says nothing; the resource managers are told
+//! then.)
 
 use std::cell::Cell;
 
@@ -27,10 +28,11 @@ static WATCH: ProcessLocal<Watch> = ProcessLocal::new(Watch {
     least: Cell::new(0),
 });
 
-/// Has the startup process call `then` when the data directory is consistent; once, before it replays anything.
+/// Has the startup process call `then` when the data directory is consistent; once, before it
+/// replays anything.
 pub(crate) fn watch(then: fn()) {
-    // SAFETY: plain globals of this process, which has one thread; both texts are constants, and the value is one that the
-    // setting takes.
+    // SAFETY: plain globals of this process, which has one thread; both texts are constants, and
+    // the value is one that the setting takes.
     unsafe {
         // A standby that was shut down cleanly says so before it replays anything.
         if pg_sys::reachedConsistency {
@@ -43,7 +45,8 @@ pub(crate) fn watch(then: fn()) {
             watch.others.set(others);
             watch.least.set(least);
         });
-        // The hook is not shown what is not logged (`should_output_to_server`, elog.c: LOG is between ERROR and FATAL).
+        // The hook is not shown what is not logged (`should_output_to_server`, elog.c: LOG is
+        // between ERROR and FATAL).
         if least > pg_sys::PGERROR as i32 {
             pg_sys::SetConfigOption(
                 c"log_min_messages".as_ptr(),
@@ -56,12 +59,14 @@ pub(crate) fn watch(then: fn()) {
     }
 }
 
-/// `emit_log_hook`. Contract: called by EmitErrorReport, in any context, for each message that is to be logged.
+/// `emit_log_hook`. Contract: called by EmitErrorReport, in any context, for each message that is
+/// to be logged.
 #[pg_guard]
 unsafe extern "C-unwind" fn look(message: *mut pg_sys::ErrorData) {
     let (then, others, least) =
         WATCH.with(|watch| (watch.then.get(), watch.others.get(), watch.least.get()));
-    // SAFETY: a plain global; the message that is being reported; another library's hook, called as the server would.
+    // SAFETY: a plain global; the message that is being reported; another library's hook, called as
+    // the server would.
     unsafe {
         if let Some(then) = then.filter(|_| pg_sys::reachedConsistency) {
             WATCH.with(|watch| watch.then.set(None));

@@ -1,8 +1,10 @@
-//! PostgreSQL 15 and 16: one page leaves shared buffers, in two steps. From 17 on `EvictUnpinnedBuffer` (bufmgr.c) does it.
+//! PostgreSQL 15 and 16: one page leaves shared buffers, in two steps. From 17 on
+//! `EvictUnpinnedBuffer` (bufmgr.c) does it.
 //!
-//! First it is written, by functions that are made for others to call. Then it is dropped, as `InvalidateBuffer` (bufmgr.c, 15
-//! and 16) drops it, which is not for others: under the exclusive lock of its part of the buffer table nobody finds and pins it,
-//! and under the lock of its header it is seen whether somebody has, or has changed it meanwhile. Then it stays.
+//! First it is written, by functions that are made for others to call. Then it is dropped, as
+//! `InvalidateBuffer` (bufmgr.c, 15 and 16) drops it, which is not for others: under the exclusive
+//! lock of its part of the buffer table nobody finds and pins it, and under the lock of its header
+//! it is seen whether somebody has, or has changed it meanwhile. Then it stays.
 
 use pgrx::pg_sys;
 
@@ -20,7 +22,8 @@ pub(super) unsafe fn evict(
     unsafe { write(buffer, locator_of) && drop_if_clean(buffer as usize - 1) }
 }
 
-/// Writes the page in a shared buffer if it is to be written. False if the buffer holds none, or another one by now.
+/// Writes the page in a shared buffer if it is to be written. False if the buffer holds none, or
+/// another one by now.
 ///
 /// # Safety
 /// There is such a buffer, and a resource owner; no lock of a buffer is held.

@@ -73,8 +73,8 @@ enum RevokedKeyAction {
     Lock,
 }
 
-/// How WAL is to be written. A primary that is made of a standby or a backup goes on as the one before
-/// it, unless its own configuration says otherwise.
+/// How WAL is to be written. A primary that is made of a standby or a backup goes on as the one
+/// before it, unless its own configuration says otherwise.
 #[derive(Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
 enum WalEncryption {
     #[name = c"keep"]
@@ -326,7 +326,8 @@ fn path(setting: &GucSetting<Option<CString>>) -> PathBuf {
     PathBuf::from(OsString::from_vec(text))
 }
 
-/// A setting that decides what is protected, which superusers may change for their session. That they do is audited.
+/// A setting that decides what is protected, which superusers may change for their session. That
+/// they do is audited.
 fn define_protection(
     name: &'static CStr,
     short: &'static CStr,
@@ -350,8 +351,9 @@ fn define_protection(
     }
 }
 
-/// Contract: called by guc.c before the setting gets a value, in any process and state; should not raise. Reads catalogs only where a
-/// command is carried out or a session begins, from what a session has looked up already.
+/// Contract: called by guc.c before the setting gets a value, in any process and state; should not
+/// raise. Reads catalogs only where a command is carried out or a session begins, from what a
+/// session has looked up already.
 #[pg_guard]
 unsafe extern "C-unwind" fn default_encryption_assigned(new: bool, _extra: *mut c_void) {
     assigned("pagevault.default_encryption", DEFAULT_ENCRYPTION.get(), new);
@@ -416,13 +418,15 @@ pub(crate) fn wal_encryption() -> Option<bool> {
     }
 }
 
-/// Lowers `wal_decode_buffer_size` to what a barrier in WAL keeps recovery from reading past; in the postmaster, while
-/// libraries are loaded. It is the reader's setting that counts, and who writes a barrier cannot know it.
+/// Lowers `wal_decode_buffer_size` to what a barrier in WAL keeps recovery from reading past; in
+/// the postmaster, while libraries are loaded. It is the reader's setting that counts, and who
+/// writes a barrier cannot know it.
 pub(crate) fn bound_read_ahead() {
     const SETTING: &CStr = c"wal_decode_buffer_size";
     const MOST: &CStr = c"4MB";
     const _: () = assert!(super::wal::READ_AHEAD == 4 << 20);
-    // SAFETY: a plain global; a setting of the server, with a value that it takes, at a time when it may be changed.
+    // SAFETY: a plain global; a setting of the server, with a value that it takes, at a time when
+    // it may be changed.
     let was = unsafe {
         let was = usize::try_from(pgrx::pg_sys::wal_decode_buffer_size).unwrap_or(0);
         if was <= super::wal::READ_AHEAD {

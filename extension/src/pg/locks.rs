@@ -1,5 +1,5 @@
-//! Locks: the one that serialises keystore writers, that of the audit trail, two of the server's own, and a look at the
-//! heavyweight locks we hold.
+//! Locks: the one that serialises keystore writers, that of the audit trail, two of the server's
+//! own, and a look at the heavyweight locks we hold.
 
 use std::ffi::CStr;
 use std::sync::atomic::{AtomicPtr, Ordering};
@@ -53,13 +53,13 @@ impl KeystoreLock {
         unsafe { pg_sys::LWLockHeldByMe(KEYSTORE_LOCK.load(Ordering::Acquire)) }
     }
 
-    /// As [`KeystoreLock::acquire`], for the checkpointer: a process that holds the lock may be waiting
-    /// for room in the queue of sync requests, which only the checkpointer empties.
+    /// As [`KeystoreLock::acquire`], for the checkpointer: a process that holds the lock may be
+    /// waiting for room in the queue of sync requests, which only the checkpointer empties.
     pub(crate) fn acquire_absorbing_requests() -> KeystoreLock {
         const PAUSE_US: std::ffi::c_long = 1000;
         let lock = KEYSTORE_LOCK.load(Ordering::Acquire);
-        // SAFETY: as acquire(); absorbing does nothing in processes that are not the checkpointer, and
-        // is what ProcessSyncRequests (sync.c) itself does between two files.
+        // SAFETY: as acquire(); absorbing does nothing in processes that are not the checkpointer,
+        // and is what ProcessSyncRequests (sync.c) itself does between two files.
         unsafe {
             while !pg_sys::LWLockConditionalAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE) {
                 raw::AbsorbSyncRequests();
@@ -85,7 +85,8 @@ impl Drop for KeystoreLock {
     }
 }
 
-/// The right to go on with the audit trail. May be taken under the keystore lock, and not the other way round.
+/// The right to go on with the audit trail. May be taken under the keystore lock, and not the other
+/// way round.
 pub(crate) struct AuditLock(*mut pg_sys::LWLock);
 
 impl AuditLock {
@@ -105,8 +106,9 @@ impl Drop for AuditLock {
     }
 }
 
-/// Releases a lock that this process holds, unless an ERROR is under way: that has already reset the hold-off count and
-/// will release every LWLock itself (AbortTransaction, LWLockReleaseAll); releasing here would corrupt the count.
+/// Releases a lock that this process holds, unless an ERROR is under way: that has already reset
+/// the hold-off count and will release every LWLock itself (AbortTransaction, LWLockReleaseAll);
+/// releasing here would corrupt the count.
 ///
 /// # Safety
 ///
@@ -120,16 +122,18 @@ unsafe fn release(lock: *mut pg_sys::LWLock) {
     }
 }
 
-/// Locks of the server by their numbers (lwlocklist.h; lwlocknames.txt before 17), the same in 15 to 18.
+/// Locks of the server by their numbers (lwlocklist.h; lwlocknames.txt before 17), the same in 15
+/// to 18.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 #[repr(u16)]
 pub(crate) enum ServerLock {
     /// Whoever holds it writes WAL (XLogWrite, xlog.c).
     WalWrite = 8,
-    /// While it is held, a checkpoint whose redo pointer has been determined since does not end: CheckPointGuts
-    /// (xlog.c) waits for it (CheckPointReplicationSlots, slot.c). Nobody else does but who makes or drops a replication
-    /// slot, or reserves WAL for one. Who holds it must not wait for the checkpointer. Others write and flush WAL under it
-    /// (ReplicationSlotReserveWal in 15.18), so who waits for it must not hold what a writer of WAL waits for.
+    /// While it is held, a checkpoint whose redo pointer has been determined since does not end:
+    /// CheckPointGuts (xlog.c) waits for it (CheckPointReplicationSlots, slot.c). Nobody else does
+    /// but who makes or drops a replication slot, or reserves WAL for one. Who holds it must not
+    /// wait for the checkpointer. Others write and flush WAL under it (ReplicationSlotReserveWal in
+    /// 15.18), so who waits for it must not hold what a writer of WAL waits for.
     ReplicationSlotAllocation = 36,
 }
 
@@ -179,8 +183,8 @@ pub(super) fn check_layout() -> Result<(), String> {
 
 /// Waits until no other session changes providers or master keys; held until the transaction ends.
 ///
-/// A heavyweight lock, because a provider may take seconds: waiting can be cancelled, and it shows in
-/// `pg_locks` as a lock on an object of class `pg_extension`.
+/// A heavyweight lock, because a provider may take seconds: waiting can be cancelled, and it shows
+/// in `pg_locks` as a lock on an object of class `pg_extension`.
 pub(crate) fn lock_key_management() {
     const OBJECT: u32 = u32::from_be_bytes(*b"pvkm");
     // SAFETY: takes a lock on a name of ours; released by the server at the end of the transaction.
@@ -194,11 +198,13 @@ pub(crate) fn lock_key_management() {
     }
 }
 
-/// Keeps everybody out of a database, as DROP DATABASE does, until the transaction ends. Returns how many
-/// sessions and prepared transactions are in it nevertheless, after waiting a few seconds for them to end.
+/// Keeps everybody out of a database, as DROP DATABASE does, until the transaction ends. Returns
+/// how many sessions and prepared transactions are in it nevertheless, after waiting a few seconds
+/// for them to end.
 pub(crate) fn lock_database(database: pg_sys::Oid) -> (i32, i32) {
     let (mut sessions, mut prepared) = (0, 0);
-    // SAFETY: a lock on a shared object, released at the end of the transaction; both numbers are written.
+    // SAFETY: a lock on a shared object, released at the end of the transaction; both numbers are
+    // written.
     unsafe {
         pg_sys::LockSharedObject(
             pg_sys::DatabaseRelationId,
@@ -211,8 +217,8 @@ pub(crate) fn lock_database(database: pg_sys::Oid) -> (i32, i32) {
     (sessions, prepared)
 }
 
-/// Whose pages of a relation are rewritten: one command's or one job's at a time, in whatever state the relation is
-/// locked. Locked as an object of class `pg_extension`.
+/// Whose pages of a relation are rewritten: one command's or one job's at a time, in whatever state
+/// the relation is locked. Locked as an object of class `pg_extension`.
 fn rewriting_tag(relation: pg_sys::Oid, is_shared: bool) -> pg_sys::LOCKTAG {
     const REWRITING: u16 = u16::from_be_bytes(*b"pr");
     pg_sys::LOCKTAG {
@@ -225,8 +231,8 @@ fn rewriting_tag(relation: pg_sys::Oid, is_shared: bool) -> pg_sys::LOCKTAG {
     }
 }
 
-/// The right to rewrite a relation in place, until this is dropped or, at the latest, until an ERROR ends the transaction, and
-/// with it all locks.
+/// The right to rewrite a relation in place, until this is dropped or, at the latest, until an
+/// ERROR ends the transaction, and with it all locks.
 pub(crate) struct Rewriting {
     tag: pg_sys::LOCKTAG,
     of_session: bool,
@@ -253,7 +259,8 @@ impl Rewriting {
     }
 
     fn acquire(tag: pg_sys::LOCKTAG, of_session: bool, at_once: bool) -> Option<Rewriting> {
-        // SAFETY: a lock on a name of ours; waiting may raise, and nothing here has a destructor then.
+        // SAFETY: a lock on a name of ours; waiting may raise, and nothing here has a destructor
+        // then.
         let outcome = unsafe {
             let mode = pg_sys::ExclusiveLock as pg_sys::LOCKMODE;
             pg_sys::LockAcquire(&tag, mode, of_session, at_once)
@@ -281,9 +288,9 @@ pub(crate) fn release_session_locks() {
     unsafe { pg_sys::LockReleaseSession(pg_sys::DEFAULT_LOCKMETHOD as pg_sys::LOCKMETHODID) }
 }
 
-/// Has this process give back its session's locks when it exits. The server does so only if it exits within a transaction
-/// (`AbortTransaction`; `ShutdownPostgres` in postinit.c releases advisory locks); otherwise they would stay until the server is
-/// started again.
+/// Has this process give back its session's locks when it exits. The server does so only if it
+/// exits within a transaction (`AbortTransaction`; `ShutdownPostgres` in postinit.c releases
+/// advisory locks); otherwise they would stay until the server is started again.
 fn release_at_exit() {
     static REGISTERED: ProcessLocal<bool> = ProcessLocal::new(false);
     if !REGISTERED.with(|registered| std::mem::replace(registered, true)) {
@@ -292,7 +299,8 @@ fn release_at_exit() {
     }
 }
 
-/// Contract: called when this process exits, before it gives up its place in shared memory; must not raise.
+/// Contract: called when this process exits, before it gives up its place in shared memory; must
+/// not raise.
 unsafe extern "C-unwind" fn exiting(_code: std::ffi::c_int, _argument: pg_sys::Datum) {
     release_session_locks();
 }
@@ -316,8 +324,8 @@ const REPLACING_MODES: i32 = (1 << pg_sys::ShareRowExclusiveLock)
 /// The database in the lock of a shared catalog.
 const SHARED: u32 = 0;
 
-/// OIDs of the relations of the current database and of the cluster on which this backend holds a lock strong enough
-/// to replace their storage.
+/// OIDs of the relations of the current database and of the cluster on which this backend holds a
+/// lock strong enough to replace their storage.
 pub(crate) fn relations_locked_for_rewrite() -> Vec<pg_sys::Oid> {
     relations_locked(REPLACING_MODES)
 }

@@ -1,8 +1,9 @@
-//! What is noted while a command runs. Commands run within commands (by functions, event triggers), and one that fails may be
-//! caught: its subtransaction is rolled back, and the command around it goes on.
+//! What is noted while a command runs. Commands run within commands (by functions, event triggers),
+//! and one that fails may be caught: its subtransaction is rolled back, and the command around it
+//! goes on.
 //!
-//! An ERROR skips the frame that would clean up. So each note knows how deep in subtransactions it was made, and goes with the
-//! (sub)transaction that is rolled back.
+//! An ERROR skips the frame that would clean up. So each note knows how deep in subtransactions it
+//! was made, and goes with the (sub)transaction that is rolled back.
 
 use pgrx::pg_sys;
 

@@ -8,14 +8,15 @@ use pgrx::pg_sys::{self, ForkNumber, Oid};
 use super::buffers::AlignedPage;
 use super::{compat, critical};
 
-/// A relation in use, held so that its file is neither replaced nor cut, and nobody else is kept waiting but
-/// who wants just that (AccessShareLock, until the end of the transaction).
+/// A relation in use, held so that its file is neither replaced nor cut, and nobody else is kept
+/// waiting but who wants just that (AccessShareLock, until the end of the transaction).
 pub(crate) struct Held {
     relation: pg_sys::Relation,
 }
 
-/// A small ring of buffers for pages that are rewritten (BAS_BULKWRITE: 16 MB), so that the rest stays cached. It has
-/// to be kept from one batch to the next: a new ring begins by taking buffers from everybody.
+/// A small ring of buffers for pages that are rewritten (BAS_BULKWRITE: 16 MB), so that the rest
+/// stays cached. It has to be kept from one batch to the next: a new ring begins by taking buffers
+/// from everybody.
 pub(crate) struct Ring(pg_sys::BufferAccessStrategy);
 
 impl Ring {
@@ -51,8 +52,8 @@ impl Held {
 
     /// `None` if there is no such relation, or it has no storage that lasts.
     pub(crate) fn open(oid: Oid) -> Option<Held> {
-        // SAFETY: null if the relation is gone; counted until it is closed, at the latest by the abort of
-        // the transaction.
+        // SAFETY: null if the relation is gone; counted until it is closed, at the latest by the
+        // abort of the transaction.
         unsafe {
             let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
             let relation = pg_sys::try_relation_open(oid, lock);
@@ -98,12 +99,13 @@ impl Held {
         unsafe { compat::relation_needs_wal(self.relation) }
     }
 
-    /// Marks a page dirty, with a full-page image in WAL where the relation is logged, so that it is written
-    /// again under the key that is current now. A page that is all zero stays as it is; but a page of a map that cannot be
-    /// read, which reads as zero, is made anew, as PostgreSQL's readers of maps do.
+    /// Marks a page dirty, with a full-page image in WAL where the relation is logged, so that it
+    /// is written again under the key that is current now. A page that is all zero stays as it is;
+    /// but a page of a map that cannot be read, which reads as zero, is made anew, as PostgreSQL's
+    /// readers of maps do.
     pub(crate) fn rewrite(&self, fork: ForkNumber::Type, block: u32, ring: &Ring) {
-        // SAFETY: open and locked; the block exists, as the caller has seen since the lock was taken. The init
-        // fork of an unlogged relation is logged although the relation is not.
+        // SAFETY: open and locked; the block exists, as the caller has seen since the lock was
+        // taken. The init fork of an unlogged relation is logged although the relation is not.
         unsafe {
             let logged = self.is_logged() || fork == ForkNumber::INIT_FORKNUM;
             // Of heap it is known that there is nothing between pd_lower and pd_upper.
@@ -160,7 +162,8 @@ unsafe fn sync(relation: pg_sys::Relation) {
     }
 }
 
-/// Reads block 0 of a shared catalog past shared buffers, from the file. Raises what keeps it from that.
+/// Reads block 0 of a shared catalog past shared buffers, from the file. Raises what keeps it from
+/// that.
 pub(crate) fn read_from_disk(shared_catalog: Oid) {
     let mut page = Box::new(AlignedPage([0; pg_sys::BLCKSZ as usize]));
     // SAFETY: in a transaction; the buffer holds one page; shared catalogs are never empty.
@@ -191,7 +194,8 @@ unsafe fn rewrite_page(
     // SAFETY: by contract. Inside the critical section nothing of ours can fail: marking a locked
     // buffer dirty and logging its image only raise what the server itself makes a PANIC.
     unsafe {
-        // vm_readbuf and fsm_readbuf (visibilitymap.c, freespace.c): a torn map does not keep anyone from anything.
+        // vm_readbuf and fsm_readbuf (visibilitymap.c, freespace.c): a torn map does not keep
+        // anyone from anything.
         let is_map = matches!(fork, ForkNumber::FSM_FORKNUM | ForkNumber::VISIBILITYMAP_FORKNUM);
         let mode = match is_map {
             true => pg_sys::ReadBufferMode::RBM_ZERO_ON_ERROR,

@@ -61,8 +61,8 @@ pub(crate) fn my_database() -> u32 {
     unsafe { pg_sys::MyDatabaseId }.to_u32()
 }
 
-/// True in a backend or worker that runs transactions in a database, be it in single-user mode, as opposed
-/// to the startup process, auxiliary processes and the postmaster.
+/// True in a backend or worker that runs transactions in a database, be it in single-user mode, as
+/// opposed to the startup process, auxiliary processes and the postmaster.
 pub(crate) fn runs_transactions() -> bool {
     // SAFETY: plain globals; IsTransactionState looks at this process's transaction state only.
     unsafe { pg_sys::MyDatabaseId != pg_sys::InvalidOid && pg_sys::IsTransactionState() }
@@ -125,8 +125,9 @@ pub(crate) fn in_recovery() -> bool {
     unsafe { pg_sys::RecoveryInProgress() }
 }
 
-/// True in the process that replays WAL (in single-user mode, the only one), until the data directory is consistent: pages
-/// on disk may be newer than what is replayed. In crash recovery that is until all WAL is replayed.
+/// True in the process that replays WAL (in single-user mode, the only one), until the data
+/// directory is consistent: pages on disk may be newer than what is replayed. In crash recovery
+/// that is until all WAL is replayed.
 pub(crate) fn is_not_consistent_yet() -> bool {
     // SAFETY: plain globals of this process; false and false in all that do not replay.
     unsafe { pg_sys::InRecovery && !pg_sys::reachedConsistency }
@@ -149,8 +150,9 @@ pub(crate) fn is_told_to_stop() -> bool {
     }
 }
 
-/// True in processes that work for users: backends, their parallel workers, autovacuum, and whatever else runs queries on
-/// catalogs. Recovery, the checkpointer and other auxiliary processes work for the cluster.
+/// True in processes that work for users: backends, their parallel workers, autovacuum, and
+/// whatever else runs queries on catalogs. Recovery, the checkpointer and other auxiliary processes
+/// work for the cluster.
 pub(crate) fn serves_users() -> bool {
     use pg_sys::BackendType::*;
     // SAFETY: a plain global of this process.
@@ -159,8 +161,8 @@ pub(crate) fn serves_users() -> bool {
         || compat::is_slot_sync_worker(kind)
 }
 
-/// Has this background worker end on SIGTERM and read its settings anew on SIGHUP, whatever it waits
-/// for; once, at its start.
+/// Has this background worker end on SIGTERM and read its settings anew on SIGHUP, whatever it
+/// waits for; once, at its start.
 pub(crate) fn handle_worker_signals() {
     // SAFETY: handlers of the server itself, for a process with a latch; then signals are let in.
     unsafe {
@@ -170,8 +172,8 @@ pub(crate) fn handle_worker_signals() {
     }
 }
 
-/// Waits in a background worker: for `pause`, or until its settings have changed. Ends the process if
-/// it is told to, or if the server is gone.
+/// Waits in a background worker: for `pause`, or until its settings have changed. Ends the process
+/// if it is told to, or if the server is gone.
 pub(crate) fn wait_in_worker(pause: Duration) {
     sleep(pause);
     // SAFETY: plain globals of this process; configuration is read outside of any transaction.
@@ -216,19 +218,20 @@ pub(crate) fn level_of_failed_sync() -> pgrx::prelude::PgLogLevel {
     if level == PgLogLevel::ERROR as i32 { PgLogLevel::ERROR } else { PgLogLevel::PANIC }
 }
 
-/// Ends whatever transaction an ERROR has left open, and gives back the locks of the session: where there was no transaction,
-/// its abort has not done that.
+/// Ends whatever transaction an ERROR has left open, and gives back the locks of the session: where
+/// there was no transaction, its abort has not done that.
 pub(crate) fn abort_transaction() {
     // SAFETY: outside of any code that belongs to the transaction.
     unsafe { pg_sys::AbortOutOfAnyTransaction() };
     locks::release_session_locks();
 }
 
-/// Makes this background worker a backend of a database, as the bootstrap superuser. If the database was dropped
-/// meanwhile, or DROP DATABASE was interrupted, the worker ends, and nobody is alarmed by a FATAL in the server log.
+/// Makes this background worker a backend of a database, as the bootstrap superuser. If the
+/// database was dropped meanwhile, or DROP DATABASE was interrupted, the worker ends, and nobody is
+/// alarmed by a FATAL in the server log.
 pub(crate) fn connect_to_database_if_there(database: Oid) {
-    // SAFETY: in a background worker that asked for a database connection, once. The hook is this process's alone, which
-    // has one thread.
+    // SAFETY: in a background worker that asked for a database connection, once. The hook is this
+    // process's alone, which has one thread.
     unsafe {
         let others = pg_sys::emit_log_hook;
         OTHERS.with(|kept| *kept = others);
@@ -247,7 +250,8 @@ unsafe extern "C-unwind" fn pass_over_no_database(message: *mut pg_sys::ErrorDat
     let no_database = PgSqlErrorCode::ERRCODE_INVALID_CATALOG_NAME as i32;
     // An invalid database, or one that lets nobody in any more (CheckMyDatabase, postinit.c).
     let not_now = PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE as i32;
-    // SAFETY: the message that is being reported, and another library's hook, called as the server would.
+    // SAFETY: the message that is being reported, and another library's hook, called as the server
+    // would.
     unsafe {
         if [no_database, not_now].contains(&(*message).sqlerrcode) {
             (*message).output_to_server = false;
@@ -257,8 +261,8 @@ unsafe extern "C-unwind" fn pass_over_no_database(message: *mut pg_sys::ErrorDat
     }
 }
 
-/// Has the kernel begin early to bring to disk what this background worker writes, as it does for the checkpointer: so
-/// that it is not all left for the sync at the end, which others would feel.
+/// Has the kernel begin early to bring to disk what this background worker writes, as it does for
+/// the checkpointer: so that it is not all left for the sync at the end, which others would feel.
 pub(crate) fn write_back_soon() {
     const HALF_A_MEGABYTE: &std::ffi::CStr = c"64";
     // SAFETY: a setting of the server, with a value that it takes; both texts are constants.
@@ -313,20 +317,21 @@ pub(crate) fn is_startup_process() -> bool {
     unsafe { pg_sys::MyBackendType == pg_sys::BackendType::B_STARTUP || !pg_sys::IsUnderPostmaster }
 }
 
-/// In the startup process: true while it replays WAL of an archive or of another server, on a standby and in a restore;
-/// not in crash recovery.
+/// In the startup process: true while it replays WAL of an archive or of another server, on a
+/// standby and in a restore; not in crash recovery.
 pub(crate) fn replays_foreign_wal() -> bool {
     // SAFETY: a plain global of this process.
     unsafe { pg_sys::InArchiveRecovery }
 }
 
-/// In the startup process: waits for this time, or until `done`, and does meanwhile what recovery does where it is
-/// paused (`recoveryPausesHere`, xlogrecovery.c): it ends with the server, reads settings, lets barriers pass.
+/// In the startup process: waits for this time, or until `done`, and does meanwhile what recovery
+/// does where it is paused (`recoveryPausesHere`, xlogrecovery.c): it ends with the server, reads
+/// settings, lets barriers pass.
 pub(crate) fn wait_in_recovery(time: Duration, done: impl Fn() -> bool) {
     let end = Instant::now() + time;
     while !done() && Instant::now() < end {
-        // SAFETY: a signal ends the sleep early. Nothing here or in our callers minds that the process exits; an ERROR
-        // is FATAL in it.
+        // SAFETY: a signal ends the sleep early. Nothing here or in our callers minds that the
+        // process exits; an ERROR is FATAL in it.
         unsafe {
             pg_sys::pg_usleep(200_000);
             compat::process_startup_interrupts();
@@ -359,7 +364,8 @@ pub(crate) fn wal_segment_size() -> u64 {
     unsafe { pg_sys::wal_segment_size as u64 }
 }
 
-/// Where recovery would begin to read WAL (`checkPointCopy.redo` of pg_control); 0 if that is not known.
+/// Where recovery would begin to read WAL (`checkPointCopy.redo` of pg_control); 0 if that is not
+/// known.
 pub(crate) fn redo_start() -> u64 {
     let mut crc_ok = false;
     // SAFETY: as control_state().
@@ -376,8 +382,8 @@ pub(crate) fn was_not_shut_down() -> bool {
     control_state().is_none_or(|state| !matches!(state, DB_SHUTDOWNED | DB_SHUTDOWNED_IN_RECOVERY))
 }
 
-/// True if the server replays WAL before anything else: after a crash, and on a standby also after a clean
-/// shutdown, which need not have written a restart point.
+/// True if the server replays WAL before anything else: after a crash, and on a standby also after
+/// a clean shutdown, which need not have written a restart point.
 pub(crate) fn replays_wal() -> bool {
     control_state() != Some(pg_sys::DBState::DB_SHUTDOWNED)
 }

@@ -24,21 +24,25 @@ pub(crate) fn pid(process: usize) -> u32 {
     entry(process).map_or(0, |entry| unsafe { (&raw const (*entry).pid).read_volatile() as u32 })
 }
 
-/// Sets the latch of a process. If its entry belongs to another one by now, or to nobody, no harm is done: latches may
-/// be set for no reason, and one that nobody owns wakes nobody (`SetLatch`, latch.c).
+/// Sets the latch of a process. If its entry belongs to another one by now, or to nobody, no harm
+/// is done: latches may be set for no reason, and one that nobody owns wakes nobody (`SetLatch`,
+/// latch.c).
 pub(crate) fn wake(process: usize) {
     if let Some(entry) = entry(process) {
-        // SAFETY: a latch in shared memory that is there as long as the server; may be called anywhere.
+        // SAFETY: a latch in shared memory that is there as long as the server; may be called
+        // anywhere.
         unsafe { pg_sys::SetLatch(&raw mut (*entry).procLatch) }
     }
 }
 
-/// True if a process has certainly left whatever it was at when it had this pid and what it does was looked at last: it waits in
-/// its main loop or for its client, has made room for another, or is gone.
+/// True if a process has certainly left whatever it was at when it had this pid and what it does
+/// was looked at last: it waits in its main loop or for its client, has made room for another, or
+/// is gone.
 pub(crate) fn has_left_its_work(process: usize, then: u32) -> bool {
     const CLASS: u32 = 0xFF00_0000;
     let Some(entry) = entry(process) else { return true };
-    // SAFETY: an aligned word that its owner writes, and anyone may read (pgstat_report_wait_start).
+    // SAFETY: an aligned word that its owner writes, and anyone may read
+    // (pgstat_report_wait_start).
     let wait = unsafe { AtomicU32::from_ptr(&raw mut (*entry).wait_event_info) }.load(Acquire);
     if matches!(wait & CLASS, pg_sys::PG_WAIT_ACTIVITY | pg_sys::PG_WAIT_CLIENT)
         || pid(process) != then

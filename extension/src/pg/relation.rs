@@ -26,8 +26,8 @@ pub(crate) struct Facts {
     pub(crate) tablespace: Oid,
     /// A partition of [`partition_parent`].
     pub(crate) is_partition: bool,
-    /// What a transient relation will replace: VACUUM FULL, CLUSTER, REFRESH and rewriting ALTER TABLE fill
-    /// one (make_new_heap in cluster.c). Users cannot make any.
+    /// What a transient relation will replace: VACUUM FULL, CLUSTER, REFRESH and rewriting ALTER
+    /// TABLE fill one (make_new_heap in cluster.c). Users cannot make any.
     pub(crate) rewrites: Option<Oid>,
     /// The table of an index, unless the index was made by the current command.
     pub(crate) indexed_table: Option<Oid>,
@@ -73,13 +73,14 @@ impl Kind {
 }
 
 /// Facts about a relation from the relation cache, without taking a lock; `None` if it does not
-/// exist. Works for a relation whose catalog rows are not visible yet. During a [`survey`] from there.
+/// exist. Works for a relation whose catalog rows are not visible yet. During a [`survey`] from
+/// there.
 pub(crate) fn facts(oid: Oid) -> Option<Facts> {
     if let Some(known) = survey::known(oid) {
         return Some(known);
     }
-    // SAFETY: RelationIdGetRelation returns a counted reference or null; facts are copied before the
-    // reference is given back.
+    // SAFETY: RelationIdGetRelation returns a counted reference or null; facts are copied before
+    // the reference is given back.
     unsafe {
         let relation = pg_sys::RelationIdGetRelation(oid);
         if relation.is_null() {
@@ -125,8 +126,8 @@ pub(crate) fn parents(child: Oid) -> Vec<Oid> {
     catalog::rows_of(INHERITS, INHERITS_BY_CHILD, (catalog::FIRST_COLUMN, child), read)
 }
 
-/// `InheritsRelationId`: pg_inherits, and `InheritsRelidSeqnoIndexId`, its index on the child. Not among
-/// pgrx's bindings.
+/// `InheritsRelationId`: pg_inherits, and `InheritsRelidSeqnoIndexId`, its index on the child. Not
+/// among pgrx's bindings.
 pub(crate) const INHERITS: Oid = Oid::from_u32(2611);
 const INHERITS_BY_CHILD: Oid = Oid::from_u32(2680);
 
@@ -263,8 +264,8 @@ unsafe fn facts_of(relation: pg_sys::Relation) -> Facts {
     }
 }
 
-/// True for a table of this extension. Its schema can hold others'; and where the extension is not installed, a
-/// schema of that name is anyone's.
+/// True for a table of this extension. Its schema can hold others'; and where the extension is not
+/// installed, a schema of that name is anyone's.
 pub(super) fn is_ours(schema: Oid, table: Oid) -> bool {
     // SAFETY: catalog look-ups in a transaction.
     unsafe {
@@ -368,7 +369,8 @@ fn collect_family(oid: Oid, lock: Option<pg_sys::LOCKMODE>, members: &mut Vec<Fa
     }
 }
 
-/// True for what does not go along with another relation: not for indexes, TOAST tables, owned sequences.
+/// True for what does not go along with another relation: not for indexes, TOAST tables, owned
+/// sequences.
 pub(crate) fn leads(facts: &Facts) -> bool {
     match facts.kind {
         Kind::Table | Kind::MaterializedView | Kind::PartitionedTable => true,
@@ -395,7 +397,8 @@ pub(crate) fn lock(oid: Oid, mode: pg_sys::LOCKMODE) {
     }
 }
 
-/// As [`lock`], without waiting; false if somebody else has a lock that is in the way. The relation may be gone.
+/// As [`lock`], without waiting; false if somebody else has a lock that is in the way. The relation
+/// may be gone.
 pub(crate) fn try_lock(oid: Oid, mode: pg_sys::LOCKMODE) -> bool {
     // SAFETY: a lock on a name, held until the end of the transaction.
     unsafe { pg_sys::ConditionalLockRelationOid(oid, mode) }
@@ -403,8 +406,8 @@ pub(crate) fn try_lock(oid: Oid, mode: pg_sys::LOCKMODE) -> bool {
 
 /// The relation's name with its schema's, as SQL would write it: bytes, for SQL.
 pub(crate) fn sql_name(facts: &Facts) -> ServerText {
-    // SAFETY: get_namespace_name returns null or a palloc'd copy; quote_qualified_identifier copies both,
-    // and leaves out a schema that is null.
+    // SAFETY: get_namespace_name returns null or a palloc'd copy; quote_qualified_identifier copies
+    // both, and leaves out a schema that is null.
     unsafe {
         let namespace = pg_sys::get_namespace_name(facts.schema);
         let name = facts.name.as_c_str().as_ptr();
@@ -417,7 +420,8 @@ pub(crate) fn quoted_name(facts: &Facts) -> String {
     sql_name(facts).to_string()
 }
 
-/// As [`quoted_name`], of a relation that is locked for the moment of reading the names, and must be there.
+/// As [`quoted_name`], of a relation that is locked for the moment of reading the names, and must
+/// be there.
 pub(crate) fn qualified_name(oid: Oid) -> String {
     let mode = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
     // SAFETY: raises if the relation is gone; the lock is given back when the names are copied.

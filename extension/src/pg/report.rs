@@ -102,8 +102,9 @@ pub(crate) fn logs_line() -> bool {
 pub(crate) fn log_line(line: &str) {
     const LEAST: i32 = PgLogLevel::ERROR as i32;
     let Ok(line) = std::ffi::CString::new(line) else { return };
-    // SAFETY: the calls that ereport() makes, in its order; at this level they return. The server copies
-    // the text. The setting is a plain global of this process, at which only errstart() looks.
+    // SAFETY: the calls that ereport() makes, in its order; at this level they return. The server
+    // copies the text. The setting is a plain global of this process, at which only errstart()
+    // looks.
     unsafe {
         let least = pg_sys::log_min_messages;
         pg_sys::log_min_messages = least.min(LEAST);

@@ -10,12 +10,13 @@ use super::text::ServerText;
 use super::{catalog, guc, process};
 use crate::keys::persist::internal;
 
-/// Runs `work` as the bootstrap superuser, with a search path that nobody else can put anything into. Is
-/// undone by the end of `work`, or by the abort of the (sub)transaction.
+/// Runs `work` as the bootstrap superuser, with a search path that nobody else can put anything
+/// into. Is undone by the end of `work`, or by the abort of the (sub)transaction.
 pub(crate) fn as_owner_of_the_cluster<R>(work: impl FnOnce() -> R) -> R {
     let (mut user, mut context) = (Oid::INVALID, 0);
-    // SAFETY: what the server's own ri_PerformCheck (ri_triggers.c) and maintenance commands do: switch the user,
-    // open a level of settings, and go back; an ERROR leaves both to AbortTransaction or AbortSubTransaction.
+    // SAFETY: what the server's own ri_PerformCheck (ri_triggers.c) and maintenance commands do:
+    // switch the user, open a level of settings, and go back; an ERROR leaves both to
+    // AbortTransaction or AbortSubTransaction.
     unsafe {
         pg_sys::GetUserIdAndSecContext(&raw mut user, &raw mut context);
         pg_sys::SetUserIdAndSecContext(
@@ -48,18 +49,19 @@ impl From<SpiError> for Report {
     }
 }
 
-/// True if a function was called by a statement of the client's own, in no transaction block: not by another
-/// function, and not behind anything that could be rolled back.
+/// True if a function was called by a statement of the client's own, in no transaction block: not
+/// by another function, and not behind anything that could be rolled back.
 ///
-/// What comes before it in a pipeline of the extended protocol is in the same transaction. 15 to 17 say so by a flag
-/// only (`XACT_FLAGS_PIPELINING`, set by exec_execute_message in postgres.c), later minors of 17 and 18 begin an implicit
-/// transaction block with the second command (start_xact_command).
+/// What comes before it in a pipeline of the extended protocol is in the same transaction. 15 to 17
+/// say so by a flag only (`XACT_FLAGS_PIPELINING`, set by exec_execute_message in postgres.c),
+/// later minors of 17 and 18 begin an implicit transaction block with the second command
+/// (start_xact_command).
 ///
 /// # Safety
 /// `call` is the call that this process is carrying out.
 pub(crate) unsafe fn is_statement_of_its_own(call: pg_sys::FunctionCallInfo) -> bool {
-    // SAFETY: set-returning functions are called with a ReturnSetInfo, whose context belongs to a running query;
-    // the portal is alive while a statement of it runs.
+    // SAFETY: set-returning functions are called with a ReturnSetInfo, whose context belongs to a
+    // running query; the portal is alive while a statement of it runs.
     unsafe {
         if pg_sys::IsTransactionBlock() || pg_sys::IsSubTransaction() {
             return false;
@@ -84,8 +86,9 @@ pub(crate) unsafe fn is_statement_of_its_own(call: pg_sys::FunctionCallInfo) -> 
     }
 }
 
-/// Has the present statement, for which [`is_statement_of_its_own`] is true, committed as soon as it has ended, also in a pipeline:
-/// what `PreventInTransactionBlock` (xact.c) does after its checks.
+/// Has the present statement, for which [`is_statement_of_its_own`] is true, committed as soon as
+/// it has ended, also in a pipeline: what `PreventInTransactionBlock` (xact.c) does after its
+/// checks.
 pub(crate) fn commit_after_this_statement() {
     // SAFETY: a plain global of this process, which the start of a transaction clears.
     unsafe { pg_sys::MyXactFlags |= pg_sys::XACT_FLAGS_NEEDIMMEDIATECOMMIT as i32 }
@@ -158,8 +161,9 @@ pub(crate) fn subtransaction() -> pg_sys::SubTransactionId {
     unsafe { pg_sys::GetCurrentSubTransactionId() }
 }
 
-/// True while a session begins, or a command of it is carried out; not where it reads the configuration again in between, where
-/// a transaction is rolled back, nor in a process without client.
+/// True while a session begins, or a command of it is carried out; not where it reads the
+/// configuration again in between, where a transaction is rolled back, nor in a process without
+/// client.
 ///
 /// No portal is active where functions are called by planner, fast path, deferred triggers or
 /// triggers at login; but a snapshot is.

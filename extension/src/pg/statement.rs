@@ -9,7 +9,8 @@ use super::text::ServerText;
 
 /// Carries out one statement as the caller would, now.
 pub(crate) fn run(statement: &CStr) -> Result<()> {
-    // SAFETY: within a connection of SPI, which connect() opens and closes; the text outlives the call.
+    // SAFETY: within a connection of SPI, which connect() opens and closes; the text outlives the
+    // call.
     let done = Spi::connect_mut(|_| unsafe {
         const ALL_ROWS: std::ffi::c_long = 0;
         pg_sys::SPI_execute(statement.as_ptr(), false, ALL_ROWS)

@@ -11,8 +11,8 @@ use super::catalog;
 use super::remnants::Kept;
 use super::report::{Report, Result};
 
-/// `StatisticExtRelationId` and `StatisticExtDataRelationId`: pg_statistic_ext and pg_statistic_ext_data. Not among pgrx's
-/// bindings of all majors.
+/// `StatisticExtRelationId` and `StatisticExtDataRelationId`: pg_statistic_ext and
+/// pg_statistic_ext_data. Not among pgrx's bindings of all majors.
 const EXTENDED: Oid = Oid::from_u32(3381);
 const EXTENDED_DATA: Oid = Oid::from_u32(3429);
 
@@ -55,10 +55,11 @@ impl Sampled {
         self.relations.contains(&relation) || (inherited && self.above.contains(&relation))
     }
 
-    /// How many rows there are now, whatever the session's snapshot shows: what others have committed is seen.
+    /// How many rows there are now, whatever the session's snapshot shows: what others have
+    /// committed is seen.
     pub(crate) fn rows(&self) -> usize {
-        // SAFETY: in a transaction. Scans of catalogs use a snapshot that is taken anew when these messages say so
-        // (GetCatalogSnapshot); rows begin as the structures say.
+        // SAFETY: in a transaction. Scans of catalogs use a snapshot that is taken anew when these
+        // messages say so (GetCatalogSnapshot); rows begin as the structures say.
         unsafe {
             pg_sys::AcceptInvalidationMessages();
             let columns = catalog::scan(pg_sys::StatisticRelationId, |row| {
@@ -86,8 +87,8 @@ impl Sampled {
     }
 }
 
-/// Deletes the rows of all relations that another process of this database has locked against everybody, and of those
-/// above them. As the bootstrap superuser.
+/// Deletes the rows of all relations that another process of this database has locked against
+/// everybody, and of those above them. As the bootstrap superuser.
 pub(crate) fn delete_of_relations_locked_by(pid: i32) -> Result<()> {
     const RELATIONS: &str = "WITH RECURSIVE locked AS (
             SELECT relation FROM pg_catalog.pg_locks

@@ -1,7 +1,7 @@
 //! Facts about all relations at once, from the rows of `pg_class`.
 //!
-//! A session that has each of them in its relation cache keeps some 3 kB for each until it ends. So who goes through all of
-//! them reads the rows, takes no lock on any, and keeps nothing.
+//! A session that has each of them in its relation cache keeps some 3 kB for each until it ends. So
+//! who goes through all of them reads the rows, takes no lock on any, and keeps nothing.
 
 use std::collections::{BTreeMap, HashMap};
 use std::rc::Rc;
@@ -14,7 +14,8 @@ use super::relation::{self, Facts, Kind};
 use super::text::ServerText;
 use super::{catalog, compat, process};
 
-/// What every relation was when it was made. While it is there, [`relation::facts`] answers from it.
+/// What every relation was when it was made. While it is there, [`relation::facts`] answers from
+/// it.
 pub(crate) struct Survey(Rc<ByOid>);
 
 type ByOid = BTreeMap<u32, Facts>;

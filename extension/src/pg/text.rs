@@ -1,8 +1,9 @@
 //! Text in the encoding of the server.
 //!
-//! Names are bytes: in a database with the encoding LATIN1 or SQL_ASCII they need not be UTF-8, which Rust's
-//! strings are. What goes into SQL, into a look-up or into a result stays the bytes that the server gave us
-//! ([`ServerText`]). Only for messages, which pgrx wants as strings, is it made readable.
+//! Names are bytes: in a database with the encoding LATIN1 or SQL_ASCII they need not be UTF-8,
+//! which Rust's strings are. What goes into SQL, into a look-up or into a result stays the bytes
+//! that the server gave us ([`ServerText`]). Only for messages, which pgrx wants as strings, is it
+//! made readable.
 
 use std::ffi::{CStr, CString, c_char};
 use std::fmt;
@@ -56,8 +57,8 @@ impl From<&'static str> for ServerText {
     }
 }
 
-/// For messages, and never for SQL: what would not be right in the encoding of this database stands there as
-/// `\xe9`.
+/// For messages, and never for SQL: what would not be right in the encoding of this database stands
+/// there as `\xe9`.
 impl fmt::Display for ServerText {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         if !speaks_utf8() {
@@ -78,7 +79,8 @@ fn show(byte: u8, f: &mut fmt::Formatter<'_>) -> fmt::Result {
     }
 }
 
-/// An argument that is told to others than this database (key providers, the keystore, standbys), which all take it for UTF-8.
+/// An argument that is told to others than this database (key providers, the keystore, standbys),
+/// which all take it for UTF-8.
 ///
 /// # Errors
 /// CHARACTER_NOT_IN_REPERTOIRE for one that is not; `what` names it.

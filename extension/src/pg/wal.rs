@@ -7,8 +7,8 @@ use pgrx::pg_sys;
 use super::{compat, locks};
 
 /// Resource manager number. Numbers from 128 on are for extensions, which reserve theirs at
-/// <https://wiki.postgresql.org/wiki/CustomWALResourceManagers>; ours is to be entered there before the
-/// first release. The server refuses to start if another extension took the same.
+/// <https://wiki.postgresql.org/wiki/CustomWALResourceManagers>; ours is to be entered there before
+/// the first release. The server refuses to start if another extension took the same.
 pub(crate) const RMGR_ID: u8 = 161;
 
 /// Op code: keystore records added.
@@ -34,14 +34,16 @@ pub(crate) fn insert_keys(scope: u32, keystore_id: &[u8; 16], batch: &[u8]) -> u
 /// Op code: nothing; the record is only large.
 pub(crate) const OP_BARRIER: u8 = 0x20;
 
-/// Most that recovery reads ahead of what it replays, in bytes of decoded records, on every server that has pagevault
-/// loaded ([`bound_read_ahead`](super::guc::bound_read_ahead)). Eight times PostgreSQL's default; at the default
-/// `maintenance_io_concurrency` recovery looks ahead for no more than 64 blocks, half a megabyte of full-page images.
+/// Most that recovery reads ahead of what it replays, in bytes of decoded records, on every server
+/// that has pagevault loaded ([`bound_read_ahead`](super::guc::bound_read_ahead)). Eight times
+/// PostgreSQL's default; at the default `maintenance_io_concurrency` recovery looks ahead for no
+/// more than 64 blocks, half a megabyte of full-page images.
 pub(crate) const READ_AHEAD: usize = 4 << 20;
 
-/// Inserts records that together do not fit into recovery's buffer for decoded records, and so cannot be read before
-/// what stands before them is replayed: that takes up the buffer until it is (`XLogReadRecordAlloc`, xlogreader.c,
-/// which makes room outside of it only when nothing is left to be replayed). Returns the end of the last.
+/// Inserts records that together do not fit into recovery's buffer for decoded records, and so
+/// cannot be read before what stands before them is replayed: that takes up the buffer until it is
+/// (`XLogReadRecordAlloc`, xlogreader.c, which makes room outside of it only when nothing is left
+/// to be replayed). Returns the end of the last.
 ///
 /// `between` is called after each, and may raise: half of it does no harm.
 pub(crate) fn insert_barrier(between: impl Fn()) -> u64 {
@@ -100,7 +102,8 @@ pub(crate) fn end() -> u64 {
     unsafe { pg_sys::GetXLogInsertRecPtr() }
 }
 
-/// The end of the WAL that this server has: the next record's place, or, in recovery, what is received or replayed.
+/// The end of the WAL that this server has: the next record's place, or, in recovery, what is
+/// received or replayed.
 pub(crate) fn reached() -> u64 {
     if !super::process::in_recovery() {
         return end();
@@ -134,8 +137,9 @@ pub(crate) fn check_layout() -> Result<(), String> {
     Ok(())
 }
 
-/// Runs `f` with the end of what is written of WAL, and with the address of the first page at `behind` or after it that is
-/// not begun on disk. No WAL is written meanwhile, so `f` must be short, and must not raise.
+/// Runs `f` with the end of what is written of WAL, and with the address of the first page at
+/// `behind` or after it that is not begun on disk. No WAL is written meanwhile, so `f` must be
+/// short, and must not raise.
 pub(crate) fn at_unwritten_page<R>(behind: u64, f: impl FnOnce(u64, u64) -> R) -> R {
     let _held = locks::ServerLock::WalWrite.acquire();
     // SAFETY: takes a spinlock at most.

@@ -1,4 +1,5 @@
-//! Background workers that are connected to databases of users: they run nothing that users have made.
+//! Background workers that are connected to databases of users: they run nothing that users have
+//! made.
 
 use std::ffi::CStr;
 
@@ -6,9 +7,10 @@ use pgrx::pg_sys;
 
 use super::process::ProcessLocal;
 
-/// What must not reach a worker from `postgresql.conf`, a database or the bootstrap superuser: what `AutoVacWorkerMain` sets
-/// (autovacuum.c, 15 to 18), and what would have a worker refuse its work, end in the middle of it (`errstart`, elog.c, makes FATAL of
-/// ERROR where `exit_on_error` is on, which anybody may set for a database of theirs), or take damaged pages for sound ones.
+/// What must not reach a worker from `postgresql.conf`, a database or the bootstrap superuser: what
+/// `AutoVacWorkerMain` sets (autovacuum.c, 15 to 18), and what would have a worker refuse its work,
+/// end in the middle of it (`errstart`, elog.c, makes FATAL of ERROR where `exit_on_error` is on,
+/// which anybody may set for a database of theirs), or take damaged pages for sound ones.
 const SETTINGS: [(&CStr, &CStr); 13] = [
     (c"search_path", c"pg_catalog, pg_temp"),
     (c"zero_damaged_pages", c"off"),
@@ -31,11 +33,12 @@ const NEWER_SETTINGS: &[(&CStr, &CStr)] = &[(c"transaction_timeout", c"0")];
 #[cfg(any(feature = "pg15", feature = "pg16"))]
 const NEWER_SETTINGS: &[(&CStr, &CStr)] = &[];
 
-/// Whoever set what for its database, role or server: this worker is the bootstrap superuser, in a restricted operation, with
-/// settings under which it can work. Call once, when it is connected.
+/// Whoever set what for its database, role or server: this worker is the bootstrap superuser, in a
+/// restricted operation, with settings under which it can work. Call once, when it is connected.
 pub(crate) fn seclude() {
-    // SAFETY: outside of any transaction, in a process that has just connected; the settings exist in this major, and each
-    // takes its value. Transactions begin with the user and the context that they find (StartTransaction, xact.c).
+    // SAFETY: outside of any transaction, in a process that has just connected; the settings exist
+    // in this major, and each takes its value. Transactions begin with the user and the context
+    // that they find (StartTransaction, xact.c).
     unsafe {
         for (name, value) in SETTINGS.iter().chain(NEWER_SETTINGS) {
             pg_sys::SetConfigOption(
@@ -78,20 +81,21 @@ pub(crate) fn wait_for_locks_at_most(time: &CStr) {
 
 static AT_EXIT: ProcessLocal<Option<fn()>> = ProcessLocal::new(None);
 
-/// Has `work` done when this process exits, also by FATAL, and its session's locks given back. It must not raise, take locks or
-/// allocate.
+/// Has `work` done when this process exits, also by FATAL, and its session's locks given back. It
+/// must not raise, take locks or allocate.
 ///
-/// Locks of the session are not given back by the server where a process ends between two transactions: `ShutdownPostgres`
-/// (postinit.c, 15 to 18) ends the transaction, if there is one, and releases advisory locks. Whoever has the place of this
-/// process next would find the lock held by itself (`SetupLockInTable`, lock.c), everybody else for ever.
+/// Locks of the session are not given back by the server where a process ends between two
+/// transactions: `ShutdownPostgres` (postinit.c, 15 to 18) ends the transaction, if there is one,
+/// and releases advisory locks. Whoever has the place of this process next would find the lock held
+/// by itself (`SetupLockInTable`, lock.c), everybody else for ever.
 pub(crate) fn at_exit(work: fn()) {
     AT_EXIT.with(|slot| *slot = Some(work));
     // SAFETY: once per process; the function lives as long as the library.
     unsafe { pg_sys::before_shmem_exit(Some(exiting), 0.into()) };
 }
 
-/// Contract: this process is about to give up its place in shared memory (`shmem_exit`, ipc.c), and has not ended its
-/// transaction yet: what was registered last is called first.
+/// Contract: this process is about to give up its place in shared memory (`shmem_exit`, ipc.c), and
+/// has not ended its transaction yet: what was registered last is called first.
 unsafe extern "C-unwind" fn exiting(_code: std::ffi::c_int, _argument: pg_sys::Datum) {
     // SAFETY: as ShutdownPostgres does it in a moment, which then finds nothing left to do.
     unsafe {

@@ -12,7 +12,8 @@ pub(crate) enum Outcome {
     /// It is another session's, or prepared.
     InProgress,
     Committed,
-    /// It was rolled back, or the server crashed before its end, or it never was: a restore has ended before it.
+    /// It was rolled back, or the server crashed before its end, or it never was: a restore has
+    /// ended before it.
     Aborted,
 }
 
@@ -36,8 +37,9 @@ pub(crate) fn is_read_only() -> bool {
 
 /// What became of the transaction or subtransaction of this full number.
 ///
-/// As `pg_xact_status()` says (xid8funcs.c, the same in 15 to 18), which looks into pg_xact while nobody cuts it off. It refuses
-/// numbers that were not given yet: of those a restore along an earlier timeline may have left some.
+/// As `pg_xact_status()` says (xid8funcs.c, the same in 15 to 18), which looks into pg_xact while
+/// nobody cuts it off. It refuses numbers that were not given yet: of those a restore along an
+/// earlier timeline may have left some.
 pub(crate) fn outcome(full: u64) -> Outcome {
     // SAFETY: reads shared state.
     if full >= unsafe { pg_sys::ReadNextFullTransactionId() }.value {
@@ -48,8 +50,8 @@ pub(crate) fn outcome(full: u64) -> Outcome {
         return Outcome::Mine;
     }
     let number = Some(pg_sys::Datum::from(full));
-    // SAFETY: a function of the server with its own argument, in a transaction. It returns text in ASCII, or NULL for a number
-    // that is older than pg_xact.
+    // SAFETY: a function of the server with its own argument, in a transaction. It returns text in
+    // ASCII, or NULL for a number that is older than pg_xact.
     let status = unsafe { pgrx::direct_function_call::<String>(pg_sys::pg_xact_status, &[number]) };
     match status.as_deref() {
         Some("in progress") => Outcome::InProgress,
@@ -58,10 +60,12 @@ pub(crate) fn outcome(full: u64) -> Outcome {
     }
 }
 
-/// Waits until a transaction of another session is at its end. Can be cancelled; deadlocks are noticed.
+/// Waits until a transaction of another session is at its end. Can be cancelled; deadlocks are
+/// noticed.
 pub(crate) fn wait_for(full: u64) {
     let (no_relation, no_row) = (std::ptr::null_mut(), std::ptr::null_mut());
-    // SAFETY: in a transaction, holding no lock of the lightweight kind; the number is not one of ours.
+    // SAFETY: in a transaction, holding no lock of the lightweight kind; the number is not one of
+    // ours.
     unsafe {
         pg_sys::XactLockTableWait(
             (full as u32).into(),

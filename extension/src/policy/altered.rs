@@ -1,14 +1,14 @@
 //! Relations that come to follow another, or move, without getting new storage.
 //!
-//! The object access hook notes them while their command runs; when it is over and the catalogs show the
-//! outcome, they are looked at. Each command looks at its own: a command within it, of a function or an event trigger, comes
-//! too early, and its errors may be caught.
+//! The object access hook notes them while their command runs; when it is over and the catalogs
+//! show the outcome, they are looked at. Each command looks at its own: a command within it, of a
+//! function or an event trigger, comes too early, and its errors may be caught.
 //!
-//! - Sequences follow the table that came to own them: ALTER SEQUENCE ... OWNED BY makes no storage, and
-//!   pg_dump writes it after the table's label; CREATE SEQUENCE ... OWNED BY makes it before it names the
-//!   table.
-//! - An empty table that is attached follows the partitioned table; pg_dump restores partitions so. One
-//!   with pages stays what it is. The same where one is detached.
+//! - Sequences follow the table that came to own them: ALTER SEQUENCE ... OWNED BY makes no
+//!   storage, and pg_dump writes it after the table's label; CREATE SEQUENCE ... OWNED BY makes it
+//!   before it names the table.
+//! - An empty table that is attached follows the partitioned table; pg_dump restores partitions so.
+//!   One with pages stays what it is. The same where one is detached.
 //! - `pagevault.enforce` refuses plaintext relations that come to where encryption is wanted.
 //!
 //! A new partition is told its partitioned table before its file has a block, and decided at once.
@@ -75,7 +75,8 @@ pub(crate) fn parent_changed(child: Oid, parent: Oid) -> Result<()> {
     }
 }
 
-/// True from the creation of a table until the first block, a TOAST table or an index is made for it.
+/// True from the creation of a table until the first block, a TOAST table or an index is made for
+/// it.
 fn is_new(facts: &Facts) -> bool {
     CREATED.with(|created| *created == facts.oid)
         && facts.is_stored()

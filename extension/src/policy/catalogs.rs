@@ -1,13 +1,14 @@
 //! System catalogs: which of them are sealed, and when that happens.
 //!
-//! - `pg_statistic`, `pg_statistic_ext_data` and `pg_largeobject` hold values of user tables. As soon as
-//!   anything in a database is encrypted, they are too (`pagevault.protect_statistics`).
+//! - `pg_statistic`, `pg_statistic_ext_data` and `pg_largeobject` hold values of user tables. As
+//!   soon as anything in a database is encrypted, they are too (`pagevault.protect_statistics`).
 //! - A label on the database covers all its catalogs.
 //! - Shared catalogs are sealed if `pagevault.protect_shared_catalogs` says so.
 //!
-//! A catalog that is replaced follows the policy as any relation does ([`super::decision`]). One that is
-//! there is sealed in place, where the first two begin to hold: at the end of the command that made it so,
-//! or at the latest before its transaction commits. Nobody is kept from reading or writing it meanwhile.
+//! A catalog that is replaced follows the policy as any relation does ([`super::decision`]). One
+//! that is there is sealed in place, where the first two begin to hold: at the end of the command
+//! that made it so, or at the latest before its transaction commits. Nobody is kept from reading or
+//! writing it meanwhile.
 
 use pagevault_cipher::CipherId;
 use pgrx::PgSqlErrorCode;
@@ -25,7 +26,8 @@ use crate::pg::report::{Report, Result};
 use crate::rekey::requests;
 use crate::rewrite;
 
-/// The database of files of shared catalogs, and of the transient tables by which VACUUM FULL rewrites them.
+/// The database of files of shared catalogs, and of the transient tables by which VACUUM FULL
+/// rewrites them.
 pub(super) const SHARED: u32 = 0;
 
 /// `LargeObjectRelationId` and `StatisticExtDataRelationId`, not among pgrx's bindings.
@@ -74,8 +76,8 @@ pub(crate) fn forget() {
     PENDING.with(|pending| *pending = Pending::Nothing);
 }
 
-/// Seals what the command has made necessary. Where that fails it stays to be done: a command within another one may have come
-/// here, and its error be caught.
+/// Seals what the command has made necessary. Where that fails it stays to be done: a command
+/// within another one may have come here, and its error be caught.
 pub(crate) fn follow() -> Result<()> {
     if process::runs_transactions() {
         seal(PENDING.with(|pending| *pending))?;
@@ -117,8 +119,8 @@ fn seal_now(oid: Oid, cipher: Option<CipherId>) -> Result<()> {
     }
 }
 
-/// What is sealed last tells that all before it was sealed wholly: [`rewrite::encrypt_catalog`] goes on
-/// to the next file only when one is on disk.
+/// What is sealed last tells that all before it was sealed wholly: [`rewrite::encrypt_catalog`]
+/// goes on to the next file only when one is on disk.
 fn values_are_sealed() -> bool {
     WITH_VALUES.into_iter().filter(|oid| !is_brought_by_pg_upgrade(*oid)).all(|oid| {
         let is_sealed = |facts: &Facts| shared::is_sealed(facts.file);
@@ -159,7 +161,8 @@ fn by_setting(name: &'static str) -> Decision {
     Decision::new(Label::Encrypted(None), Source::Setting(name))
 }
 
-/// `pagevault.encrypt_catalogs()`: seals every catalog of which that is wanted. Returns their number.
+/// `pagevault.encrypt_catalogs()`: seals every catalog of which that is wanted. Returns their
+/// number.
 pub(crate) fn encrypt_wanted() -> Result<i64> {
     let wanted = wanted_encrypted()?;
     for (catalog, decision) in &wanted {

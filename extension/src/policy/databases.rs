@@ -1,7 +1,7 @@
 //! Databases whose files are copied below the storage manager: their keys go along.
 //!
-//! Both commands have the database locked and nobody else in it by then, and make the copy visible only when they
-//! commit; so the keys are in the keystore and in WAL before.
+//! Both commands have the database locked and nobody else in it by then, and make the copy visible
+//! only when they commit; so the keys are in the keystore and in WAL before.
 
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
@@ -41,7 +41,8 @@ pub(crate) fn creating(template: ServerText, raw: bool) {
     TEMPLATE.with(|slot| *slot = Some(Template { name: template, raw }));
 }
 
-/// A row for a new database was made; no file is there yet. The template is locked, so its name is its own.
+/// A row for a new database was made; no file is there yet. The template is locked, so its name is
+/// its own.
 pub(crate) fn created(database: Oid) -> Result<()> {
     refuse_number_of_another(database)?;
     let Some(Template { name, raw }) = TEMPLATE.with(Option::take) else { return Ok(()) };
@@ -72,9 +73,10 @@ pub(crate) fn created(database: Oid) -> Result<()> {
     })
 }
 
-/// Whoever may create databases may choose their OIDs (createdb in dbcommands.c). The keys of a database that is gone are kept
-/// under its own, and not missed as long as nothing is there ([`crate::keys::gone`]); a new one would make its provider
-/// needed again, at the next start by everybody, and write files that are copied as they are under keys of its files.
+/// Whoever may create databases may choose their OIDs (createdb in dbcommands.c). The keys of a
+/// database that is gone are kept under its own, and not missed as long as nothing is there
+/// ([`crate::keys::gone`]); a new one would make its provider needed again, at the next start by
+/// everybody, and write files that are copied as they are under keys of its files.
 fn refuse_number_of_another(database: Oid) -> Result<()> {
     let scope = database.to_u32();
     // There the keys come before their database.
@@ -97,7 +99,8 @@ pub(super) fn original_of(file: RelFile) -> Option<RelFile> {
     Some(RelFile { tablespace, database: copy.from, ..file })
 }
 
-/// The row of a database was changed. If that is its tablespace, what lay in the old one has been copied.
+/// The row of a database was changed. If that is its tablespace, what lay in the old one has been
+/// copied.
 pub(crate) fn altered(database: Oid) -> Result<()> {
     let old = catalog::tablespace_of_database(database);
     let new = catalog::new_tablespace_of_database(database);
@@ -113,8 +116,8 @@ pub(crate) fn altered(database: Oid) -> Result<()> {
     })
 }
 
-/// Both commands bring files to other places as they are: `pagevault.enforce` asks what is wanted there. The new
-/// database has no label yet, and no settings of its own.
+/// Both commands bring files to other places as they are: `pagevault.enforce` asks what is wanted
+/// there. The new database has no label yet, and no settings of its own.
 fn refuse_plaintext_copies(copy: DatabaseCopy) -> Result<()> {
     for tablespace in catalog::tablespaces() {
         let moves = tablespace.to_u32() == copy.tablespace;
@@ -124,9 +127,9 @@ fn refuse_plaintext_copies(copy: DatabaseCopy) -> Result<()> {
     Ok(())
 }
 
-/// Refuses files in plaintext of a database and tablespace that are copied to others where encryption is enforced.
-/// Of a database that is not this one it is not known which of its files are catalogs that were rewritten; a label on
-/// it covers them too.
+/// Refuses files in plaintext of a database and tablespace that are copied to others where
+/// encryption is enforced. Of a database that is not this one it is not known which of its files
+/// are catalogs that were rewritten; a label on it covers them too.
 fn refuse_plaintext_in(from: Oid, to: Oid, old: Oid, new: Oid) -> Result<()> {
     if !shared_labels::is_enforced_in(to)? || !shared_labels::is_wanted_in(to, new)? {
         return Ok(());

@@ -1,5 +1,6 @@
-//! What is wanted of a relation, and what says so: the nearest label, or the setting. Which of several labels
-//! decides is said by [`pagevault_keystore::precedence`], without a server; here is what they are the labels of.
+//! What is wanted of a relation, and what says so: the nearest label, or the setting. Which of
+//! several labels decides is said by [`pagevault_keystore::precedence`], without a server; here is
+//! what they are the labels of.
 
 use pagevault_cipher::CipherId;
 use pagevault_keystore::precedence::{self, Decided, Location, Surroundings};
@@ -57,8 +58,8 @@ impl Decision {
         matches!(self.label, Label::Encrypted(_))
     }
 
-    /// True if someone said of this very relation that it is not to be sealed. Anything less does not take
-    /// encryption away from a relation that has it.
+    /// True if someone said of this very relation that it is not to be sealed. Anything less does
+    /// not take encryption away from a relation that has it.
     pub(crate) fn is_plain_by_own_label(&self) -> bool {
         self.label == Label::Plain && matches!(self.source, Source::Own(_))
     }
@@ -80,8 +81,8 @@ impl Decision {
         }
     }
 
-    /// The cipher for a new file: the one that the label names, else that of the file it replaces, of the
-    /// relation it follows, or the default.
+    /// The cipher for a new file: the one that the label names, else that of the file it replaces,
+    /// of the relation it follows, or the default.
     pub(crate) fn cipher(&self, replaced: Option<CipherId>) -> Result<CipherId> {
         self.named_cipher().or(replaced).or(self.like).map_or_else(default_cipher, Ok)
     }
@@ -172,7 +173,8 @@ fn wanted_of_follower(
     Ok(follow(leader, decision))
 }
 
-/// What follows an encrypted relation is encrypted, unless the label of that relation says otherwise.
+/// What follows an encrypted relation is encrypted, unless the label of that relation says
+/// otherwise.
 fn follow(leader: &Facts, decision: Option<Decision>) -> Option<Decision> {
     let like = shared::current_cipher(leader.file).filter(|_| leader.kind.has_storage());
     let firm = decision.is_some_and(|d| d.is_encrypted() || d.is_plain_by_own_label());
@@ -196,8 +198,8 @@ fn wanted_around(labels: Labels, facts: &Facts, tablespace: Oid) -> Result<Optio
     wanted_beneath(labels, parent, facts, tablespace)
 }
 
-/// What is said around a relation that follows no other: by the partitioned table `parent` and those above
-/// it, schema, tablespace, database, setting.
+/// What is said around a relation that follows no other: by the partitioned table `parent` and
+/// those above it, schema, tablespace, database, setting.
 pub(crate) fn wanted_below(
     parent: Option<Oid>,
     facts: &Facts,
@@ -252,7 +254,8 @@ pub(crate) fn takes_labels(kind: Kind) -> bool {
 pub(crate) fn leader_of(facts: &Facts) -> Result<Option<Oid>> {
     Ok(match facts.kind {
         Kind::Index => facts.indexed_table.or_else(|| relation::table_of_index(facts.oid)),
-        // Nobody else makes relations of this kind, or gives them other names (RangeVarCallbackForAlterRelation).
+        // Nobody else makes relations of this kind, or gives them other names
+        // (RangeVarCallbackForAlterRelation).
         Kind::Toast => repack::oid_after(&facts.name, "pg_toast_"),
         Kind::Sequence => memo::owner_of(facts.oid)?,
         Kind::Table => facts.rewrites.or_else(|| repack::original_of(facts)),

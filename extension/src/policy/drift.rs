@@ -27,8 +27,8 @@ pub(crate) struct Drift {
     pub(crate) wants_encryption: bool,
 }
 
-/// Every relation of this database that differs from the policy; with `check_files` also those that hold
-/// pages which are not what they should be, and for that all files are read.
+/// Every relation of this database that differs from the policy; with `check_files` also those that
+/// hold pages which are not what they should be, and for that all files are read.
 pub(crate) fn find(check_files: bool) -> Result<Vec<Drift>> {
     let survey = Survey::make();
     let (mut found, at_work) = drift_of_jobs()?;
@@ -44,8 +44,8 @@ pub(crate) fn find(check_files: bool) -> Result<Vec<Drift>> {
     Ok(found)
 }
 
-/// Relations whose rekeying was asked for and is not done; and those of which nothing else needs saying,
-/// because a job is on its way.
+/// Relations whose rekeying was asked for and is not done; and those of which nothing else needs
+/// saying, because a job is on its way.
 fn drift_of_jobs() -> Result<(Vec<Drift>, Vec<Oid>)> {
     let (mut found, mut at_work) = (Vec::new(), Vec::new());
     for job in jobs::unsettled()? {
@@ -111,7 +111,8 @@ fn drift_of(facts: &Facts, check_files: bool) -> Result<Option<Drift>> {
     }))
 }
 
-/// The number of pages on disk that are in plaintext where they should be sealed, or the other way round.
+/// The number of pages on disk that are in plaintext where they should be sealed, or the other way
+/// round.
 fn stray_pages(facts: &Facts, decision: &Decision) -> Result<i64> {
     let is_stray = |state: PageState| match state {
         PageState::Empty => false,

@@ -1,7 +1,7 @@
 //! `pagevault.enforce`: nothing becomes plaintext where encryption is wanted.
 //!
-//! New storage follows the policy anyway. What is left to refuse is a policy that is taken away, and a
-//! plaintext relation that is brought to where one holds.
+//! New storage follows the policy anyway. What is left to refuse is a policy that is taken away,
+//! and a plaintext relation that is brought to where one holds.
 
 use pagevault_keystore::precedence::Change;
 use pgrx::PgSqlErrorCode;
@@ -56,8 +56,8 @@ pub(super) fn refuse_loss(facts: &Facts, name: &str, label: Option<Label>) -> Re
 
 const TURN_OFF: &str = "A superuser may SET pagevault.enforce = off.";
 
-/// A label of something around relations takes encryption away, in this database or in another one. `elsewise` is
-/// what wanted it if not that label.
+/// A label of something around relations takes encryption away, in this database or in another one.
+/// `elsewise` is what wanted it if not that label.
 pub(super) fn loss(
     object: Object,
     change: Change,

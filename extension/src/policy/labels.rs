@@ -32,7 +32,8 @@ pub(crate) struct Labelling {
     begun: bool,
 }
 
-/// Those that this session is carrying out, the innermost last: event triggers may label something too.
+/// Those that this session is carrying out, the innermost last: event triggers may label something
+/// too.
 static LABELLINGS: ProcessLocal<Notes<Labelling>> = ProcessLocal::new(Notes::new());
 
 /// A command begins.
@@ -40,7 +41,8 @@ pub(crate) fn mark() -> Mark {
     LABELLINGS.with(|notes| notes.mark())
 }
 
-/// A SECURITY LABEL FOR pagevault begins: the one that [`set`] is about to carry out, or another one.
+/// A SECURITY LABEL FOR pagevault begins: the one that [`set`] is about to carry out, or another
+/// one.
 pub(crate) fn labelling_begins() {
     LABELLINGS.with(|notes| match notes.last() {
         Some(ours) if !ours.begun => ours.begun = true,
@@ -58,9 +60,10 @@ pub(crate) fn with_notes(at_end: impl FnOnce(&mut Notes<Labelling>)) {
     LABELLINGS.with(at_end);
 }
 
-/// Sets a label (in quotes, or NULL) as the caller would, with the statement, so that event triggers and others that
-/// look at statements hear of it. The statement names the object, and names may change their bearers until the
-/// server has looked them up; so the label provider compares.
+/// Sets a label (in quotes, or NULL) as the caller would, with the statement, so that event
+/// triggers and others that look at statements hear of it. The statement names the object, and
+/// names may change their bearers until the server has looked them up; so the label provider
+/// compares.
 pub(crate) fn set(object: Object, label: &str) -> Result<()> {
     let Some(target) = object.label_target() else { return Err(gone(object)) };
     let statement = ServerText::join(&[
@@ -92,8 +95,8 @@ fn renamed(object: Object) -> Report {
     .hint("Try again.")
 }
 
-/// A label is about to be set (`Some`) or removed (`None`). The server has checked that the caller owns the
-/// object.
+/// A label is about to be set (`Some`) or removed (`None`). The server has checked that the caller
+/// owns the object.
 pub(crate) fn relabelled(object: Object, column: i32, text: Option<ServerText>) -> Result<()> {
     let innermost = LABELLINGS.with(|notes| notes.last().copied());
     if let Some(meant) = innermost.and_then(|labelling| labelling.meant_for)
@@ -124,7 +127,8 @@ pub(crate) fn relabelled(object: Object, column: i32, text: Option<ServerText>) 
 /// Whether this transaction has changed labels, be it in a subtransaction that was rolled back.
 static CHANGED: ProcessLocal<bool> = ProcessLocal::new(false);
 
-/// The transaction is over, or prepared. If it has committed others see the labels that it has changed.
+/// The transaction is over, or prepared. If it has committed others see the labels that it has
+/// changed.
 pub(crate) fn transaction_ended(has_committed: bool) {
     if CHANGED.with(std::mem::take) && has_committed {
         shared::count_label_change();
@@ -142,8 +146,8 @@ fn relation_relabelled(facts: &Facts, label: Option<Label>) -> Result<()> {
     if label.is_some() {
         check_relation(facts, &name)?;
     }
-    // pg_upgrade brings a file that is as the label says, or as the job that is in the way to that. It comes later:
-    // what there is now holds no rows.
+    // pg_upgrade brings a file that is as the label says, or as the job that is in the way to that.
+    // It comes later: what there is now holds no rows.
     if process::is_binary_upgrade() {
         return Ok(());
     }
@@ -247,7 +251,8 @@ fn check_surroundings(object: Object) -> Result<()> {
 /// `pg_global`
 const GLOBAL_TABLESPACE: u32 = 1664;
 
-/// Anyone may add encryption to what they own; to take it away, or to make an exception, is the administrator's.
+/// Anyone may add encryption to what they own; to take it away, or to make an exception, is the
+/// administrator's.
 fn takes_encryption_away(object: Object, to: Option<Label>) -> Result<Option<Change>> {
     let from = object.label().as_ref().map(label::of_text).transpose()?;
     let says_encrypted = matches!(from, Some(Label::Encrypted(_)));

@@ -1,10 +1,10 @@
 //! Answers of the current subtransaction, remembered.
 //!
-//! Whenever a file is created every relation that the transaction has locked is asked, so a command that
-//! gives many relations new storage, or a transaction that makes many, asks the same again and again. What is
-//! remembered is forgotten at the end of the (sub)transaction, and when this session changes it. Nobody else
-//! changes a relation that we have locked so. But what is around it is not locked: when another session has committed a label,
-//! everything is forgotten.
+//! Whenever a file is created every relation that the transaction has locked is asked, so a command
+//! that gives many relations new storage, or a transaction that makes many, asks the same again and
+//! again. What is remembered is forgotten at the end of the (sub)transaction, and when this session
+//! changes it. Nobody else changes a relation that we have locked so. But what is around it is not
+//! locked: when another session has committed a label, everything is forgotten.
 
 use std::collections::HashMap;
 
@@ -18,7 +18,8 @@ use crate::pg::process::{self, ProcessLocal};
 use crate::pg::relation;
 use crate::pg::report::Result;
 
-/// When answers hold: in one subtransaction, under one value of `pagevault.default_encryption`, while no label changes.
+/// When answers hold: in one subtransaction, under one value of `pagevault.default_encryption`,
+/// while no label changes.
 pub(super) type Moment = ((u32, u32), bool, u32);
 
 /// This one: what is looked up from here on may be remembered as its.

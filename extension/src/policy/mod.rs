@@ -2,9 +2,10 @@
 //!
 //! What is wanted is found in [`decision`]. It takes effect where storage is made, at two moments:
 //!
-//! 1. `mdcreate` ([`storage_created`]): a file appears. For TRUNCATE, REINDEX, SET TABLESPACE and other
-//!    replacements of an existing relation's storage nothing else will be heard of it, so the answer is
-//!    looked for among the relations this backend has locked for rewriting. Undecided means encrypted.
+//! 1. `mdcreate` ([`storage_created`]): a file appears. For TRUNCATE, REINDEX, SET TABLESPACE and
+//!    other replacements of an existing relation's storage nothing else will be heard of it, so the
+//!    answer is looked for among the relations this backend has locked for rewriting. Undecided
+//!    means encrypted.
 //! 2. `object_access_hook` ([`relation_created`]): a new relation exists and its file is still
 //!    empty. Its kind, name and table are known, and the first answer is put right if need be. Of a
 //!    partition the partitioned table is known a moment later ([`altered`]).
@@ -36,15 +37,16 @@ use crate::pg::{guc, locks, process};
 use decision::Decision;
 use memo::Content;
 
-/// True where there is nothing to decide: without a master key nothing is encrypted and no label says that
-/// it should be ([`labels`] refuses them), and the setting asks for nothing.
+/// True where there is nothing to decide: without a master key nothing is encrypted and no label
+/// says that it should be ([`labels`] refuses them), and the setting asks for nothing.
 pub(crate) fn is_idle() -> bool {
     !shared::any_database_key() && !guc::default_encryption()
 }
 
 /// A file for a permanent relation is about to be created.
 pub(crate) fn storage_created(file: RelFile) -> Result<()> {
-    // Also where the file is known: a number that was used before must not inherit the old file's key.
+    // Also where the file is known: a number that was used before must not inherit the old file's
+    // key.
     begin(file, cipher_for_new_storage(file)?)
 }
 
@@ -153,7 +155,8 @@ fn refuse_in_our_schema(facts: &Facts) -> Result<()> {
     ))
 }
 
-/// pg_upgrade has made a relation whose file it will bring, and after that perhaps statistics of it.
+/// pg_upgrade has made a relation whose file it will bring, and after that perhaps statistics of
+/// it.
 pub(crate) fn relation_announced(oid: Oid) {
     if relation::facts(oid).is_some_and(|facts| facts.is_stored() && shared::is_sealed(facts.file))
     {
@@ -171,7 +174,8 @@ fn cipher_of(wanted: Option<Decision>) -> Result<Option<CipherId>> {
     wanted.filter(Decision::is_encrypted).map(|decision| decision.cipher(None)).transpose()
 }
 
-/// The cipher that a relation is to be sealed with where none is named: its label's, or the default.
+/// The cipher that a relation is to be sealed with where none is named: its label's, or the
+/// default.
 pub(crate) fn cipher_wanted_of(facts: &Facts) -> Result<CipherId> {
     match decision::wanted(facts)?.filter(Decision::is_encrypted) {
         Some(decision) => decision.cipher(None),

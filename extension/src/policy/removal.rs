@@ -1,5 +1,6 @@
-//! DROP EXTENSION, also by way of CASCADE, DROP SCHEMA and DROP OWNED: refused while anything in the database is sealed,
-//! for who then takes the library away has relations that nothing opens, and no function that would decrypt them.
+//! DROP EXTENSION, also by way of CASCADE, DROP SCHEMA and DROP OWNED: refused while anything in
+//! the database is sealed, for who then takes the library away has relations that nothing opens,
+//! and no function that would decrypt them.
 
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Oid};
@@ -49,7 +50,8 @@ fn refuse_if_anything_is_sealed() -> Result<()> {
     .hint("Turn off pagevault.protect_statistics, run pagevault.decrypt_database() and wait for its jobs, then pagevault.decrypt() of what pagevault.relations still shows as encrypted."))
 }
 
-/// Relations of this database, without those that follow others, that have sealed pages on disk or will have.
+/// Relations of this database, without those that follow others, that have sealed pages on disk or
+/// will have.
 fn sealed_relations() -> Result<Vec<Facts>> {
     let mut found: Vec<Facts> = Vec::new();
     for facts in relation::all().into_iter().filter_map(relation::facts) {

@@ -1,13 +1,13 @@
 //! pg_repack: the tables that it fills follow the table that it repacks.
 //!
-//! It fills `table_<oid>` anew in a schema of its own, and logs the changes of the original in `log_<oid>`. In the
-//! end copy and original exchange their files, and no command tells that to anyone; so what is filled must be as the
-//! original from the start.
+//! It fills `table_<oid>` anew in a schema of its own, and logs the changes of the original in
+//! `log_<oid>`. In the end copy and original exchange their files, and no command tells that to
+//! anyone; so what is filled must be as the original from the start.
 //!
-//! Names can be given by anyone. What counts is that the schema is a member of the extension (CREATE SCHEMA in
-//! its script; only superusers install it), whatever it is called. And who may run pg_repack without being superuser
-//! has CREATE on that schema: what they make there is in plaintext like the original only if they own that as well, and
-//! so could write into it.
+//! Names can be given by anyone. What counts is that the schema is a member of the extension
+//! (CREATE SCHEMA in its script; only superusers install it), whatever it is called. And who may
+//! run pg_repack without being superuser has CREATE on that schema: what they make there is in
+//! plaintext like the original only if they own that as well, and so could write into it.
 
 use pgrx::pg_sys::Oid;
 

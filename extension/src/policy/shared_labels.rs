@@ -1,8 +1,9 @@
-//! What is lost when a label is taken from a schema, a tablespace or a database: from everything in it that has no
-//! label nearer, also in databases that this session is not in.
+//! What is lost when a label is taken from a schema, a tablespace or a database: from everything in
+//! it that has no label nearer, also in databases that this session is not in.
 //!
-//! Labels of tablespaces and databases, and what ALTER DATABASE sets, stand in catalogs that all databases share. What
-//! settings say in another database is what is set for it there, or else what holds in this session.
+//! Labels of tablespaces and databases, and what ALTER DATABASE sets, stand in catalogs that all
+//! databases share. What settings say in another database is what is set for it there, or else what
+//! holds in this session.
 
 use pagevault_keystore::precedence::{Change, Who, among};
 use pgrx::pg_sys::{self, Oid};
@@ -47,8 +48,8 @@ fn views() -> Result<Vec<View>> {
     views.collect()
 }
 
-/// Refuses to label a tablespace encrypted where nothing could be made in it any more from some database: its owner would
-/// stop others there, whose databases may know nothing of this.
+/// Refuses to label a tablespace encrypted where nothing could be made in it any more from some
+/// database: its owner would stop others there, whose databases may know nothing of this.
 pub(super) fn require_master_keys() -> Result<()> {
     let mut databases = catalog::databases_in_use();
     // What is said of this one is said first.

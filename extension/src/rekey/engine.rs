@@ -1,21 +1,25 @@
 //! Doing one job, in a background worker: every file of the relation and of what follows it.
 //!
-//! A batch of pages is one transaction, which holds an AccessShareLock on the one relation. Between batches
-//! nothing is held but the right to rewrite the relation ([`Rewriting`]), which only those want who would rewrite it as well:
-//! that is where the worker waits to keep its rate, where settings change, and where jobs are paused and cancelled.
+//! A batch of pages is one transaction, which holds an AccessShareLock on the one relation. Between
+//! batches nothing is held but the right to rewrite the relation ([`Rewriting`]), which only those
+//! want who would rewrite it as well: that is where the worker waits to keep its rate, where
+//! settings change, and where jobs are paused and cancelled.
 //!
-//! Looking at the whole file, before its key changes and when it is proven, takes no lock at all, and is done in
-//! parts as well. What was seen of one part stays true while others are looked at:
+//! Looking at the whole file, before its key changes and when it is proven, takes no lock at all,
+//! and is done in parts as well. What was seen of one part stays true while others are looked at:
 //!
-//! - Once the key has changed and everybody who had looked it up before is done ([`crate::writers`]), whatever is written to
-//!   the file is written under the new key. (Where hint bits are not logged a page may keep the key that it has on disk
-//!   while its LSN stays, [`crate::page_io::target_over`]: one that was seen with the new key keeps that.) So a page that was
-//!   seen as it should be stays so, and blocks that are added are so from the start.
-//! - The key does not change, for nobody else has the right to rewrite the relation; and if it does nevertheless, no older one is
-//!   retired, since that is done under the keystore's lock, and only for the key that was proven.
-//! - If the file is cut, there is less to be proven. What is added again behind the cut is written under the new key.
-//! - If the relation gets another file, the old one does not matter any more. Whether it has is asked last, with the
-//!   relation locked, before any key is retired.
+//! - Once the key has changed and everybody who had looked it up before is done
+//!   ([`crate::writers`]), whatever is written to the file is written under the new key. (Where
+//!   hint bits are not logged a page may keep the key that it has on disk while its LSN stays,
+//!   [`crate::page_io::target_over`]: one that was seen with the new key keeps that.) So a page
+//!   that was seen as it should be stays so, and blocks that are added are so from the start.
+//! - The key does not change, for nobody else has the right to rewrite the relation; and if it does
+//!   nevertheless, no older one is retired, since that is done under the keystore's lock, and only
+//!   for the key that was proven.
+//! - If the file is cut, there is less to be proven. What is added again behind the cut is written
+//!   under the new key.
+//! - If the relation gets another file, the old one does not matter any more. Whether it has is
+//!   asked last, with the relation locked, before any key is retired.
 
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -44,8 +48,8 @@ use crate::writers::{Act, Others};
 /// How often progress is written down.
 const NOTE_EVERY: Duration = Duration::from_secs(1);
 
-/// How often it is asked whether the job goes on: not for each batch, since at full speed there are hundreds in a
-/// second.
+/// How often it is asked whether the job goes on: not for each batch, since at full speed there are
+/// hundreds in a second.
 const ASK_EVERY: Duration = Duration::from_millis(100);
 
 /// How often a worker that waits for somebody looks whether he is done.
@@ -89,7 +93,8 @@ fn in_transaction<R>(work: impl FnOnce() -> Result<R>) -> R {
     BackgroundWorker::transaction(std::panic::AssertUnwindSafe(|| work().or_raise()))
 }
 
-/// Everything with files that belongs to the job's relation, partitions included; nothing if it is gone.
+/// Everything with files that belongs to the job's relation, partitions included; nothing if it is
+/// gone.
 fn members_of(job: &Job) -> Result<Vec<Member>> {
     let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
     let mut members = Vec::new();
@@ -270,7 +275,8 @@ impl<'a> Run<'a> {
         }
     }
 
-    /// As [`file::await_writers`], without any lock; whoever takes too long is named in the server log.
+    /// As [`file::await_writers`], without any lock; whoever takes too long is named in the server
+    /// log.
     fn await_writers(&mut self, oid: Oid, target: Target) -> Flow {
         let wait = || Others::at(Act::Writing, Some(target.file.relation));
         let mut others = wait();
@@ -294,8 +300,9 @@ impl<'a> Run<'a> {
         Flow::GoOn
     }
 
-    /// Goes through all forks of a file in parts, without a lock, for as long as `look` says so first; second it says
-    /// whether there is more of the fork. What it said last, or `None` if the job is not to go on.
+    /// Goes through all forks of a file in parts, without a lock, for as long as `look` says so
+    /// first; second it says whether there is more of the fork. What it said last, or `None` if the
+    /// job is not to go on.
     fn through(
         &mut self,
         mut look: impl FnMut(ForkNumber::Type, u32) -> Result<(bool, bool)>,
@@ -318,8 +325,8 @@ impl<'a> Run<'a> {
         Some(true)
     }
 
-    /// Writes and syncs what was rewritten, and reads the header of every page. If each is as it should be, the older
-    /// epochs of the file are retired.
+    /// Writes and syncs what was rewritten, and reads the header of every page. If each is as it
+    /// should be, the older epochs of the file are retired.
     fn prove(&mut self, oid: Oid, target: Target) -> Proof {
         let flushed = in_transaction(|| {
             let held = held_for(oid, target);

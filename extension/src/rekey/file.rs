@@ -24,8 +24,8 @@ pub(super) const BATCH: u32 = 64;
 /// Pages of which only the headers are looked at in one go: 64 MB.
 pub(super) const LOOK: u32 = 8192;
 
-/// How often a file is gone through. A page that turns up in the proof and is not as it should be is
-/// possible once; not again and again.
+/// How often a file is gone through. A page that turns up in the proof and is not as it should be
+/// is possible once; not again and again.
 pub(super) const MAX_ROUNDS: usize = 10;
 
 /// How pages of a file are to be written.
@@ -43,8 +43,8 @@ impl Target {
     }
 }
 
-/// Has a file that has pages written under a new epoch from now on. Writers may still be at work that have not seen
-/// it: see [`await_writers`].
+/// Has a file that has pages written under a new epoch from now on. Writers may still be at work
+/// that have not seen it: see [`await_writers`].
 pub(crate) fn seal(held: &Held, cipher: CipherId) -> Result<Target> {
     let file = held.file();
     for fork in verify::ALL_FORKS {
@@ -66,10 +66,12 @@ pub(super) fn seal_looked_at(held: &Held, cipher: CipherId) -> Result<Target> {
     Ok(Target::present(file))
 }
 
-/// Refuses a file with pages of which the keystore has lost the key. Looks at [`LOOK`] blocks; true if there may be more.
+/// Refuses a file with pages of which the keystore has lost the key. Looks at [`LOOK`] blocks; true
+/// if there may be more.
 ///
-/// Nobody need hold the file: whatever is written to it meanwhile is written under a key that there is, and if the
-/// relation has another file by the time its key changes, that one was not looked at.
+/// Nobody need hold the file: whatever is written to it meanwhile is written under a key that there
+/// is, and if the relation has another file by the time its key changes, that one was not looked
+/// at.
 pub(super) fn look_for_lost_epochs(
     file: RelFile,
     fork: ForkNumber::Type,
@@ -90,15 +92,16 @@ fn pages_of(held: &Held) -> Pages {
     if held.is_logged() { Pages::Logged } else { Pages::Unlogged }
 }
 
-/// Waits until nobody writes any more as it was before [`seal`] or [`unseal`]. Without this a page that is
-/// added past shared buffers could come to the file after it was proven.
+/// Waits until nobody writes any more as it was before [`seal`] or [`unseal`]. Without this a page
+/// that is added past shared buffers could come to the file after it was proven.
 pub(crate) fn await_writers(file: RelFile) -> Result<()> {
     writers::await_others(Act::Writing, Some(file.relation))?;
     fault::point("rekey.barrier_passed");
     Ok(())
 }
 
-/// Writes those of the blocks again that on disk are not as they should be. Returns how many these were.
+/// Writes those of the blocks again that on disk are not as they should be. Returns how many these
+/// were.
 pub(crate) fn rewrite(
     held: &Held,
     target: Target,
@@ -115,7 +118,8 @@ pub(crate) fn rewrite(
     Ok(stale.len() as u32)
 }
 
-/// True if each page of a few blocks is on disk as the target wants it; and whether there may be more behind them.
+/// True if each page of a few blocks is on disk as the target wants it; and whether there may be
+/// more behind them.
 pub(super) fn is_proven(
     target: Target,
     fork: ForkNumber::Type,
@@ -132,8 +136,8 @@ pub(super) fn retire(target: Target) -> Result<bool> {
     Ok(retired)
 }
 
-/// Writes and syncs what was rewritten, and reads the header of every page. If each is as it should be, the
-/// older epochs of the file are retired.
+/// Writes and syncs what was rewritten, and reads the header of every page. If each is as it should
+/// be, the older epochs of the file are retired.
 fn prove(held: &Held, target: Target) -> Result<bool> {
     held.flush();
     fault::point("rekey.flushed");
@@ -150,12 +154,13 @@ fn prove(held: &Held, target: Target) -> Result<bool> {
     retire(target)
 }
 
-/// All of it at once, as it is to be written now: the caller holds a lock that keeps the file from being replaced or cut,
-/// and the right to rewrite it ([`crate::pg::locks::Rewriting`]).
+/// All of it at once, as it is to be written now: the caller holds a lock that keeps the file from
+/// being replaced or cut, and the right to rewrite it ([`crate::pg::locks::Rewriting`]).
 pub(crate) fn rewrite_wholly(held: &Held) -> Result<()> {
     let ring = Ring::new();
     for _ in 0..MAX_ROUNDS {
-        // Nobody else switches keys. If somebody did, what was rewritten for another key would have no end.
+        // Nobody else switches keys. If somebody did, what was rewritten for another key would have
+        // no end.
         let target = Target::present(held.file());
         let mut rewritten = 0;
         for (fork, blocks) in held.forks() {

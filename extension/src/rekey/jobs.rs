@@ -1,7 +1,8 @@
 //! Rekey jobs: asked for, claimed, ordered about, ended.
 //!
-//! They are records of the keystore ([`pagevault_keystore::job`]), in the log of their database, and a table in shared memory
-//! that all processes read. Nothing in SQL holds them: what stands in a table has an owner, triggers, rules and publications.
+//! They are records of the keystore ([`pagevault_keystore::job`]), in the log of their database,
+//! and a table in shared memory that all processes read. Nothing in SQL holds them: what stands in
+//! a table has an owner, triggers, rules and publications.
 
 use std::collections::BTreeMap;
 
@@ -68,7 +69,8 @@ pub(crate) fn shown_state(known: &Known) -> &'static str {
 
 /// What became of the transaction that asked for a job.
 fn outcome(known: &Known) -> Outcome {
-    // Every step of a job was written after that transaction had committed, but for the one that says that it has not.
+    // Every step of a job was written after that transaction had committed, but for the one that
+    // says that it has not.
     if known.step > 0 { Outcome::Committed } else { xact::outcome(known.request.transaction) }
 }
 
@@ -113,8 +115,8 @@ fn step(known: &Known, state: JobState, error: &str) -> (JobId, Step) {
     (known.job, Step { step, state, started: known.started, at: now(), error })
 }
 
-/// Writes down of jobs whether the transactions that asked for them have committed, where that is known by now. True if
-/// of some it is not.
+/// Writes down of jobs whether the transactions that asked for them have committed, where that is
+/// known by now. True if of some it is not.
 fn settle(jobs: &[Known]) -> Result<bool> {
     let mut open = false;
     let mut news: BTreeMap<u32, Vec<(&Known, JobState)>> = BTreeMap::new();
@@ -152,8 +154,8 @@ pub(crate) fn unfinished_of(relation: Oid) -> Result<Option<(i64, Kind, &'static
     Ok(found.first().map(|known| (number_of(known), known.request.kind, shown_state(known))))
 }
 
-/// Adds a job that workers take up when the transaction commits. Of a job of the same kind that waits
-/// already the number is returned.
+/// Adds a job that workers take up when the transaction commits. Of a job of the same kind that
+/// waits already the number is returned.
 pub(crate) fn submit(
     relation: Oid,
     name: &str,
@@ -227,7 +229,8 @@ fn require_extension() -> Result<()> {
     .hint("CREATE EXTENSION pagevault, and try again."))
 }
 
-/// Takes an unfinished job of this worker's database that no other worker does; ours until [`release`].
+/// Takes an unfinished job of this worker's database that no other worker does; ours until
+/// [`release`].
 pub(crate) fn claim() -> Result<Option<Job>> {
     let (database, now_seconds) = (process::my_database(), now_seconds());
     let _lock = KeystoreLock::acquire();
@@ -267,8 +270,8 @@ pub(crate) fn release() {
     }
 }
 
-/// As [`release`], where this worker ends in the middle of the job, or is locked out of its relation:
-/// no lock, nothing that could fail. Others have their turn before it is taken up again.
+/// As [`release`], where this worker ends in the middle of the job, or is locked out of its
+/// relation: no lock, nothing that could fail. Others have their turn before it is taken up again.
 pub(crate) fn give_up() {
     if let (Some(slot), Ok(table)) = (CLAIMED.with(Option::take), table()) {
         table.let_go(slot, std::process::id(), now_seconds());
@@ -415,8 +418,8 @@ fn begins_at_commit(number: i64) -> Report {
     )
 }
 
-/// State and error text of a job, as of now; `None` if there is no such job. An error if this transaction has asked for it, so
-/// that no worker can see it yet.
+/// State and error text of a job, as of now; `None` if there is no such job. An error if this
+/// transaction has asked for it, so that no worker can see it yet.
 pub(crate) fn state_of(number: i64) -> Result<Option<(&'static str, String)>> {
     let job = here(number);
     let Some(known) = visible(|head| head.job == job)?.pop() else { return Ok(None) };
@@ -453,8 +456,9 @@ pub(crate) fn unsettled() -> Result<Vec<Known>> {
     Ok(found)
 }
 
-/// Takes back what this database's jobs have still to do to a relation: those of which `wanted` holds are over (`Cancelled`, with
-/// the reason) or, where nobody needs to know of them any more, gone (`Void`).
+/// Takes back what this database's jobs have still to do to a relation: those of which `wanted`
+/// holds are over (`Cancelled`, with the reason) or, where nobody needs to know of them any more,
+/// gone (`Void`).
 fn take_back(
     relation: Oid,
     wanted: impl Fn(&Known) -> Option<(JobState, &'static str)>,

@@ -1,16 +1,19 @@
 //! Rekeying online: encrypting, decrypting and giving new data keys to relations that are in use.
 //!
-//! A job concerns one relation and what follows it. It is a record of the keystore ([`jobs`]), written by the command that asks
-//! for it: it counts once that transaction has committed, outlives the server, and goes along to standbys. Background workers
-//! do the jobs ([`crate::workers`]), a relation file at a time ([`engine`]):
+//! A job concerns one relation and what follows it. It is a record of the keystore ([`jobs`]),
+//! written by the command that asks for it: it counts once that transaction has committed, outlives
+//! the server, and goes along to standbys. Background workers do the jobs ([`crate::workers`]), a
+//! relation file at a time ([`engine`]):
 //!
 //! 1. From now on pages of the file are written under a new epoch (or in plaintext).
-//! 2. Every page that on disk is not so yet is written again through shared buffers, with a full-page image
-//!    in WAL. The file is readable throughout, since each page says how it is written.
-//! 3. All is flushed and synced, and the header of every page on disk is read: only if each is as wanted are
-//!    the older epochs of the file retired.
+//! 2. Every page that on disk is not so yet is written again through shared buffers, with a
+//!    full-page image in WAL. The file is readable throughout, since each page says how it is
+//!    written.
+//! 3. All is flushed and synced, and the header of every page on disk is read: only if each is as
+//!    wanted are the older epochs of the file retired.
 //!
-//! Each step looks at the disk for what is left to do, so a job may be stopped anywhere and begun again.
+//! Each step looks at the disk for what is left to do, so a job may be stopped anywhere and begun
+//! again.
 
 mod engine;
 pub(crate) mod file;

@@ -15,8 +15,8 @@ use crate::policy;
 use crate::policy::decision::{Decision, Source};
 use crate::rewrite;
 
-/// Has a relation sealed that is labelled so. Returns the number of the job, if it takes one. Whoever is decrypting it, or is
-/// about to, does that no more, be this rolled back or not.
+/// Has a relation sealed that is labelled so. Returns the number of the job, if it takes one.
+/// Whoever is decrypting it, or is about to, does that no more, be this rolled back or not.
 pub(crate) fn encrypt(facts: &Facts, cipher: Option<CipherId>) -> Result<Option<i64>> {
     refuse_destroyed(facts)?;
     refuse_repacked(facts)?;
@@ -32,9 +32,10 @@ pub(crate) fn encrypt(facts: &Facts, cipher: Option<CipherId>) -> Result<Option<
     Ok(None)
 }
 
-/// Has a relation written in plaintext; as [`encrypt`]. Pages cannot be rolled back, and whatever ends the transaction after them
-/// (an error later in a pipeline, a signal, a promotion) would leave them so under a label that says otherwise; jobs can. So it is
-/// always a job, if any file has or had a key.
+/// Has a relation written in plaintext; as [`encrypt`]. Pages cannot be rolled back, and whatever
+/// ends the transaction after them (an error later in a pipeline, a signal, a promotion) would
+/// leave them so under a label that says otherwise; jobs can. So it is always a job, if any file
+/// has or had a key.
 pub(crate) fn decrypt(facts: &Facts) -> Result<Option<i64>> {
     refuse_destroyed(facts)?;
     if members(facts).into_iter().any(|member| shared::is_known(member.file)) {
@@ -53,9 +54,10 @@ pub(super) enum Wanted {
     NotSaidYet,
 }
 
-/// Whether a relation that a job is to decrypt is still not wanted encrypted; else the job is over. Asked in the transaction that has
-/// its files written in plaintext from then on, under a lock with which nobody labels it meanwhile: who does so before is seen,
-/// who does so after finds a plaintext file. The lock is not waited for: who has it may wait for this job.
+/// Whether a relation that a job is to decrypt is still not wanted encrypted; else the job is over.
+/// Asked in the transaction that has its files written in plaintext from then on, under a lock with
+/// which nobody labels it meanwhile: who does so before is seen, who does so after finds a
+/// plaintext file. The lock is not waited for: who has it may wait for this job.
 pub(super) fn is_still_to_be_plain(job: &Job, oid: Oid) -> Result<Wanted> {
     let Some(facts) = relation::facts(oid) else { return Ok(Wanted::Otherwise) };
     let root = policy::drift::root_of(&facts)?;
@@ -68,14 +70,16 @@ pub(super) fn is_still_to_be_plain(job: &Job, oid: Oid) -> Result<Wanted> {
     let Some(facts) = relation::facts(oid) else { return Ok(Wanted::Otherwise) };
     match refusal(&facts)? {
         None => Ok(Wanted::Plain),
-        // A partition or sequence with a label of its own stays as it is, whatever its table becomes.
+        // A partition or sequence with a label of its own stays as it is, whatever its table
+        // becomes.
         Some(_) if job.relation != table && job.relation != root.oid => Ok(Wanted::Otherwise),
         Some(why) => jobs::abandon(job, &why).map(|()| Wanted::Otherwise),
     }
 }
 
-/// Why a relation must not be decrypted by a job that is under way, or resumed: a label wants it encrypted, or a setting while
-/// that is enforced. (Who asked for the job may have had other settings.)
+/// Why a relation must not be decrypted by a job that is under way, or resumed: a label wants it
+/// encrypted, or a setting while that is enforced. (Who asked for the job may have had other
+/// settings.)
 fn refusal(facts: &Facts) -> Result<Option<String>> {
     let wanted = policy::decision::wanted(facts)?.filter(|decision| match decision.source {
         Source::Setting(_) => decision.is_encrypted() && guc::enforce() && facts.user_made,
@@ -115,10 +119,11 @@ pub(crate) fn refuse_destroyed(facts: &Facts) -> Result<()> {
     }
 }
 
-/// Refuses to encrypt a table of which pg_repack has a copy in plaintext, or a log of changes. While it fills them it has no
-/// lock on the table that would keep this away (ACCESS SHARE, repack_one_table in its bin/pg_repack.c); and the copy's file is
-/// the table's in the end. What it makes after this follows the table: it makes the log under ACCESS EXCLUSIVE, and so before
-/// the lock that the caller has or after it.
+/// Refuses to encrypt a table of which pg_repack has a copy in plaintext, or a log of changes.
+/// While it fills them it has no lock on the table that would keep this away (ACCESS SHARE,
+/// repack_one_table in its bin/pg_repack.c); and the copy's file is the table's in the end. What it
+/// makes after this follows the table: it makes the log under ACCESS EXCLUSIVE, and so before the
+/// lock that the caller has or after it.
 fn refuse_repacked(facts: &Facts) -> Result<()> {
     for table in relation::with_partitions(facts.oid) {
         for copy in policy::repack::copies_of(&table) {
@@ -169,8 +174,8 @@ fn members(facts: &Facts) -> Vec<Facts> {
     members.filter(Facts::is_stored).collect()
 }
 
-/// Has a relation, and what follows it, written as labels and settings want it. Returns the number of the job,
-/// if it takes one.
+/// Has a relation, and what follows it, written as labels and settings want it. Returns the number
+/// of the job, if it takes one.
 pub(crate) fn reconcile(facts: &Facts) -> Result<Option<i64>> {
     let root = policy::drift::root_of(facts)?;
     match policy::drift::wanted_of(&root)? {
@@ -180,7 +185,8 @@ pub(crate) fn reconcile(facts: &Facts) -> Result<Option<i64>> {
     }
 }
 
-/// Has everything sealed in this database that is wanted so and is not. Returns the number of relations.
+/// Has everything sealed in this database that is wanted so and is not. Returns the number of
+/// relations.
 pub(crate) fn encrypt_all_wanted() -> Result<i64> {
     let mut roots: Vec<Oid> = Vec::new();
     for drift in policy::drift::find(false)? {
@@ -199,8 +205,9 @@ pub(crate) fn encrypt_all_wanted() -> Result<i64> {
     policy::catalogs::encrypt_wanted().map(|catalogs| catalogs + roots.len() as i64)
 }
 
-/// Has everything in this database written in plaintext that nothing wants encrypted any more. Returns the
-/// number of jobs. Catalogs that hold values stay sealed: `pagevault.protect_statistics`.
+/// Has everything in this database written in plaintext that nothing wants encrypted any more.
+/// Returns the number of jobs. Catalogs that hold values stay sealed:
+/// `pagevault.protect_statistics`.
 pub(crate) fn decrypt_all() -> Result<i64> {
     let mut count = 0;
     for facts in relation::all().into_iter().filter_map(relation::facts) {

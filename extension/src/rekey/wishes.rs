@@ -29,7 +29,8 @@ pub(crate) fn wish() {
     }
 }
 
-/// As [`wish`], once the transaction has committed. One that is prepared first is noticed by the launcher itself.
+/// As [`wish`], once the transaction has committed. One that is prepared first is noticed by the
+/// launcher itself.
 pub(crate) fn at_commit() {
     register_xact_callback(PgXactCallbackEvent::Commit, wish);
 }

@@ -1,16 +1,16 @@
 //! A clock that is cheap enough to be read twice for every page.
 //!
-//! Where the processor's counter runs at one rate on all cores, it is read by one instruction; elsewhere the
-//! monotonic clock of the system is. How long a tick is, is measured once when the server starts: measured each time
-//! that somebody asks, times would not only grow.
+//! Where the processor's counter runs at one rate on all cores, it is read by one instruction;
+//! elsewhere the monotonic clock of the system is. How long a tick is, is measured once when the
+//! server starts: measured each time that somebody asks, times would not only grow.
 
 use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 /// Whether the counter may be used; set in the postmaster, inherited by all others.
 static HAS_COUNTER: AtomicBool = AtomicBool::new(false);
 
-/// A moment. Only differences between two of one process mean anything, or of any two processes if they
-/// are long.
+/// A moment. Only differences between two of one process mean anything, or of any two processes if
+/// they are long.
 ///
 /// Not serialized with the instructions around it: off by a few dozen nanoseconds either way.
 #[inline]
@@ -26,8 +26,8 @@ fn monotonic() -> u64 {
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
 }
 
-/// Chooses the clock; returns milliseconds per tick. In the postmaster, before [`ticks`] is used. Takes ten
-/// milliseconds, which makes the figure right to some millionths.
+/// Chooses the clock; returns milliseconds per tick. In the postmaster, before [`ticks`] is used.
+/// Takes ten milliseconds, which makes the figure right to some millionths.
 pub(super) fn choose() -> f64 {
     if !counter::is_steady() {
         return 1e-6;

@@ -1,9 +1,9 @@
 //! How much was sealed and opened since the server started, and how long that took.
 //!
-//! Every process has a slot of its own in shared memory, by its number among the server's processes, and
-//! nobody else writes there: counting is an addition to memory that is in this core's cache, without
-//! lock or atomic instruction. Readers add all slots up. A slot is never cleared: the next process with that
-//! number goes on counting. All this outlives a crash restart.
+//! Every process has a slot of its own in shared memory, by its number among the server's
+//! processes, and nobody else writes there: counting is an addition to memory that is in this
+//! core's cache, without lock or atomic instruction. Readers add all slots up. A slot is never
+//! cleared: the next process with that number goes on counting. All this outlives a crash restart.
 //!
 //! Called inside critical sections: nothing here allocates, waits or raises.
 
@@ -50,8 +50,8 @@ pub(crate) struct Stats {
     tick: f64,
 }
 
-/// Words of memory for so many processes, and one slot for those without a number: the postmaster, and who
-/// is about to end.
+/// Words of memory for so many processes, and one slot for those without a number: the postmaster,
+/// and who is about to end.
 pub(crate) fn words_needed(processes: usize) -> usize {
     (processes + 1) * SLOT
 }
@@ -99,8 +99,8 @@ impl Stats {
     }
 }
 
-/// Nobody else writes here, so this need not be one instruction. (Processes without a number share a slot,
-/// and may lose a count.)
+/// Nobody else writes here, so this need not be one instruction. (Processes without a number share
+/// a slot, and may lose a count.)
 #[inline]
 fn add(word: &AtomicU64, amount: u64) {
     word.store(word.load(Relaxed).wrapping_add(amount), Relaxed);

@@ -1,5 +1,5 @@
-//! The launcher of rekey workers, and the workers: they take jobs of one database until none is left. Into a database without
-//! jobs none is sent.
+//! The launcher of rekey workers, and the workers: they take jobs of one database until none is
+//! left. Into a database without jobs none is sent.
 
 use std::ffi::CStr;
 use std::panic::AssertUnwindSafe;
@@ -19,8 +19,8 @@ use crate::pg::{catalog, guc, process, worker};
 use crate::rekey::jobs::{self, End, Pending};
 use crate::rekey::{self, wishes};
 
-/// How long a worker waits where somebody has the relation locked, before it sees to other jobs: there
-/// are not many workers, and any owner of a table may lock it for as long as they like.
+/// How long a worker waits where somebody has the relation locked, before it sees to other jobs:
+/// there are not many workers, and any owner of a table may lock it for as long as they like.
 const LOCK_WAIT: &CStr = c"5s";
 
 /// When the launcher begins to look for jobs from before the server's start.
@@ -29,8 +29,8 @@ const FIRST_LOOK: Duration = Duration::from_secs(3);
 /// Longest sleep of the launcher.
 const LOOK: Duration = Duration::from_secs(10);
 
-/// The same while there are jobs that may be to be done soon and nobody says so: their transaction is prepared, say, and another
-/// session commits it.
+/// The same while there are jobs that may be to be done soon and nobody says so: their transaction
+/// is prepared, say, and another session commits it.
 const LOOK_SOON: Duration = Duration::from_secs(1);
 
 pub(super) fn register() {
@@ -78,8 +78,8 @@ pub extern "C-unwind" fn pagevault_rekey_launcher_main(_argument: pg_sys::Datum)
     }
 }
 
-/// The database that another worker is to go to: one that has more jobs to be done than workers that may take them, and of
-/// these the one with the fewest workers.
+/// The database that another worker is to go to: one that has more jobs to be done than workers
+/// that may take them, and of these the one with the fewest workers.
 fn next_database(
     pending: &Pending,
     open: &[pg_sys::Oid],

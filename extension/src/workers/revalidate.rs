@@ -1,5 +1,5 @@
-//! Asks from time to time whether the keys in use would still be unwrapped, and has pages of locked relations leave shared
-//! buffers.
+//! Asks from time to time whether the keys in use would still be unwrapped, and has pages of locked
+//! relations leave shared buffers.
 
 use std::time::{Duration, Instant};
 

@@ -63,8 +63,8 @@ fn wait_for_catalogs() {
     }
 }
 
-/// Reads a page that every session needs. A server in which that cannot be done for a while is of no use, and as long as it
-/// was not done it may be one that writes past us: so this ends.
+/// Reads a page that every session needs. A server in which that cannot be done for a while is of
+/// no use, and as long as it was not done it may be one that writes past us: so this ends.
 fn read_a_page() -> std::result::Result<(), String> {
     for tried in 1.. {
         let read = PgTryBuilder::new(|| {

@@ -1,5 +1,5 @@
-//! Deletes statistics for a session that shreds: in a transaction of its own, so that it is committed whatever becomes of the
-//! session's statement.
+//! Deletes statistics for a session that shreds: in a transaction of its own, so that it is
+//! committed whatever becomes of the session's statement.
 
 use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder, BgWorkerStartTime};
 use pgrx::{PgSqlErrorCode as Code, pg_guard, pg_sys};
@@ -7,7 +7,8 @@ use pgrx::{PgSqlErrorCode as Code, pg_guard, pg_sys};
 use crate::pg::report::{OrRaise, Report, Result};
 use crate::pg::{process, session, statistics, worker};
 
-/// Has a worker delete the statistics of all relations that this session has locked against everybody, and waits for its end.
+/// Has a worker delete the statistics of all relations that this session has locked against
+/// everybody, and waits for its end.
 ///
 /// # Errors
 /// When there is no room for another worker.

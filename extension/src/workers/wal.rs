@@ -1,4 +1,5 @@
-//! On a primary: logs what was restored from escrow, and brings WAL to what `pagevault.wal_encryption` wants.
+//! On a primary: logs what was restored from escrow, and brings WAL to what
+//! `pagevault.wal_encryption` wants.
 
 use std::time::Duration;
 

@@ -1,7 +1,8 @@
 //! What the lines of an audit trail prove, taken together.
 //!
-//! A line with a MAC is proven by it. It vouches for the line before by that one's hash, the first line of a run for the last
-//! of the run before, and so on back. What is proven in neither way was not written by the server, or not so.
+//! A line with a MAC is proven by it. It vouches for the line before by that one's hash, the first
+//! line of a run for the last of the run before, and so on back. What is proven in neither way was
+//! not written by the server, or not so.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -144,7 +145,8 @@ impl<'a> Chain<'a> {
         self.keys.is_none_or(|keys| keys.get(&version).is_some_and(|key| line.is_authentic(key)))
     }
 
-    /// Concludes. `last` is the line that the server has noted as its newest, and whether it was written since.
+    /// Concludes. `last` is the line that the server has noted as its newest, and whether it was
+    /// written since.
     pub(super) fn conclude(mut self, last: Option<(&Line<'_>, bool)>) -> Verdict {
         let mut verdict = Verdict::default();
         let good = self.vouch(last);
@@ -166,7 +168,8 @@ impl<'a> Chain<'a> {
         self.claims.get(&number)?.get(link)
     }
 
-    /// The lines that are the server's, by number: those that are proven, and all that these vouch for.
+    /// The lines that are the server's, by number: those that are proven, and all that these vouch
+    /// for.
     fn vouch(&mut self, last: Option<(&Line<'_>, bool)>) -> BTreeMap<Number, Link> {
         let mut good: BTreeMap<Number, Link> = BTreeMap::new();
         let mut work: Vec<(Number, Link)> = Vec::new();

@@ -1,18 +1,21 @@
-//! Lines of the audit trail in files of any kind: the server's log as text, CSV or JSON, the trail's own file.
+//! Lines of the audit trail in files of any kind: the server's log as text, CSV or JSON, the
+//! trail's own file.
 //!
-//! Whoever can log something may have written any of it, so nothing is concluded here but where a line may be.
+//! Whoever can log something may have written any of it, so nothing is concluded here but where a
+//! line may be.
 
 use std::io::{self, BufRead};
 
 use pagevault_keystore::audit::{MARK, MAX_LINE};
 
-/// Longest line of a file that is looked into. Quoting can double a line of the trail, and the server puts as much before and
-/// behind it.
+/// Longest line of a file that is looked into. Quoting can double a line of the trail, and the
+/// server puts as much before and behind it.
 const LONGEST: usize = 16 * MAX_LINE;
 /// How often a line of a file may say that one of the trail begins.
 const MOST_MARKS: usize = 16;
 
-/// Calls `found` with the number of each line of a file that says that it holds one of the trail, and all that may be it.
+/// Calls `found` with the number of each line of a file that says that it holds one of the trail,
+/// and all that may be it.
 pub(super) fn lines(
     reader: &mut impl BufRead,
     mut found: impl FnMut(u64, &[String]) -> io::Result<()>,
@@ -80,7 +83,8 @@ fn positions<'a>(line: &'a [u8], mark: &'a [u8]) -> impl Iterator<Item = usize> 
     line.windows(mark.len()).enumerate().filter(move |(_, part)| *part == mark).map(|(at, _)| at)
 }
 
-/// The object that a text begins with, to its closing brace. Lines of the trail hold no object within.
+/// The object that a text begins with, to its closing brace. Lines of the trail hold no object
+/// within.
 fn object(text: &[u8]) -> Option<String> {
     let (mut within, mut escaped) = (false, false);
     for (at, byte) in text.iter().enumerate().take(MAX_LINE) {

@@ -1,7 +1,8 @@
-//! `pagevault-keyring audit verify`: whether lines of the audit trail were forged, changed or taken away.
+//! `pagevault-keyring audit verify`: whether lines of the audit trail were forged, changed or taken
+//! away.
 //!
-//! What is read may be of anybody: sizes are limited, nothing in it is believed that has no MAC or that no line with one
-//! vouches for, and what is shown of it is where it stands.
+//! What is read may be of anybody: sizes are limited, nothing in it is believed that has no MAC or
+//! that no line with one vouches for, and what is shown of it is where it stands.
 
 mod chain;
 mod find;
@@ -36,8 +37,8 @@ pub struct Cluster<'a> {
     pub access: Access,
 }
 
-/// Checks the trail in these files, and tells of it. True if all is well. Without a cluster there are no keys, and it is only
-/// checked whether lines fit together.
+/// Checks the trail in these files, and tells of it. True if all is well. Without a cluster there
+/// are no keys, and it is only checked whether lines fit together.
 ///
 /// # Errors
 /// When a file cannot be read, or a key is not to be had.

@@ -1,7 +1,8 @@
-//! What this program itself does with keys, while the server may be down: lines in the file `audit.tools` of the keystore's
-//! folder, in the form that the server's have.
+//! What this program itself does with keys, while the server may be down: lines in the file
+//! `audit.tools` of the keystore's folder, in the form that the server's have.
 //!
-//! Each run of the program is a run of the trail with two lines, of which the first one is written before any key is asked for.
+//! Each run of the program is a run of the trail with two lines, of which the first one is written
+//! before any key is asked for.
 
 use std::borrow::Cow;
 use std::fs::OpenOptions;

@@ -9,13 +9,16 @@ use crate::provider::ProviderError;
 
 #[derive(Args)]
 pub(super) struct AccessOptions {
-    /// Run the programs that the key files name: of a provider of kind "command", or in a profile of AWS
+    /// Run the programs that the key files name: of a provider of kind "command", or in a profile
+    /// of AWS
     #[arg(long)]
     allow_command: bool,
-    /// Read the credentials that the key files name, and send them to the key servers that they name
+    /// Read the credentials that the key files name, and send them to the key servers that they
+    /// name
     #[arg(long)]
     allow_credentials: bool,
-    /// How providers are reached, in place of what the key files say: {"NAME": {"kind": "...", "options": {...}}}
+    /// How providers are reached, in place of what the key files say: {"NAME": {"kind": "...",
+    /// "options": {...}}}
     #[arg(long, value_name = "FILE")]
     providers: Option<PathBuf>,
 }

@@ -12,7 +12,8 @@ use crate::provider::ProviderError;
 
 #[derive(Subcommand)]
 pub(super) enum Audit {
-    /// Tell which lines of the audit trail are missing, changed, forged or out of order; the server may be running
+    /// Tell which lines of the audit trail are missing, changed, forged or out of order; the server
+    /// may be running
     ///
     /// Ends with 0 if there are none, with 2 if there are, with 1 if it could not be looked at.
     Verify {

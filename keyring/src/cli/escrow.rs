@@ -15,7 +15,8 @@ use crate::provider::ProviderError;
 
 #[derive(Subcommand)]
 pub(super) enum Escrow {
-    /// Write all database keys to a file that only your private key opens; the server may be running
+    /// Write all database keys to a file that only your private key opens; the server may be
+    /// running
     Export {
         /// The data directory
         data_directory: PathBuf,
@@ -31,7 +32,8 @@ pub(super) enum Escrow {
         #[command(flatten)]
         access: AccessOptions,
     },
-    /// Try whether a bundle opens all keys of a data directory; nothing is changed, the server may be running
+    /// Try whether a bundle opens all keys of a data directory; nothing is changed, the server may
+    /// be running
     Check {
         /// The file that was exported
         bundle: PathBuf,

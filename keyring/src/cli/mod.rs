@@ -33,7 +33,8 @@ enum Command {
     /// Make and list key files for providers of kind "file"
     #[command(subcommand)]
     File(FileCommand),
-    /// Keep the database keys under a public key of yours, for the day on which the provider is lost
+    /// Keep the database keys under a public key of yours, for the day on which the provider is
+    /// lost
     #[command(subcommand)]
     Escrow(escrow::Escrow),
     /// The audit trail of a cluster
@@ -45,23 +46,28 @@ enum Command {
         #[arg(required = true)]
         paths: Vec<PathBuf>,
     },
-    /// Open every page and every WAL record of a data directory whose server is down, or of a backup
+    /// Open every page and every WAL record of a data directory whose server is down, or of a
+    /// backup
     ///
-    /// Ends with 0 if everything opens, with 2 if something is damaged, with 1 if it could not be looked at.
+    /// Ends with 0 if everything opens, with 2 if something is damaged, with 1 if it could not be
+    /// looked at.
     Verify {
         /// The data directory
         data_directory: PathBuf,
         #[command(flatten)]
         access: access::AccessOptions,
     },
-    /// Have key files say again what starts that failed have cut off them; for when WAL is lost for good, after pg_resetwal
+    /// Have key files say again what starts that failed have cut off them; for when WAL is lost for
+    /// good, after pg_resetwal
     TakeBack {
         /// The data directory, whose server is down
         data_directory: PathBuf,
     },
-    /// Run one of PostgreSQL's own programs, such as pg_waldump, pg_rewind or pg_upgrade, with the keys of a data directory
+    /// Run one of PostgreSQL's own programs, such as pg_waldump, pg_rewind or pg_upgrade, with the
+    /// keys of a data directory
     Exec {
-        /// Data directory whose keystore holds the keys, or a copy of it; by default the data directory that the program is told, else PGDATA
+        /// Data directory whose keystore holds the keys, or a copy of it; by default the data
+        /// directory that the program is told, else PGDATA
         #[arg(long, value_name = "DIR")]
         keystore: Option<PathBuf>,
         /// Where pagevault_preload.so is, if not where PostgreSQL keeps its libraries

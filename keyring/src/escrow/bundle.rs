@@ -1,12 +1,13 @@
-//! The bundle: a file of age (<https://age-encryption.org/v1>, recipients of type X25519), binary or armored, that holds one
-//! JSON object:
+//! The bundle: a file of age (<https://age-encryption.org/v1>, recipients of type X25519), binary
+//! or armored, that holds one JSON object:
 //!
 //! ```json
 //! {"format": "pagevault escrow", "version": 1, "keystore": "<32 hexadecimal digits>", "made": 1767225599,
 //!  "keys": [{"scope": 0, "version": 1, "key": "<base64 of 32 bytes>"}]}
 //! ```
 //!
-//! So `age -d` opens it without this program. Errors of the library are not shown: they want a language to be set up.
+//! So `age -d` opens it without this program. Errors of the library are not shown: they want a
+//! language to be set up.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, BufReader, Read, Write};
@@ -167,7 +168,8 @@ fn directory_of(path: &Path) -> &Path {
     path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."))
 }
 
-/// That a bundle may be made there: not over another file, and not where it would be lost with the data.
+/// That a bundle may be made there: not over another file, and not where it would be lost with the
+/// data.
 pub(super) fn require_place(keystore: &Keystore, output: &Path) -> Result<(), ProviderError> {
     if fs::symlink_metadata(output).is_ok() {
         return Err(refuse(format!("there is a file \"{}\"", output.display()))
@@ -202,7 +204,8 @@ fn no_recipient(text: &str) -> ProviderError {
     )
 }
 
-/// Private keys from a file as `age-keygen` writes it, which others may not read; `-` is standard input.
+/// Private keys from a file as `age-keygen` writes it, which others may not read; `-` is standard
+/// input.
 ///
 /// # Errors
 /// When it cannot be read, or holds anything else.

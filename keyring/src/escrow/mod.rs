@@ -1,8 +1,9 @@
-//! `pagevault-keyring escrow`: the database keys under a public key of the operator's (age), for the day on which the
-//! provider is lost for good.
+//! `pagevault-keyring escrow`: the database keys under a public key of the operator's (age), for
+//! the day on which the provider is lost for good.
 //!
-//! Only database keys are in a bundle. They open every data key, those that are made later too; so a bundle serves
-//! until there is another database key. Wrapping them anew, which is what rotating a master key does, changes nothing.
+//! Only database keys are in a bundle. They open every data key, those that are made later too; so
+//! a bundle serves until there is another database key. Wrapping them anew, which is what rotating
+//! a master key does, changes nothing.
 
 mod bundle;
 
@@ -29,9 +30,9 @@ use crate::exec::refuse;
 use crate::offline::{DIRECTORY, DatabaseKeys, Keystore, not_done, unreadable, unwrapped};
 use crate::provider::ProviderError;
 
-/// Writes a bundle of all database keys of a data directory to a new file, and notes in the data directory that they are in
-/// escrow. The server may be running. Returns how many keys are in the bundle. Those of databases that were dropped are
-/// left out if they cannot be unwrapped.
+/// Writes a bundle of all database keys of a data directory to a new file, and notes in the data
+/// directory that they are in escrow. The server may be running. Returns how many keys are in the
+/// bundle. Those of databases that were dropped are left out if they cannot be unwrapped.
 ///
 /// # Errors
 /// When another key cannot be unwrapped, a recipient is none, or the file exists.
@@ -111,10 +112,12 @@ pub struct Checked {
     pub data_keys: usize,
 }
 
-/// Opens a bundle, and all data keys of a data directory with it. Changes nothing; the server may be running.
+/// Opens a bundle, and all data keys of a data directory with it. Changes nothing; the server may
+/// be running.
 ///
 /// # Errors
-/// When the bundle does not open with any of the identities, is of another keystore, or does not open every data key.
+/// When the bundle does not open with any of the identities, is of another keystore, or does not
+/// open every data key.
 pub fn check(
     bundle: &Path,
     identities: &[age::x25519::Identity],
@@ -134,12 +137,12 @@ pub struct Holder {
     pub key: String,
 }
 
-/// Opens a bundle and has another provider wrap the database keys of a data directory whose server is down. Returns how many
-/// keys were wrapped.
+/// Opens a bundle and has another provider wrap the database keys of a data directory whose server
+/// is down. Returns how many keys were wrapped.
 ///
-/// What is written is one file ([`RESTORED`]), in one piece: killed at any moment, the data directory is as before or as
-/// after. Recovery may repeat records of the provider that is lost; so the server takes the file up once more when it has
-/// recovered.
+/// What is written is one file ([`RESTORED`]), in one piece: killed at any moment, the data
+/// directory is as before or as after. Recovery may repeat records of the provider that is lost; so
+/// the server takes the file up once more when it has recovered.
 ///
 /// # Errors
 /// As [`check`]; when the provider refuses, or the server is running. Then nothing is changed.
@@ -255,8 +258,8 @@ fn open(
     Ok(DatabaseKeys::from_known(known))
 }
 
-/// That every database key is there, and that they open every data key, but for those of databases that were dropped. Returns
-/// how many data keys there are.
+/// That every database key is there, and that they open every data key, but for those of databases
+/// that were dropped. Returns how many data keys there are.
 fn prove(keystore: &Keystore, known: &DatabaseKeys, source: &str) -> Result<usize, ProviderError> {
     let have: BTreeSet<_> = known.iter().map(|(scope, version, _)| (scope, version)).collect();
     let state = keystore.state();

@@ -1,11 +1,12 @@
 //! `pagevault-keyring exec`: PostgreSQL's own programs, with the keys of WAL.
 //!
-//! The program is started with the library of `preload/` in front of the C library's functions, and inherits a piece of
-//! anonymous memory that holds the keys ([`pagevault_keystore::briefing`]). No key stands in an argument, in the
-//! environment, or on disk, and the program gets the keys of WAL only: none of relations, no database key.
+//! The program is started with the library of `preload/` in front of the C library's functions, and
+//! inherits a piece of anonymous memory that holds the keys ([`pagevault_keystore::briefing`]). No
+//! key stands in an argument, in the environment, or on disk, and the program gets the keys of WAL
+//! only: none of relations, no database key.
 //!
-//! The dynamic linker ignores a library in silence where it cannot load it. So the very program is run once
-//! before, with `--version`, and must show that the library is at work in it.
+//! The dynamic linker ignores a library in silence where it cannot load it. So the very program is
+//! run once before, with `--version`, and must show that the library is at work in it.
 
 mod tools;
 mod upgrade;
@@ -243,8 +244,8 @@ fn data_directory(
         })
 }
 
-/// That the source, if it is a directory, has a keystore that can take the place of the target's. What a server
-/// sends is looked at by the library when it is there.
+/// That the source, if it is a directory, has a keystore that can take the place of the target's.
+/// What a server sends is looked at by the library when it is there.
 fn require_same_keystore(target: &Path, arguments: &[OsString]) -> Result<(), ProviderError> {
     let Some(source) = tools::option(arguments, &["--source-pgdata"]) else { return Ok(()) };
     let (target, source) = (

@@ -63,7 +63,8 @@ impl Tool {
         })
     }
 
-    /// The data directory that the program's arguments name, or may name. Segments are no data directories.
+    /// The data directory that the program's arguments name, or may name. Segments are no data
+    /// directories.
     pub(super) fn places(self, arguments: &[OsString]) -> Vec<OsString> {
         // What these are to make does not exist yet.
         if matches!(self.name, "pg_basebackup" | "pg_receivewal") {
@@ -77,8 +78,9 @@ impl Tool {
     }
 }
 
-/// The value of an option that goes by any of these names, written in any of the ways that PostgreSQL's programs
-/// understand: `-D DIR`, `-DDIR`, `--pgdata DIR`, `--pgdata=DIR`. The last one counts.
+/// The value of an option that goes by any of these names, written in any of the ways that
+/// PostgreSQL's programs understand: `-D DIR`, `-DDIR`, `--pgdata DIR`, `--pgdata=DIR`. The last
+/// one counts.
 pub(super) fn option(arguments: &[OsString], names: &[&str]) -> Option<OsString> {
     let mut found = None;
     for (at, argument) in arguments.iter().enumerate() {
@@ -100,7 +102,8 @@ pub(super) fn option(arguments: &[OsString], names: &[&str]) -> Option<OsString>
     found
 }
 
-/// Whether the program will only say what it is, or how it is used: PostgreSQL's look at their first argument for that.
+/// Whether the program will only say what it is, or how it is used: PostgreSQL's look at their
+/// first argument for that.
 pub(super) fn only_tells(arguments: &[OsString]) -> bool {
     let first = arguments.first().map(|first| first.as_bytes());
     matches!(first, Some(b"--help" | b"-?" | b"--version" | b"-V"))

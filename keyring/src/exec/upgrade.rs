@@ -1,9 +1,11 @@
-//! `pagevault-keyring exec -- pg_upgrade ...`: brings the keystore of the old cluster into the new one, and tells the
-//! servers that `pg_upgrade` starts that it did (what goes along, and why: [`pagevault_keystore::upgrade`]).
+//! `pagevault-keyring exec -- pg_upgrade ...`: brings the keystore of the old cluster into the new
+//! one, and tells the servers that `pg_upgrade` starts that it did (what goes along, and why:
+//! [`pagevault_keystore::upgrade`]).
 //!
-//! Everything that would make `pg_upgrade` fail for want of a key in the middle is asked before. The old cluster is only read.
-//! The new keystore appears at once, by renaming its directory; killed before that, nothing has happened, and
-//! killed after it, the same command goes on, as far as `pg_upgrade` itself does.
+//! Everything that would make `pg_upgrade` fail for want of a key in the middle is asked before.
+//! The old cluster is only read. The new keystore appears at once, by renaming its directory;
+//! killed before that, nothing has happened, and killed after it, the same command goes on, as far
+//! as `pg_upgrade` itself does.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -57,8 +59,9 @@ pub(super) fn prepare(
     Ok(())
 }
 
-/// From 18 on statistics are in the dump that pg_upgrade writes into the new data directory for a while, in
-/// plaintext: values of encrypted tables among them. They are made anew by ANALYZE, as in versions before.
+/// From 18 on statistics are in the dump that pg_upgrade writes into the new data directory for a
+/// while, in plaintext: values of encrypted tables among them. They are made anew by ANALYZE, as in
+/// versions before.
 fn leave_statistics(command: &mut Command) -> Result<(), ProviderError> {
     const OPTION: &str = "--no-statistics";
     let program = command.get_program().to_owned();

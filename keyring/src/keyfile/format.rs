@@ -15,8 +15,9 @@
 //! ```
 //!
 //! `created` counts seconds since 1970. Versions count up from 1 and are never removed. `crc32c` is
-//! the CRC-32C (RFC 3720, appendix B.4) of the compact JSON of the value of `keys`, so that a damaged
-//! file is told from a wrong one. It is no protection against an attacker, who may write as well.
+//! the CRC-32C (RFC 3720, appendix B.4) of the compact JSON of the value of `keys`, so that a
+//! damaged file is told from a wrong one. It is no protection against an attacker, who may write as
+//! well.
 
 use std::collections::BTreeMap;
 use std::io;

@@ -125,7 +125,8 @@ impl Place {
     }
 
     /// Refuses a place where others could exchange the file: each directory above it must belong to
-    /// root or to us, and be writable by others only with the sticky bit; so must each link on the way to it.
+    /// root or to us, and be writable by others only with the sticky bit; so must each link on the
+    /// way to it.
     pub fn check_directories(&self) -> Result<(), ProviderError> {
         self.directory
             .ancestors()

@@ -1,4 +1,5 @@
-//! Reading what a server answers, up to a limit: whoever answers may not be who was asked, and have no end.
+//! Reading what a server answers, up to a limit: whoever answers may not be who was asked, and have
+//! no end.
 
 use std::io;
 

@@ -1,7 +1,7 @@
 //! Why a server was not reached, read from a chain of errors.
 //!
-//! The HTTP clients wrap what happened many times over. Only the kinds of errors below are repeated in
-//! messages: others may hold parts of requests.
+//! The HTTP clients wrap what happened many times over. Only the kinds of errors below are repeated
+//! in messages: others may hold parts of requests.
 
 use std::error::Error;
 use std::io;

@@ -1,9 +1,10 @@
-//! A key server behind a Unix socket: who listens there is known, unlike at a port of this machine, at which any user may
-//! listen once the server is down.
+//! A key server behind a Unix socket: who listens there is known, unlike at a port of this machine,
+//! at which any user may listen once the server is down.
 //!
-//! Two things are asked: that only root and we could have put the socket where it is, and, of the kernel, who listens at
-//! it (`SO_PEERCRED`, unix(7): the credentials of the process at the time of its `listen`). The connections that follow
-//! go to the same socket, for the first says that nobody else can exchange it.
+//! Two things are asked: that only root and we could have put the socket where it is, and, of the
+//! kernel, who listens at it (`SO_PEERCRED`, unix(7): the credentials of the process at the time of
+//! its `listen`). The connections that follow go to the same socket, for the first says that nobody
+//! else can exchange it.
 
 use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -57,7 +58,8 @@ pub(crate) fn trusted(path: &Path) -> Result<PathBuf, ProviderError> {
     Ok(place)
 }
 
-/// Connects, or fails: where nobody takes connections any more, connecting waits for as long as the queue is full (unix(7)).
+/// Connects, or fails: where nobody takes connections any more, connecting waits for as long as the
+/// queue is full (unix(7)).
 fn connect(path: &Path) -> nix::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = socket::socket(AddressFamily::Unix, SockType::Stream, flags, None)?;

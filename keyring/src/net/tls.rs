@@ -34,7 +34,8 @@ pub(crate) fn use_ring() {
 /// A client configuration that verifies servers against `trust`, always.
 ///
 /// # Errors
-/// `bad_options` for a file that cannot be read or holds no certificate, `tls` where rustls refuses.
+/// `bad_options` for a file that cannot be read or holds no certificate, `tls` where rustls
+/// refuses.
 pub(crate) fn client_config(trust: &Trust) -> Result<ClientConfig, ProviderError> {
     use_ring();
     let builder = ClientConfig::builder().with_root_certificates(roots(trust.ca_file.as_deref())?);
@@ -83,8 +84,8 @@ pub(crate) fn has_native_roots() -> Result<bool, ProviderError> {
     roots(None).map(|store| !store.is_empty())
 }
 
-/// Refuses authorities that the environment names in place of the system's, if others can write them
-/// (`rustls-native-certs` reads these variables).
+/// Refuses authorities that the environment names in place of the system's, if others can write
+/// them (`rustls-native-certs` reads these variables).
 fn check_native() -> Result<(), ProviderError> {
     if let Some(path) = env::var_os("SSL_CERT_FILE").map(PathBuf::from) {
         pem(&path, What::Trusted)?;

@@ -1,11 +1,12 @@
-//! `command`: master keys behind programs of the operator's, for whatever pagevault has no provider for.
+//! `command`: master keys behind programs of the operator's, for whatever pagevault has no provider
+//! for.
 //!
-//! Options: `wrap` and `unwrap`, and optionally `rotate`, each an array of a program and its arguments.
-//! What a program reads and prints: docs/command-provider.md.
+//! Options: `wrap` and `unwrap`, and optionally `rotate`, each an array of a program and its
+//! arguments. What a program reads and prints: docs/command-provider.md.
 //!
-//! A program may not be able to bind a context, so it never sees the secret: it wraps a random key made
-//! for this one wrapping, and that key wraps the secret. Associated data are everything before the
-//! nonce, the key's name and the context.
+//! A program may not be able to bind a context, so it never sees the secret: it wraps a random key
+//! made for this one wrapping, and that key wraps the secret. Associated data are everything before
+//! the nonce, the key's name and the context.
 //!
 //! ```text
 //! byte   0        1                        9            11

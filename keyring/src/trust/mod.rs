@@ -1,5 +1,5 @@
-//! Files, directories and programs that the options, the environment or the command line name: whom they must belong to,
-//! and who else may read and write them. One rule, here, for all of them.
+//! Files, directories and programs that the options, the environment or the command line name: whom
+//! they must belong to, and who else may read and write them. One rule, here, for all of them.
 //!
 //! | what | owner | mode must not have | |
 //! |---|---|---|---|
@@ -11,11 +11,13 @@
 //! | keystore of a data directory, read without its server | root, we | 0022 | |
 //! | socket | root, we | | who listens is asked of the kernel ([`socket`](crate::net::socket)) |
 //!
-//! Each directory above it belongs to root or to us, and others can write there only if it has the sticky bit; each
-//! symbolic link on the way belongs to root or to us ([`way`]). A ConfigMap of Kubernetes lies in a directory of mode 0777
-//! that is mounted read-only: that will do for what tells whom to believe.
+//! Each directory above it belongs to root or to us, and others can write there only if it has the
+//! sticky bit; each symbolic link on the way belongs to root or to us ([`way`]). A ConfigMap of
+//! Kubernetes lies in a directory of mode 0777 that is mounted read-only: that will do for what
+//! tells whom to believe.
 //!
-//! Access control lists show in the mode: the bits of the group are then what the list grants at most (acl(5)).
+//! Access control lists show in the mode: the bits of the group are then what the list grants at
+//! most (acl(5)).
 
 pub(crate) mod read;
 pub(crate) mod way;
@@ -104,8 +106,8 @@ impl Rights {
     }
 }
 
-/// Refuses a file, or the directory that a path leads to, that somebody else owns or may write, or read where that gives
-/// it away; be it a directory with the sticky bit.
+/// Refuses a file, or the directory that a path leads to, that somebody else owns or may write, or
+/// read where that gives it away; be it a directory with the sticky bit.
 pub(crate) fn require(what: What, path: &Path, metadata: &Metadata) -> Result<(), ProviderError> {
     judge(what, path, Rights::of(metadata))
 }

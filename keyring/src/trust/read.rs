@@ -1,5 +1,6 @@
-//! Reading files that are [named somewhere](super): credentials, of which options hold no word themselves, certificates,
-//! configuration. They lie in no data directory, have a largest size, and are never waited for.
+//! Reading files that are [named somewhere](super): credentials, of which options hold no word
+//! themselves, certificates, configuration. They lie in no data directory, have a largest size, and
+//! are never waited for.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;
@@ -23,8 +24,8 @@ const TEXT_LIMIT: u64 = 4 * 1024 * 1024;
 /// Opens a regular file that is as safe as `what` must be.
 ///
 /// # Errors
-/// `unreachable` if it cannot be opened (a mount or an agent may be late), `insecure` if others can read,
-/// write or exchange it, `bad_options` if it is no regular file.
+/// `unreachable` if it cannot be opened (a mount or an agent may be late), `insecure` if others can
+/// read, write or exchange it, `bad_options` if it is no regular file.
 pub(crate) fn open(path: &Path, what: What) -> Result<File, ProviderError> {
     let shown = path.display();
     let absolute = std::path::absolute(path).map_err(|error| unreadable(path, &error))?;

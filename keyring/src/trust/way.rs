@@ -1,13 +1,14 @@
 //! The way to a file: each directory on it, and each symbolic link, must be root's or ours.
 //!
-//! [`Place`](crate::keyfile::place::Place) wants the file itself where its path says; credentials, certificates and data directories
-//! are often reached by links, as Kubernetes and certificate managers make them. A link is as good as a directory: who
-//! owns it, or may write where it lies, chooses the file. So links are followed here, one by one, and what is opened then
-//! is a path without any.
+//! [`Place`](crate::keyfile::place::Place) wants the file itself where its path says; credentials,
+//! certificates and data directories are often reached by links, as Kubernetes and certificate
+//! managers make them. A link is as good as a directory: who owns it, or may write where it lies,
+//! chooses the file. So links are followed here, one by one, and what is opened then is a path
+//! without any.
 //!
-//! In a sticky directory (`/tmp`) others may make names, but neither remove nor exchange those of root and ours; so it
-//! will do on the way, as long as the next step is root's or ours. It will not do for what is at the end of it: see
-//! [`require`](super::require).
+//! In a sticky directory (`/tmp`) others may make names, but neither remove nor exchange those of
+//! root and ours; so it will do on the way, as long as the next step is root's or ours. It will not
+//! do for what is at the end of it: see [`require`](super::require).
 
 use std::collections::VecDeque;
 use std::ffi::OsString;

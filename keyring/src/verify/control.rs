@@ -17,8 +17,9 @@ pub(crate) struct Control {
     pub(crate) segment: u64,
     /// The timeline of the last checkpoint.
     pub(crate) timeline: u32,
-    /// Where its record begins, if this server has written it itself: all WAL up to there was on disk. What is being
-    /// recovered may have its WAL from elsewhere, and not all of it (`pg_rewind` copies WAL before the control file).
+    /// Where its record begins, if this server has written it itself: all WAL up to there was on
+    /// disk. What is being recovered may have its WAL from elsewhere, and not all of it
+    /// (`pg_rewind` copies WAL before the control file).
     pub(crate) checkpoint: Option<u64>,
     /// Nothing is left for recovery to do.
     pub(crate) clean: bool,

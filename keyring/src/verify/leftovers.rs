@@ -1,11 +1,13 @@
-//! Files that no relation has: what a transaction made that did not come to its commit, because the server crashed.
+//! Files that no relation has: what a transaction made that did not come to its commit, because the
+//! server crashed.
 //!
-//! Recovery does not remove them, and they need not be whole: their pages may have been written before the key that seals them was
-//! flushed with WAL. PostgreSQL never reads them again. Whether a file is one of them is asked where something is wrong with
-//! it: then `pg_class` of its database is read, with all rows that were ever written and are not yet removed.
+//! Recovery does not remove them, and they need not be whole: their pages may have been written
+//! before the key that seals them was flushed with WAL. PostgreSQL never reads them again. Whether
+//! a file is one of them is asked where something is wrong with it: then `pg_class` of its database
+//! is read, with all rows that were ever written and are not yet removed.
 //!
-//! In doubt a file is needed: where pg_class or what it takes to read it is not readable itself, where WAL is yet to be
-//! replayed, and where transactions may still be committed.
+//! In doubt a file is needed: where pg_class or what it takes to read it is not readable itself,
+//! where WAL is yet to be replayed, and where transactions may still be committed.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -82,7 +84,8 @@ fn needed(work: &Work<'_>, files: &[RelationFile], database: u32) -> Option<Hash
     Some(needed)
 }
 
-/// Relations and numbers of their files, as `pg_filenode.map` says (`RelMapFile`, relmapper.c; 16 has more room in it).
+/// Relations and numbers of their files, as `pg_filenode.map` says (`RelMapFile`, relmapper.c; 16
+/// has more room in it).
 fn mappings(map: &[u8]) -> Option<Vec<(u32, u32)>> {
     const MAGIC: u32 = 0x0059_2717;
     const MOST: [(usize, usize); 2] = [(512, 62), (524, 64)];
@@ -97,19 +100,22 @@ fn mappings(map: &[u8]) -> Option<Vec<(u32, u32)>> {
     (0..count).map(|at| Some((word(HEAD + at * 8)?, word(HEAD + at * 8 + 4)?))).collect()
 }
 
-/// Adds the files of the rows of `pg_class` on a page, but for rows whose transaction did not commit. `None` if they cannot be
-/// read.
+/// Adds the files of the rows of `pg_class` on a page, but for rows whose transaction did not
+/// commit. `None` if they cannot be read.
 fn rows(page: &Page, transactions: &Transactions, needed: &mut HashSet<u32>) -> Option<()> {
-    /// `SizeOfPageHeaderData`; ItemIdData (itemid.h): offset, flags and length of 15, 2 and 15 bits.
+    /// `SizeOfPageHeaderData`; ItemIdData (itemid.h): offset, flags and length of 15, 2 and 15
+    /// bits.
     const HEADER: usize = 24;
     const ITEM: usize = 4;
     const NORMAL: u32 = 1;
-    /// HeapTupleHeaderData (htup_details.h): t_xmin, t_infomask, t_hoff; `HEAP_XMIN_COMMITTED`, `HEAP_XMIN_INVALID`.
+    /// HeapTupleHeaderData (htup_details.h): t_xmin, t_infomask, t_hoff; `HEAP_XMIN_COMMITTED`,
+    /// `HEAP_XMIN_INVALID`.
     const INFOMASK: usize = 20;
     const BEGIN: usize = 22;
     const COMMITTED: u16 = 0x0100;
     const INVALID: u16 = 0x0200;
-    /// Of `relfilenode` in FormData_pg_class (pg_class.h), the same in 15 to 18; what is before it is never null.
+    /// Of `relfilenode` in FormData_pg_class (pg_class.h), the same in 15 to 18; what is before it
+    /// is never null.
     const FILE: usize = 88;
     let half = |at: usize| Some(u16::from_le_bytes(*page.get(at..)?.first_chunk()?));
     let word = |at: usize| Some(u32::from_le_bytes(*page.get(at..)?.first_chunk()?));

@@ -1,5 +1,5 @@
-//! `pagevault-keyring verify`: opens every page and every record of WAL of a data directory whose server is down, or of
-//! a backup, with the keys; changes nothing.
+//! `pagevault-keyring verify`: opens every page and every record of WAL of a data directory whose
+//! server is down, or of a backup, with the keys; changes nothing.
 
 mod control;
 mod leftovers;
@@ -80,7 +80,8 @@ impl Findings {
 /// Looks at all of it and tells of it. True if everything is well.
 ///
 /// # Errors
-/// When it cannot be looked at: the server is running, a key is not to be had, a file cannot be read.
+/// When it cannot be looked at: the server is running, a key is not to be had, a file cannot be
+/// read.
 pub fn verify(
     data_directory: &Path,
     access: Access,

@@ -53,8 +53,8 @@ pub(super) fn files(data_directory: &Path) -> Result<Vec<RelationFile>, Provider
     Ok(files)
 }
 
-/// Removes files of unlogged relations but for their init forks, where recovery will put those in their place: after a crash
-/// they may hold anything. Returns how many.
+/// Removes files of unlogged relations but for their init forks, where recovery will put those in
+/// their place: after a crash they may hold anything. Returns how many.
 pub(super) fn pass_over_unlogged(files: &mut Vec<RelationFile>) -> u64 {
     let init = files.iter().filter(|file| file.fork == Fork::Init);
     let unlogged: HashSet<RelFile> = init.map(|file| file.file).collect();
@@ -63,7 +63,8 @@ pub(super) fn pass_over_unlogged(files: &mut Vec<RelationFile>) -> u64 {
     (before - files.len()) as u64
 }
 
-/// That every file that another one continues is there, and full. (Empty files stay behind where a relation was cut.)
+/// That every file that another one continues is there, and full. (Empty files stay behind where a
+/// relation was cut.)
 pub(super) fn look_for_gaps(
     work: &Work<'_>,
     files: &[RelationFile],
@@ -207,8 +208,8 @@ pub(super) fn look(
     }
 }
 
-/// Opens a file of a relation; also says its length. No more of it is read than a segment has: PostgreSQL too accepts no
-/// larger one (`mdnblocks`, md.c).
+/// Opens a file of a relation; also says its length. No more of it is read than a segment has:
+/// PostgreSQL too accepts no larger one (`mdnblocks`, md.c).
 pub(super) fn open_segment(path: &Path) -> io::Result<(Take<File>, u64)> {
     let file = open_regular(path)?;
     let length = file.metadata()?.len();

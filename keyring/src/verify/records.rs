@@ -1,8 +1,9 @@
 //! Every page and record of WAL.
 //!
-//! Records are followed from the first page of which the beginning is there, over pages and segments, as `XLogReadRecord`
-//! (xlogreader.c) does. WAL ends where no page follows that belongs there: what is not whole by then was being written, if
-//! it is behind the last checkpoint's record, before which all was on disk (`CreateCheckPoint`, xlog.c).
+//! Records are followed from the first page of which the beginning is there, over pages and
+//! segments, as `XLogReadRecord` (xlogreader.c) does. WAL ends where no page follows that belongs
+//! there: what is not whole by then was being written, if it is behind the last checkpoint's
+//! record, before which all was on disk (`CreateCheckPoint`, xlog.c).
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -108,7 +109,8 @@ pub(super) fn look(
     }
     let mut reader = Reader::default();
     let mut timeline = 0;
-    // WAL that the server would read: from where a timeline ended its segments hold nothing that counts.
+    // WAL that the server would read: from where a timeline ended its segments hold nothing that
+    // counts.
     let history = history(segments, work.control.timeline)?;
     // Where it is missing all segments count.
     let newest = if history.is_empty() { 0 } else { work.control.timeline };
@@ -136,7 +138,8 @@ pub(super) fn look(
                 || address_of(&page) != Some(address)
                 || is_left_over()
             {
-                // Never written, or left from an earlier use of the file or by a parent of the timeline.
+                // Never written, or left from an earlier use of the file or by a parent of the
+                // timeline.
                 reader.give_up();
                 reader.end(findings);
                 if length < PAGE {

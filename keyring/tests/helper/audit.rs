@@ -1,4 +1,5 @@
-//! `audit verify` of files that anybody may have written: it ends, says where, and believes nothing.
+//! `audit verify` of files that anybody may have written: it ends, says where, and believes
+//! nothing.
 
 use std::fs;
 use std::process::Output;

@@ -1,4 +1,5 @@
-//! Every option, variable and argument that names a file: by one rule it is taken or refused, whoever names it.
+//! Every option, variable and argument that names a file: by one rule it is taken or refused,
+//! whoever names it.
 
 use std::fs;
 use std::io::Write;
@@ -52,7 +53,8 @@ struct Named {
     ask: fn(&Bench, &Path) -> Outcome,
 }
 
-/// Whether the file was refused because somebody else could have read or changed it, and what was said.
+/// Whether the file was refused because somebody else could have read or changed it, and what was
+/// said.
 type Outcome = (bool, String);
 
 const NAMED: &[Named] = &[
@@ -431,8 +433,9 @@ fn the_way_to_files_is_nobodys_business_but_ours() {
     );
 }
 
-/// How the kubelet lays out projected tokens, Secrets and ConfigMaps (pkg/volume/util/atomic_writer.go): links to a directory
-/// whose name changes with the content, in a directory of mode 1777 in memory; with `fsGroup`, files get its group.
+/// How the kubelet lays out projected tokens, Secrets and ConfigMaps
+/// (pkg/volume/util/atomic_writer.go): links to a directory whose name changes with the content, in
+/// a directory of mode 1777 in memory; with `fsGroup`, files get its group.
 #[test]
 fn what_kubernetes_mounts_will_do() {
     each(
@@ -449,7 +452,8 @@ fn what_kubernetes_mounts_will_do() {
             symlink("..2026_11_22_10_00_00.1", mount.join("..data")).unwrap();
             symlink("..data/named", mount.join("named")).unwrap();
             let path = mount.join("named");
-            // With defaultMode 0440 or 0400; service account tokens are 0644 or, with fsGroup, 0640.
+            // With defaultMode 0440 or 0400; service account tokens are 0644 or, with fsGroup,
+            // 0640.
             let modes: &[u32] = match named.kind {
                 Kind::Public => &[0o644, 0o640, 0o600, 0o440],
                 _ => &[0o640, 0o440, 0o400],

@@ -125,8 +125,8 @@ impl Programs {
     }
 }
 
-/// Writes a program. Not by this process: a thread that starts a process at that moment would hand it
-/// the open file, and a file that is open for writing cannot be run.
+/// Writes a program. Not by this process: a thread that starts a process at that moment would hand
+/// it the open file, and a file that is open for writing cannot be run.
 pub(crate) fn install(path: &Path, text: &str) {
     let mut shell = Command::new("sh")
         .args(["-c", "cat > \"$0\" && chmod 755 \"$0\""])

@@ -1,4 +1,5 @@
-//! Data directories that somebody else wrote, in which something lies that has no end or waits: nothing of it is read.
+//! Data directories that somebody else wrote, in which something lies that has no end or waits:
+//! nothing of it is read.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -106,7 +107,8 @@ fn verify_reads_regular_files_only() {
     fs::rename(data.join("pg_wal"), bench.path("wal")).unwrap();
     symlink(bench.path("wal"), data.join("pg_wal")).unwrap();
     well("with WAL elsewhere");
-    // Whether something damaged is needed is not known where the map or the state of transactions is no file.
+    // Whether something damaged is needed is not known where the map or the state of transactions
+    // is no file.
     fs::write(data.join("base/5/16385"), [1; 100]).unwrap();
     for name in ["base/5/pg_filenode.map", "pg_xact/0000"] {
         each(&data.join(name), || {

@@ -1,5 +1,5 @@
-//! Whom the program believes: key files, credentials files and configuration that somebody else may have written have no
-//! program run, send no file anywhere, and give no key that was not wrapped.
+//! Whom the program believes: key files, credentials files and configuration that somebody else may
+//! have written have no program run, send no file anywhere, and give no key that was not wrapped.
 
 use std::fs;
 use std::os::unix::fs::chown;
@@ -129,7 +129,8 @@ fn programs_that_key_files_name_are_not_run() {
     refused(&askers(&bench)[0], &["--providers", &shown], "does not say what providers there are");
 }
 
-/// A server at a port of this machine that answers nothing, and the number of connections that it has had.
+/// A server at a port of this machine that answers nothing, and the number of connections that it
+/// has had.
 fn listener() -> (u16, std::sync::Arc<std::sync::atomic::AtomicUsize>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -209,8 +210,8 @@ fn key_files_that_others_may_have_written_are_not_believed() {
             chmod(&path, open);
             assert!(!believed(), "{why} may write {name:?}");
         }
-        // Others may make names in a sticky directory, and cannot exchange those of root and ours. But in the data
-        // directory itself nobody else makes any.
+        // Others may make names in a sticky directory, and cannot exchange those of root and ours.
+        // But in the data directory itself nobody else makes any.
         chmod(&path, 0o1777);
         assert_eq!(believed(), name.is_empty(), "{name:?} is sticky");
         chmod(&path, mode);

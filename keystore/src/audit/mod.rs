@@ -1,11 +1,13 @@
-//! A line of the audit trail: what stands around the facts, so that none can be added, changed or taken away unnoticed.
+//! A line of the audit trail: what stands around the facts, so that none can be added, changed or
+//! taken away unnoticed.
 //!
 //! ```text
 //! {"run":"<32 hex>","seq":<n>,"time":"<UTC>","prev":<"64 hex" or null>, <facts>, "mac_key":<version>,"mac":"<64 hex>"}
 //! ```
 //!
-//! without spaces. `run` is a random number of this start of the server, `seq` counts its lines from 1. `mac_key` is the
-//! version of the cluster's database key of which the MAC's key is derived:
+//! without spaces. `run` is a random number of this start of the server, `seq` counts its lines
+//! from 1. `mac_key` is the version of the cluster's database key of which the MAC's key is
+//! derived:
 //!
 //! ```text
 //! key  = HKDF-SHA256 (RFC 5869), no salt, 32 bytes: key = the database key, label = "pagevault audit trail v1",
@@ -14,9 +16,10 @@
 //! prev = SHA-256 of the same part of the line before
 //! ```
 //!
-//! A line that is written while there is no key, or none that is unlocked, has `"mac_key":null` and no `mac`, and ends after
-//! that. The next line that has one vouches for it by `prev`, and so on back. The first line of a run has the `prev` of the last line
-//! before, and says of which run and number that was: `"previous_run"` and `"previous_seq"`.
+//! A line that is written while there is no key, or none that is unlocked, has `"mac_key":null` and
+//! no `mac`, and ends after that. The next line that has one vouches for it by `prev`, and so on
+//! back. The first line of a run has the `prev` of the last line before, and says of which run and
+//! number that was: `"previous_run"` and `"previous_seq"`.
 //!
 //! What is checked is the text as it stands; nothing is ever made anew of its values.
 
@@ -91,8 +94,9 @@ impl Place {
     }
 }
 
-/// Makes the next line after `place`, and moves that on. `facts` are members of a JSON object, without braces; `previous` is
-/// where the run before ended, and counts for the first line of a run.
+/// Makes the next line after `place`, and moves that on. `facts` are members of a JSON object,
+/// without braces; `previous` is where the run before ended, and counts for the first line of a
+/// run.
 #[must_use]
 pub fn next_line(
     place: &mut Place,

@@ -1,4 +1,5 @@
-//! The last line of the trail, in the file `audit.state`: where the next run goes on, and what of the trail's end must be there.
+//! The last line of the trail, in the file `audit.state`: where the next run goes on, and what of
+//! the trail's end must be there.
 //!
 //! ```text
 //! two slots of 16 kB, of which lines use one and the other in turns:
@@ -12,8 +13,9 @@
 //! 32  text      the line
 //! ```
 //!
-//! Numbers are little-endian. A line is noted before it is written; so a server that is killed in between finds it here and
-//! writes it when it starts again. A slot that was not finished leaves the other one, and the line in it was not written.
+//! Numbers are little-endian. A line is noted before it is written; so a server that is killed in
+//! between finds it here and writes it when it starts again. A slot that was not finished leaves
+//! the other one, and the line in it was not written.
 
 /// Name of the file.
 pub const STATE: &str = "audit.state";
@@ -45,7 +47,8 @@ pub const fn offset(count: u64) -> u64 {
     (count % 2) * SLOT as u64
 }
 
-/// The slot of a line, which is not written yet. Of a line that is longer than [`MAX_LINE`](super::MAX_LINE), `None`.
+/// The slot of a line, which is not written yet. Of a line that is longer than
+/// [`MAX_LINE`](super::MAX_LINE), `None`.
 #[must_use]
 pub fn slot(count: u64, text: &str) -> Option<Vec<u8>> {
     if text.len() > super::MAX_LINE {

@@ -10,8 +10,8 @@ pub fn utc(us_since_1970: u64) -> String {
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}.{us:06}Z")
 }
 
-/// Year, month and day of the Gregorian calendar, so many days after 1970-01-01. Eras have 400 years, and years begin with
-/// March here, so that the leap day is the last one.
+/// Year, month and day of the Gregorian calendar, so many days after 1970-01-01. Eras have 400
+/// years, and years begin with March here, so that the leap day is the last one.
 fn civil(days: u64) -> (u64, u64, u64) {
     const DAYS_OF_ERA: u64 = 146_097;
     /// From 0000-03-01 to 1970-01-01.

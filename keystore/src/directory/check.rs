@@ -16,7 +16,8 @@ struct Brought {
 }
 
 impl Directory<'_> {
-    /// Whether [`apply`](Self::apply) would take in these records, one after the other. Changes nothing.
+    /// Whether [`apply`](Self::apply) would take in these records, one after the other. Changes
+    /// nothing.
     ///
     /// # Errors
     /// Those of `apply` for the first record that it would refuse.

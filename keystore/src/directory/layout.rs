@@ -54,8 +54,8 @@ pub(super) const fn buckets(capacity: u32) -> u32 {
     if capacity == 0 { 1 } else { capacity.next_power_of_two() }
 }
 
-/// The index of a reference. Chains lead to ever older entries, so an index that is not below the one
-/// before (`bound`) is damage, and no walk can go in circles.
+/// The index of a reference. Chains lead to ever older entries, so an index that is not below the
+/// one before (`bound`) is damage, and no walk can go in circles.
 pub(super) fn step(reference: u32, bound: &mut u32) -> Result<Option<u32>> {
     let Some(index) = reference.checked_sub(1) else { return Ok(None) };
     if index >= *bound {
@@ -98,8 +98,8 @@ pub(super) fn unpack_meta(meta: u32) -> (u16, u8, usize) {
 
 /// Set in the phase word of a file that is written in plaintext.
 const PLAINTEXT: u32 = 1 << 24;
-/// Set in the phase word of a file whose pages on disk may be written otherwise. In this word, and not in one of its
-/// own, so that nobody sees a new phase without it.
+/// Set in the phase word of a file whose pages on disk may be written otherwise. In this word, and
+/// not in one of its own, so that nobody sees a new phase without it.
 const MIXED: u32 = 1 << 25;
 
 /// `cipher`: of the key of the epoch, 0 for plaintext; `rewriting`: as [`pack_rewriting`] has it.
@@ -125,7 +125,8 @@ pub(super) fn unpack_phase(word: u32) -> (Phase, u8) {
 
 const DONE: u32 = 1;
 
-/// A phase that began when the file had pages, and whether these are written so by now; later ones are larger. 0 is none.
+/// A phase that began when the file had pages, and whether these are written so by now; later ones
+/// are larger. 0 is none.
 pub(super) fn pack_rewriting(phase: Phase, done: bool) -> u32 {
     let done = if done { DONE } else { 0 };
     u32::from(phase.epoch) << 2 | u32::from(phase.plaintext) << 1 | done

@@ -12,23 +12,26 @@
 //! ```
 //!
 //! References are indexes plus one, so that zeroed memory is an empty directory. Entries are only
-//! added, and a chain always leads to older entries, so that readers need no lock: an entry is written
-//! first and linked last (release), a reader follows links (acquire) and sees whole entries.
+//! added, and a chain always leads to older entries, so that readers need no lock: an entry is
+//! written first and linked last (release), a reader follows links (acquire) and sees whole
+//! entries.
 //!
-//! What changes in place is one word at a time (`phase`, `owner`, `retired`, `rewriting`), but for a wrapping, which
-//! is 25. A new wrapping is written to the *spare* body; then the key is pointed at it, and its old body
-//! becomes the spare. So a writer that sleeps or dies in the middle keeps no reader waiting. A reader
-//! that is itself overtaken, so that its body is written again under its eyes, notices that the key's
-//! body or sequence has changed, and reads again. It gives up with [`DirectoryError::Busy`] after
-//! [`RETRIES`] times: that takes as many re-wrappings of this one key, each in the time of a 100-byte
-//! copy, and does not happen unless a writer runs wild; asking again is right, plaintext is not.
+//! What changes in place is one word at a time (`phase`, `owner`, `retired`, `rewriting`), but for
+//! a wrapping, which is 25. A new wrapping is written to the *spare* body; then the key is pointed
+//! at it, and its old body becomes the spare. So a writer that sleeps or dies in the middle keeps
+//! no reader waiting. A reader that is itself overtaken, so that its body is written again under
+//! its eyes, notices that the key's body or sequence has changed, and reads again. It gives up with
+//! [`DirectoryError::Busy`] after [`RETRIES`] times: that takes as many re-wrappings of this one
+//! key, each in the time of a 100-byte copy, and does not happen unless a writer runs wild; asking
+//! again is right, plaintext is not.
 //!
-//! A key that is destroyed leaves its entry behind, with a length of 0; its body is overwritten with
-//! zeros in place, after its sequence was changed. A reader that is just copying it notices.
+//! A key that is destroyed leaves its entry behind, with a length of 0; its body is overwritten
+//! with zeros in place, after its sequence was changed. A reader that is just copying it notices.
 //!
-//! One writer at a time: callers of `init`, `apply`, `insert`, `enter`, `destroy` and `replace_wrapping` hold an
-//! exclusive lock. If a writer is killed between two stores, PostgreSQL restarts all processes with
-//! fresh shared memory, and the directory is initialised and loaded again; nothing here outlives that.
+//! One writer at a time: callers of `init`, `apply`, `insert`, `enter`, `destroy` and
+//! `replace_wrapping` hold an exclusive lock. If a writer is killed between two stores, PostgreSQL
+//! restarts all processes with fresh shared memory, and the directory is initialised and loaded
+//! again; nothing here outlives that.
 
 mod check;
 mod layout;
@@ -157,8 +160,8 @@ pub struct Directory<'a> {
 }
 
 impl<'a> Directory<'a> {
-    /// Words of shared memory for `capacity` keys and as many files; about 168 bytes each. More than
-    /// [`MAX_CAPACITY`] counts as that.
+    /// Words of shared memory for `capacity` keys and as many files; about 168 bytes each. More
+    /// than [`MAX_CAPACITY`] counts as that.
     pub const fn words_needed(capacity: u32) -> usize {
         let capacity = if capacity > MAX_CAPACITY { MAX_CAPACITY } else { capacity } as usize;
         HEADER_WORDS
@@ -176,8 +179,8 @@ impl<'a> Directory<'a> {
         Self::init_zeroed(words, capacity)
     }
 
-    /// As [`Directory::init`] in memory that is known to be zero, such as a fresh mapping: touches the
-    /// header only, so that memory is used only for keys that exist.
+    /// As [`Directory::init`] in memory that is known to be zero, such as a fresh mapping: touches
+    /// the header only, so that memory is used only for keys that exist.
     pub fn init_zeroed(words: &'a [AtomicU32], capacity: u32) -> Result<Self> {
         if capacity > MAX_CAPACITY || words.len() < Self::words_needed(capacity) {
             return Err(DirectoryError::Damaged);
@@ -252,8 +255,8 @@ impl<'a> Directory<'a> {
         })
     }
 
-    /// The last epoch of the file whose key was destroyed, 0 if none was; and the LSN at or before which all
-    /// WAL records about pages under such keys end.
+    /// The last epoch of the file whose key was destroyed, 0 if none was; and the LSN at or before
+    /// which all WAL records about pages under such keys end.
     pub fn destroyed(&self, slot: FileSlot) -> Result<(u16, u64)> {
         let entry = self.file(slot)?;
         let (through, _) = unpack_destroyed(entry[file::DESTROYED].load(Ordering::Acquire));
@@ -274,7 +277,8 @@ impl<'a> Directory<'a> {
         self.read_key(entry, wrapped)?.ok_or_else(|| self.no_key(slot, epoch))
     }
 
-    /// The highest epoch for which the file has a key, or had one that was destroyed; 0 if it never had one.
+    /// The highest epoch for which the file has a key, or had one that was destroyed; 0 if it never
+    /// had one.
     pub fn last_epoch(&self, slot: FileSlot) -> Result<u16> {
         let (destroyed, _) = self.destroyed(slot)?;
         self.keys(slot)?.try_fold(destroyed, |last, key| Ok(last.max(key?.epoch)))
@@ -337,7 +341,8 @@ impl<'a> Directory<'a> {
         wrapped: &mut [u8; MAX_WRAPPED_DATA_KEY],
     ) -> Result<Option<KeyInfo>> {
         for _ in 0..RETRIES {
-            // Before the rest: whoever sees the sequence that a destruction leaves also sees the rest of it.
+            // Before the rest: whoever sees the sequence that a destruction leaves also sees the
+            // rest of it.
             let sequence = entry[key::SEQUENCE].load(Ordering::Acquire);
             let meta = entry[key::META].load(Ordering::Acquire);
             if is_wiped(meta) {
@@ -431,9 +436,9 @@ mod tests {
     use super::{Directory, KeyInfo};
     use crate::record::RelFile;
 
-    /// With file numbers as PostgreSQL gives them out: counted up, in several databases, and in steps. Filled to the brim,
-    /// a good hash with as many buckets as files or more leaves about half an entry to pass before the one looked
-    /// for; a bad one leaves thousands.
+    /// With file numbers as PostgreSQL gives them out: counted up, in several databases, and in
+    /// steps. Filled to the brim, a good hash with as many buckets as files or more leaves about
+    /// half an entry to pass before the one looked for; a bad one leaves thousands.
     #[test]
     fn chains_stay_short() {
         let count = if cfg!(miri) { 200 } else { 100_000 };

@@ -12,8 +12,8 @@ use crate::record::{MAX_EPOCH, MAX_WRAPPED_DATA_KEY, Phase, Record, RelFile};
 use crate::wal::{self, Switch};
 
 impl Directory<'_> {
-    /// Takes a record in, if it is news. Records about providers, database keys and jobs are none of the
-    /// directory's business, and of switches of WAL only that there is the key.
+    /// Takes a record in, if it is news. Records about providers, database keys and jobs are none
+    /// of the directory's business, and of switches of WAL only that there is the key.
     pub fn apply(&self, record: &Record) -> Result<()> {
         record.validate().map_err(invalid)?;
         match record {
@@ -67,9 +67,9 @@ impl Directory<'_> {
     }
 
     /// Whether a record says what the directory does not have: a key that was not destroyed, or
-    /// another wrapping of one; a later [`Phase`] of a file; that a file was dropped since, or its keys
-    /// destroyed. So redo can pass over what the keystore has kept. Of the others the directory knows
-    /// nothing, and says yes.
+    /// another wrapping of one; a later [`Phase`] of a file; that a file was dropped since, or its
+    /// keys destroyed. So redo can pass over what the keystore has kept. Of the others the
+    /// directory knows nothing, and says yes.
     pub fn would_change(&self, record: &Record) -> Result<bool> {
         match record {
             Record::DataKey { file, epoch, wrapped, .. } => {
@@ -229,9 +229,9 @@ impl Directory<'_> {
         Ok(())
     }
 
-    /// Wipes the keys of a file through an epoch, for good: records of them are passed over from now on. What
-    /// was wrapped is gone from this memory when it returns. `cipher`: of the file's pages; `lsn`: see
-    /// [`Record::Destroyed`].
+    /// Wipes the keys of a file through an epoch, for good: records of them are passed over from
+    /// now on. What was wrapped is gone from this memory when it returns. `cipher`: of the file's
+    /// pages; `lsn`: see [`Record::Destroyed`].
     pub fn destroy(&self, slot: FileSlot, through: u16, cipher: u8, lsn: u64) -> Result<()> {
         if (through, lsn) <= self.destroyed(slot)? {
             return Ok(());
@@ -254,8 +254,8 @@ impl Directory<'_> {
             entry[key::META].store(pack_meta(&gone), Ordering::Release);
             let sequence = entry[key::SEQUENCE].load(Ordering::Relaxed);
             entry[key::SEQUENCE].store(sequence.wrapping_add(1), Ordering::Release);
-            // Whoever sees a byte of what follows also sees the new sequence (pairs with the fence in
-            // `read_key`).
+            // Whoever sees a byte of what follows also sees the new sequence (pairs with the fence
+            // in `read_key`).
             fence(Ordering::Release);
             self.wipe_body(entry[key::BODY].load(Ordering::Relaxed))?;
         }

@@ -1,10 +1,12 @@
-//! What a start has cut off a log, kept beside it until recovery has ended: `<database oid>.keys.unsettled`.
+//! What a start has cut off a log, kept beside it until recovery has ended: `<database
+//! oid>.keys.unsettled`.
 //!
-//! What is cut off is in WAL, or has never happened. But the start may fail, and WAL may then be lost for good
-//! (`pg_resetwal`), while pages lie on disk under these keys. So before it is cut off it is written to this file, which is a
-//! log of the same format with nothing in it but these batches, each with its address in WAL. Starts that fail
-//! one after the other add to it. Nobody believes it: when recovery has ended it goes, and where WAL is lost
-//! somebody may take back what it holds ([`missing`]).
+//! What is cut off is in WAL, or has never happened. But the start may fail, and WAL may then be
+//! lost for good (`pg_resetwal`), while pages lie on disk under these keys. So before it is cut off
+//! it is written to this file, which is a log of the same format with nothing in it but these
+//! batches, each with its address in WAL. Starts that fail one after the other add to it. Nobody
+//! believes it: when recovery has ended it goes, and where WAL is lost somebody may take back what
+//! it holds ([`missing`]).
 
 use std::collections::HashSet;
 
@@ -38,7 +40,8 @@ pub fn scopes(storage: &impl Storage) -> Result<Vec<u32>, LogError> {
     Ok(scopes)
 }
 
-/// The records that stand beside the log of a scope. None where there is no such file, or it is of another keystore.
+/// The records that stand beside the log of a scope. None where there is no such file, or it is of
+/// another keystore.
 pub fn read(
     storage: &impl Storage,
     scope: u32,
@@ -71,9 +74,10 @@ pub fn forget(storage: &impl Storage, scope: u32) -> Result<(), LogError> {
     storage.remove(&name).map_err(|source| LogError::Io { name, action: "remove", source })
 }
 
-/// Of what stands beside a log, what the log does not say: `state` is what it says, with what the cluster's log says. Keys of
-/// epochs that have one are left out, whichever it is, and so is what concerns only the WAL that is lost: switches
-/// of its keys, and rekey jobs, of which nobody knows whether they were committed.
+/// Of what stands beside a log, what the log does not say: `state` is what it says, with what the
+/// cluster's log says. Keys of epochs that have one are left out, whichever it is, and so is what
+/// concerns only the WAL that is lost: switches of its keys, and rekey jobs, of which nobody knows
+/// whether they were committed.
 pub fn missing(state: &State, beside: Vec<Record>) -> Vec<Record> {
     let mut known = state.clone();
     let mut missing = Vec::new();
@@ -117,7 +121,8 @@ pub fn missing(state: &State, beside: Vec<Record>) -> Vec<Record> {
     missing
 }
 
-/// Adds batches that are about to be cut off to the file beside the log, and returns when they are durable there.
+/// Adds batches that are about to be cut off to the file beside the log, and returns when they are
+/// durable there.
 pub(super) fn keep(
     storage: &impl Storage,
     keystore_id: &[u8; 16],

@@ -7,53 +7,58 @@
 //! 12  keystore id 16 bytes           40  batches, one after another (see `batch`)
 //! ```
 //!
-//! `cluster.keys` (scope 0) holds providers, all database keys and the files of shared relations, so
-//! that unlocking reads one small file; `<database oid>.keys` holds the data keys of that database.
+//! `cluster.keys` (scope 0) holds providers, all database keys and the files of shared relations,
+//! so that unlocking reads one small file; `<database oid>.keys` holds the data keys of that
+//! database.
 //!
 //! # Durability
 //!
-//! WAL is the truth, and a log is what the checkpoints make of it: every change is in WAL, redo begins where the
-//! last checkpoint began, and brings back what came after it. A batch is *staged* at the end of the log before its
-//! WAL record is inserted, which proves that there is room for it, and counts for nothing yet. It is *settled* once
-//! its WAL record is durable, the batch is durable, and the log says so. Every checkpoint settles, and who needs a
-//! key at the next start already settles at once.
+//! WAL is the truth, and a log is what the checkpoints make of it: every change is in WAL, redo
+//! begins where the last checkpoint began, and brings back what came after it. A batch is *staged*
+//! at the end of the log before its WAL record is inserted, which proves that there is room for it,
+//! and counts for nothing yet. It is *settled* once its WAL record is durable, the batch is
+//! durable, and the log says so. Every checkpoint settles, and who needs a key at the next start
+//! already settles at once.
 //!
-//! To settle, a process takes the log's [`Position`] (under the callers' lock), makes WAL durable up to the last
-//! record about it, syncs ([`Log::sync`], both without the lock), adds a *mark* that everything up to that position
-//! is durable ([`Log::append_settled`], under it), and syncs again. A mark is a batch without records. The header
-//! of every batch says the same as a mark: how many bytes of the log were settled when it was written. So the
-//! log itself testifies how much of it can only be missing through damage.
+//! To settle, a process takes the log's [`Position`] (under the callers' lock), makes WAL durable
+//! up to the last record about it, syncs ([`Log::sync`], both without the lock), adds a *mark* that
+//! everything up to that position is durable ([`Log::append_settled`], under it), and syncs again.
+//! A mark is a batch without records. The header of every batch says the same as a mark: how many
+//! bytes of the log were settled when it was written. So the log itself testifies how much of it
+//! can only be missing through damage.
 //!
 //! # What is believed after a crash
 //!
-//! Whoever replays WAL ([`Trust::Settled`]) believes what is settled, what is `logged` before the address
-//! where replay begins, and what needs no WAL record; everything from the first other batch on is cut off, also what is readable. WAL has it,
-//! or it has never happened: the WAL record was lost with the crash, and no standby, no archive and no backup
-//! will ever hear of it. (With `fsync = off` nothing is settled by checkpoints; hence the address. It is where WAL
-//! ended when the batch was staged, and no checkpoint that passes it ends before the batch is logged.)
+//! Whoever replays WAL ([`Trust::Settled`]) believes what is settled, what is `logged` before the
+//! address where replay begins, and what needs no WAL record; everything from the first other batch
+//! on is cut off, also what is readable. WAL has it, or it has never happened: the WAL record was
+//! lost with the crash, and no standby, no archive and no backup will ever hear of it. (With `fsync
+//! = off` nothing is settled by checkpoints; hence the address. It is where WAL ended when the
+//! batch was staged, and no checkpoint that passes it ends before the batch is logged.)
 //!
-//! The highest address of a batch that is believed is also kept in marks: replay meets older records again, and what it
-//! brings from before that address must not take the place of what is newer.
+//! The highest address of a batch that is believed is also kept in marks: replay meets older
+//! records again, and what it brings from before that address must not take the place of what is
+//! newer.
 //!
 //! # What is cut off, and what is damage
 //!
-//! Let X be the offset of the first batch or mark that is unreadable: incomplete, or not matching its
-//! checksums. All bytes behind its first are searched for headers with a right checksum.
+//! Let X be the offset of the first batch or mark that is unreadable: incomplete, or not matching
+//! its checksums. All bytes behind its first are searched for headers with a right checksum.
 //!
-//! - If one of them says that more than X bytes were durable, X is damaged: opening the log fails, and
-//!   names X. So it does if one is of a later version, for what that says is not known.
+//! - If one of them says that more than X bytes were durable, X is damaged: opening the log fails,
+//!   and names X. So it does if one is of a later version, for what that says is not known.
 //! - Otherwise nothing from X on was ever settled, and all of it is cut off, also what is readable.
 //!
-//! A batch whose checksums are right but whose content this version does not know is always an error: a
-//! later pagevault has written it.
+//! A batch whose checksums are right but whose content this version does not know is always an
+//! error: a later pagevault has written it.
 //!
-//! What this cannot see is damage by the disk behind the last testimony: to the records since the last
-//! settling, which redo brings back; to the last synced append, until the next append or settling; and
-//! to the last mark, which nobody misses. It also cannot see damage to records together with every
-//! header behind them.
+//! What this cannot see is damage by the disk behind the last testimony: to the records since the
+//! last settling, which redo brings back; to the last synced append, until the next append or
+//! settling; and to the last mark, which nobody misses. It also cannot see damage to records
+//! together with every header behind them.
 //!
-//! Callers exclude each other by a lock, appending and reading alike. Nothing is kept between calls but
-//! a [`Position`], which many processes can share.
+//! Callers exclude each other by a lock, appending and reading alike. Nothing is kept between calls
+//! but a [`Position`], which many processes can share.
 
 pub mod aside;
 mod replay;
@@ -98,9 +103,9 @@ pub enum LogError {
         /// Cause.
         source: io::Error,
     },
-    /// The operating system said no in such a way that it is not known whether the change is durable.
-    /// Go on as after any failed fsync: stop, and open the log again after the restart. Earlier
-    /// records that are not settled may be gone too.
+    /// The operating system said no in such a way that it is not known whether the change is
+    /// durable. Go on as after any failed fsync: stop, and open the log again after the restart.
+    /// Earlier records that are not settled may be gone too.
     #[error("could not {action} key file \"{name}\", and its state is not known: {source}")]
     Unsettled {
         /// File.
@@ -174,9 +179,11 @@ impl Position {
 /// How much of a log counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Trust {
-    /// All that is readable: the server was shut down cleanly, or nothing is done with it but looking.
+    /// All that is readable: the server was shut down cleanly, or nothing is done with it but
+    /// looking.
     All,
-    /// What is settled, or logged before this WAL address, where replay begins: the rest is WAL's to say.
+    /// What is settled, or logged before this WAL address, where replay begins: the rest is WAL's
+    /// to say.
     Settled {
         /// Where replay begins.
         redo: u64,
@@ -257,8 +264,8 @@ impl<'a, S: Storage> Log<'a, S> {
     }
 
     /// Reads the log of a scope, after making durable what a killed server may have left unsynced,
-    /// and cuts off a torn end and what is not believed, which is kept beside it ([`aside`]). Then all of it is durable. `None`
-    /// if there is no such log.
+    /// and cuts off a torn end and what is not believed, which is kept beside it ([`aside`]). Then
+    /// all of it is durable. `None` if there is no such log.
     pub fn open(
         storage: &'a S,
         scope: u32,
@@ -293,8 +300,8 @@ impl<'a, S: Storage> Log<'a, S> {
         Ok(Some((log, contents)))
     }
 
-    /// Goes on where this or another process left off. Reads nothing; a wrong position is noticed by
-    /// the next change.
+    /// Goes on where this or another process left off. Reads nothing; a wrong position is noticed
+    /// by the next change.
     pub fn resume(storage: &'a S, position: Position) -> Self {
         Self { storage, name: file_name(position.scope), position }
     }
@@ -304,17 +311,18 @@ impl<'a, S: Storage> Log<'a, S> {
         self.position
     }
 
-    /// Adds the records of one change that stands in no WAL and counts all the same, to a log in which everything is
-    /// settled. On return they are durable; or the log is as it was, or the error is [`LogError::Unsettled`].
+    /// Adds the records of one change that stands in no WAL and counts all the same, to a log in
+    /// which everything is settled. On return they are durable; or the log is as it was, or the
+    /// error is [`LogError::Unsettled`].
     pub fn append(&mut self, records: &[Record]) -> Result<(), LogError> {
         let batch = self.encode(records)?;
         self.add(&batch, self.position.settled, 0)?;
         self.make_durable(batch.len() as u64)
     }
 
-    /// Adds the records of one change whose WAL record is going to be inserted at the WAL address `logged` or behind
-    /// it, but before any checkpoint that passes this address ends. On return they are in the log, or the log is as it
-    /// was, or the error is [`LogError::Unsettled`].
+    /// Adds the records of one change whose WAL record is going to be inserted at the WAL address
+    /// `logged` or behind it, but before any checkpoint that passes this address ends. On return
+    /// they are in the log, or the log is as it was, or the error is [`LogError::Unsettled`].
     pub fn stage(&mut self, records: &[Record], logged: u64) -> Result<(), LogError> {
         let batch = self.encode(records)?;
         self.stage_checked(&batch, logged)
@@ -333,7 +341,8 @@ impl<'a, S: Storage> Log<'a, S> {
     }
 
     /// Makes the log durable as it is now, without looking at it: needs no lock and no present
-    /// position. An error is [`LogError::Unsettled`], or [`LogError::Missing`] where there is no log.
+    /// position. An error is [`LogError::Unsettled`], or [`LogError::Missing`] where there is no
+    /// log.
     pub fn sync(&self) -> Result<(), LogError> {
         self.storage.sync_data(&self.name).map_err(|source| match source.kind() {
             io::ErrorKind::NotFound => LogError::Missing { name: self.name.clone() },
@@ -342,9 +351,9 @@ impl<'a, S: Storage> Log<'a, S> {
     }
 
     /// Adds the mark that the log is durable up to `synced`, a position it had before a
-    /// [`sync`](Log::sync) that has succeeded. The mark itself is durable after another one. Returns
-    /// whether there is a mark to sync: none is added where the log ends in one that says as much, or
-    /// has been rewritten since, which settles it.
+    /// [`sync`](Log::sync) that has succeeded. The mark itself is durable after another one.
+    /// Returns whether there is a mark to sync: none is added where the log ends in one that says
+    /// as much, or has been rewritten since, which settles it.
     pub fn append_settled(&mut self, synced: &Position) -> Result<bool, LogError> {
         let here = &self.position;
         if (synced.keystore_id, synced.scope) != (here.keystore_id, here.scope) {

@@ -6,8 +6,8 @@ use crate::error::{FormatError, Problem};
 use crate::record::Record;
 use crate::wire::Reader;
 
-/// Reads a log's bytes. Pure: changes nothing, also where the end is torn. `position.settled` is what
-/// the log itself says.
+/// Reads a log's bytes. Pure: changes nothing, also where the end is torn. `position.settled` is
+/// what the log itself says.
 pub fn replay(bytes: &[u8], scope: u32) -> Result<Contents, FormatError> {
     replay_trusting(bytes, scope, Trust::All).map(|(contents, _)| contents)
 }
@@ -49,8 +49,8 @@ pub fn batches(bytes: &[u8], scope: u32) -> Result<Vec<Vec<Record>>, FormatError
     Ok(batches.filter(|batch| !batch.is_empty()).collect())
 }
 
-/// Hands over batches and marks with where each ends; returns where all end, and how many bytes behind that were
-/// never settled.
+/// Hands over batches and marks with where each ends; returns where all end, and how many bytes
+/// behind that were never settled.
 fn read(
     bytes: &[u8],
     scope: u32,

@@ -11,7 +11,8 @@ fn bytes(record: &Record) -> Vec<u8> {
     batch::encode(std::slice::from_ref(record)).unwrap()
 }
 
-/// Where each record ends that stands in these batches, in bytes from the first batch; of the same bytes the last one.
+/// Where each record ends that stands in these batches, in bytes from the first batch; of the same
+/// bytes the last one.
 fn ends(batches: &[Vec<Record>]) -> HashMap<Vec<u8>, usize> {
     let mut ends = HashMap::new();
     let mut at = 0;

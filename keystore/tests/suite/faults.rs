@@ -1,5 +1,5 @@
-//! Whatever goes wrong at whichever step, a log reopens as it was before or after some change, nothing
-//! that was acknowledged as durable is lost, and of what was not a clean prefix is found.
+//! Whatever goes wrong at whichever step, a log reopens as it was before or after some change,
+//! nothing that was acknowledged as durable is lost, and of what was not a clean prefix is found.
 
 use pagevault_keystore::Record;
 use pagevault_keystore::log::{Log, LogError, Position, Trust};
@@ -119,8 +119,8 @@ fn records(storage: &FaultyStorage) -> Found {
     Log::open(storage, 5, Trust::All).unwrap().map(|(_, contents)| contents.records)
 }
 
-/// Opens what a crash left, checks it, and checks that what is then found and acknowledged survives a
-/// power cut.
+/// Opens what a crash left, checks it, and checks that what is then found and acknowledged survives
+/// a power cut.
 fn check_reboot(storage: &FaultyStorage, allowed: &[Found]) {
     let storage = storage.after_kill();
     let opened = Log::open(&storage, 5, Trust::All).unwrap();
@@ -245,7 +245,8 @@ fn any_change() -> impl Strategy<Value = Change> {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(if cfg!(miri) { 2 } else { 32 }))]
 
-    /// After a power cut at any moment of any life, holes and all; and then the disk damages a byte.
+    /// After a power cut at any moment of any life, holes and all; and then the disk damages a
+    /// byte.
     #[test]
     fn what_was_settled_survives_or_is_missed(
         life in vec(any_change(), 1..24), at in any::<prop::sample::Index>(),

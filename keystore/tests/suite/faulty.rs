@@ -3,9 +3,9 @@
 //! It keeps two truths: what a reader sees now, and what is safely on disk. Every elementary step
 //! (write, fsync, rename, fsync of the directory) can fail, leaving the process to go on, or be the
 //! last the process ever did; a write may have been done in part. After a kill the reader's truth
-//! remains. After a power cut each file holds what was safe and any remains of what was not: the pieces
-//! of unsynced writes reach the disk in any order. After an fsync has failed, what it should have
-//! written is no longer safe by any later one, as on Linux.
+//! remains. After a power cut each file holds what was safe and any remains of what was not: the
+//! pieces of unsynced writes reach the disk in any order. After an fsync has failed, what it should
+//! have written is no longer safe by any later one, as on Linux.
 
 use std::cell::RefCell;
 use std::collections::{BTreeMap, BTreeSet};
@@ -116,8 +116,8 @@ impl FaultyStorage {
         self.disk.borrow().dead
     }
 
-    /// The machine stayed up: readers see what they saw, nothing became safer. (That an fsync failed
-    /// before is forgotten here, lest no recovery be possible at all.)
+    /// The machine stayed up: readers see what they saw, nothing became safer. (That an fsync
+    /// failed before is forgotten here, lest no recovery be possible at all.)
     pub(crate) fn after_kill(&self) -> Self {
         let mut disk = self.disk.borrow().clone();
         disk.dead = false;
@@ -215,7 +215,8 @@ fn remains(inode: &Inode) -> Vec<Vec<u8>> {
     found.into_iter().collect()
 }
 
-/// All subsets of a few pieces as bit masks; of many: none, all, one, all but one, from or up to one.
+/// All subsets of a few pieces as bit masks; of many: none, all, one, all but one, from or up to
+/// one.
 fn subsets(pieces: usize) -> Vec<u64> {
     assert!(pieces < 64, "too many unsynced writes for this simulation");
     let all = (1 << pieces) - 1;

@@ -1,5 +1,5 @@
-//! Redo repeats old records to a keystore that has newer ones, or that a power cut has cut short; and
-//! may be broken off and begin anew. In the end everything is as if nothing had happened.
+//! Redo repeats old records to a keystore that has newer ones, or that a power cut has cut short;
+//! and may be broken off and begin anew. In the end everything is as if nothing had happened.
 
 use std::sync::atomic::AtomicU32;
 
@@ -92,9 +92,9 @@ fn redo(log: &mut Vec<Vec<Record>>, wal: &[Vec<Record>]) {
 type Crash = [prop::sample::Index; 3];
 
 proptest! {
-    /// The log holds more than the last checkpoint settled. Then the server crashes again and again:
-    /// each time the log loses some of what is not settled, and redo gets somewhere, perhaps to another
-    /// checkpoint.
+    /// The log holds more than the last checkpoint settled. Then the server crashes again and
+    /// again: each time the log loses some of what is not settled, and redo gets somewhere, perhaps
+    /// to another checkpoint.
     #[test]
     fn crashes_leave_no_trace(
         history in any_history(), start: Crash, crashes in vec((any::<Crash>(), any::<bool>()), 0..6),

@@ -139,8 +139,8 @@ fn a_switch_to_a_key_that_is_not_there_is_refused() {
     assert_eq!(state, State::default());
 }
 
-/// After 4095 generations the marks in the pages begin again: an old page still finds the key that it
-/// was sealed with.
+/// After 4095 generations the marks in the pages begin again: an old page still finds the key that
+/// it was sealed with.
 #[test]
 fn marks_that_come_again_find_the_key_that_was_in_use_there() {
     let memory = memory();

@@ -116,7 +116,8 @@ fn plain() -> Vec<u8> {
 }
 
 proptest! {
-    /// As a WAL receiver writes: one range after the other, of any length; then again, as after a restart.
+    /// As a WAL receiver writes: one range after the other, of any length; then again, as after a
+    /// restart.
     #[test]
     fn what_is_written_is_read(
         lengths in vec(1_usize..3 * PAGE, 1..20),
@@ -177,8 +178,8 @@ proptest! {
     }
 }
 
-/// What a parent timeline left is handed over as it is, without its mark, and is written over as if nothing were there;
-/// its key need not be known.
+/// What a parent timeline left is handed over as it is, without its mark, and is written over as if
+/// nothing were there; its key need not be known.
 #[test]
 fn what_a_parent_left_does_not_count() {
     /// Has the key of generation 1 only, and writes with it.

@@ -1,7 +1,7 @@
 //! Real key servers for tests: Vault or OpenBao, emulators of AWS KMS, a PKCS#11 token in software.
 //!
-//! `tools/key-servers` installs them and names them in the environment; what is not there is skipped,
-//! loudly ([`missing`]).
+//! `tools/key-servers` installs them and names them in the environment; what is not there is
+//! skipped, loudly ([`missing`]).
 
 pub mod canned;
 pub mod certificates;
@@ -29,7 +29,8 @@ pub enum Server {
     Ministack,
     /// moto, an emulator of AWS that knows ReEncrypt: `moto_server` in `PAGEVAULT_MOTO`.
     Moto,
-    /// The command-line client of AWS, which talks to an emulator: `PAGEVAULT_AWS_CLI`, else `aws` on the path.
+    /// The command-line client of AWS, which talks to an emulator: `PAGEVAULT_AWS_CLI`, else `aws`
+    /// on the path.
     AwsCli,
     /// SoftHSM2 and `pkcs11-tool` (OpenSC): on the path.
     SoftHsm,

@@ -1,5 +1,5 @@
-//! A PKCS#11 token in software (SoftHSM2), used as the user guide says: by the example program, with
-//! OpenSC's `pkcs11-tool`.
+//! A PKCS#11 token in software (SoftHSM2), used as the user guide says: by the example program,
+//! with OpenSC's `pkcs11-tool`.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;

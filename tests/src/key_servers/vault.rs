@@ -241,7 +241,8 @@ impl Vault {
         super::write_file(&self.path(name), content, mode)
     }
 
-    /// A certificate for clients, signed by the authority that signed the server's: certificate, key.
+    /// A certificate for clients, signed by the authority that signed the server's: certificate,
+    /// key.
     ///
     /// # Errors
     /// When it cannot be made.
@@ -304,7 +305,8 @@ impl Vault {
             self.address()
         );
         if self.is_openbao {
-            // Who may call its API may not say which files it writes: audit logs are for its configuration.
+            // Who may call its API may not say which files it writes: audit logs are for its
+            // configuration.
             configuration += &format!(
                 "audit \"file\" \"file\" {{\n  options {{ file_path = \"{}\" }}\n}}\n",
                 path("audit.log")

@@ -1,7 +1,8 @@
-//! Looking for values where they should not be: canaries, and a scanner that knows them in disguise.
+//! Looking for values where they should not be: canaries, and a scanner that knows them in
+//! disguise.
 //!
-//! A [`Canary`] is a value that occurs nowhere else. The [`Scanner`] looks at every byte of files for
-//! any piece of any spelling of it:
+//! A [`Canary`] is a value that occurs nowhere else. The [`Scanner`] looks at every byte of files
+//! for any piece of any spelling of it:
 //!
 //! | spelling | why |
 //! |---|---|

@@ -10,13 +10,14 @@ use crate::datafile::unless_gone;
 
 /// So many bytes of a value in a row are a hit.
 const IN_A_ROW: usize = 8;
-/// So many are a hit, if there is never more than one foreign byte between what they are spelt with.
+/// So many are a hit, if there is never more than one foreign byte between what they are spelt
+/// with.
 const WITH_GAPS: usize = 12;
 
 /// Pieces are recognised by so many bytes first.
 const GRAM: usize = 4;
-/// Every so many bytes of a file a gram is looked up: any piece that is a hit has, in the longest of its
-/// parts, [`STRIDE`] grams one after the other.
+/// Every so many bytes of a file a gram is looked up: any piece that is a hit has, in the longest
+/// of its parts, [`STRIDE`] grams one after the other.
 const STRIDE: usize = 3;
 
 /// Bits of the filter that spares nearly every look-up.
@@ -87,7 +88,8 @@ impl Scanner {
         let mut found = HashSet::new();
         let mut hits = Vec::new();
         let mut at = 0;
-        // Written for builds without optimization, where every call counts: tests look at gigabytes.
+        // Written for builds without optimization, where every call counts: tests look at
+        // gigabytes.
         while at + GRAM <= bytes.len() {
             let gram = [bytes[at], bytes[at + 1], bytes[at + 2], bytes[at + 3]];
             if self.filter[slot(gram)] {
@@ -159,7 +161,8 @@ fn slot(gram: [u8; GRAM]) -> usize {
     (u32::from_le_bytes(gram).wrapping_mul(0x9e37_79b1) >> (32 - FILTER_BITS)) as usize
 }
 
-/// Whether enough of the pattern stands around `at` in `bytes`, where a gram of it begins, that at `offset`.
+/// Whether enough of the pattern stands around `at` in `bytes`, where a gram of it begins, that at
+/// `offset`.
 fn is_hit(pattern: &Pattern, offset: usize, bytes: &[u8], at: usize) -> bool {
     let (before, after) = pattern.bytes.split_at(offset);
     let forward = matching(after.iter(), bytes[at..].iter());
@@ -173,7 +176,8 @@ struct Matching {
     total: usize,
 }
 
-/// How much of the pattern the bytes go on with, at once and with single foreign bytes between pieces.
+/// How much of the pattern the bytes go on with, at once and with single foreign bytes between
+/// pieces.
 fn matching<'a>(
     pattern: impl Iterator<Item = &'a u8>,
     mut bytes: impl Iterator<Item = &'a u8>,
@@ -248,8 +252,8 @@ mod tests {
         }
     }
 
-    /// pglz puts a control byte before every eight items; twelve literals in a row are found wherever
-    /// these bytes fall.
+    /// pglz puts a control byte before every eight items; twelve literals in a row are found
+    /// wherever these bytes fall.
     #[test]
     fn literals_of_pglz_are_found() {
         let (canary, scanner) = scanner();

@@ -30,8 +30,8 @@ pub(super) fn of(bytes: &[u8]) -> Vec<(&'static str, Vec<u8>)> {
     all
 }
 
-/// The part of a base64 text that depends on `bytes` alone, where they begin `shift` bytes after a multiple
-/// of three.
+/// The part of a base64 text that depends on `bytes` alone, where they begin `shift` bytes after a
+/// multiple of three.
 fn base64(bytes: &[u8], shift: usize) -> Vec<u8> {
     let mut padded = vec![0; shift];
     padded.extend_from_slice(bytes);

@@ -1,5 +1,5 @@
-//! Servers as pg_upgrade starts them: refused where encrypted files would go without their keys; and they never make a key
-//! for a file that will be replaced. The program itself: `upgrade`.
+//! Servers as pg_upgrade starts them: refused where encrypted files would go without their keys;
+//! and they never make a key for a file that will be replaced. The program itself: `upgrade`.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::{Cluster, Settings, StopMode};

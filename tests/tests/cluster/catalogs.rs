@@ -214,7 +214,8 @@ fn who_may_encrypt_catalogs() -> Result<()> {
     cluster.finish()
 }
 
-/// The catalogs of a new database are what those of its template are, whatever other databases have.
+/// The catalogs of a new database are what those of its template are, whatever other databases
+/// have.
 #[test]
 fn copies_of_a_database_follow_their_template() -> Result<()> {
     let (mut cluster, _keys) = cluster()?;

@@ -1,5 +1,6 @@
-//! The keystore rides the checkpoint: what a power cut takes from a key file since the last checkpoint
-//! comes back from WAL, what lies before must be there, and neither waits for the other for ever.
+//! The keystore rides the checkpoint: what a power cut takes from a key file since the last
+//! checkpoint comes back from WAL, what lies before must be there, and neither waits for the other
+//! for ever.
 
 use std::fs::{File, OpenOptions};
 use std::path::PathBuf;

@@ -8,8 +8,8 @@ use crate::{assert_plain, assert_sealed};
 
 const SUM: &str = "SELECT count(*) || ' ' || md5(string_agg(t::text, '' ORDER BY id)) FROM t";
 
-/// A cluster with the tablespace `space` and the database `model`, which has encrypted and plain tables in
-/// its own tablespace and in `other`.
+/// A cluster with the tablespace `space` and the database `model`, which has encrypted and plain
+/// tables in its own tablespace and in `other`.
 fn cluster() -> Result<(Cluster, KeyFile)> {
     let (cluster, keys) = Cluster::with_keys(&Settings::default())?;
     for name in ["space", "other"] {

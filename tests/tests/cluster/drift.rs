@@ -1,5 +1,5 @@
-//! What differs from labels and settings is in `pagevault.drift`, and goes with the command that stands there;
-//! `pagevault.enforce` keeps it from coming about.
+//! What differs from labels and settings is in `pagevault.drift`, and goes with the command that
+//! stands there; `pagevault.enforce` keeps it from coming about.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::StopMode;
@@ -103,7 +103,8 @@ fn enforcement_lets_through_what_stays_encrypted() -> Result<()> {
     ensure!(!drift(&cluster)?.is_empty(), "no drift");
     cluster.sql("CREATE TABLE new (id int)")?;
     expect(&cluster, "new", XTS)?;
-    // A command that fails after it has altered something; then ROLLBACK, which may read no catalog.
+    // A command that fails after it has altered something; then ROLLBACK, which may read no
+    // catalog.
     let mut client = cluster.client()?;
     run_sql(&mut client, "BEGIN")?;
     let alter = "ALTER TABLE older ADD COLUMN c int, ADD CHECK (id > 1)";

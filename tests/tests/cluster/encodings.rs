@@ -1,5 +1,5 @@
-//! Names that are not UTF-8: in databases with the encodings LATIN1 and SQL_ASCII, beside a decoy whose name is what
-//! becomes of them where somebody takes them for UTF-8.
+//! Names that are not UTF-8: in databases with the encodings LATIN1 and SQL_ASCII, beside a decoy
+//! whose name is what becomes of them where somebody takes them for UTF-8.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{column, expect_error, run_sql, text};
@@ -188,7 +188,8 @@ fn a_template_is_the_database_of_that_name() -> Result<()> {
     cluster.finish()
 }
 
-/// Names and options of providers are UTF-8 for whoever reads them. What is not is refused, in words.
+/// Names and options of providers are UTF-8 for whoever reads them. What is not is refused, in
+/// words.
 #[test]
 fn arguments_that_are_not_utf8_are_refused() -> Result<()> {
     let (cluster, keys) = Cluster::with_keys(&Settings::default())?;

@@ -58,7 +58,8 @@ fn refused(command: &mut Command) -> Result<String> {
     Ok(format!("{error:#}"))
 }
 
-/// Every file of the keystore's folder, with what is in it; without the audit trail, which tells of attempts.
+/// Every file of the keystore's folder, with what is in it; without the audit trail, which tells of
+/// attempts.
 fn keystore(cluster: &Cluster) -> Result<Vec<(PathBuf, Vec<u8>)>> {
     let mut files = Vec::new();
     for entry in fs::read_dir(cluster.data_directory().join("pagevault"))? {
@@ -124,8 +125,8 @@ fn with_a_bundle_another_provider_takes_over() -> Result<()> {
     cluster.finish()
 }
 
-/// A backup is from before the bundle, and recovery to its end meets keys of the lost provider that the backup's
-/// keystore does not have. After it, archives and standbys hear of the new provider.
+/// A backup is from before the bundle, and recovery to its end meets keys of the lost provider that
+/// the backup's keystore does not have. After it, archives and standbys hear of the new provider.
 #[test]
 fn a_backup_is_recovered_with_the_bundle() -> Result<()> {
     let (cluster, lost) = sealing(&Settings::default().conf("wal_keep_size = 1GB"))?;

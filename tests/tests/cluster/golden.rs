@@ -1,5 +1,5 @@
-//! Data directories that former versions of pagevault have written, kept in `tests/golden`: this version opens them. Made
-//! once per version and major by `tools/golden`, never changed.
+//! Data directories that former versions of pagevault have written, kept in `tests/golden`: this
+//! version opens them. Made once per version and major by `tools/golden`, never changed.
 
 use std::fs;
 use std::path::{Path, PathBuf};

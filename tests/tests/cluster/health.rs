@@ -1,5 +1,5 @@
-//! What the views tell of key providers, what check_provider() finds, and whom a slow provider keeps
-//! waiting.
+//! What the views tell of key providers, what check_provider() finds, and whom a slow provider
+//! keeps waiting.
 
 use std::time::{Duration, Instant};
 
@@ -119,8 +119,8 @@ fn check_provider_finds_what_is_wrong_and_raises_nothing() -> Result<()> {
     cluster.finish()
 }
 
-/// Starts a rotation in a session of its own, with a helper that never answers, and returns once it is
-/// waiting: the backend's process id and its end.
+/// Starts a rotation in a session of its own, with a helper that never answers, and returns once it
+/// is waiting: the backend's process id and its end.
 fn stuck_rotation(
     cluster: &Cluster,
 ) -> Result<(String, std::thread::JoinHandle<Result<(), postgres::Error>>)> {

@@ -1,5 +1,6 @@
-//! WAL is the truth about keys: no server uses a key that WAL does not bring to the others, and no key file says more
-//! than WAL does. Each crash is judged also by a standby that followed, and by one restored from before.
+//! WAL is the truth about keys: no server uses a key that WAL does not bring to the others, and no
+//! key file says more than WAL does. Each crash is judged also by a standby that followed, and by
+//! one restored from before.
 
 use std::fs::{self, OpenOptions};
 use std::path::PathBuf;
@@ -67,7 +68,8 @@ fn cut_power(cluster: &Cluster) -> Result<u64> {
     Ok(lost)
 }
 
-/// A crash after the key is in the file and before it is in WAL: it has never happened, here or anywhere else.
+/// A crash after the key is in the file and before it is in WAL: it has never happened, here or
+/// anywhere else.
 #[test]
 fn a_crash_between_file_and_wal_leaves_all_servers_of_one_mind() -> Result<()> {
     let (cluster, _keys) = cluster()?;
@@ -159,8 +161,8 @@ fn checkpoints_settle_keys_of_databases_that_are_moved_or_dropped() -> Result<()
     Ok(())
 }
 
-/// A base backup of a standby ends at its minimum recovery point: what the key files of the backup say must be replayed
-/// by then.
+/// A base backup of a standby ends at its minimum recovery point: what the key files of the backup
+/// say must be replayed by then.
 #[test]
 fn a_standby_is_not_consistent_before_what_its_key_files_say() -> Result<()> {
     let (cluster, _keys) = cluster()?;
@@ -234,9 +236,9 @@ fn newest_version(records: &[Record]) -> u32 {
     versions.max().unwrap_or(0)
 }
 
-/// Pages under a new key of a file that is in use may be on the disk of a standby before it has made a restart point.
-/// Replay meets them again before it meets the key: without checksums the record that a heap page is all visible has no
-/// image of it (`heap_xlog_visible`, heapam.c).
+/// Pages under a new key of a file that is in use may be on the disk of a standby before it has
+/// made a restart point. Replay meets them again before it meets the key: without checksums the
+/// record that a heap page is all visible has no image of it (`heap_xlog_visible`, heapam.c).
 #[test]
 fn a_standby_has_the_keys_of_files_in_use_after_a_power_cut() -> Result<()> {
     let (cluster, _keys) = cluster_of(Settings::default().without_checksums(), 30_000)?;
@@ -324,7 +326,8 @@ fn what_contradicts_is_refused_before_it_is_written_down() -> Result<()> {
     cluster.finish()
 }
 
-/// Recovery that is cut short has heard of an older wrapping, whose master key may be gone. The newer one stays.
+/// Recovery that is cut short has heard of an older wrapping, whose master key may be gone. The
+/// newer one stays.
 #[test]
 fn recovery_that_is_cut_short_keeps_the_newest_wrapping() -> Result<()> {
     let (cluster, keys) = cluster()?;
@@ -358,8 +361,8 @@ fn recovery_that_is_cut_short_keeps_the_newest_wrapping() -> Result<()> {
     cluster.finish()
 }
 
-/// Without fsync no checkpoint settles keys, and yet none may end between the file and WAL: it would be believed that the
-/// key is logged.
+/// Without fsync no checkpoint settles keys, and yet none may end between the file and WAL: it
+/// would be believed that the key is logged.
 #[test]
 fn without_fsync_no_checkpoint_passes_a_key_that_is_not_logged() -> Result<()> {
     killed_without_fsync("keys.in_file", |cluster| {
@@ -376,7 +379,8 @@ fn without_fsync_a_checkpoint_passes_a_key_that_is_logged() -> Result<()> {
     killed_without_fsync("keys.in_wal", |cluster| cluster.sql("CHECKPOINT"))
 }
 
-/// Kills the server while a key of a new file is made, and asks a standby whether it is of the same opinion.
+/// Kills the server while a key of a new file is made, and asks a standby whether it is of the same
+/// opinion.
 fn killed_without_fsync(step: &str, meanwhile: impl FnOnce(&Cluster) -> Result<()>) -> Result<()> {
     let (cluster, _keys) = cluster()?;
     cluster.sql("SET pagevault.default_encryption = on; CREATE TABLE first (id int)")?;

@@ -1,5 +1,5 @@
-//! Labels on schemas, tablespaces, databases and partitioned tables decide for new storage; the nearest one
-//! wins.
+//! Labels on schemas, tablespaces, databases and partitioned tables decide for new storage; the
+//! nearest one wins.
 
 use std::process::Command;
 
@@ -123,7 +123,8 @@ fn the_nearest_label_wins() -> Result<()> {
     cluster.finish()
 }
 
-/// Whatever is made in an encrypted schema, by whichever statement, and also by the setting's enemies.
+/// Whatever is made in an encrypted schema, by whichever statement, and also by the setting's
+/// enemies.
 #[test]
 fn everything_made_in_an_encrypted_schema_is_encrypted() -> Result<()> {
     let (cluster, _keys) = cluster()?;

@@ -1,4 +1,5 @@
-//! What a later version of pagevault has written is refused whole, and not changed: nobody guesses at keys.
+//! What a later version of pagevault has written is refused whole, and not changed: nobody guesses
+//! at keys.
 
 use std::fs;
 use std::path::Path;

@@ -1,5 +1,5 @@
-//! A start that fails has cut off key files what only WAL had settled; then WAL is lost for good. The keys are still beside
-//! the key files, and come back by a command.
+//! A start that fails has cut off key files what only WAL had settled; then WAL is lost for good.
+//! The keys are still beside the key files, and come back by a command.
 
 use std::fs;
 use std::path::PathBuf;
@@ -202,7 +202,8 @@ fn what_is_put_aside_goes_when_recovery_has_ended() -> Result<()> {
     cluster.finish()
 }
 
-/// A crash before anything of it was in WAL, and none to replay: nothing is missing, and the server starts again and again.
+/// A crash before anything of it was in WAL, and none to replay: nothing is missing, and the server
+/// starts again and again.
 #[test]
 fn what_has_never_happened_is_not_missed() -> Result<()> {
     let (cluster, _keys) = cluster()?;

@@ -1,5 +1,6 @@
-//! Who may read what pagevault puts into the data directory: whoever may read the rest of it. `initdb --allow-group-access`
-//! is for backups by another user of the server's group, and a backup without its keys is none.
+//! Who may read what pagevault puts into the data directory: whoever may read the rest of it.
+//! `initdb --allow-group-access` is for backups by another user of the server's group, and a backup
+//! without its keys is none.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

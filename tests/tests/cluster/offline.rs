@@ -43,8 +43,8 @@ fn verify(cluster: &Cluster, directory: &Path) -> Result<(String, Option<i32>)> 
     Ok((String::from_utf8_lossy(&said).into_owned(), output.status.code()))
 }
 
-/// The name of a segment that one record fills: no checksum vouches for what is between records or behind the last one of
-/// a segment.
+/// The name of a segment that one record fills: no checksum vouches for what is between records or
+/// behind the last one of a segment.
 fn filled_segment(cluster: &Cluster) -> Result<String> {
     cluster.text(
         "SELECT pg_walfile_name(pg_logical_emit_message(true, 'x', repeat('y', 3000000)) - 1500000)",
@@ -210,7 +210,8 @@ fn verify_looks_at_every_kind_of_file() -> Result<()> {
     ensure!(code == Some(2) && said.contains(&place), "{said}");
     std::fs::remove_file(&beyond)?;
 
-    // After a crash unlogged relations may hold anything, and other damage may be repaired by recovery.
+    // After a crash unlogged relations may hold anything, and other damage may be repaired by
+    // recovery.
     cluster.start_server()?;
     cluster.sql("INSERT INTO fleeting SELECT * FROM sealed LIMIT 10; CHECKPOINT")?;
     cluster.kill()?;
@@ -224,7 +225,8 @@ fn verify_looks_at_every_kind_of_file() -> Result<()> {
     cluster.finish()
 }
 
-/// What a crash leaves of a transaction is nobody's: pages of it may be torn, or sealed under a key that was never flushed.
+/// What a crash leaves of a transaction is nobody's: pages of it may be torn, or sealed under a key
+/// that was never flushed.
 #[test]
 fn verify_tells_what_no_relation_has() -> Result<()> {
     let (cluster, _keys) = sealing(&Settings::default().conf("max_prepared_transactions = 2"))?;

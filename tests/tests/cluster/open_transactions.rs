@@ -1,4 +1,5 @@
-//! A label holds for everybody from its commit on, also in transactions that have made something before.
+//! A label holds for everybody from its commit on, also in transactions that have made something
+//! before.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::Cluster;
@@ -13,7 +14,8 @@ enum Commit {
     Prepared,
 }
 
-/// One transaction makes `before`, another labels `object`, the first makes `after`, of which `relation` is looked at.
+/// One transaction makes `before`, another labels `object`, the first makes `after`, of which
+/// `relation` is looked at.
 fn check(commit: Commit, object: &str, before: &str, after: &str, relation: &str) -> Result<()> {
     let settings = pagevault_tests::Settings::default().conf("max_prepared_transactions = 5");
     let (cluster, _keys) = Cluster::with_keys(&settings)?;

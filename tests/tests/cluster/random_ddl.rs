@@ -1,5 +1,5 @@
-//! Random schedules of DDL in several sessions, with kills between: every encrypted table must come out
-//! sealed and hold the same as its plain twin.
+//! Random schedules of DDL in several sessions, with kills between: every encrypted table must come
+//! out sealed and hold the same as its plain twin.
 //!
 //! A schedule follows from its seed, which is printed when the test fails; PAGEVAULT_SEED walks it
 //! again. PAGEVAULT_RANDOM_DDL_SECONDS says how long to go on.

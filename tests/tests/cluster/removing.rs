@@ -64,7 +64,8 @@ fn the_extension_stays_while_anything_is_encrypted() -> Result<()> {
     cluster.finish()
 }
 
-/// What is written in plaintext from now on and still has sealed pages, because decrypting it has not ended.
+/// What is written in plaintext from now on and still has sealed pages, because decrypting it has
+/// not ended.
 #[test]
 fn and_until_decrypting_has_ended() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
@@ -190,7 +191,8 @@ fn sealed_files(cluster: &Cluster) -> Result<Vec<String>> {
     Ok(sealed)
 }
 
-/// The library is taken away while it is needed: the server says so, one way or the other, and comes back with it.
+/// The library is taken away while it is needed: the server says so, one way or the other, and
+/// comes back with it.
 #[test]
 fn taken_away_too_early() -> Result<()> {
     let settings = Settings::default().conf("pagevault.protect_statistics = off");

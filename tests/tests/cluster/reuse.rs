@@ -1,9 +1,9 @@
 //! A relation file number that is used again, while another session still holds what belonged to
 //! its former owner.
 //!
-//! Numbers come round after 2^32 of them; here the server runs in binary-upgrade mode (`postgres
-//! -b`), in which SQL may choose them. In that mode new relations are not encrypted by policy (files
-//! are laid out by pg_upgrade), nor by their labels, so it is done by hand.
+//! Numbers come round after 2^32 of them; here the server runs in binary-upgrade mode
+//! (`postgres -b`), in which SQL may choose them. In that mode new relations are not encrypted by policy
+//! (files are laid out by pg_upgrade), nor by their labels, so it is done by hand.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{run_sql, text};
@@ -43,7 +43,8 @@ fn a_reused_file_number_reads_right_in_sessions_with_stale_handles() -> Result<(
     let mut settings =
         Settings::default().conf("shared_buffers = 1MB").conf("max_connections = 20");
     if Installation::get()?.major >= 18 {
-        // I/O workers keep files open, hear of no invalidation (method_worker.c), and read files that are gone.
+        // I/O workers keep files open, hear of no invalidation (method_worker.c), and read files
+        // that are gone.
         settings = settings.conf("io_method = sync");
     }
     let (cluster, _keys) = Cluster::with_keys(&settings)?;
@@ -53,7 +54,8 @@ fn a_reused_file_number_reads_right_in_sessions_with_stale_handles() -> Result<(
     let mut epochs = Vec::new();
     let versions = "SELECT to_regproc('pg_catalog.binary_upgrade_set_next_attribute_versions')";
     let versions = !text(&mut owner, versions)?.is_empty();
-    // Each life is read by the session that made it and by one that has read the file's former life.
+    // Each life is read by the session that made it and by one that has read the file's former
+    // life.
     for life in 0..4_u32 {
         let oid = 50_000 + 1_000 * life;
         let name = format!("life_{life}");

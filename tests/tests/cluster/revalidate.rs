@@ -1,5 +1,6 @@
-//! Keys in use are asked for again from time to time: an outage changes nothing, a revocation is logged,
-//! and locks what the key protects if that is wanted. When the key is good again, all is as before.
+//! Keys in use are asked for again from time to time: an outage changes nothing, a revocation is
+//! logged, and locks what the key protects if that is wanted. When the key is good again, all is as
+//! before.
 
 use std::os::unix::fs::PermissionsExt;
 
@@ -272,8 +273,8 @@ fn pages_that_must_be_read_from_disk_are_refused_too() -> Result<()> {
     cluster
         .sql("INSERT INTO secret SELECT i, repeat('x', 500) FROM generate_series(2001, 5000) i")?;
     cluster.restart()?;
-    // One page of it is in shared buffers, and the session has its key ready. VACUUM and ANALYZE pass
-    // none of the checks that queries pass.
+    // One page of it is in shared buffers, and the session has its key ready. VACUUM and ANALYZE
+    // pass none of the checks that queries pass.
     let mut session = cluster.client()?;
     run_sql(&mut session, "SELECT name FROM secret WHERE id = 1")?;
     replace(&cluster, &keys, "main")?;
@@ -315,7 +316,8 @@ fn a_lock_outlives_the_crash_of_a_backend_and_recovery_reads_all_the_same() -> R
     cluster.eventually(STATE, "unlocked")?;
     ensure!(cluster.text("SELECT name FROM secret WHERE id = 7")? == "redone", "an update is lost");
 
-    // A server that is started while the key is revoked starts locked, as with any provider that refuses.
+    // A server that is started while the key is revoked starts locked, as with any provider that
+    // refuses.
     cluster.allow_log("server starts with encrypted relations locked");
     cluster.stop(StopMode::Fast)?;
     replace(&cluster, &keys, "main")?;

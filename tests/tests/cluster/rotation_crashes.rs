@@ -1,6 +1,7 @@
-//! SIGKILL to the whole server at every step of a rotation, and of a move to another provider: before
-//! and after each time that the provider is asked, and where keys are written down. It ends wholly old or wholly new, and
-//! goes on; so do a standby, and restores from before and from meanwhile.
+//! SIGKILL to the whole server at every step of a rotation, and of a move to another provider:
+//! before and after each time that the provider is asked, and where keys are written down. It ends
+//! wholly old or wholly new, and goes on; so do a standby, and restores from before and from
+//! meanwhile.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::column;
@@ -11,8 +12,8 @@ const TABLE: &str = "SET pagevault.default_encryption = on;
     CREATE TABLE t (id int PRIMARY KEY, name text);
     INSERT INTO t SELECT i, md5(i::text) FROM generate_series(1, 2000) i";
 
-/// Stands before the real helper and counts its runs. In the run that the file `.at` names it leaves the
-/// server waiting, before or after the real helper has done its work, and says so.
+/// Stands before the real helper and counts its runs. In the run that the file `.at` names it
+/// leaves the server waiting, before or after the real helper has done its work, and says so.
 const WRAPPER: &str = r#"
 run=$(($(cat "$0.runs") + 1))
 echo $run > "$0.runs"

@@ -1,4 +1,5 @@
-//! What proves after every start that pages come by pagevault, and ends a server in which it cannot be proven.
+//! What proves after every start that pages come by pagevault, and ends a server in which it cannot
+//! be proven.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::{Cluster, Installation, Settings, process};
@@ -29,7 +30,8 @@ fn it_is_done_at_every_start() -> Result<()> {
     cluster.finish()
 }
 
-/// Past the kernel's cache memory has to be aligned, and everything that is written comes from memory of ours.
+/// Past the kernel's cache memory has to be aligned, and everything that is written comes from
+/// memory of ours.
 #[test]
 fn it_is_done_with_direct_io() -> Result<()> {
     let major = Installation::get()?.major;

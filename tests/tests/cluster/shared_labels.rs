@@ -25,7 +25,8 @@ fn databases() -> Result<(Cluster, pagevault_tests::KeyFile)> {
     Ok((cluster, keys))
 }
 
-/// The other way round as well: whoever says `encrypted` of a whole is right, from wherever the other label came.
+/// The other way round as well: whoever says `encrypted` of a whole is right, from wherever the
+/// other label came.
 #[test]
 fn a_tablespace_takes_nothing_from_a_database() -> Result<()> {
     let (cluster, _keys) = databases()?;
@@ -152,7 +153,8 @@ fn a_tablespace_is_labelled_where_every_database_has_a_key() -> Result<()> {
     cluster.finish()
 }
 
-/// Labels that outrank others: of a schema those of tablespaces, of a partitioned table those of its partitions' schemas.
+/// Labels that outrank others: of a schema those of tablespaces, of a partitioned table those of
+/// its partitions' schemas.
 #[test]
 fn what_something_farther_off_wanted_is_enforced() -> Result<()> {
     let (cluster, _keys) = cluster()?;

@@ -1,4 +1,5 @@
-//! Catalogs that hold values of user tables are sealed as soon as anything in the database is encrypted.
+//! Catalogs that hold values of user tables are sealed as soon as anything in the database is
+//! encrypted.
 
 use std::path::Path;
 
@@ -105,7 +106,8 @@ fn check_statistics_in(client: &mut Client) -> Result<()> {
     Ok(())
 }
 
-/// Each way to come to the first encrypted relation of a database, with ANALYZE as early as possible.
+/// Each way to come to the first encrypted relation of a database, with ANALYZE as early as
+/// possible.
 #[test]
 fn no_sampled_value_of_an_encrypted_table_is_on_disk() -> Result<()> {
     let on = "SET pagevault.default_encryption = on;";
@@ -287,7 +289,8 @@ fn new_storage_of_protected_catalogs_is_sealed() -> Result<()> {
     cluster.finish()
 }
 
-/// Old large objects may be many: what is written from now on is sealed at once, the rest on demand.
+/// Old large objects may be many: what is written from now on is sealed at once, the rest on
+/// demand.
 #[test]
 fn many_old_large_objects_wait_for_a_command() -> Result<()> {
     let (cluster, _keys) = start()?;

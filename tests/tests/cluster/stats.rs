@@ -1,5 +1,5 @@
-//! The counters of `pagevault.stats` against what is known from elsewhere: pages on disk, and PostgreSQL's own
-//! counters.
+//! The counters of `pagevault.stats` against what is known from elsewhere: pages on disk, and
+//! PostgreSQL's own counters.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{run_sql, text};
@@ -9,7 +9,8 @@ use rustix::process::{Pid, Signal, kill_process};
 
 use crate::assert_sealed;
 
-/// Nothing works in the background that would touch a page, and only what a test makes is encrypted.
+/// Nothing works in the background that would touch a page, and only what a test makes is
+/// encrypted.
 fn quiet() -> Settings {
     Settings::default()
         .conf("autovacuum = off")
@@ -88,7 +89,8 @@ fn every_page_that_is_written_or_read_counts_once() -> Result<()> {
 
     make(&cluster, "t", 20_000)?;
     cluster.sql("CHECKPOINT")?;
-    // Every page of the table changes, and no page of its maps. Who reads next leaves hint bits behind.
+    // Every page of the table changes, and no page of its maps. Who reads next leaves hint bits
+    // behind.
     let written = during(&cluster, "relation", || {
         cluster.sql("DELETE FROM t WHERE id % 5 = 0")?;
         cluster.sql("SELECT count(*) FROM t; CHECKPOINT")

@@ -1,4 +1,5 @@
-//! What a revoked key protects comes out of the server's memory by no way, however it is asked for, once the key is locked.
+//! What a revoked key protects comes out of the server's memory by no way, however it is asked for,
+//! once the key is locked.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{expect_error, run_sql, text};
@@ -208,7 +209,8 @@ fn changes_of_locked_relations_are_not_decoded() -> Result<()> {
     };
     let of_all = changes("of_all", "NULL");
     is_refused(&cluster.error(&of_all)?, &of_all)?;
-    // What was done to others meanwhile, statistics among it, does not keep their changes from anyone.
+    // What was done to others meanwhile, statistics among it, does not keep their changes from
+    // anyone.
     let data = cluster.text(&changes("of_plain", &format!("'{before}'")))?;
     ensure!(data.contains("id[integer]:2"), "{data}");
     // One that is made now does not come by it.
@@ -225,7 +227,8 @@ fn changes_of_locked_relations_are_not_decoded() -> Result<()> {
     cluster.finish()
 }
 
-/// While it is being decrypted its new pages are in plaintext, and the others are under the key as before.
+/// While it is being decrypted its new pages are in plaintext, and the others are under the key as
+/// before.
 #[test]
 fn a_relation_that_is_being_decrypted_is_locked_with_its_key() -> Result<()> {
     let (cluster, keys) = cluster(&strict().conf("pagevault.rekey_rate = 0"))?;

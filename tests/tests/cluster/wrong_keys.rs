@@ -1,8 +1,9 @@
-//! A provider that gives another key than the one that was wrapped: nothing is unlocked with it, nothing sealed under it,
-//! and the right wrapping stays.
+//! A provider that gives another key than the one that was wrapped: nothing is unlocked with it,
+//! nothing sealed under it, and the right wrapping stays.
 //!
-//! Every provider that is what it should be notices by itself. So here stands what is not, in front of the real one: a
-//! helper that exchanges the keys in its answers while it is told to. And key files in which wrapped keys were exchanged.
+//! Every provider that is what it should be notices by itself. So here stands what is not, in front
+//! of the real one: a helper that exchanges the keys in its answers while it is told to. And key
+//! files in which wrapped keys were exchanged.
 
 use std::fs;
 use std::path::PathBuf;
@@ -200,7 +201,8 @@ fn recorded(storage: &FileStorage, number: u32) -> Result<Record> {
     contents.records.iter().rfind(is_it).cloned().context("no such key")
 }
 
-/// Two histories of one cluster make different keys under one number; the key files of one do not take in the other's.
+/// Two histories of one cluster make different keys under one number; the key files of one do not
+/// take in the other's.
 #[test]
 fn of_another_history_is_not_replayed() -> Result<()> {
     let (primary, _keys) = Cluster::with_keys(&Settings::default())?;
@@ -233,7 +235,8 @@ fn of_another_history_is_not_replayed() -> Result<()> {
     primary.finish()
 }
 
-/// What providers are bound to does not say which version it is: one wrapping opens in place of another.
+/// What providers are bound to does not say which version it is: one wrapping opens in place of
+/// another.
 #[test]
 fn from_exchanged_wrappings_is_refused() -> Result<()> {
     let (mut cluster, _keys) = Cluster::with_keys(&impatient())?;

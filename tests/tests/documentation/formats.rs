@@ -1,5 +1,6 @@
-//! docs/formats.md: its layouts are those of the modules that it names; and a page that is opened as it says, with
-//! OpenSSL, is the plaintext page. The golden files were written by programs of their own (`vectors/`).
+//! docs/formats.md: its layouts are those of the modules that it names; and a page that is opened
+//! as it says, with OpenSSL, is the plaintext page. The golden files were written by programs of
+//! their own (`vectors/`).
 
 use std::fs;
 

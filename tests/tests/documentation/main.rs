@@ -1,8 +1,10 @@
-//! The documentation is true: every command block of README.md and docs/ is run, in the order of its page, against
-//! a real server; what is generated or repeated from the code is what the code says.
+//! The documentation is true: every command block of README.md and docs/ is run, in the order of
+//! its page, against a real server; what is generated or repeated from the code is what the code
+//! says.
 //!
-//! `page` says how a page is written so that it can be run. A chapter whose key servers are not on this machine
-//! counts as ignored and is named on standard error; with `PAGEVAULT_REQUIRE_KEY_SERVERS` set, as in CI, it fails.
+//! `page` says how a page is written so that it can be run. A chapter whose key servers are not on
+//! this machine counts as ignored and is named on standard error; with
+//! `PAGEVAULT_REQUIRE_KEY_SERVERS` set, as in CI, it fails.
 
 mod formats;
 mod messages;

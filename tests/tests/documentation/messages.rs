@@ -1,5 +1,5 @@
-//! Messages that the pages quote, for readers who search for them, are messages that the code has; and the errors
-//! that the golden files of the cluster tests show are in the pages.
+//! Messages that the pages quote, for readers who search for them, are messages that the code has;
+//! and the errors that the golden files of the cluster tests show are in the pages.
 
 use std::fs;
 use std::path::Path;
@@ -36,7 +36,8 @@ const COMPOSED: &[&str] = &[
 /// In pages about trouble the first column of a table holds messages.
 const PAGES: &[&str] = &["troubleshooting.md", "aws-kms.md", "vault.md", "escrow.md"];
 
-/// Every message in a table under a heading about errors stands in the code, up to what it leaves out.
+/// Every message in a table under a heading about errors stands in the code, up to what it leaves
+/// out.
 pub(crate) fn are_in_the_code() -> Result<()> {
     let mut code = String::new();
     for folder in

@@ -1,5 +1,5 @@
-//! docs/examples/monitoring: queries that a monitoring role may run and that answer what they promise; alerts and
-//! dashboard that ask for metrics which there are.
+//! docs/examples/monitoring: queries that a monitoring role may run and that answer what they
+//! promise; alerts and dashboard that ask for metrics which there are.
 
 use std::collections::BTreeSet;
 use std::fs;

@@ -1,4 +1,5 @@
-//! Names in running text: `pagevault.something`, `something()` and `SELECT ...` in code font are things that there are.
+//! Names in running text: `pagevault.something`, `something()` and `SELECT ...` in code font are
+//! things that there are.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -45,7 +46,8 @@ pub(crate) fn exist() -> Result<()> {
             {
                 strange.push(format!("{name}: {code}"));
             }
-            // Planned, not run: the names in it must be there, but for relations that are the reader's.
+            // Planned, not run: the names in it must be there, but for relations that are the
+            // reader's.
             if code.starts_with("SELECT ") && !code.contains("...") {
                 let query = code.trim_end_matches(';').split(" \\gexec").next().unwrap_or("");
                 let planned = client.batch_execute(&format!("EXPLAIN {query}"));

@@ -2,7 +2,8 @@
 
 use anyhow::{Result, bail};
 
-/// Compares `shown`, in which `...` stands for anything, with `printed`. How wide columns are does not matter.
+/// Compares `shown`, in which `...` stands for anything, with `printed`. How wide columns are does
+/// not matter.
 pub(crate) fn compare(shown: &str, printed: &str) -> Result<()> {
     let (pattern, text) = (normal(shown), normal(printed));
     let pieces: Vec<&str> = pattern.split("...").map(str::trim).collect();

@@ -11,7 +11,8 @@
 //! | `json` | read as JSON |
 //!
 //! Any other block, and any of these that cannot be run, has a comment before it that says why:
-//! `<!-- not run: REASON -->`. Readers do not see comments, so what only the test needs stands in some, too:
+//! `<!-- not run: REASON -->`. Readers do not see comments, so what only the test needs stands in
+//! some, too:
 //!
 //! | comment | does |
 //! |---|---|
@@ -41,7 +42,8 @@ pub(crate) enum Start {
     Nothing,
     /// pagevault is loaded, and the extension there.
     Extension,
-    /// Also the key file `/etc/pagevault/keys` with the key `main`, as provider `local`, for the cluster.
+    /// Also the key file `/etc/pagevault/keys` with the key `main`, as provider `local`, for the
+    /// cluster.
     Keys,
 }
 

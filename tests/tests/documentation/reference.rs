@@ -1,7 +1,8 @@
-//! docs/reference.md is made from docs/reference.md.in: what stands between `{{settings}}`, `{{functions}}` or
-//! `{{views}}` and `{{end}}` becomes a table of what the server tells of these, in this order, and what stands after
-//! a name is added to its description. `{{errors}}` is the golden errors of the cluster tests. Whatever the schema
-//! has must be there. `PAGEVAULT_BLESS=1` writes the page anew.
+//! docs/reference.md is made from docs/reference.md.in: what stands between `{{settings}}`,
+//! `{{functions}}` or `{{views}}` and `{{end}}` becomes a table of what the server tells of these,
+//! in this order, and what stands after a name is added to its description. `{{errors}}` is the
+//! golden errors of the cluster tests. Whatever the schema has must be there. `PAGEVAULT_BLESS=1`
+//! writes the page anew.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

@@ -1,4 +1,5 @@
-//! Runs a page: a cluster of its own, and a directory in which the paths that the documentation names are.
+//! Runs a page: a cluster of its own, and a directory in which the paths that the documentation
+//! names are.
 
 use std::fmt::Write as _;
 use std::fs::{self, File};
@@ -220,7 +221,8 @@ impl Sandbox {
         self.run(&format!("psql -X -q -v ON_ERROR_STOP=1 -f '{}'", file.display()))
     }
 
-    /// Variables of one block are there in the next: all are exported, and kept in a file between them.
+    /// Variables of one block are there in the next: all are exported, and kept in a file between
+    /// them.
     fn shell(&self, text: &str) -> Result<String> {
         let file = write_file(&self.path("block.sh"), text, 0o644)?;
         let kept = self.path("variables");

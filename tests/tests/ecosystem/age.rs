@@ -1,4 +1,5 @@
-//! `age` itself opens what escrow makes of its format, and what it hands on to other keys is restored.
+//! `age` itself opens what escrow makes of its format, and what it hands on to other keys is
+//! restored.
 
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,5 +1,5 @@
-//! What the tests of backup programs share: a cluster in which everything is encrypted, keys that change while it
-//! is backed up, and what must hold for a copy that comes out of it.
+//! What the tests of backup programs share: a cluster in which everything is encrypted, keys that
+//! change while it is backed up, and what must hold for a copy that comes out of it.
 
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -21,8 +21,8 @@ const CONTENT: &str = "SELECT concat_ws(' ',
     (SELECT count(*) || ':' || coalesce(sum(hashtext(t::text)::bigint), 0) FROM t),
     (SELECT count(*) || ':' || coalesce(sum(hashtext(l::text)::bigint), 0) FROM large l))";
 
-/// A cluster in which catalogs, tables and WAL are encrypted, with a few MB in it, one table of them in a
-/// tablespace; it can archive.
+/// A cluster in which catalogs, tables and WAL are encrypted, with a few MB in it, one table of
+/// them in a tablespace; it can archive.
 pub(crate) fn everything(settings: Settings) -> Result<(Cluster, KeyFile)> {
     let settings = settings
         .conf("archive_mode = on")
@@ -76,7 +76,8 @@ pub(crate) fn insert(cluster: &Cluster, canary: &str, rows: u32) -> Result<()> {
     ))
 }
 
-/// A new key of every kind that there is, for WAL, and for the pages of both tables, which are written anew.
+/// A new key of every kind that there is, for WAL, and for the pages of both tables, which are
+/// written anew.
 pub(crate) fn rotate_all(cluster: &Cluster) -> Result<()> {
     rotate(cluster)?;
     rekeyed(cluster)
@@ -167,8 +168,8 @@ pub(crate) fn check(copy: &Cluster, expected: &str) -> Result<()> {
     Ok(())
 }
 
-/// That no value of the tables is in any file below `folder`, also in those that are compressed, which are not
-/// afterwards.
+/// That no value of the tables is in any file below `folder`, also in those that are compressed,
+/// which are not afterwards.
 pub(crate) fn assert_hidden(cluster: &Cluster, folder: &Path) -> Result<()> {
     let mut zipped = cluster.program("/usr/bin/find");
     let zipped = run(zipped.arg(folder).args(["-name", "*.gz"]))?;
@@ -204,7 +205,8 @@ pub(crate) fn archived(archive: &Path) -> Result<Vec<Segment>> {
     Ok(segments)
 }
 
-/// That nothing in these segments is plaintext but at the beginning, and that several keys were used.
+/// That nothing in these segments is plaintext but at the beginning, and that several keys were
+/// used.
 pub(crate) fn assert_sealed_wal(segments: &[Segment]) -> Result<()> {
     let pages = segments.iter().map(Segment::pages).collect::<Result<Vec<_>>>()?.concat();
     let first = pages.iter().position(|page| matches!(page, WalPage::Sealed(_)));

@@ -1,5 +1,5 @@
-//! Barman: WAL by archive_command and by pg_receivewal, backups by pg_basebackup while keys change, restores.
-//! docs/backup-programs.md has the same configuration.
+//! Barman: WAL by archive_command and by pg_receivewal, backups by pg_basebackup while keys change,
+//! restores. docs/backup-programs.md has the same configuration.
 
 use std::path::PathBuf;
 use std::process::Command;
@@ -119,7 +119,8 @@ fn by_archive_command() -> Result<()> {
         ensure!(cluster.text(half)? == "t", "it has not got half of it");
         Ok(())
     };
-    // A server that cannot send does not answer the barrier that new pages wait for: they come afterwards.
+    // A server that cannot send does not answer the barrier that new pages wait for: they come
+    // afterwards.
     interrupted(&cluster, backup, under_way, || {
         rotate(&cluster)?;
         insert(&cluster, "second", 500)

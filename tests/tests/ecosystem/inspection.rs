@@ -154,7 +154,8 @@ fn buffercache() -> Result<()> {
     cluster.finish()
 }
 
-/// The list of what was in shared buffers survives a restart, also one after which the server is locked.
+/// The list of what was in shared buffers survives a restart, also one after which the server is
+/// locked.
 fn autoprewarm() -> Result<()> {
     let settings = Settings::default()
         .conf("shared_preload_libraries = 'pagevault, pg_prewarm'")

@@ -1,9 +1,9 @@
-//! Other people's extensions on encrypted tables, and their programs on encrypted clusters: what they do works,
-//! and what they write is sealed.
+//! Other people's extensions on encrypted tables, and their programs on encrypted clusters: what
+//! they do works, and what they write is sealed.
 //!
-//! A test whose extension is not in this installation counts as ignored and is named on standard error; one that
-//! `PAGEVAULT_EXTENSIONS` names (tools/extensions prints it) must be there, and so with programs and
-//! `PAGEVAULT_PROGRAMS`. docs/ecosystem.md tells the results.
+//! A test whose extension is not in this installation counts as ignored and is named on standard
+//! error; one that `PAGEVAULT_EXTENSIONS` names (tools/extensions prints it) must be there, and so
+//! with programs and `PAGEVAULT_PROGRAMS`. docs/ecosystem.md tells the results.
 
 mod access_methods;
 mod age;

@@ -1,5 +1,5 @@
-//! pgBackRest: the archive, full and incremental backups while keys change, restores of each kind. docs/backup-programs.md
-//! has the same configuration.
+//! pgBackRest: the archive, full and incremental backups while keys change, restores of each kind.
+//! docs/backup-programs.md has the same configuration.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -106,8 +106,8 @@ impl<'a> PgBackRest<'a> {
         backups.iter().map(words).collect::<Option<_>>().context("type and error")
     }
 
-    /// Restores into a data directory, and the tablespace beside it, with a configuration of its own as on another
-    /// machine. Tells of each file whether it was kept.
+    /// Restores into a data directory, and the tablespace beside it, with a configuration of its
+    /// own as on another machine. Tells of each file whether it was kept.
     fn restore(&self, target: &Path, arguments: &[&str]) -> Result<String> {
         let (here, there) = (self.cluster.directory(), target.parent().context("a folder")?);
         let mut config = std::fs::read_to_string(&self.config)?;
@@ -183,7 +183,8 @@ fn through_a_week() -> Result<()> {
     cluster.finish()
 }
 
-/// What it looks at itself: headers of WAL, which are sealed, and checksums of pages, which are those of sealed pages.
+/// What it looks at itself: headers of WAL, which are sealed, and checksums of pages, which are
+/// those of sealed pages.
 fn checks() -> Result<()> {
     let (mut cluster, _keys) = everything(Settings::default())?;
     cluster.allow_log("archive command failed");
@@ -206,7 +207,8 @@ fn checks() -> Result<()> {
     cluster.finish()
 }
 
-/// Destroying keys writes the key file anew, and longer than it was when the backup listed it: no key is missing for it.
+/// Destroying keys writes the key file anew, and longer than it was when the backup listed it: no
+/// key is missing for it.
 fn shredding() -> Result<()> {
     let (cluster, _keys) = everything(Settings::default())?;
     let backrest = PgBackRest::new(&cluster, "archive-header-check=n\ncompress-type=none")?;
@@ -238,8 +240,8 @@ fn shredding() -> Result<()> {
     cluster.finish()
 }
 
-/// Compressed, in parallel, asynchronously, and into a second repository that is encrypted once more; for a standby
-/// that lives on the archive, and is backed up.
+/// Compressed, in parallel, asynchronously, and into a second repository that is encrypted once
+/// more; for a standby that lives on the archive, and is backed up.
 fn standby() -> Result<()> {
     let (cluster, _keys) = everything(Settings::default())?;
     let second = folder(&cluster, "second")?;

@@ -135,7 +135,8 @@ fn of_plaintext() -> Result<()> {
     cluster.finish()
 }
 
-/// Who may run it without being superuser has CREATE on its schema, and can give tables there the names of copies.
+/// Who may run it without being superuser has CREATE on its schema, and can give tables there the
+/// names of copies.
 fn schema_of_others() -> Result<()> {
     let (cluster, _keys) = twins(&Settings::default(), &["pg_repack"])?;
     cluster.sql(
@@ -153,7 +154,8 @@ fn schema_of_others() -> Result<()> {
         cluster.sql("CHECKPOINT")?;
         Ok(format!("packed.{name}"))
     };
-    // Another's copy of a plaintext table is like any other table here; that of a superuser follows it.
+    // Another's copy of a plaintext table is like any other table here; that of a superuser follows
+    // it.
     for name in [format!("table_{open}"), format!("log_{open}"), "table_4000000000".to_owned()] {
         let made = make("stranger", &name)?;
         assert_sealed(&cluster.family_files(&made)?).context(name)?;

@@ -1,7 +1,7 @@
 //! The container image: what `docker run` alone gives, and what its entrypoint promises.
 //!
-//! `PAGEVAULT_IMAGE` names the image; `make image-test` does. Where there is no Docker engine, or no such image, every
-//! test counts as ignored and that is said on standard error.
+//! `PAGEVAULT_IMAGE` names the image; `make image-test` does. Where there is no Docker engine, or
+//! no such image, every test counts as ignored and that is said on standard error.
 
 mod container;
 

@@ -1,5 +1,6 @@
-//! What stands between the server and its key server, and key servers that do not serve: whatever they answer, it is no word
-//! about a key. With `revoked_key_action = lock` such a word would have everything refused.
+//! What stands between the server and its key server, and key servers that do not serve: whatever
+//! they answer, it is no word about a key. With `revoked_key_action = lock` such a word would have
+//! everything refused.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
@@ -167,7 +168,8 @@ fn pages_before_aws_kms() -> Result<()> {
     Ok(())
 }
 
-/// What Vault answers where it does not serve; there is no such server without a licence, or it lasts for a moment only.
+/// What Vault answers where it does not serve; there is no such server without a licence, or it
+/// lasts for a moment only.
 fn inactive() -> Result<()> {
     for (status, text) in [
         (400, "path disabled in replication DR secondary mode"),
@@ -206,7 +208,8 @@ fn inactive() -> Result<()> {
     Ok(())
 }
 
-/// Vault's own words, as the tests with a real one in `vault.rs` hear them; and what may stand beside them.
+/// Vault's own words, as the tests with a real one in `vault.rs` hear them; and what may stand
+/// beside them.
 fn refusals() -> Result<()> {
     const NONE: &str = r#"{"errors":[]}"#;
     for (status, body, of_token, class) in [

@@ -102,11 +102,12 @@ impl State {
     }
 }
 
-/// A primary with everything sealed and its standby, which reaches Vault by a detour, with a role, files of
-/// credentials and a file of authorities of its own.
+/// A primary with everything sealed and its standby, which reaches Vault by a detour, with a role,
+/// files of credentials and a file of authorities of its own.
 ///
-/// What names them stands in the keystore, which both share. On a machine of its own the standby has other files at the
-/// same paths, and the name of the server leads elsewhere; here its helper is told so.
+/// What names them stands in the keystore, which both share. On a machine of its own the standby
+/// has other files at the same paths, and the name of the server leads elsewhere; here its helper
+/// is told so.
 fn pair() -> Result<(Cluster, Cluster, Vault, Detour)> {
     let settings = impatient()
         .conf("wal_keep_size = 1GB")
@@ -250,7 +251,8 @@ fn cut() -> Result<()> {
     readable(&standby)?;
     ensure!(standby.text("SELECT state FROM pagevault.status")? == "locked");
     standby.stop(StopMode::Fast)?;
-    // pg_ctl of 18 takes the end of a standby for that of a recovery with a target, and says that all is well.
+    // pg_ctl of 18 takes the end of a standby for that of a recovery with a target, and says that
+    // all is well.
     let _ = standby.start_server();
     standby.eventually_logs("cannot start without keys")?;
     standby.eventually_that("the standby's end", || {

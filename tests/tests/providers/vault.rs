@@ -98,8 +98,8 @@ fn each_way_to_log_in() -> Result<()> {
     works(vault.token("token", &token)?)?;
     fails(vault.token("no-token", "hvs.nobody")?)?;
 
-    // Kubernetes hands out signed tokens; Vault's JWT method checks such a token against the public key
-    // of who signed it and takes the same login as its Kubernetes method, which wants a whole
+    // Kubernetes hands out signed tokens; Vault's JWT method checks such a token against the public
+    // key of who signed it and takes the same login as its Kubernetes method, which wants a whole
     // Kubernetes to ask.
     let (public, jwt) = service_account()?;
     let key = vault.write("signer.pem", &public, 0o644)?;
@@ -180,7 +180,8 @@ fn a_socket_is_spoken_to_if_it_is_ours() -> Result<()> {
         std::os::unix::fs::chown(vault.socket(), Some(65534), None)?;
         let told = provider.refused("db-kek", CONTEXT, json!("describe"), "insecure")?;
         ensure!(told["message"].as_str().is_some_and(|text| text.contains("of another user")));
-        // Somebody who listens there, in a directory of the server's user: only the kernel can tell.
+        // Somebody who listens there, in a directory of the server's user: only the kernel can
+        // tell.
         vault.stop();
         std::fs::remove_file(vault.socket())?;
         let _listener = std::os::unix::net::UnixListener::bind(vault.socket())?;

@@ -95,7 +95,8 @@ pub(crate) mod raw {
 }
 
 /// `open(path, flags, mode)`. The mode is a variadic argument in C; on the platforms that pagevault
-/// runs on it is passed as a named one would be, and read only where the flags say that it is there.
+/// runs on it is passed as a named one would be, and read only where the flags say that it is
+/// there.
 unsafe extern "C-unwind" fn open(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
     // SAFETY: the caller's own arguments, forwarded.
     unsafe {

@@ -7,8 +7,8 @@
 //!
 //! To add a class: a variant of [`Class`], a rule in [`class_of`], a handler in [`handler`].
 //!
-//! Other libraries can arrive here too (see `got` in interpose's plan.rs), and so can signal handlers:
-//! nothing here takes a lock, allocates, or touches `errno` but to report a failure.
+//! Other libraries can arrive here too (see `got` in interpose's plan.rs), and so can signal
+//! handlers: nothing here takes a lock, allocates, or touches `errno` but to report a failure.
 
 mod calls;
 mod table;
@@ -86,10 +86,10 @@ pub(crate) struct File {
 
 /// What is done instead of the system calls on files of one class.
 ///
-/// Contract of all methods: they answer as the system call does, with -1 and `errno` for failures, and
-/// with fewer bytes where fewer were transferred; they use [`raw`] for the calls they make. They run
-/// wherever the server does I/O, in critical sections too, so they do not allocate, wait for
-/// locks, or raise, unless it is known who calls for files of that class.
+/// Contract of all methods: they answer as the system call does, with -1 and `errno` for failures,
+/// and with fewer bytes where fewer were transferred; they use [`raw`] for the calls they make.
+/// They run wherever the server does I/O, in critical sections too, so they do not allocate, wait
+/// for locks, or raise, unless it is known who calls for files of that class.
 ///
 /// # Safety
 /// All: `file` is open, and the memory that is passed is valid for the length that is passed.

@@ -7,22 +7,25 @@
 //! | `pg_notify/*` | payloads of NOTIFY | slru.c: `pread`, `pwrite` of whole pages |
 //!
 //! All of them are gone when the server starts: `RemovePgTempFiles` (unless
-//! `remove_temp_files_after_crash` is off, and then only until the next start), `StartupReorderBuffer`,
-//! `AsyncShmemInit`. So their keys may be so too.
+//! `remove_temp_files_after_crash` is off, and then only until the next start),
+//! `StartupReorderBuffer`, `AsyncShmemInit`. So their keys may be so too.
 //!
-//! **A file says by itself that it is sealed**: by the sticky bit of its mode, which means nothing on files.
-//! It is set with the very call that makes the file, and read by every other process that opens it. So all
-//! agree, whatever happens to setting and keys meanwhile, and nothing is ever mixed within a file.
+//! **A file says by itself that it is sealed**: by the sticky bit of its mode, which means nothing
+//! on files. It is set with the very call that makes the file, and read by every other process that
+//! opens it. So all agree, whatever happens to setting and keys meanwhile, and nothing is ever
+//! mixed within a file.
 //!
-//! Who makes a file knows it, by `O_EXCL`, and looks whether the file system has kept the bit. If it has not, the file is
-//! taken away again and the server is told that this is not supported: a file that should be sealed is never made without the
-//! mark. A file that is there already, without mark and empty, is marked where it has one writer; a segment of the NOTIFY
-//! queue has several, one of which may have made it with the setting off, so it stays what that one made it.
+//! Who makes a file knows it, by `O_EXCL`, and looks whether the file system has kept the bit. If
+//! it has not, the file is taken away again and the server is told that this is not supported: a
+//! file that should be sealed is never made without the mark. A file that is there already, without
+//! mark and empty, is marked where it has one writer; a segment of the NOTIFY queue has several,
+//! one of which may have made it with the setting off, so it stays what that one made it.
 //!
 //! What else the server writes outside of relations and WAL holds no values: `pg_logical/snapshots`
-//! (transaction ids, snapbuild.c), `pg_logical/mappings` (row positions, rewriteheap.c), `pg_twophase` (locks,
-//! invalidations, relation files to drop, and the name that the user gave the transaction), `pg_stat`
-//! (counters), `pg_replslot/*/state`. They outlive a restart and stay as they are.
+//! (transaction ids, snapbuild.c), `pg_logical/mappings` (row positions, rewriteheap.c),
+//! `pg_twophase` (locks, invalidations, relation files to drop, and the name that the user gave the
+//! transaction), `pg_stat` (counters), `pg_replslot/*/state`. They outlive a restart and stay as
+//! they are.
 
 use std::ffi::{CStr, c_int, c_void};
 
@@ -38,11 +41,12 @@ use crate::stats::{self, Kind as Counted, Work};
 /// The sticky bit: the file is sealed.
 const SEALED: mode_t = libc::S_ISVTX;
 
-/// How often it is tried to make a file or else to open it, before the answer is that it is not there.
+/// How often it is tried to make a file or else to open it, before the answer is that it is not
+/// there.
 const TRIES: usize = 8;
 
-/// The bit of a tag that says: `write` appends. The kernel's own `O_APPEND` would let nothing be written
-/// anywhere else, and the last partial block must be.
+/// The bit of a tag that says: `write` appends. The kernel's own `O_APPEND` would let nothing be
+/// written anywhere else, and the last partial block must be.
 const APPENDS: u64 = FREE_BIT;
 
 /// Kinds of temporary files, as far as they differ.
@@ -102,7 +106,8 @@ impl Opening {
         }
     }
 
-    /// Opens the file with the server's own call; the descriptor, or -1 and `errno`, and whether this has made the file.
+    /// Opens the file with the server's own call; the descriptor, or -1 and `errno`, and whether
+    /// this has made the file.
     ///
     /// Who makes it is asked only where it is to be sealed.
     pub(super) fn open(
@@ -129,12 +134,12 @@ impl Opening {
         (fd, false)
     }
 
-    /// Looks at the open file: what to remember of it if it is sealed, `None` if it is not. If it was `made` just now and
-    /// cannot be used, it is removed.
+    /// Looks at the open file: what to remember of it if it is sealed, `None` if it is not. If it
+    /// was `made` just now and cannot be used, it is removed.
     ///
     /// # Errors
-    /// The `errno` for the server, if it cannot be known, if its key cannot be had, or if it should be sealed and the file
-    /// system does not keep the mark.
+    /// The `errno` for the server, if it cannot be known, if its key cannot be had, or if it should
+    /// be sealed and the file system does not keep the mark.
     pub(super) fn finish(&self, fd: c_int, path: &CStr, made: bool) -> Result<Option<Tag>, c_int> {
         let finished = self.look(fd, path, made);
         if made && finished.is_err() {
@@ -167,12 +172,12 @@ impl Opening {
     }
 }
 
-/// The handler of sealed temporary files. Only code that may raise calls it, but it does not; nor does it
-/// allocate or wait.
+/// The handler of sealed temporary files. Only code that may raise calls it, but it does not; nor
+/// does it allocate or wait.
 pub(super) struct Temporary;
 
-/// Room to seal and open in, and for what is to be written: it may stand in shared memory and change
-/// meanwhile (slru.c writes without a lock), so it is read once.
+/// Room to seal and open in, and for what is to be written: it may stand in shared memory and
+/// change meanwhile (slru.c writes without a lock), so it is read once.
 #[repr(C, align(4096))]
 struct Room {
     plain: [u8; SCRATCH],
@@ -193,7 +198,8 @@ impl Handler for Temporary {
         if offset < 0 {
             return answer(Err(libc::EINVAL));
         }
-        // SAFETY: the caller's memory, valid for writes of `length` bytes, and its alone for the call.
+        // SAFETY: the caller's memory, valid for writes of `length` bytes, and its alone for the
+        // call.
         let into = unsafe { std::slice::from_raw_parts_mut(buffer.cast::<u8>(), length) };
         answer(with_stream(file, |stream, _| stream.read(offset as u64, into)))
     }
@@ -301,7 +307,8 @@ impl Descriptor {
     /// Pages and time go to what was asked for; a write may have read the blocks that it completes.
     fn count(&self) {
         const PAGE: usize = pgrx::pg_sys::BLCKSZ as usize;
-        // To the nearest, but one at least: a page that begins within a block of 16 touches one block more.
+        // To the nearest, but one at least: a page that begins within a block of 16 touches one
+        // block more.
         let pages = |bytes: usize| ((bytes + PAGE / 2) / PAGE).max(usize::from(bytes > 0)) as u64;
         let [read, written] = [self.read, self.written].map(|bytes| (pages(bytes), bytes as u64));
         if written.0 == 0 {
@@ -363,8 +370,8 @@ fn status(fd: c_int) -> Result<libc::stat, c_int> {
     }
 }
 
-/// Sets the bit later than when the file is made. A file system that does not keep it is of no use; some say so, as of
-/// something that is not permitted.
+/// Sets the bit later than when the file is made. A file system that does not keep it is of no use;
+/// some say so, as of something that is not permitted.
 fn mark(fd: c_int, mode: mode_t) -> Result<(), c_int> {
     // SAFETY: an open descriptor.
     match check(unsafe { libc::fchmod(fd, (mode | SEALED) & 0o7777) }) {

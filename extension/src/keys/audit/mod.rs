@@ -1,14 +1,16 @@
-//! The audit trail: one line of JSON in the server log for each operation on a provider, at level LOG.
+//! The audit trail: one line of JSON in the server log for each operation on a provider, at level
+//! LOG.
 //!
 //! ```text
 //! pagevault audit: {"action":"rewrap","by":"rotate_cluster_master_key","role":"postgres","database":"app",
 //!   "scope":"cluster","provider":"vault","key":"main","key_version":3,"outcome":"ok","duration_ms":3.2}
 //! ```
 //!
-//! (In the log it is one line.) `by` is the SQL function or the worker that asked; `role` and `database`
-//! are null where there is none. `scope` is `cluster` or `database` with its OID; null where the operation
-//! concerns no database key. `outcome` is `ok` or the error class. Neither key material nor options of a
-//! provider are ever in it. A line with the action `shred` names the object, and counts files and keys.
+//! (In the log it is one line.) `by` is the SQL function or the worker that asked; `role` and
+//! `database` are null where there is none. `scope` is `cluster` or `database` with its OID; null
+//! where the operation concerns no database key. `outcome` is `ok` or the error class. Neither key
+//! material nor options of a provider are ever in it. A line with the action `shred` names the
+//! object, and counts files and keys.
 
 pub(crate) mod destination;
 mod operation;
@@ -63,7 +65,8 @@ struct Line<'a> {
     duration_ms: Option<f64>,
 }
 
-/// Writes the line of an event. Looks nothing up, so that it works when a session is being cancelled.
+/// Writes the line of an event. Looks nothing up, so that it works when a session is being
+/// cancelled.
 pub(super) fn log(who: &Identity, event: &Event<'_>) {
     let line = Line {
         action: event.action,
@@ -86,8 +89,8 @@ pub(super) fn log(who: &Identity, event: &Event<'_>) {
     write(who, &line);
 }
 
-/// Has the trail go on with these facts. What a user has asked for is synced; what the server does by itself, again and
-/// again, need not be.
+/// Has the trail go on with these facts. What a user has asked for is synced; what the server does
+/// by itself, again and again, need not be.
 fn write(who: &Identity, facts: &impl Serialize) {
     // Texts and numbers always have a JSON form.
     let json = serde_json::to_string(facts).unwrap_or_default();

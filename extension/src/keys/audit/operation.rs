@@ -1,4 +1,5 @@
-//! Operations of users: a line before, which says who attempts what, and one after, which says how it ended.
+//! Operations of users: a line before, which says who attempts what, and one after, which says how
+//! it ended.
 
 use std::borrow::Cow;
 use std::panic::AssertUnwindSafe;

@@ -1,5 +1,5 @@
-//! Settings that decide what is protected, and for how long: their values at the server's start, and what becomes of them
-//! when the configuration is read again.
+//! Settings that decide what is protected, and for how long: their values at the server's start,
+//! and what becomes of them when the configuration is read again.
 
 use super::operation::{self, Operation};
 use crate::pg::guc;
@@ -42,7 +42,8 @@ pub(super) fn at_start() -> String {
     text.join(" ")
 }
 
-/// Tells of those that have changed; in the one process that watches them, once it has read the configuration again.
+/// Tells of those that have changed; in the one process that watches them, once it has read the
+/// configuration again.
 pub(crate) fn tell_changes() {
     let now = values();
     let before = KNOWN.with(|known| std::mem::replace(known, now.clone()));

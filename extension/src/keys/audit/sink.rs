@@ -1,6 +1,7 @@
 //! Where lines of the audit trail go beside the server's log.
 //!
-//! Both are opened for each line, which are few: whatever rotates the file, or restarts the receiver, needs to tell nobody.
+//! Both are opened for each line, which are few: whatever rotates the file, or restarts the
+//! receiver, needs to tell nobody.
 
 use std::fs::OpenOptions;
 use std::io::{self, Write};
@@ -40,8 +41,9 @@ pub(super) fn append(path: &Path, text: &str, sync: bool) -> io::Result<()> {
     if sync { file.sync_data() } else { Ok(()) }
 }
 
-/// Sends a line to the receiver of system messages behind this socket, without waiting for it. What it adds of the sender it knows
-/// from the kernel; the moment is in the line (RFC 3164, section 4.3.2).
+/// Sends a line to the receiver of system messages behind this socket, without waiting for it. What
+/// it adds of the sender it knows from the kernel; the moment is in the line (RFC 3164, section
+/// 4.3.2).
 pub(super) fn send(socket: &Path, facility: &str, ident: &str, text: &str) -> io::Result<()> {
     const NOTICE: u32 = 5;
     /// `local0`; the others follow.

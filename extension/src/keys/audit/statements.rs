@@ -1,8 +1,9 @@
 //! Statements that change what is protected: SECURITY LABEL, settings, the extension itself.
 //!
-//! They can be rolled back. So a line says what is attempted when the statement begins, and the outcome has a line when the
-//! transaction, or the subtransaction that it was in, has ended: `ok`, `rolled back`, `prepared`, or why the statement failed.
-//! What the server refuses before it comes to us is known by its error.
+//! They can be rolled back. So a line says what is attempted when the statement begins, and the
+//! outcome has a line when the transaction, or the subtransaction that it was in, has ended: `ok`,
+//! `rolled back`, `prepared`, or why the statement failed. What the server refuses before it comes
+//! to us is known by its error.
 
 use pgrx::pg_sys::SubTransactionId;
 
@@ -32,7 +33,8 @@ static DENIED: ProcessLocal<Vec<(Operation, Identity)>> = ProcessLocal::new(Vec:
 /// Settings that this session has changed in this transaction.
 static CHANGED: ProcessLocal<Vec<(Operation, Identity)>> = ProcessLocal::new(Vec::new());
 
-/// Most that is remembered of one transaction; statements beyond have their outcome written at once.
+/// Most that is remembered of one transaction; statements beyond have their outcome written at
+/// once.
 const MOST: usize = 10_000;
 
 /// A statement begins. Returns its number, for [`done`].
@@ -82,8 +84,8 @@ pub(crate) fn refuse(code: i32) {
     });
 }
 
-/// Who acts, where an error should not be raised, or must not be: in the midst of another it would take the server down. So
-/// catalogs are read only while all can be.
+/// Who acts, where an error should not be raised, or must not be: in the midst of another it would
+/// take the server down. So catalogs are read only while all can be.
 fn who() -> Identity {
     let withheld = shared::anything_withheld() || shared::anything_destroyed();
     if withheld { session::identity_at_hand() } else { session::identity() }

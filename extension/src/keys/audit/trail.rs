@@ -1,9 +1,10 @@
-//! The chain that the lines of the audit trail make (`pagevault_keystore::audit`): whose turn it is, under which key, and
-//! where it stood when the server ended.
+//! The chain that the lines of the audit trail make (`pagevault_keystore::audit`): whose turn it
+//! is, under which key, and where it stood when the server ended.
 //!
-//! A line is noted in `audit.state`, then written where lines go, then marked as written; all under one lock, so that lines
-//! have one order everywhere. Killed in between, the server writes the noted line when it starts again: what is missing then was
-//! taken away. If it cannot be noted it is written all the same: what the line tells of goes on.
+//! A line is noted in `audit.state`, then written where lines go, then marked as written; all under
+//! one lock, so that lines have one order everywhere. Killed in between, the server writes the
+//! noted line when it starts again: what is missing then was taken away. If it cannot be noted it
+//! is written all the same: what the line tells of goes on.
 
 use std::fs::{File, OpenOptions};
 use std::io;
@@ -89,7 +90,8 @@ fn store_bytes(words: &[AtomicU32], bytes: &[u8]) {
     }
 }
 
-/// At server start, before anything else is audited: begins a new run, which holds on to the one before.
+/// At server start, before anything else is audited: begins a new run, which holds on to the one
+/// before.
 pub(in crate::keys) fn begin(shared: &Shared, is_first: bool) -> Result<()> {
     let mut run = [0; 16];
     fill_random(&mut run)?;
@@ -232,7 +234,8 @@ fn read_state() -> io::Result<Option<Noted>> {
 /// What was written before the logging collector ran: it has not heard of it.
 static EARLY: ProcessLocal<Vec<String>> = ProcessLocal::new(Vec::new());
 
-/// Writes a line where lines go; to the server's log at any rate where another place does not take it.
+/// Writes a line where lines go; to the server's log at any rate where another place does not take
+/// it.
 fn send(text: &str, sync: bool) -> std::result::Result<(), String> {
     let destination = guc::audit_destination();
     let mut problem = None;
@@ -269,7 +272,8 @@ fn send(text: &str, sync: bool) -> std::result::Result<(), String> {
     problem.map_or(Ok(()), Err)
 }
 
-/// Has the logging collector hear of what was written before it ran; in a background worker, which has inherited that.
+/// Has the logging collector hear of what was written before it ran; in a background worker, which
+/// has inherited that.
 pub(crate) fn repeat_early_lines() {
     let Some(shared) = shared::get() else { return };
     let early = EARLY.with(std::mem::take);

@@ -1,6 +1,7 @@
 //! An HTTP client of the SDK that reads answers up to a limit.
 //!
-//! The SDK reads answers whole, of AWS KMS and of what gives credentials. So its client is wrapped, below all that it does.
+//! The SDK reads answers whole, of AWS KMS and of what gives credentials. So its client is wrapped,
+//! below all that it does.
 
 use aws_sdk_kms::config::http::HttpRequest;
 use aws_sdk_kms::config::{HttpClient, RuntimeComponents, SharedHttpClient};

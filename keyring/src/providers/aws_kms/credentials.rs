@@ -37,8 +37,8 @@ fn source(feature: &AwsCredentialFeature) -> Option<&'static str> {
     })
 }
 
-/// Why there are none. `profile` is what the options name. What a process printed, or a line of a file,
-/// is not repeated.
+/// Why there are none. `profile` is what the options name. What a process printed, or a line of a
+/// file, is not repeated.
 pub(super) fn no_credentials(error: &CredentialsError, profile: Option<&str>) -> ProviderError {
     let (message, detail, retry) = match error {
         CredentialsError::ProviderTimedOut(_) => {

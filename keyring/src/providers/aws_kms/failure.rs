@@ -1,8 +1,8 @@
 //! What AWS's errors mean.
 //!
-//! Many are not modelled by the SDK (throttling, signatures, expired tokens), so all are told apart by
-//! AWS's code. An answer without a code that is known here says nothing of the key, whatever its HTTP status is: a proxy
-//! or load balancer may have given it. That is an outage.
+//! Many are not modelled by the SDK (throttling, signatures, expired tokens), so all are told apart
+//! by AWS's code. An answer without a code that is known here says nothing of the key, whatever its
+//! HTTP status is: a proxy or load balancer may have given it. That is an outage.
 
 use std::error::Error;
 
@@ -85,9 +85,10 @@ impl Refused {
     }
 }
 
-/// For keys in a custom key store AWS KMS gives this code to all requests that fail for it: where nobody can reach the external
-/// key store's proxy, it does not answer in time, or the store is disconnected (Developer Guide, "Troubleshooting external
-/// key stores"). Only its words tell these from a key that is not to be used.
+/// For keys in a custom key store AWS KMS gives this code to all requests that fail for it: where
+/// nobody can reach the external key store's proxy, it does not answer in time, or the store is
+/// disconnected (Developer Guide, "Troubleshooting external key stores"). Only its words tell these
+/// from a key that is not to be used.
 const INVALID_STATE: &str = "KMSInvalidStateException";
 
 /// With that code: the state of the key, or what the external key manager says of its own.

@@ -1,10 +1,10 @@
 //! The SDK's configuration and credentials files, read here instead of by the SDK.
 //!
-//! A profile may have a program run (`credential_process`), and may name another file whose content is sent away
-//! (`web_identity_token_file`). So a file that says such a thing is refused, whatever the profile, unless who set the
-//! provider may have the server run programs. That goes for the file that the option `credentials_file` names, and for
-//! those that the environment and the home directory lead to: which user's provider it is that makes them count is as
-//! much decided in SQL.
+//! A profile may have a program run (`credential_process`), and may name another file whose content
+//! is sent away (`web_identity_token_file`). So a file that says such a thing is refused, whatever
+//! the profile, unless who set the provider may have the server run programs. That goes for the
+//! file that the option `credentials_file` names, and for those that the environment and the home
+//! directory lead to: which user's provider it is that makes them count is as much decided in SQL.
 //!
 //! What was judged is what the SDK gets: text, not a path that it would open again.
 
@@ -26,7 +26,8 @@ const REACHING: [(&str, &str); 2] = [
     ("web_identity_token_file", "names another file"),
 ];
 
-/// Variables by which the SDK finds tokens in files; they are the operator's, the files must be so as well.
+/// Variables by which the SDK finds tokens in files; they are the operator's, the files must be so
+/// as well.
 const TOKENS: [&str; 2] = ["AWS_WEB_IDENTITY_TOKEN_FILE", "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE"];
 
 impl Settings {
@@ -53,7 +54,8 @@ impl Settings {
             .build())
     }
 
-    /// Refuses a credentials file that others can read or write, or that reaches for more than it may.
+    /// Refuses a credentials file that others can read or write, or that reaches for more than it
+    /// may.
     pub(super) fn check_credentials_file(&self) -> Result<(), ProviderError> {
         self.credentials_file
             .as_ref()
@@ -97,15 +99,16 @@ impl Settings {
     }
 }
 
-/// The value of a property, if the line sets this one. The SDK's parser (`aws-runtime`, env_config/parse.rs) takes names in
-/// any case, with blanks around; lines that begin with one continue another, which does no harm to refuse as well.
+/// The value of a property, if the line sets this one. The SDK's parser (`aws-runtime`,
+/// env_config/parse.rs) takes names in any case, with blanks around; lines that begin with one
+/// continue another, which does no harm to refuse as well.
 fn value_of<'a>(line: &'a str, name: &str) -> Option<&'a str> {
     let (found, value) = line.split_once('=')?;
     found.trim().eq_ignore_ascii_case(name).then_some(value.trim())
 }
 
-/// Refuses a file of a token that others can write, or that the SDK would not come to an end with. What is not there is for
-/// the SDK to tell.
+/// Refuses a file of a token that others can write, or that the SDK would not come to an end with.
+/// What is not there is for the SDK to tell.
 fn check_token(path: &Path) -> Result<(), ProviderError> {
     match read::read_whole(path, What::ServiceAccount) {
         Err(error) if error.class != ErrorClass::Unreachable => Err(error),

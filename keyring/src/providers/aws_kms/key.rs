@@ -97,8 +97,8 @@ impl Session {
     }
 }
 
-/// AWS KMS numbers no versions; the time since which a key has its material orders them as well, also
-/// across keys when an alias moves to a newer one: `YYYYMMDDhhmmss`, UTC.
+/// AWS KMS numbers no versions; the time since which a key has its material orders them as well,
+/// also across keys when an alias moves to a newer one: `YYYYMMDDhhmmss`, UTC.
 fn version(since: &DateTime) -> Option<u64> {
     let text = since.fmt(DateTimeFormat::DateTime).ok()?;
     let digits: String = text.chars().filter(char::is_ascii_digit).take(14).collect();

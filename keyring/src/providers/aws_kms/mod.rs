@@ -11,8 +11,8 @@
 //! | `profile` | a profile of the shared configuration, and only it |
 //! | `credentials_file` | a shared credentials file elsewhere than `~/.aws`, and only it |
 //!
-//! A key is given by its id, its ARN, or an alias (name or ARN). Everything wrapped carries the ARN of
-//! the key that wrapped it, so that it opens after an alias has moved on, and with no other key.
+//! A key is given by its id, its ARN, or an alias (name or ARN). Everything wrapped carries the ARN
+//! of the key that wrapped it, so that it opens after an alias has moved on, and with no other key.
 //!
 //! | file | subject |
 //! |---|---|
@@ -26,8 +26,9 @@
 //! | `wrapping` | the format of what is wrapped |
 //! | `failure` | what AWS's errors mean |
 //!
-//! Plaintext is wiped where it is ours. The SDK keeps copies in its request and response bodies, which
-//! nobody can wipe: the helper lives for one request, and its memory goes back to the system with it.
+//! Plaintext is wiped where it is ours. The SDK keeps copies in its request and response bodies,
+//! which nobody can wipe: the helper lives for one request, and its memory goes back to the system
+//! with it.
 
 mod bounded;
 mod credentials;

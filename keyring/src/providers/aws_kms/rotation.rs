@@ -15,9 +15,9 @@ const POLL: Duration = Duration::from_millis(500);
 /// How long, if the deadline allows it.
 const LONGEST: Duration = Duration::from_secs(10 * 60);
 
-/// Rotates `key` unless that has been done since `wrapping` was made: its alias was moved to another
-/// key, or it has newer material, by AWS's own schedule or by an attempt that was cut short. So it can
-/// be killed or tried again at any step.
+/// Rotates `key` unless that has been done since `wrapping` was made: its alias was moved to
+/// another key, or it has newer material, by AWS's own schedule or by an attempt that was cut
+/// short. So it can be killed or tried again at any step.
 pub(super) async fn rotate(
     session: &Session,
     key: &str,

@@ -1,7 +1,8 @@
 //! Region, credentials, client: what is settled before the first request.
 //!
-//! Nothing of the SDK's defaults for networks is used: connections go where the options say, through
-//! no proxy, with TLS as everywhere in this program, and are tried once (`retry` does the rest).
+//! Nothing of the SDK's defaults for networks is used: connections go where the options say,
+//! through no proxy, with TLS as everywhere in this program, and are tried once (`retry` does the
+//! rest).
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -38,8 +39,8 @@ fn behavior() -> BehaviorVersion {
     BehaviorVersion::v2026_01_12()
 }
 
-/// Requests end this much before the deadline, so that the error can say who did not answer. Less than
-/// the first wait of `retry`, which then does not begin another attempt.
+/// Requests end this much before the deadline, so that the error can say who did not answer. Less
+/// than the first wait of `retry`, which then does not begin another attempt.
 const MARGIN: Duration = Duration::from_millis(40);
 
 /// What the environment tells, with the options in it.

@@ -8,8 +8,8 @@
 //!        +--------+------------+-----------+---------------+--------------------+
 //! ```
 //!
-//! Most significant bytes first. AWS KMS opens the blob with the key of that ARN only, so an exchanged
-//! ARN shows. The version tells about the material; nothing is decrypted by it.
+//! Most significant bytes first. AWS KMS opens the blob with the key of that ARN only, so an
+//! exchanged ARN shows. The version tells about the material; nothing is decrypted by it.
 
 use std::borrow::Cow;
 

@@ -16,7 +16,8 @@ pub struct Reply {
 }
 
 impl Reply {
-    /// Reads an answer that may hold the `known` names, each once: of `wrapped`, `plaintext`, `key_version`.
+    /// Reads an answer that may hold the `known` names, each once: of `wrapped`, `plaintext`,
+    /// `key_version`.
     ///
     /// # Errors
     /// What is wrong with it, in a sentence that repeats nothing of it: it may hold a key.

@@ -1,7 +1,8 @@
-//! Requests to Vault and its answers: of bounded size, and told apart from those of others on the way.
+//! Requests to Vault and its answers: of bounded size, and told apart from those of others on the
+//! way.
 //!
-//! Requests and answers are those of the crate `vaultrs`; sending is done here. Its own client reads answers of any size, and
-//! takes its settings from the environment.
+//! Requests and answers are those of the crate `vaultrs`; sending is done here. Its own client
+//! reads answers of any size, and takes its settings from the environment.
 
 use reqwest::Url;
 use rustify::Endpoint;
@@ -17,7 +18,8 @@ use crate::net::{Cause, Unread, cause_of, read_reply};
 pub(super) enum NoAnswer {
     /// Vault refuses: the HTTP status and its own words, which may be none.
     Refused { status: u16, says: Vec<String> },
-    /// The answer, of this HTTP status, is none of Vault's: that of a proxy or a load balancer, say. It is not repeated.
+    /// The answer, of this HTTP status, is none of Vault's: that of a proxy or a load balancer,
+    /// say. It is not repeated.
     Foreign(u16),
     /// There is more of it than any answer of Vault has.
     TooLong,

@@ -1,12 +1,13 @@
 //! What Vault's refusals mean.
 //!
-//! That a key must not be used any more is believed of Vault only, and only where it says so: an HTTP status with a text
-//! that is known below. Anybody on the way may answer with a status: a load balancer whose servers are down, a proxy whose
-//! rules have changed. And Vault itself says 400 or 404 where it does not serve: as a disaster recovery secondary, as a
-//! standby, while it starts. All of that are outages, in which what is unlocked stays so.
+//! That a key must not be used any more is believed of Vault only, and only where it says so: an
+//! HTTP status with a text that is known below. Anybody on the way may answer with a status: a load
+//! balancer whose servers are down, a proxy whose rules have changed. And Vault itself says 400 or
+//! 404 where it does not serve: as a disaster recovery secondary, as a standby, while it starts.
+//! All of that are outages, in which what is unlocked stays so.
 //!
-//! The texts are those of OpenBao 2.6 and Vault 1.21: sdk/helper/keysutil/policy.go, builtin/logical/transit/path_*.go,
-//! vault/router.go, sdk/logical/error.go.
+//! The texts are those of OpenBao 2.6 and Vault 1.21: sdk/helper/keysutil/policy.go,
+//! builtin/logical/transit/path_*.go, vault/router.go, sdk/logical/error.go.
 
 use pagevault_keystore::protocol::ErrorClass;
 
@@ -17,7 +18,8 @@ use crate::net::REPLY_LIMIT;
 use crate::options::printable;
 use crate::provider::ProviderError;
 
-/// What Vault says of a key to a request that uses one: HTTP status, part of the text, what it means.
+/// What Vault says of a key to a request that uses one: HTTP status, part of the text, what it
+/// means.
 const VERDICTS: &[(u16, &str, Verdict)] = &[
     (403, "permission denied", Verdict::Denied),
     (400, "key not found", Verdict::Missing),
@@ -90,7 +92,8 @@ fn verdict(status: u16, says: &[String]) -> Option<Verdict> {
     known.next().map(|(.., verdict)| *verdict)
 }
 
-/// Whether a text stands in what Vault says, in its own words: names of mounts and keys stand there in quotes.
+/// Whether a text stands in what Vault says, in its own words: names of mounts and keys stand there
+/// in quotes.
 fn is_said(says: &[String], text: &str) -> bool {
     says.iter().any(|said| said.split('"').step_by(2).any(|words| words.contains(text)))
 }
@@ -104,8 +107,8 @@ pub(super) fn of_request(
     known: Option<Known>,
 ) -> ProviderError {
     let (status, says) = match (error, known) {
-        // To read what is not there is answered with a status alone, which anybody could have given. So it counts if
-        // something else is answered as only Vault answers it.
+        // To read what is not there is answered with a status alone, which anybody could have
+        // given. So it counts if something else is answered as only Vault answers it.
         (NoAnswer::Refused { status: 404, says }, Some(Known::Token | Known::Nothing))
             if says.is_empty() =>
         {

@@ -9,14 +9,14 @@
 //! | `ca_file` | PEM file of the authorities to trust instead of the system's |
 //! | `auth` | how to log in: see the module `auth` |
 //!
-//! A key must be made with `derived=true`. Vault then derives from it, for each context, the key that
-//! really wraps, so that what was wrapped for one database does not open for another. Associated data
-//! would bind as well, but Vault cannot rewrap what was wrapped with them.
+//! A key must be made with `derived=true`. Vault then derives from it, for each context, the key
+//! that really wraps, so that what was wrapped for one database does not open for another.
+//! Associated data would bind as well, but Vault cannot rewrap what was wrapped with them.
 //!
 //! What it wraps is Vault's own text, `vault:v<version>:<base64>`.
 //!
-//! The client keeps copies of what it sends and receives that nobody wipes. The process lives for one
-//! request.
+//! The client keeps copies of what it sends and receives that nobody wipes. The process lives for
+//! one request.
 
 mod api;
 mod auth;

@@ -242,8 +242,9 @@ async fn look_up(api: &Api, error: &NoAnswer) -> Option<Known> {
     })
 }
 
-/// Prolongs a token of which less than half of its life is left. Best done by an agent; a token that
-/// nobody looks after is kept alive by our asking, which happens at `pagevault.revalidate_interval`.
+/// Prolongs a token of which less than half of its life is left. Best done by an agent; a token
+/// that nobody looks after is kept alive by our asking, which happens at
+/// `pagevault.revalidate_interval`.
 async fn renew(api: &Api) {
     let Ok(token) = lookup(api).await else { return };
     if token.renewable == Some(true)

@@ -1,4 +1,5 @@
-//! The audit trail: one line of JSON for each operation on a provider, and none that tells too much.
+//! The audit trail: one line of JSON for each operation on a provider, and none that tells too
+//! much.
 
 mod evasions;
 mod operations;

@@ -38,7 +38,8 @@ fn of_statement(cluster: &Cluster, statement: &str, action: &str) -> Result<Stri
     Ok(outcomes(&lines, action))
 }
 
-/// Returns when the transaction of a statement that has failed is rolled back: its client hears of the error before.
+/// Returns when the transaction of a statement that has failed is rolled back: its client hears of
+/// the error before.
 pub(super) fn settle(client: &mut Client) -> Result<()> {
     run_sql(client, "SELECT 1").or_else(|_| run_sql(client, "ROLLBACK"))
 }

@@ -164,7 +164,8 @@ fn what_is_taken_away_is_missed() -> Result<()> {
         lines.insert(at + 1, line);
     })?;
     ensure!(said.contains("stands behind a later one"), "{said}");
-    // Without its state, nothing is known of the end, and the next run does not know what was before.
+    // Without its state, nothing is known of the end, and the next run does not know what was
+    // before.
     cluster.stop(StopMode::Fast)?;
     fs::remove_file(cluster.data_directory().join("pagevault/audit.state"))?;
     let (code, said) = verified(&cluster, &[&log(&cluster)])?;

@@ -12,8 +12,8 @@ use rustix::fs::{CWD, Mode, OFlags};
 use super::{count, directory, exec, exec_with_keystore, failure, insert, sealing};
 use crate::wal::{assert_hidden, leaks, segments};
 
-/// A backup that streams its WAL has it sealed, passes `pg_verifybackup` with its WAL parsed, and can be
-/// restored.
+/// A backup that streams its WAL has it sealed, passes `pg_verifybackup` with its WAL parsed, and
+/// can be restored.
 #[test]
 fn streamed_wal_of_a_base_backup_is_sealed() -> Result<()> {
     let (mut cluster, _keys) = sealing(&Settings::default())?;
@@ -50,8 +50,8 @@ fn streamed_wal_of_a_base_backup_is_sealed() -> Result<()> {
     cluster.finish()
 }
 
-/// `pg_verifybackup` holds the keys for the `pg_waldump` that it starts in the end. Nobody else of its user gets at them:
-/// what belongs to root in /proc is for root alone.
+/// `pg_verifybackup` holds the keys for the `pg_waldump` that it starts in the end. Nobody else of
+/// its user gets at them: what belongs to root in /proc is for root alone.
 #[test]
 fn keys_of_a_program_that_is_started_later_are_out_of_reach() -> Result<()> {
     let (cluster, _keys) = sealing(&Settings::default())?;

@@ -12,7 +12,8 @@ use super::rewind::{allow, files, follow, rewind, server};
 use crate::segments::SEGMENT_BLOCKS;
 use crate::wal::{assert_hidden, sealing};
 
-/// Rows fill a page each: those with these numbers lie at the end of the first file, and in the second one.
+/// Rows fill a page each: those with these numbers lie at the end of the first file, and in the
+/// second one.
 const ROWS: u32 = 2000;
 
 const CONTENT: &str =

@@ -13,7 +13,8 @@ use pagevault_tests::{Cluster, KeyFile, Settings, Standby, StopMode};
 use super::{count, exec, failure, insert};
 use crate::wal::{assert_hidden, sealing};
 
-/// A primary with encrypted tables in two tablespaces, sealed WAL in small segments, and its standby.
+/// A primary with encrypted tables in two tablespaces, sealed WAL in small segments, and its
+/// standby.
 fn pair() -> Result<(Cluster, Cluster, KeyFile)> {
     let settings = Settings::default()
         .wal_segment_size(1)
@@ -193,8 +194,8 @@ fn both_ways_after_timelines_have_parted() -> Result<()> {
     a.finish()
 }
 
-/// A primary that crashed: `pg_rewind` runs a single-user server in it first, and that one must find its
-/// own way to the keys. Then WAL that is in the archive only.
+/// A primary that crashed: `pg_rewind` runs a single-user server in it first, and that one must
+/// find its own way to the keys. Then WAL that is in the archive only.
 #[test]
 fn after_a_crash_and_from_the_archive() -> Result<()> {
     let (a, b, _keys) = pair()?;
@@ -259,7 +260,8 @@ fn killed_in_the_middle_it_can_be_done_again() -> Result<()> {
     change(&b, "fink", 20_000)?;
     a.stop(StopMode::Fast)?;
     b.stop(StopMode::Fast)?;
-    // Something to be busy with, between the keystore and WAL, which come in the order of their names.
+    // Something to be busy with, between the keystore and WAL, which come in the order of their
+    // names.
     let ballast = b.data_directory().join("pagf");
     std::fs::File::create(&ballast)?.set_len(2 << 30)?;
     b.installation().give(&ballast)?;
@@ -290,8 +292,8 @@ fn killed_in_the_middle_it_can_be_done_again() -> Result<()> {
     a.finish()
 }
 
-/// A source whose keystore was damaged does not get into the target: files are looked at before anything is
-/// done, what a server sends before it takes the place of the old.
+/// A source whose keystore was damaged does not get into the target: files are looked at before
+/// anything is done, what a server sends before it takes the place of the old.
 #[test]
 fn a_damaged_keystore_is_not_taken() -> Result<()> {
     let (a, b, _keys) = pair()?;

@@ -1,7 +1,9 @@
 //! The leak test: canaries of every type along every path, then a look at every byte of the data
-//! directory, tablespace, WAL archive and base backup: while all is under way, after a crash, and after recovery.
+//! directory, tablespace, WAL archive and base backup: while all is under way, after a crash, and
+//! after recovery.
 //!
-//! The same is done with encryption off, and then every canary must be seen where it is expected to be.
+//! The same is done with encryption off, and then every canary must be seen where it is expected to
+//! be.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

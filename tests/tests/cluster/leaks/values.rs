@@ -1,7 +1,7 @@
 //! A column of every type, each with a value whose stored bytes are known.
 //!
-//! Values of fewer than eight bytes cannot be told from chance: `int`, `date`, `boolean` and the like are left
-//! out. They lie in the same pages.
+//! Values of fewer than eight bytes cannot be told from chance: `int`, `date`, `boolean` and the
+//! like are left out. They lie in the same pages.
 
 use pagevault_tests::leaks::Canary;
 

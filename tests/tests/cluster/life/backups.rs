@@ -1,4 +1,5 @@
-//! Base backups while keys change: what is copied before the change and what is copied after it fit together.
+//! Base backups while keys change: what is copied before the change and what is copied after it fit
+//! together.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Stdio};
@@ -45,8 +46,8 @@ fn signal(process: &Child, signal: Signal) -> Result<()> {
     Ok(kill_process(pid, signal)?)
 }
 
-/// Changes keys at a stop. The pages of `large` are written anew when the backup goes on: a backup whose client does
-/// not read holds up the barrier that rekeying waits for.
+/// Changes keys at a stop. The pages of `large` are written anew when the backup goes on: a backup
+/// whose client does not read holds up the barrier that rekeying waits for.
 fn change_keys(cluster: &Cluster, step: u32) -> Result<()> {
     cluster.sql("SELECT pagevault.rotate_data_key('large')")?;
     super::rotate_wrapping(cluster)?;
@@ -130,7 +131,8 @@ fn keys_change_during_a_backup_of_a_standby() -> Result<()> {
     primary.finish()
 }
 
-/// A chain in which files get other keys, and other files. The last backup's keystore opens the pages of all.
+/// A chain in which files get other keys, and other files. The last backup's keystore opens the
+/// pages of all.
 #[test]
 fn a_chain_of_incremental_backups_over_new_keys() -> Result<()> {
     if Installation::get()?.major < 17 {

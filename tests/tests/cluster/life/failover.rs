@@ -34,7 +34,8 @@ fn write_until_the_end(server: &Cluster, acknowledged: &AtomicU64) -> Result<()>
     }
 }
 
-/// Runs `end` while rows are written and pgbench is at work. Returns how many rows were acknowledged by then.
+/// Runs `end` while rows are written and pgbench is at work. Returns how many rows were
+/// acknowledged by then.
 fn under_load(server: &Cluster, from: u64, end: impl FnOnce() -> Result<()>) -> Result<u64> {
     let acknowledged = AtomicU64::new(from);
     let mut load = server.pgbench_in_background(&["-n", "-c", "2", "-T", "600"])?;

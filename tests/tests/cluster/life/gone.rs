@@ -113,9 +113,9 @@ fn the_key_of_a_database_that_is_out_of_sight_is_missed() -> Result<()> {
     cluster.finish()
 }
 
-/// Whoever may create databases may choose their OIDs. Under that of one that is gone its keys would be needed again: no start
-/// after a crash without its provider; and files that are copied as they are would be written under them, which checkpoints fail
-/// to do.
+/// Whoever may create databases may choose their OIDs. Under that of one that is gone its keys
+/// would be needed again: no start after a crash without its provider; and files that are copied as
+/// they are would be written under them, which checkpoints fail to do.
 #[test]
 fn no_database_takes_the_place_of_one_that_is_gone() -> Result<()> {
     let (cluster, _keys) =

@@ -1,5 +1,5 @@
-//! Logical replication between servers of which one encrypts everything and the other nothing; decoding of sealed
-//! WAL over new keys and crashes; slots that survive a failover.
+//! Logical replication between servers of which one encrypts everything and the other nothing;
+//! decoding of sealed WAL over new keys and crashes; slots that survive a failover.
 
 use std::process::Stdio;
 

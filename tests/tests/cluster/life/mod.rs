@@ -1,4 +1,5 @@
-//! What a cluster goes through in its life, with everything in it encrypted: replicas, failover, backups, restores.
+//! What a cluster goes through in its life, with everything in it encrypted: replicas, failover,
+//! backups, restores.
 
 mod backups;
 mod failover;

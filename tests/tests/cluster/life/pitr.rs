@@ -1,4 +1,5 @@
-//! Recovery to a time: one backup from before the first key, and an archive over all that can happen to keys.
+//! Recovery to a time: one backup from before the first key, and an archive over all that can
+//! happen to keys.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,5 @@
-//! Standbys of every kind while every kind of key changes: streaming, cascading, from an archive, delayed, paused, down.
+//! Standbys of every kind while every kind of key changes: streaming, cascading, from an archive,
+//! delayed, paused, down.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -148,7 +149,8 @@ fn standbys_that_lag_or_are_down_catch_up_over_new_keys() -> Result<()> {
     primary.finish()
 }
 
-/// Kinds of records of keys in WAL, each killed between hearing of it, writing it down and using it.
+/// Kinds of records of keys in WAL, each killed between hearing of it, writing it down and using
+/// it.
 #[test]
 fn a_standby_is_killed_while_it_replays_any_kind_of_key() -> Result<()> {
     let (primary, _keys) = everything(Settings::default())?;
@@ -194,8 +196,8 @@ fn a_standby_is_killed_while_it_replays_any_kind_of_key() -> Result<()> {
     primary.finish()
 }
 
-/// A standby that is shut down need not have synced its key files: replay goes on from the last restart point. After
-/// a power cut their ends may be missing.
+/// A standby that is shut down need not have synced its key files: replay goes on from the last
+/// restart point. After a power cut their ends may be missing.
 #[test]
 fn the_end_of_a_key_file_may_be_missing_after_a_standby_was_shut_down() -> Result<()> {
     let (primary, _keys) = everything(Settings::default().conf("fsync = on"))?;

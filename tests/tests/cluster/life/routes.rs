@@ -1,4 +1,5 @@
-//! A standby that has its own way to the same master key: a copy of the key file, on another machine.
+//! A standby that has its own way to the same master key: a copy of the key file, on another
+//! machine.
 
 use std::path::PathBuf;
 
@@ -61,7 +62,8 @@ fn a_standby_lacks_a_new_version_until_its_key_file_has_it() -> Result<()> {
     wait_for(&standby, &primary)?;
     ensure!(standby.text(CONTENT)? == primary.text(CONTENT)?, "contents differ");
     standby.stop(StopMode::Fast)?;
-    // pg_ctl of 18 takes the end of a standby for that of a recovery with a target, and says that all is well.
+    // pg_ctl of 18 takes the end of a standby for that of a recovery with a target, and says that
+    // all is well.
     let _ = standby.start_server();
     standby.eventually_logs("cannot start without keys")?;
     standby.eventually_logs("wrapped by version 2 of the key")?;
@@ -151,7 +153,8 @@ fn a_standby_that_waits_for_a_key_ends_and_is_promoted() -> Result<()> {
     primary.finish()
 }
 
-/// The key of a database that is gone, from a provider that is gone: nobody waits for it who is told not to.
+/// The key of a database that is gone, from a provider that is gone: nobody waits for it who is
+/// told not to.
 #[test]
 fn a_key_that_nothing_needs_any_more_can_be_passed_by() -> Result<()> {
     let (primary, keys) = sealing(&Settings::default().conf("wal_keep_size = 1GB"))?;

@@ -1,4 +1,5 @@
-//! A copy of a live data directory, file by file in any order, between `pg_backup_start` and `pg_backup_stop`.
+//! A copy of a live data directory, file by file in any order, between `pg_backup_start` and
+//! `pg_backup_stop`.
 
 use std::fs::{self, File};
 use std::io::{Read, Write};
@@ -221,8 +222,8 @@ fn the_first_key_is_made_meanwhile() -> Result<()> {
     Ok(())
 }
 
-/// Destroying keys writes the key file anew, longer than it was when the files were listed: of what was in it then, nothing
-/// is behind the end of the copy.
+/// Destroying keys writes the key file anew, longer than it was when the files were listed: of what
+/// was in it then, nothing is behind the end of the copy.
 #[test]
 fn the_keystore_is_written_anew_and_copied_as_long_as_it_was_listed() -> Result<()> {
     let (cluster, _keys) = everything(Settings::default().conf("wal_keep_size = 1GB"))?;

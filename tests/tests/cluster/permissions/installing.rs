@@ -51,7 +51,8 @@ fn where_default_privileges_are_generous() -> Result<()> {
     cluster.finish()
 }
 
-/// Whoever owns the schema owns what is in it, and what the extension's script takes for PostgreSQL's own.
+/// Whoever owns the schema owns what is in it, and what the extension's script takes for
+/// PostgreSQL's own.
 #[test]
 fn where_somebody_made_the_schema_before() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;

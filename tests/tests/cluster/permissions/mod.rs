@@ -1,9 +1,9 @@
 //! Who may do what, as the right user, whatever stands in the way.
 //!
-//! [`table`] is the whole of it: each function, view, label and setting, and what becomes of it in whose hands.
-//! [`users`] is about whose hands those are, [`names`] about names that are not what they seem, [`nested`] about commands
-//! within commands, [`programs`] about programs that providers come to, and [`installing`] about what CREATE EXTENSION finds
-//! and leaves.
+//! [`table`] is the whole of it: each function, view, label and setting, and what becomes of it in
+//! whose hands. [`users`] is about whose hands those are, [`names`] about names that are not what
+//! they seem, [`nested`] about commands within commands, [`programs`] about programs that providers
+//! come to, and [`installing`] about what CREATE EXTENSION finds and leaves.
 
 mod installing;
 mod names;
@@ -18,9 +18,9 @@ use pagevault_tests::{Cluster, KeyFile, Settings};
 /// Whoever the statements are tried as.
 const WHO: [&str; 7] = ["owner", "member", "stranger", "keeper", "trustee", "watcher", "postgres"];
 
-/// A cluster with these roles: the owner of the schema `app` and of all in it, a member of that role, a
-/// stranger, a member of `pagevault_admin`, one of both, one who monitors; and with the tablespace `space`
-/// and the database `theirs` of the owner.
+/// A cluster with these roles: the owner of the schema `app` and of all in it, a member of that
+/// role, a stranger, a member of `pagevault_admin`, one of both, one who monitors; and with the
+/// tablespace `space` and the database `theirs` of the owner.
 fn cluster() -> Result<(Cluster, KeyFile)> {
     let (cluster, keys) = Cluster::with_keys(&Settings::default())?;
     let space = cluster.directory().join("space");

@@ -5,8 +5,8 @@ use pagevault_tests::cluster::{column, run_sql, text};
 
 use super::cluster;
 
-/// A schema full of traps, first in everybody's search path: functions, operators, types and tables with the
-/// names that ours use, and better matches for their arguments than PostgreSQL's.
+/// A schema full of traps, first in everybody's search path: functions, operators, types and tables
+/// with the names that ours use, and better matches for their arguments than PostgreSQL's.
 const TRAPS: &str = "
     CREATE TABLE public.sprung (who name, trap text); GRANT ALL ON public.sprung TO PUBLIC;
     CREATE SCHEMA trap AUTHORIZATION stranger;
@@ -108,8 +108,8 @@ fn in_commands_that_heal() -> Result<()> {
     cluster.finish()
 }
 
-/// Functions that label name what they label in a statement, and schemas can be renamed until that looks it up: here by
-/// an event trigger, else by another session.
+/// Functions that label name what they label in a statement, and schemas can be renamed until that
+/// looks it up: here by an event trigger, else by another session.
 #[test]
 fn that_change_their_bearer_meanwhile() -> Result<()> {
     let (cluster, _keys) = cluster()?;
@@ -133,7 +133,8 @@ fn that_change_their_bearer_meanwhile() -> Result<()> {
     cluster.finish()
 }
 
-/// The table that VACUUM FULL fills has a name that anyone may give, and does what the original's label says.
+/// The table that VACUUM FULL fills has a name that anyone may give, and does what the original's
+/// label says.
 #[test]
 fn of_tables_that_are_being_rewritten() -> Result<()> {
     let (cluster, _keys) = cluster()?;

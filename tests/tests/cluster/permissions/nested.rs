@@ -1,4 +1,5 @@
-//! Commands within commands: event triggers and functions run them while another one is under way, and catch their errors.
+//! Commands within commands: event triggers and functions run them while another one is under way,
+//! and catch their errors.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::Cluster;
@@ -6,7 +7,8 @@ use pagevault_tests::cluster::{expect_error, run_sql, text};
 
 use super::cluster;
 
-/// Event triggers that run `body` at both ends of every SECURITY LABEL, but not of those that they run themselves.
+/// Event triggers that run `body` at both ends of every SECURITY LABEL, but not of those that they
+/// run themselves.
 fn at_labels(cluster: &Cluster, body: &str) -> Result<()> {
     cluster.sql(&format!(
         "DROP FUNCTION IF EXISTS nest() CASCADE;
@@ -50,8 +52,8 @@ fn event_triggers_may_label_and_run_ddl_while_something_is_labelled() -> Result<
     cluster.finish()
 }
 
-/// What labels name what they label in a statement, and what runs within it is none of its business: neither does it count as
-/// that statement, nor does its end.
+/// What labels name what they label in a statement, and what runs within it is none of its
+/// business: neither does it count as that statement, nor does its end.
 #[test]
 fn what_event_triggers_label_does_not_pass_for_what_is_labelled() -> Result<()> {
     let (cluster, _keys) = cluster()?;
@@ -113,7 +115,8 @@ fn event_triggers_may_encrypt_what_is_made() -> Result<()> {
     cluster.finish()
 }
 
-/// A partitioned table that is to be encrypted, and a function that is run for each row of what is attached to it.
+/// A partitioned table that is to be encrypted, and a function that is run for each row of what is
+/// attached to it.
 const ATTACHED: &str = "
     CREATE FUNCTION app.look() RETURNS int LANGUAGE plpgsql VOLATILE AS $$
     BEGIN
@@ -128,8 +131,8 @@ const ATTACHED: &str = "
     SECURITY LABEL FOR pagevault ON TABLE app.p IS 'encrypted';
     CREATE TABLE app.loose (id int); INSERT INTO app.loose VALUES (1), (20)";
 
-/// `pagevault.enforce` refuses at the end of a command what it has brought about. A function within the command cannot take that
-/// upon itself, and catch it.
+/// `pagevault.enforce` refuses at the end of a command what it has brought about. A function within
+/// the command cannot take that upon itself, and catch it.
 #[test]
 fn functions_within_a_command_do_not_get_past_enforcement() -> Result<()> {
     let (cluster, _keys) = cluster()?;
@@ -170,8 +173,8 @@ fn what_failed_is_forgotten() -> Result<()> {
     cluster.finish()
 }
 
-/// The statistics of what becomes encrypted are sealed at the end of the command. If somebody within it comes to that first,
-/// and fails, it is still to be done.
+/// The statistics of what becomes encrypted are sealed at the end of the command. If somebody
+/// within it comes to that first, and fails, it is still to be done.
 #[test]
 fn statistics_are_sealed_though_a_nested_command_could_not() -> Result<()> {
     let (cluster, _keys) = cluster()?;

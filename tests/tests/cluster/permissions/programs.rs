@@ -1,5 +1,5 @@
-//! Programs that a provider comes to by way of a file: for who may run programs, and for nobody else, as recorded when
-//! the provider was set.
+//! Programs that a provider comes to by way of a file: for who may run programs, and for nobody
+//! else, as recorded when the provider was set.
 
 use std::fs;
 use std::path::PathBuf;

@@ -5,8 +5,8 @@ use pagevault_tests::cluster::{column, run_sql};
 
 use super::{WHO, cluster, said};
 
-/// A statement, and what becomes of it in the hands of each of [`WHO`], in that order: `.` it succeeds, `x`
-/// permission is denied (42501), or another SQLSTATE.
+/// A statement, and what becomes of it in the hands of each of [`WHO`], in that order: `.` it
+/// succeeds, `x` permission is denied (42501), or another SQLSTATE.
 type Row = (&'static str, &'static str);
 
 /// Makes what the rows of [`LABELS`] act on, anew for every try; `owner` owns all of it.

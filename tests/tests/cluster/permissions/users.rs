@@ -82,8 +82,8 @@ fn after_set_role_and_set_session_authorization() -> Result<()> {
     cluster.finish()
 }
 
-/// A stranger's function in an index, a trigger or a view of a materialized view runs as him where PostgreSQL
-/// runs it for maintenance, whoever maintains.
+/// A stranger's function in an index, a trigger or a view of a materialized view runs as him where
+/// PostgreSQL runs it for maintenance, whoever maintains.
 #[test]
 fn in_maintenance() -> Result<()> {
     let (cluster, _keys) = cluster()?;

@@ -1,4 +1,5 @@
-//! A base backup that is taken while a relation is encrypted or gets a new key can be restored, whatever changed meanwhile.
+//! A base backup that is taken while a relation is encrypted or gets a new key can be restored,
+//! whatever changed meanwhile.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::datafile::PageState;
@@ -7,8 +8,8 @@ use pagevault_tests::{Cluster, Settings};
 
 use super::{backup, cluster, rekey};
 
-/// One of each index, in which pages are changed that are not logged as a whole before. Values of few kinds fill
-/// overflow pages of the hash index.
+/// One of each index, in which pages are changed that are not logged as a whole before. Values of
+/// few kinds fill overflow pages of the hash index.
 const TABLE: &str =
     "CREATE TABLE t (id int PRIMARY KEY, kind int, tags int[], place point, name text);
     INSERT INTO t SELECT i, i % 7, ARRAY[i % 50, i % 51], point(i % 200, i / 200), md5(i::text)

@@ -1,5 +1,6 @@
-//! A database is copied as files while a backup is taken, and then its template gets new keys. Redo copies the template as it was
-//! later, as PostgreSQL does with any change (docs/design/what-redo-reads.md): the copy has no keys for that. It must be told.
+//! A database is copied as files while a backup is taken, and then its template gets new keys. Redo
+//! copies the template as it was later, as PostgreSQL does with any change
+//! (docs/design/what-redo-reads.md): the copy has no keys for that. It must be told.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::{expect_error, run_sql, text};
@@ -9,7 +10,8 @@ use super::{backup, cluster};
 
 const SUM: &str = "SELECT count(*) || ':' || sum(hashtext(t::text)::bigint) FROM t";
 
-/// A backup in which the database `copy` was made of `model`, `model` was rekeyed, and then `afterwards` was done in `copy`.
+/// A backup in which the database `copy` was made of `model`, `model` was rekeyed, and then
+/// `afterwards` was done in `copy`.
 fn copied_meanwhile(afterwards: &str) -> Result<(Cluster, Cluster, String)> {
     let cluster = cluster(Settings::default())?;
     cluster.sql("CREATE DATABASE model")?;

@@ -1,4 +1,5 @@
-//! What redo reads: pages whose keys it has not replayed yet, because a base backup copied the keystore before them.
+//! What redo reads: pages whose keys it has not replayed yet, because a base backup copied the
+//! keystore before them.
 
 mod backups;
 mod file_copies;
@@ -17,7 +18,8 @@ fn settings(settings: Settings) -> Settings {
     settings.conf("pagevault.rekey_threshold = 0").conf("wal_keep_size = 1GB")
 }
 
-/// A cluster in which the catalogs are sealed that go along with the first relation, and nothing else.
+/// A cluster in which the catalogs are sealed that go along with the first relation, and nothing
+/// else.
 fn cluster(settings: Settings) -> Result<Cluster> {
     let (cluster, _keys) = Cluster::with_keys(&self::settings(settings))?;
     cluster.sql("CREATE TABLE first (); SELECT pagevault.encrypt('first')")?;
@@ -31,7 +33,8 @@ fn copy(from: &Path, to: &Path) -> Result<()> {
     Ok(())
 }
 
-/// A base backup that has the keystore from before `meanwhile` and all else from after it. Its server is not started.
+/// A base backup that has the keystore from before `meanwhile` and all else from after it. Its
+/// server is not started.
 fn backup(cluster: &Cluster, meanwhile: impl FnOnce() -> Result<()>) -> Result<Cluster> {
     let backup = Backup::begin(cluster)?;
     meanwhile()?;

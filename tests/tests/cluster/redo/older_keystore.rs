@@ -1,5 +1,6 @@
-//! A keystore from before a relation was encrypted, or got a new key, put back after a crash: WAL does not bring the key again.
-//! Redo restores pages as wholes, so it never reads what lies on disk, and would write them in plaintext, or under the old key.
+//! A keystore from before a relation was encrypted, or got a new key, put back after a crash: WAL
+//! does not bring the key again. Redo restores pages as wholes, so it never reads what lies on
+//! disk, and would write them in plaintext, or under the old key.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::datafile::PageState;
@@ -122,8 +123,9 @@ fn redo_begins(cluster: &Cluster) -> Result<String> {
     Ok(line.context("pg_controldata says no REDO location")?.trim().to_owned())
 }
 
-/// A server that is stopped in the midst of recovery writes what is in its buffers, and begins at its last restart point when it is
-/// started again. That must not be after the images of pages that are to be restored under a key which it does not have.
+/// A server that is stopped in the midst of recovery writes what is in its buffers, and begins at
+/// its last restart point when it is started again. That must not be after the images of pages that
+/// are to be restored under a key which it does not have.
 #[test]
 fn a_restart_point_does_not_make_an_older_keystore_right() -> Result<()> {
     let cluster = cluster(Settings::default().conf("autovacuum = off"))?;

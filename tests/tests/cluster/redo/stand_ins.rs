@@ -1,4 +1,5 @@
-//! What redo is given in the place of a page that it cannot open yet is never written, and never outlives recovery.
+//! What redo is given in the place of a page that it cannot open yet is never written, and never
+//! outlives recovery.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::datafile::{DataFile, PageState};
@@ -82,7 +83,8 @@ fn a_key_that_wal_does_not_bring_stops_the_server_when_it_is_consistent() -> Res
     ] {
         copy.allow_log(said);
     }
-    // At the end of WAL; where a standby would let users in; there, with a log that is told nothing.
+    // At the end of WAL; where a standby would let users in; there, with a log that is told
+    // nothing.
     let log = start_in_vain(&copy)?;
     ensure!(log.contains(&missing) && log.contains("FATAL"), "{log}");
     ensure!(

@@ -1,5 +1,5 @@
-//! A job counts when the transaction that asked for it has committed, and not otherwise; and what is wanted is asked once more
-//! before anything becomes plaintext.
+//! A job counts when the transaction that asked for it has committed, and not otherwise; and what
+//! is wanted is asked once more before anything becomes plaintext.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::{expect_error, run_sql, text};
@@ -142,7 +142,8 @@ fn who_encrypts_stops_whoever_would_decrypt() -> Result<()> {
     cluster.finish()
 }
 
-/// A label that is taken away while the worker is on its way; what holds then is that of the schema.
+/// A label that is taken away while the worker is on its way; what holds then is that of the
+/// schema.
 #[test]
 fn what_is_wanted_is_asked_where_files_become_plaintext() -> Result<()> {
     let cluster = cluster()?;

@@ -1,4 +1,5 @@
-//! What anybody may make in SQL, and what pagevault must not take for its own or run as somebody else.
+//! What anybody may make in SQL, and what pagevault must not take for its own or run as somebody
+//! else.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::{expect_error, run_sql, text};
@@ -88,7 +89,8 @@ fn a_view_called_rekey_jobs_is_read_by_nobody() -> Result<()> {
     cluster.finish()
 }
 
-/// What the extension owns may become anybody's: by REASSIGN OWNED, if it was installed by somebody who leaves.
+/// What the extension owns may become anybody's: by REASSIGN OWNED, if it was installed by somebody
+/// who leaves.
 #[test]
 fn whoever_owns_what_the_extension_made_owns_no_jobs() -> Result<()> {
     let cluster = cluster()?;

@@ -1,6 +1,6 @@
-//! Between a look at a file's key and the write, and between the records that say that it has another key: a page with
-//! the LSN that it has on disk must not be written under the new key there. Without checksums nothing in WAL would repair it,
-//! were it torn.
+//! Between a look at a file's key and the write, and between the records that say that it has
+//! another key: a page with the LSN that it has on disk must not be written under the new key
+//! there. Without checksums nothing in WAL would repair it, were it torn.
 
 use std::collections::BTreeSet;
 
@@ -27,7 +27,8 @@ const REWRITINGS: [(&str, &str); 3] = [
 
 const SECTOR: usize = 512;
 
-/// The power fails when pages were written in the window that have only got hint bits: each is torn.
+/// The power fails when pages were written in the window that have only got hint bits: each is
+/// torn.
 fn torn_in(window: Window) -> Result<()> {
     let settings = Settings::default().without_checksums().conf("pagevault.rekey_threshold = 0");
     let (cluster, _keys) = Cluster::with_keys(&settings)?;
@@ -60,7 +61,8 @@ fn torn_in(window: Window) -> Result<()> {
     cluster.finish()
 }
 
-/// Takes all but the first sector back of each page that was written with the LSN that it had. Returns which these are.
+/// Takes all but the first sector back of each page that was written with the LSN that it had.
+/// Returns which these are.
 fn tear(file: &DataFile, before: &[u8], after: &[u8]) -> Result<BTreeSet<u32>> {
     let mut torn = BTreeSet::new();
     for (block, (old, new)) in (0..).zip(before.chunks_exact(8192).zip(after.chunks_exact(8192))) {

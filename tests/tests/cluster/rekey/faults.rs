@@ -1,5 +1,5 @@
-//! SIGKILL at every step of rekeying, to the process that stands there and to others, and power cuts. Jobs go on by
-//! themselves and end; commands leave a readable mixture, and are repeated.
+//! SIGKILL at every step of rekeying, to the process that stands there and to others, and power
+//! cuts. Jobs go on by themselves and end; commands leave a readable mixture, and are repeated.
 
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -75,8 +75,8 @@ fn canary() -> Canary {
     Canary::text("rekeying")
 }
 
-/// Some 400 pages: a table with TOAST, an index and a sequence, sealed unless it is to be encrypted. No value of
-/// it is in WAL.
+/// Some 400 pages: a table with TOAST, an index and a sequence, sealed unless it is to be
+/// encrypted. No value of it is in WAL.
 fn cluster(work: Work) -> Result<Cluster> {
     let settings = Settings::default()
         .conf("pagevault.rekey_rate = 0")
@@ -193,7 +193,8 @@ fn killed_at(work: Work, victim: Victim, steps: &[&str]) -> Result<()> {
             None => cluster.go_on(),
         }
         ensure!(come_back(&cluster, victim)? == before, "{step}: contents differ");
-        // No checkpoint: the worker may stand at the next step already, where one may have to wait for it.
+        // No checkpoint: the worker may stand at the next step already, where one may have to wait
+        // for it.
         old = AtCheckpoint::since_start(&cluster)?;
         // The launcher does not hurry after a start, unless it is woken.
         cluster.sql("SELECT pg_reload_conf()")?;
@@ -313,7 +314,8 @@ fn who_asks_is_killed_before_it_is_written_down() -> Result<()> {
     cluster.finish()
 }
 
-/// A command that rewrites by itself leaves what it has done, in a file that can be read; once more, it ends.
+/// A command that rewrites by itself leaves what it has done, in a file that can be read; once
+/// more, it ends.
 #[test]
 fn a_command_that_encrypts_is_killed() -> Result<()> {
     let work = Work::Encrypt;
@@ -348,8 +350,8 @@ fn a_command_that_encrypts_is_killed() -> Result<()> {
     cluster.finish()
 }
 
-/// The primary stands still at a step while the standby is killed, and a copy of the standby promoted: there the job
-/// goes on.
+/// The primary stands still at a step while the standby is killed, and a copy of the standby
+/// promoted: there the job goes on.
 fn standby_at(work: Work, steps: &[&str]) -> Result<()> {
     let primary = cluster(work)?;
     let before = primary.text(SUM)?;
@@ -449,8 +451,8 @@ fn a_standby_is_killed_while_it_replays_a_key() -> Result<()> {
     primary.finish()
 }
 
-/// A page that is added past shared buffers is written as was right when its writer looked. A job that was stopped
-/// before it had waited for such a writer waits for it when it is resumed.
+/// A page that is added past shared buffers is written as was right when its writer looked. A job
+/// that was stopped before it had waited for such a writer waits for it when it is resumed.
 #[test]
 fn writers_are_waited_for_after_a_failure_too() -> Result<()> {
     let mut cluster = cluster(Work::Encrypt)?;

@@ -1,5 +1,6 @@
-//! Without checksums and `wal_log_hints` a page that only got hint bits is written without WAL. Were it written under
-//! another key while its file is rewritten, and torn, it would be of two keys, and nothing in WAL would repair it.
+//! Without checksums and `wal_log_hints` a page that only got hint bits is written without WAL.
+//! Were it written under another key while its file is rewritten, and torn, it would be of two
+//! keys, and nothing in WAL would repair it.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::datafile::PageState;

@@ -1,5 +1,5 @@
-//! Power cuts: nothing that was written since a checkpoint need be on disk afterwards, and of what is, each sector
-//! of 512 bytes on its own.
+//! Power cuts: nothing that was written since a checkpoint need be on disk afterwards, and of what
+//! is, each sector of 512 bytes on its own.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::{Cluster, DataFile, StopMode};
@@ -29,7 +29,8 @@ impl AtCheckpoint {
         Ok(AtCheckpoint(read?.into_iter().map(|(bytes, file)| (file, bytes)).collect()))
     }
 
-    /// Kills the server and takes half of the sectors back that were written since. Returns how many.
+    /// Kills the server and takes half of the sectors back that were written since. Returns how
+    /// many.
     pub(super) fn cut_power(&self, cluster: &Cluster, seed: u64) -> Result<usize> {
         cluster.kill()?;
         let (mut torn, mut random) = (0, seed);
@@ -69,7 +70,8 @@ fn the_power_fails() -> Result<()> {
         ensure!(cluster.text(SUM)? == before, "round {round}: contents differ");
         end(&cluster, &job)?;
         cluster.set(&[("pagevault.rekey_rate", "4")])?;
-        // A key that was made just before the cut may not count as the job's yet: then there is one more.
+        // A key that was made just before the cut may not count as the job's yet: then there is one
+        // more.
         for (name, epochs) in epochs(&cluster)? {
             ensure!(epochs.len() == 1 && epochs[0] >= round + 2, "{name}: {epochs:?}");
         }

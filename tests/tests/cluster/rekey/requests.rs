@@ -149,7 +149,8 @@ fn looking_for_jobs_after_a_start_takes_no_transaction_numbers() -> Result<()> {
     let (cluster, _keys) =
         Cluster::with_keys(&Settings::default().conf("log_min_messages = debug1"))?;
     cluster.sql("CREATE DATABASE other")?;
-    // As long as nobody changes anything: on a server that logical slots depend on, standbys must see none either.
+    // As long as nobody changes anything: on a server that logical slots depend on, standbys must
+    // see none either.
     let next = "SELECT pg_snapshot_xmax(pg_current_snapshot())";
     let before = cluster.text(next)?;
     cluster.restart()?;

@@ -1,4 +1,5 @@
-//! Rekeying where there are standbys: they follow through WAL, and go on with what a lost primary has begun.
+//! Rekeying where there are standbys: they follow through WAL, and go on with what a lost primary
+//! has begun.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::standby::{standby_of, wait_for};

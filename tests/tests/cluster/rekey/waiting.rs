@@ -52,7 +52,8 @@ fn an_absent_synchronous_standby_holds_up_nothing() -> Result<()> {
     cluster.finish()
 }
 
-/// Whoever owns a table may lock it for as long as they like. There are fewer workers than such tables.
+/// Whoever owns a table may lock it for as long as they like. There are fewer workers than such
+/// tables.
 #[test]
 fn a_locked_table_holds_up_no_other_job_and_its_own_can_be_cancelled() -> Result<()> {
     let cluster = cluster(&["pagevault.rekey_workers = 0", "pagevault.rekey_threshold = 0"])?;
@@ -214,7 +215,8 @@ fn nothing_is_held_up(cluster: &Cluster) -> Result<()> {
     run_sql(&mut client, "SELECT * FROM pagevault.shred_former_files('postgres')")
 }
 
-/// A client that takes nothing of a large result; its session is in `secure_write` with all its locks.
+/// A client that takes nothing of a large result; its session is in `secure_write` with all its
+/// locks.
 struct Deaf(std::process::Child);
 
 impl Deaf {

@@ -1,4 +1,5 @@
-//! Waking another process: its latch is set, and nobody is signalled by a number that may be another process's by now.
+//! Waking another process: its latch is set, and nobody is signalled by a number that may be
+//! another process's by now.
 
 use std::process::Child;
 use std::time::{Duration, Instant};
@@ -57,7 +58,8 @@ fn the_launcher_is_woken_by_its_latch() -> Result<()> {
     cluster.finish()
 }
 
-/// Only who may say so which number the next process gets can have it be a certain one; false for others.
+/// Only who may say so which number the next process gets can have it be a certain one; false for
+/// others.
 fn may_choose_numbers() -> bool {
     let file = std::fs::OpenOptions::new().write(true).open(NUMBER_BEFORE);
     if file.is_err() {

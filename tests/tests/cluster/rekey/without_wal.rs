@@ -1,5 +1,5 @@
-//! Pages that change without a record in WAL while their file is being rewritten, and are torn by a power cut: they have
-//! the key that they had before, so both halves are of one key.
+//! Pages that change without a record in WAL while their file is being rewritten, and are torn by a
+//! power cut: they have the key that they had before, so both halves are of one key.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::{Cluster, DataFile, Settings};
@@ -35,8 +35,8 @@ impl AtCheckpoint {
         Ok(AtCheckpoint { page: file.read_page(0)?, file, control })
     }
 
-    /// Kills the server in the middle of the next checkpoint: the first sector of the page is written, and what tells that
-    /// the checkpoint is complete is not.
+    /// Kills the server in the middle of the next checkpoint: the first sector of the page is
+    /// written, and what tells that the checkpoint is complete is not.
     fn tear(&self, cluster: &Cluster) -> Result<()> {
         cluster.sql("CHECKPOINT")?;
         cluster.kill()?;
@@ -71,7 +71,8 @@ fn counts(cluster: &Cluster) -> Result<(String, String)> {
     Ok((by_map, by_table))
 }
 
-/// In 15 no record names the page of the visibility map in which bits are cleared; in 17.11 and 18.6 it does.
+/// In 15 no record names the page of the visibility map in which bits are cleared; in 17.11 and
+/// 18.6 it does.
 #[test]
 fn a_torn_visibility_map() -> Result<()> {
     let settings = Settings::default().without_checksums().conf("wal_log_hints = on");
@@ -92,7 +93,8 @@ fn a_torn_visibility_map() -> Result<()> {
     cluster.finish()
 }
 
-/// The meta page remembers where there was room last; no record tells it (spgutils.c, SpGistUpdateMetaPage).
+/// The meta page remembers where there was room last; no record tells it (spgutils.c,
+/// SpGistUpdateMetaPage).
 fn torn_meta_page(settings: Settings) -> Result<()> {
     let cluster = cluster(settings)?;
     cluster.sql(
@@ -132,7 +134,8 @@ fn a_torn_meta_page_of_an_index_without_checksums() -> Result<()> {
     torn_meta_page(Settings::default().without_checksums())
 }
 
-/// Until something is in it, an added page of a map has nothing that a power cut could tear; it has no record in WAL.
+/// Until something is in it, an added page of a map has nothing that a power cut could tear; it has
+/// no record in WAL.
 #[test]
 fn an_added_page_of_a_map_is_torn() -> Result<()> {
     let cluster = cluster(Settings::default().without_checksums())?;
@@ -157,8 +160,8 @@ fn an_added_page_of_a_map_is_torn() -> Result<()> {
     cluster.finish()
 }
 
-/// A table grows by a page, and the row for it is not inserted: in `heap_insert` the serialization failure comes after
-/// `RelationGetBufferForTuple` has initialised the page. No record tells of it.
+/// A table grows by a page, and the row for it is not inserted: in `heap_insert` the serialization
+/// failure comes after `RelationGetBufferForTuple` has initialised the page. No record tells of it.
 #[test]
 fn an_added_page_of_a_table_is_torn() -> Result<()> {
     let cluster = cluster(Settings::default())?;

@@ -1,5 +1,5 @@
-//! Workers: they go where there are jobs, whatever settings are made for the place, and a job that one of them has left is taken up
-//! by another.
+//! Workers: they go where there are jobs, whatever settings are made for the place, and a job that
+//! one of them has left is taken up by another.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::run_sql;
@@ -39,7 +39,8 @@ fn settings_of_the_database_do_not_stop_a_job() -> Result<()> {
     cluster.finish()
 }
 
-/// The owner of a database may have errors end its sessions. A job that fails would be taken up again and again.
+/// The owner of a database may have errors end its sessions. A job that fails would be taken up
+/// again and again.
 #[test]
 fn a_job_that_fails_has_failed_where_errors_end_sessions() -> Result<()> {
     let mut cluster = cluster("pagevault.rekey_rate = 0")?;
@@ -77,7 +78,8 @@ fn a_job_is_taken_up_again_when_its_worker_is_gone() -> Result<()> {
     cluster.finish()
 }
 
-/// What DROP DATABASE leaves if it is interrupted (15.4 and newer): nobody can connect to it any more.
+/// What DROP DATABASE leaves if it is interrupted (15.4 and newer): nobody can connect to it any
+/// more.
 #[test]
 fn nobody_is_sent_into_an_invalid_database() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(

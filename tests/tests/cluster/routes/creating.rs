@@ -23,8 +23,8 @@ fn tables_and_views_that_are_made_without_wal() -> Result<()> {
     driver::walk_with(&settings, &ROWS)
 }
 
-/// Rows that COPY writes frozen, with the visibility map at once, and more of them than shared buffers hold:
-/// killed before and after the commit.
+/// Rows that COPY writes frozen, with the visibility map at once, and more of them than shared
+/// buffers hold: killed before and after the commit.
 #[test]
 fn copy_freeze_and_a_crash() -> Result<()> {
     const ROWS: &str = "PROGRAM 'seq -f \"%.0f,kanarienvogel\" 1 50000' WITH (FORMAT csv, FREEZE)";

@@ -31,8 +31,8 @@ enum Transactions {
     Each,
     /// All in one, what is there before included.
     One,
-    /// The route inside a savepoint that is rolled back, then for good, with a subtransaction between
-    /// that makes a table and drops it.
+    /// The route inside a savepoint that is rolled back, then for good, with a subtransaction
+    /// between that makes a table and drops it.
     Savepoint,
 }
 
@@ -67,8 +67,8 @@ impl fmt::Display for Mode {
 }
 
 impl Mode {
-    /// Every object, role and kind of transactions. Half of these modes end with a stop and half with a
-    /// crash, so that any two choices meet.
+    /// Every object, role and kind of transactions. Half of these modes end with a stop and half
+    /// with a crash, so that any two choices meet.
     fn all(end: End) -> impl Iterator<Item = Mode> {
         [Object::Labelled, Object::ByDefault].into_iter().flat_map(move |object| {
             let role = match (object, end) {

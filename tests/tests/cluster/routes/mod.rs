@@ -1,11 +1,11 @@
 //! Every way PostgreSQL makes or replaces a file, and what must come out of it.
 //!
-//! A [`Row`] is one such way. [`driver`] walks each row in all modes, in pairs: a schema whose relations are
-//! encrypted, by label or by `pagevault.default_encryption`, and a twin beside it with nothing encrypted.
-//! [`survey`] then reads the files: all of the one must be sealed, all of the other plain, and both must
-//! hold the same rows. The tables of rows are in [`creating`], [`indexing`], [`rewriting`] and
-//! [`sequences`]; what does not fit into one session has tests of its
-//! own, and so have access methods of others (tests/ecosystem).
+//! A [`Row`] is one such way. [`driver`] walks each row in all modes, in pairs: a schema whose
+//! relations are encrypted, by label or by `pagevault.default_encryption`, and a twin beside it
+//! with nothing encrypted. [`survey`] then reads the files: all of the one must be sealed, all of
+//! the other plain, and both must hold the same rows. The tables of rows are in [`creating`],
+//! [`indexing`], [`rewriting`] and [`sequences`]; what does not fit into one session has tests of
+//! its own, and so have access methods of others (tests/ecosystem).
 
 mod creating;
 pub(crate) mod driver;

@@ -70,7 +70,8 @@ fn files_below(directory: &Path, found: &mut Vec<DataFile>) -> Result<()> {
     Ok(())
 }
 
-/// The files that hold `text`, relative to the data directory; WAL is known to hold what is written.
+/// The files that hold `text`, relative to the data directory; WAL is known to hold what is
+/// written.
 pub(super) fn files_with(cluster: &Cluster, text: &str) -> Result<Vec<PathBuf>> {
     let data = cluster.data_directory();
     let mut files = Vec::new();
@@ -95,12 +96,12 @@ fn first_file(path: &Path) -> PathBuf {
 /// Catalogs that hold values of user tables.
 const CATALOGS_WITH_VALUES: [&str; 3] = ["pg_statistic", "pg_statistic_ext_data", "pg_largeobject"];
 
-/// Reads all files: whether every page of every relation is what it must be, and whether the canary is
-/// where it must not be.
+/// Reads all files: whether every page of every relation is what it must be, and whether the canary
+/// is where it must not be.
 ///
 /// `expect` is asked what must become of the relations of a schema that belong to a table, view or
-/// sequence, and how to call them; `None` if they are none of its business. With `all_used`, each of
-/// them must have a page.
+/// sequence, and how to call them; `None` if they are none of its business. With `all_used`, each
+/// of them must have a page.
 pub(crate) fn check(
     cluster: &Cluster,
     expect: impl Fn(&str, &str) -> Option<(String, Expected)>,

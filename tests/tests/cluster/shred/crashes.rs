@@ -14,8 +14,8 @@ const CHANGES: &str = "UPDATE t SET name = name || '!' WHERE id % 2 = 0;
     UPDATE u SET name = name || '!' WHERE id % 2 = 0;
     INSERT INTO u SELECT i, 'zeisig ' || i FROM generate_series(1001, 1500) i";
 
-/// There was no checkpoint since the changes: recovery begins before them, and meets changes of pages that it cannot
-/// open.
+/// There was no checkpoint since the changes: recovery begins before them, and meets changes of
+/// pages that it cannot open.
 fn killed_before_the_checkpoint(conf: &str) -> Result<()> {
     let (cluster, _keys) = cluster(conf)?;
     cluster.sql("CHECKPOINT")?;
@@ -27,8 +27,8 @@ fn killed_before_the_checkpoint(conf: &str) -> Result<()> {
     cluster.sql("VACUUM t")?;
     cluster.sql("VACUUM u")?;
     let mut keys = family_keys(&cluster)?;
-    // WAL records with wrapped keys of both tables, the first of which changes those of the other one when it is
-    // replayed to a keystore that has the second.
+    // WAL records with wrapped keys of both tables, the first of which changes those of the other
+    // one when it is replayed to a keystore that has the second.
     for _ in 0..2 {
         cluster.sql("SELECT pagevault.rotate_database_key()")?;
         keys.extend(family_keys(&cluster)?);
@@ -122,8 +122,8 @@ fn standbys_follow_and_survive_a_restart_from_before() -> Result<()> {
     primary.finish()
 }
 
-/// The server is killed after the tombstone is in the keystore and before it is in WAL; or a standby ends its
-/// recovery short of it. What recovery had in memory is not shown to anyone.
+/// The server is killed after the tombstone is in the keystore and before it is in WAL; or a
+/// standby ends its recovery short of it. What recovery had in memory is not shown to anyone.
 #[test]
 fn recovery_that_does_not_meet_the_tombstone_shows_nothing() -> Result<()> {
     let (cluster, _keys) = cluster("")?;
@@ -158,8 +158,8 @@ pub(super) fn copy_tree(from: &std::path::Path, to: &std::path::Path) -> Result<
     Ok(())
 }
 
-/// Standbys and the server itself, killed between any two steps of shredding: the keys are there or they are
-/// destroyed, and calling once more destroys them everywhere.
+/// Standbys and the server itself, killed between any two steps of shredding: the keys are there or
+/// they are destroyed, and calling once more destroys them everywhere.
 #[test]
 fn killed_at_any_step() -> Result<()> {
     // What is in key files counts at different moments, with fsync and without.

@@ -49,7 +49,8 @@ fn a_reused_file_number_is_not_destroyed() -> Result<()> {
 
 const FORMER: &str = "SELECT * FROM pagevault.shred_former_files(confirm => 'postgres')";
 
-/// TRUNCATE, VACUUM FULL and DROP leave keys of files that nobody can read any more but from backups.
+/// TRUNCATE, VACUUM FULL and DROP leave keys of files that nobody can read any more but from
+/// backups.
 #[test]
 fn former_files_lose_their_keys() -> Result<()> {
     let (cluster, _keys) = cluster("")?;

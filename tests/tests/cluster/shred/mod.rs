@@ -1,5 +1,5 @@
-//! Shredding: what was shredded cannot be read by anyone, everything else can, and no crash, standby or older WAL
-//! changes that.
+//! Shredding: what was shredded cannot be read by anyone, everything else can, and no crash,
+//! standby or older WAL changes that.
 
 mod commit;
 mod crashes;
@@ -60,7 +60,8 @@ fn keystore(cluster: &Cluster) -> Result<Vec<u8>> {
     Ok(bytes)
 }
 
-/// The wrapped keys of a relation's file, found by the layout of their records (keystore/src/record.rs).
+/// The wrapped keys of a relation's file, found by the layout of their records
+/// (keystore/src/record.rs).
 fn wrapped_keys(cluster: &Cluster, database: &str, relation: &str) -> Result<Vec<Vec<u8>>> {
     let ids = text(
         &mut cluster.client_to(database)?,

@@ -1,4 +1,5 @@
-//! Dumps are plaintext with labels: what they bring back is sealed from its first page on, or they say why not.
+//! Dumps are plaintext with labels: what they bring back is sealed from its first page on, or they
+//! say why not.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -138,7 +139,8 @@ fn pg_dumpall_moves_a_whole_cluster() -> Result<()> {
     let settings = Settings::default().wal_segment_size(1);
     let (new, _new_keys) = Cluster::with_keys(&settings)?;
     switch(&new, true)?;
-    // What the dump brings along; keys and providers stay, they are the cluster's. Two roles are there already.
+    // What the dump brings along; keys and providers stay, they are the cluster's. Two roles are
+    // there already.
     new.sql("DROP EXTENSION pagevault; DROP SCHEMA pagevault")?;
     let all = std::fs::read_to_string(&file)?;
     let (from, to) = (old.directory().join("place"), new.directory().join("place"));

@@ -1,4 +1,5 @@
-//! `vacuumdb`, `reindexdb`, `clusterdb`, `pg_amcheck` on a cluster in which everything is encrypted.
+//! `vacuumdb`, `reindexdb`, `clusterdb`, `pg_amcheck` on a cluster in which everything is
+//! encrypted.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::installation::run;

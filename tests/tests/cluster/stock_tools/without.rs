@@ -25,7 +25,8 @@ fn a_server_without_pagevault_refuses_sealed_pages() -> Result<()> {
     cluster.start_server()?;
     ensure!(cluster.text("SELECT count(name) FROM t")? == "20000", "rows are missing");
 
-    // The planner asks for statistics: where these are sealed, plaintext tables are of no use either.
+    // The planner asks for statistics: where these are sealed, plaintext tables are of no use
+    // either.
     cluster.sql("SELECT pagevault.encrypt('pg_statistic')")?;
     cluster.sql("CREATE DATABASE other TEMPLATE template0")?;
     cluster.stop(StopMode::Fast)?;

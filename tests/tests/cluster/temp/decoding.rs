@@ -40,8 +40,8 @@ impl Pair {
         Ok(())
     }
 
-    /// Runs a transaction with a subtransaction that fails, `look`s until it finds what it wants before the
-    /// end, and waits until the subscriber has it.
+    /// Runs a transaction with a subtransaction that fails, `look`s until it finds what it wants
+    /// before the end, and waits until the subscriber has it.
     fn transaction(&self, look: impl Fn() -> Result<()>) -> Result<()> {
         let mut client = self.publisher.client()?;
         let insert = |from: i32| {

@@ -46,7 +46,8 @@ fn files_of_a_killed_backend_are_in_nobodys_way() -> Result<()> {
     cluster.finish()
 }
 
-/// A limit for the size of files stands in for a full disk: writes stop short at any byte, then fail.
+/// A limit for the size of files stands in for a full disk: writes stop short at any byte, then
+/// fail.
 #[test]
 fn a_full_disk_is_told_and_does_no_harm() -> Result<()> {
     let cluster = cluster(&Settings::default())?;

@@ -10,8 +10,9 @@ use pagevault_tests::{Cluster, Settings};
 
 use super::{CANARY, LITTLE_MEMORY, SETUP, files_below, spilled};
 
-/// Stands in for a file system without the sticky bit, as FAT and some network file systems are: in the server's own calls
-/// of the C library, so that it needs neither root nor such a file system in the kernel.
+/// Stands in for a file system without the sticky bit, as FAT and some network file systems are: in
+/// the server's own calls of the C library, so that it needs neither root nor such a file system in
+/// the kernel.
 const DROPS_THE_BIT: &str = r#"
     #define _GNU_SOURCE
     #include <dlfcn.h>

@@ -1,6 +1,6 @@
-//! Temporary files hold no plaintext, and what is read back from them is what was written. Each thing is
-//! tried with encryption off as well, where the files must show the canary: so the test is known to look
-//! at the right files, while they are there.
+//! Temporary files hold no plaintext, and what is read back from them is what was written. Each
+//! thing is tried with encryption off as well, where the files must show the canary: so the test is
+//! known to look at the right files, while they are there.
 
 mod decoding;
 mod faults;
@@ -25,8 +25,8 @@ const CANARY: &str = "kanarienvogel-auf-zeit";
 /// The advisory lock that [`SETUP`]'s `hold` waits for.
 const LOCK: &str = "4711";
 
-/// A table to sort and to hash, and a function that gives back what it gets, but not as long as somebody
-/// holds the lock.
+/// A table to sort and to hash, and a function that gives back what it gets, but not as long as
+/// somebody holds the lock.
 const SETUP: &str = "
     CREATE FUNCTION hold(t text) RETURNS text LANGUAGE plpgsql PARALLEL RESTRICTED AS $$
     BEGIN
@@ -79,7 +79,8 @@ fn spilled(cluster: &Cluster) -> Vec<Found> {
     files_below(&cluster.data_directory().join("base/pgsql_tmp"))
 }
 
-/// Fails unless there are files, and they are sealed (and show nothing) or plain (and show the canary).
+/// Fails unless there are files, and they are sealed (and show nothing) or plain (and show the
+/// canary).
 fn check(files: &[Found], sealed: bool) -> Result<()> {
     let total: usize = files.iter().map(|file| file.bytes.len()).sum();
     ensure!(total > 0, "there is no file");

@@ -152,8 +152,8 @@ fn temporary_tablespaces_are_sealed() -> Result<()> {
     cluster.finish()
 }
 
-/// Its workers always write what they have sorted to files. They are there for a moment only, so it is
-/// done again until they were seen.
+/// Its workers always write what they have sorted to files. They are there for a moment only, so it
+/// is done again until they were seen.
 #[test]
 fn a_parallel_index_build_is_sealed() -> Result<()> {
     let cluster = cluster(&Settings::default())?;

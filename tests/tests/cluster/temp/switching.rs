@@ -32,8 +32,8 @@ fn the_first_key_turns_it_on_without_a_restart() -> Result<()> {
     cluster.finish()
 }
 
-/// Files that are open go on as they are, also where the same query opens more of them, and opens old ones
-/// again after they were closed for others.
+/// Files that are open go on as they are, also where the same query opens more of them, and opens
+/// old ones again after they were closed for others.
 #[test]
 fn what_is_open_stays_what_it_is() -> Result<()> {
     // So few that the server closes files of the sorts to open others.

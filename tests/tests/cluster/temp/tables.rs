@@ -1,5 +1,6 @@
-//! Temporary tables larger than the buffers for them, read and written by several sessions that read a shared table as
-//! well: with each way of PostgreSQL 18 to read, where one session may find out that another one's reads are done.
+//! Temporary tables larger than the buffers for them, read and written by several sessions that
+//! read a shared table as well: with each way of PostgreSQL 18 to read, where one session may find
+//! out that another one's reads are done.
 
 use std::thread::{JoinHandle, spawn};
 
@@ -92,7 +93,8 @@ fn use_both(client: &mut Client, of_shared: &str) -> Result<()> {
     Ok(())
 }
 
-/// How many reads a session has begun and nobody has looked after, of temporary and of shared tables.
+/// How many reads a session has begun and nobody has looked after, of temporary and of shared
+/// tables.
 fn under_way(watcher: &mut Client, backend: &str) -> Result<(u32, u32)> {
     let mut count = |local: bool| -> Result<u32> {
         let count = text(
@@ -107,8 +109,8 @@ fn under_way(watcher: &mut Client, backend: &str) -> Result<(u32, u32)> {
     Ok((count(true)?, count(false)?))
 }
 
-/// A session in which reads of both tables are under way, in a transaction with the cursors `theirs` and `mine`.
-/// `shared` is not in buffers yet.
+/// A session in which reads of both tables are under way, in a transaction with the cursors
+/// `theirs` and `mine`. `shared` is not in buffers yet.
 fn reads_ahead(cluster: &Cluster, watcher: &mut Client, shared: &str) -> Result<(Client, String)> {
     let mut client = cluster.client()?;
     run_sql(&mut client, OWN)?;
@@ -124,7 +126,8 @@ fn reads_ahead(cluster: &Cluster, watcher: &mut Client, shared: &str) -> Result<
         ),
     )?;
     let backend = text(&mut client, "SELECT pg_backend_pid()")?;
-    // Where it has to wait for a read of one, it looks after those of the other as well; so by small steps.
+    // Where it has to wait for a read of one, it looks after those of the other as well; so by
+    // small steps.
     for _ in 0..150 {
         for cursor in ["theirs", "mine"] {
             let (local, shared) = under_way(watcher, &backend)?;
@@ -137,8 +140,8 @@ fn reads_ahead(cluster: &Cluster, watcher: &mut Client, shared: &str) -> Result<
     bail!("the session never reads ahead in both tables")
 }
 
-/// With io_uring whoever waits for one read of a session completes all of that session that are done; of its temporary
-/// tables it has neither the buffers nor the name.
+/// With io_uring whoever waits for one read of a session completes all of that session that are
+/// done; of its temporary tables it has neither the buffers nor the name.
 #[test]
 fn others_complete_reads_of_temporary_tables() -> Result<()> {
     if !has_io_uring()? {

@@ -1,4 +1,5 @@
-//! Upgrades that fail: nothing is done where a key would be missed, and the old cluster is as it was.
+//! Upgrades that fail: nothing is done where a key would be missed, and the old cluster is as it
+//! was.
 
 use std::path::PathBuf;
 
@@ -75,7 +76,8 @@ fn what_would_leave_keys_behind_is_refused() -> Result<()> {
     new.finish()
 }
 
-/// A keystore that is taken away under pg_upgrade's hands, or another one, is noticed by the new server.
+/// A keystore that is taken away under pg_upgrade's hands, or another one, is noticed by the new
+/// server.
 #[test]
 fn the_new_server_looks_for_itself() -> Result<()> {
     let (mut old, _keys) = old_cluster("")?;
@@ -104,7 +106,8 @@ fn the_new_server_looks_for_itself() -> Result<()> {
     old.finish()
 }
 
-/// Killed while it restores the schema: the old cluster starts, and the upgrade can be done again, into a new cluster.
+/// Killed while it restores the schema: the old cluster starts, and the upgrade can be done again,
+/// into a new cluster.
 #[test]
 fn killed_in_the_middle() -> Result<()> {
     let scene = Scene::make()?;

@@ -1,5 +1,6 @@
-//! pg_upgrade of clusters with encrypted relations, by `pagevault-keyring exec`: from the installation that
-//! `PAGEVAULT_OLD_PG_CONFIG` names to the one under test; without it, from and to the same version.
+//! pg_upgrade of clusters with encrypted relations, by `pagevault-keyring exec`: from the
+//! installation that `PAGEVAULT_OLD_PG_CONFIG` names to the one under test; without it, from and to
+//! the same version.
 
 mod failing;
 mod moving;
@@ -20,7 +21,8 @@ fn new_cluster() -> Result<Cluster> {
     Cluster::create(&settings())
 }
 
-/// A cluster to upgrade, with a key and WAL encryption and nothing else in it, and with one more setting.
+/// A cluster to upgrade, with a key and WAL encryption and nothing else in it, and with one more
+/// setting.
 fn old_cluster(conf: &str) -> Result<(Cluster, KeyFile)> {
     let settings = settings().on(Installation::to_upgrade_from()?).conf(conf);
     let (mut old, keys) = Cluster::with_keys(&settings)?;

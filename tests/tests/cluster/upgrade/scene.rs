@@ -1,4 +1,5 @@
-//! What is upgraded: relations of every kind, in two databases and a tablespace, and what must be true of them.
+//! What is upgraded: relations of every kind, in two databases and a tablespace, and what must be
+//! true of them.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -98,7 +99,8 @@ impl Scene {
              SELECT setval('app.t_id_seq', 5000)"
         ))?;
         old.sql("VACUUM ANALYZE")?;
-        // Files of all ages: rewritten, rotated, with a statistics catalog that has another number than initdb gave it.
+        // Files of all ages: rewritten, rotated, with a statistics catalog that has another number
+        // than initdb gave it.
         old.sql("SELECT pagevault.rotate_data_key('app.t')")?;
         old.sql("SELECT pagevault.rekey_wait('app.t'::regclass, '60 s')")?;
         old.sql("VACUUM FULL app.parted_1")?;
@@ -231,7 +233,8 @@ fn answers(cluster: &Cluster) -> Result<Vec<(&'static str, String, String)>> {
     Ok(answers)
 }
 
-/// All regular files below a directory; none if there is no such directory. Tablespaces are followed.
+/// All regular files below a directory; none if there is no such directory. Tablespaces are
+/// followed.
 pub(super) fn files_below(directory: &Path) -> Result<Vec<PathBuf>> {
     let mut found = Vec::new();
     if !directory.exists() {

@@ -21,7 +21,8 @@ fn archived(cluster: &Cluster) -> Result<()> {
     cluster.eventually(&query, "t")
 }
 
-/// From a backup before WAL was encrypted, over the first key and the second, to a point in the middle.
+/// From a backup before WAL was encrypted, over the first key and the second, to a point in the
+/// middle.
 #[test]
 fn recovery_to_a_point_over_mixed_history() -> Result<()> {
     let settings = Settings::default().conf("archive_mode = on").conf("archive_timeout = 0");

@@ -57,8 +57,9 @@ fn streamed_wal_is_plaintext_and_mixes() -> Result<()> {
     cluster.finish()
 }
 
-/// WAL in a backup of a standby ends in the middle of a page. That page is written on, and stays what it
-/// was: after a torn write it would be plaintext in part and sealed in part, and could not be read.
+/// WAL in a backup of a standby ends in the middle of a page. That page is written on, and stays
+/// what it was: after a torn write it would be plaintext in part and sealed in part, and could not
+/// be read.
 #[test]
 fn a_page_that_is_written_on_keeps_its_key() -> Result<()> {
     let (cluster, _keys) = sealing(&Settings::default())?;

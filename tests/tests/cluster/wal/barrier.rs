@@ -1,4 +1,5 @@
-//! The barrier in front of a new WAL key: others go on meanwhile, and it is long enough for every reader.
+//! The barrier in front of a new WAL key: others go on meanwhile, and it is long enough for every
+//! reader.
 
 use std::thread;
 
@@ -8,8 +9,8 @@ use pagevault_tests::cluster::text;
 
 use super::{STATE, assert_hidden, count, insert, sealing, switch};
 
-/// While a session writes its barrier, keys are made, the state is looked at, WAL encryption is switched; and it can be
-/// cancelled.
+/// While a session writes its barrier, keys are made, the state is looked at, WAL encryption is
+/// switched; and it can be cancelled.
 #[test]
 fn others_go_on_while_a_barrier_is_written() -> Result<()> {
     let settings = Settings::default().conf("pagevault.default_encryption = on");

@@ -171,7 +171,8 @@ fn a_switch_that_was_lost_is_made_again() -> Result<()> {
     cluster.finish()
 }
 
-/// A rotation of the key: the key is written down, then WAL is filled with a barrier, switched, and the switch written down.
+/// A rotation of the key: the key is written down, then WAL is filled with a barrier, switched, and
+/// the switch written down.
 #[test]
 fn a_kill_at_any_step_of_a_rotation_leaves_all_of_one_mind() -> Result<()> {
     const STEPS: [&str; 6] = [
@@ -221,8 +222,8 @@ fn a_kill_at_any_step_of_a_rotation_leaves_all_of_one_mind() -> Result<()> {
     cluster.finish()
 }
 
-/// Cuts a key log off before its first switch of WAL: batches have a header of 36 bytes with the length
-/// of the body at 8; the first byte of the body is the type of its first record, 8.
+/// Cuts a key log off before its first switch of WAL: batches have a header of 36 bytes with the
+/// length of the body at 8; the first byte of the body is the type of its first record, 8.
 fn forget_switches(log: &std::path::Path) -> Result<()> {
     let bytes = std::fs::read(log)?;
     let mut at = bytes.windows(4).position(|four| four == *b"\xDBpv\xB1").context("no batch")?;
@@ -236,7 +237,8 @@ fn forget_switches(log: &std::path::Path) -> Result<()> {
     bail!("no switch in {}", log.display())
 }
 
-/// A page is written again as it fills. Whoever copies it twice learns where it changed, nothing else.
+/// A page is written again as it fills. Whoever copies it twice learns where it changed, nothing
+/// else.
 #[test]
 fn two_copies_of_a_live_segment_give_nothing_away() -> Result<()> {
     let (cluster, _keys) = sealing(&Settings::default())?;

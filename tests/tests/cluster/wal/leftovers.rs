@@ -1,4 +1,5 @@
-//! Switches that are safe in the keystore and to which WAL never came: it was lost before them, and takes another course.
+//! Switches that are safe in the keystore and to which WAL never came: it was lost before them, and
+//! takes another course.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::installation::run;
@@ -17,7 +18,8 @@ fn set_offline(cluster: &Cluster, value: &str) -> Result<()> {
     Ok(std::fs::write(&path, text)?)
 }
 
-/// Has the worker switch, and kills the server when the switch is safe in the keystore and not in WAL.
+/// Has the worker switch, and kills the server when the switch is safe in the keystore and not in
+/// WAL.
 fn lose_a_switch(cluster: &Cluster, to: &str) -> Result<()> {
     cluster.stop_at("keys.in_file")?;
     cluster.set(&[("pagevault.wal_encryption", to)])?;
@@ -27,7 +29,8 @@ fn lose_a_switch(cluster: &Cluster, to: &str) -> Result<()> {
     Ok(())
 }
 
-/// WAL goes on sealed, here and on a standby, from the first record on, and after the next starts too.
+/// WAL goes on sealed, here and on a standby, from the first record on, and after the next starts
+/// too.
 #[test]
 fn off_that_was_lost_does_not_come_back() -> Result<()> {
     let (cluster, _keys) = sealing(&Settings::default())?;
@@ -61,7 +64,8 @@ fn off_that_was_lost_does_not_come_back() -> Result<()> {
     cluster.finish()
 }
 
-/// The other way round; and the key of a rotation that was lost is not used when WAL comes to where it should have been.
+/// The other way round; and the key of a rotation that was lost is not used when WAL comes to where
+/// it should have been.
 #[test]
 fn on_and_another_key_that_were_lost_do_not_come_back() -> Result<()> {
     let (cluster, _keys) = sealing(&Settings::default())?;
@@ -104,7 +108,8 @@ fn on_and_another_key_that_were_lost_do_not_come_back() -> Result<()> {
     cluster.finish()
 }
 
-/// The keystore is newer than the point to which a server was restored: its switches are those of another future.
+/// The keystore is newer than the point to which a server was restored: its switches are those of
+/// another future.
 #[test]
 fn switches_behind_the_point_of_a_restore_do_not_count() -> Result<()> {
     let (primary, _keys) = sealing(&Settings::default())?;
@@ -154,7 +159,8 @@ fn assert_hidden_since_fork(cluster: &Cluster, canary: &str) -> Result<()> {
     Ok(())
 }
 
-/// A standby writes as its primary does, says so, and does as its own setting wants when it is promoted.
+/// A standby writes as its primary does, says so, and does as its own setting wants when it is
+/// promoted.
 #[test]
 fn the_setting_of_a_standby_counts_when_it_is_promoted() -> Result<()> {
     let (primary, _keys) = sealing(&Settings::default())?;

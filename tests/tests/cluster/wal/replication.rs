@@ -1,4 +1,5 @@
-//! Standbys: the receiver writes at any offset, and seals what it receives; promotion copies a segment.
+//! Standbys: the receiver writes at any offset, and seals what it receives; promotion copies a
+//! segment.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::standby::{standby_of, wait_for};

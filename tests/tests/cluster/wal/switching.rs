@@ -169,7 +169,8 @@ fn sealed_wal_and_no_key_is_no_start() -> Result<()> {
     cluster.finish()
 }
 
-/// Who makes a key waits for the lock of replication slots with the keystore locked, and in 15 WAL is written under that lock.
+/// Who makes a key waits for the lock of replication slots with the keystore locked, and in 15 WAL
+/// is written under that lock.
 #[test]
 fn wal_is_written_while_a_key_is_made() -> Result<()> {
     const WAITS: &str =

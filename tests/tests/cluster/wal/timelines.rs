@@ -1,5 +1,6 @@
-//! Segments that a parent timeline has left in `pg_wal`, whose addresses a child timeline uses again. PostgreSQL tells
-//! such pages by their timeline; their keys may be those of a future that does not exist any more.
+//! Segments that a parent timeline has left in `pg_wal`, whose addresses a child timeline uses
+//! again. PostgreSQL tells such pages by their timeline; their keys may be those of a future that
+//! does not exist any more.
 
 use std::path::PathBuf;
 
@@ -11,8 +12,9 @@ use pagevault_tests::{Cluster, KeyFile, Settings, StopMode};
 
 use super::{assert_hidden, count, insert, sealing, segments};
 
-/// A server of timeline 2 that was restored to a point before the second WAL key, and the two segments that timeline 1
-/// has behind that point, whose pages are under that key. The first of them lay in `pg_wal` at the promotion.
+/// A server of timeline 2 that was restored to a point before the second WAL key, and the two
+/// segments that timeline 1 has behind that point, whose pages are under that key. The first of
+/// them lay in `pg_wal` at the promotion.
 struct Restored {
     primary: Cluster,
     server: Cluster,
@@ -78,7 +80,8 @@ impl Restored {
         self.server.data_directory().join("pg_wal").join(name)
     }
 
-    /// Has a segment of timeline 1 in a file of timeline 2, as a server leaves it there that recycles it.
+    /// Has a segment of timeline 1 in a file of timeline 2, as a server leaves it there that
+    /// recycles it.
     fn recycle(&self, which: usize, to: &Cluster) -> Result<()> {
         let file = to.data_directory().join("pg_wal").join(name(&self.own_name(which)));
         std::fs::copy(&self.saved[which], &file)?;
@@ -99,7 +102,8 @@ fn walfile(cluster: &Cluster) -> Result<String> {
     cluster.text("SELECT pg_walfile_name(pg_current_wal_lsn())")
 }
 
-/// WAL of the new timeline ends where a page of the old one follows, which is also the next to be written.
+/// WAL of the new timeline ends where a page of the old one follows, which is also the next to be
+/// written.
 #[test]
 fn what_a_parent_timeline_left_is_the_end_of_wal() -> Result<()> {
     let restored = Restored::new()?;

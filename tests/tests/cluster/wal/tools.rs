@@ -1,4 +1,5 @@
-//! Stock tools that read WAL themselves refuse sealed pages, as they refuse any page that is not WAL.
+//! Stock tools that read WAL themselves refuse sealed pages, as they refuse any page that is not
+//! WAL.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::installation::run;

@@ -1,5 +1,6 @@
-//! Switches that are in force when the key file cannot take their record: it may not grow, for one process, which is to
-//! that process as a full disk is (PostgreSQL ignores SIGXFSZ for that, `PostmasterMain`, postmaster.c).
+//! Switches that are in force when the key file cannot take their record: it may not grow, for one
+//! process, which is to that process as a full disk is (PostgreSQL ignores SIGXFSZ for that,
+//! `PostmasterMain`, postmaster.c).
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{expect_error, text};
@@ -94,7 +95,8 @@ fn a_switch_that_could_not_be_recorded_is_recorded_later() -> Result<()> {
     cluster.finish()
 }
 
-/// The worker records what another process could not; and what a stop makes the server forget is decided anew.
+/// The worker records what another process could not; and what a stop makes the server forget is
+/// decided anew.
 #[test]
 fn others_record_a_rotation_and_a_start_decides_anew() -> Result<()> {
     let (mut cluster, _keys) = sealing(&Settings::default())?;

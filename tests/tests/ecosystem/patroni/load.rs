@@ -1,4 +1,5 @@
-//! Rows that are written one after the other to whoever takes writes, and remembered when they are acknowledged.
+//! Rows that are written one after the other to whoever takes writes, and remembered when they are
+//! acknowledged.
 
 use std::process::Child;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -82,7 +83,8 @@ impl Load {
         Ok(())
     }
 
-    /// Ends it, and checks that a node has what was acknowledged, and no more than may have been on its way.
+    /// Ends it, and checks that a node has what was acknowledged, and no more than may have been on
+    /// its way.
     pub(crate) fn finish(mut self, node: &Node) -> Result<()> {
         self.end_pgbench();
         self.state.end.store(true, Ordering::Relaxed);

@@ -102,8 +102,8 @@ fn next_leader(group: &Group, before: usize) -> Result<usize> {
     Ok(leader)
 }
 
-/// That all nodes have the same, nothing of it is readable in their files, and every page and record opens. Only the
-/// node that was there before there were keys may have WAL from that time.
+/// That all nodes have the same, nothing of it is readable in their files, and every page and
+/// record opens. Only the node that was there before there were keys may have WAL from that time.
 fn check(mut group: Group, leader: usize, oldest: Option<usize>) -> Result<()> {
     let content = group.nodes[leader].text(CONTENT)?;
     for node in &group.nodes {
@@ -143,8 +143,9 @@ fn check(mut group: Group, leader: usize, oldest: Option<usize>) -> Result<()> {
     Ok(())
 }
 
-/// A leader dies with rows and keys of its own, another takes over, the first comes back by `pg_rewind`; then a
-/// switchover. Rows are written all the time, and every key is rotated in between.
+/// A leader dies with rows and keys of its own, another takes over, the first comes back by
+/// `pg_rewind`; then a switchover. Rows are written all the time, and every key is rotated in
+/// between.
 fn nodes_change_places() -> Result<()> {
     let mut group = group(3, Programs::WithKeys)?;
     let mut load = Load::start(&group);
@@ -189,7 +190,8 @@ fn nodes_change_places() -> Result<()> {
     load.goes_on(&group)?;
     rotate(&group.nodes[third])?;
     let leader = group.whole()?;
-    // What is asked of pg_waldump is where the last checkpoint ends: an old leader that has no more follows as it is.
+    // What is asked of pg_waldump is where the last checkpoint ends: an old leader that has no more
+    // follows as it is.
     let log = group.nodes[second].log();
     ensure!(!log.contains("Failed to parse pg_waldump output"), "pg_waldump did not work");
     ensure!(!log.contains("running pg_rewind"), "it was rewound after a switchover");
@@ -197,8 +199,9 @@ fn nodes_change_places() -> Result<()> {
     check(group, leader, Some(first))
 }
 
-/// While the provider is away a standby is promoted as ever, and a node that comes back waits for it. `pg_rewind` without
-/// keys fails then, and has changed nothing; Patroni makes a copy in its place. Another is made by hand.
+/// While the provider is away a standby is promoted as ever, and a node that comes back waits for
+/// it. `pg_rewind` without keys fails then, and has changed nothing; Patroni makes a copy in its
+/// place. Another is made by hand.
 fn made_anew() -> Result<()> {
     let mut group = group(2, Programs::StockRewind)?;
     let load = Load::start(&group);

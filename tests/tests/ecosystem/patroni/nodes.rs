@@ -156,7 +156,8 @@ impl Group {
         self.nodes[number].kill()
     }
 
-    /// Ends all nodes in good order, their servers with them; the leader last, or another would take over.
+    /// Ends all nodes in good order, their servers with them; the leader last, or another would
+    /// take over.
     pub(crate) fn stop(&mut self) -> Result<()> {
         let leader = self.leader()?;
         let others = (0..self.nodes.len()).filter(|number| *number != leader);
@@ -208,7 +209,8 @@ impl Group {
         Err(problem)
     }
 
-    /// Waits until there is a leader, all others stream from it, and one of them is synchronous. Returns the leader.
+    /// Waits until there is a leader, all others stream from it, and one of them is synchronous.
+    /// Returns the leader.
     pub(crate) fn whole(&self) -> Result<usize> {
         let others = self.nodes.len() - 1;
         let mut leader = 0;
@@ -340,7 +342,8 @@ impl Node {
             patroni.wait()?;
         }
         process::kill_all(&self.data_directory())?;
-        // Where nobody collects orphans a dead postmaster stays as a zombie, and is taken for alive.
+        // Where nobody collects orphans a dead postmaster stays as a zombie, and is taken for
+        // alive.
         let lock = self.directory.join(format!(".s.PGSQL.{}.lock", self.port));
         for lock in [self.data_directory().join("postmaster.pid"), lock] {
             if lock.exists() {

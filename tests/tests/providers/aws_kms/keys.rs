@@ -108,7 +108,8 @@ fn every_damage_is_noticed() -> Result<()> {
     let (wrapped, _) = provider.wrap(&arn, CONTEXT, SECRET)?;
     let bytes = STANDARD.decode(wrapped.as_str().context("no text")?)?;
     let body = 11 + arn.len();
-    // Format, length of the ARN, "arn:"; moto's nonce, its tag, and the last byte of the ciphertext.
+    // Format, length of the ARN, "arn:"; moto's nonce, its tag, and the last byte of the
+    // ciphertext.
     for at in [0, 1, 4, body + 40, body + 56, bytes.len() - 1] {
         let mut damaged = bytes.clone();
         damaged[at] ^= 1;

@@ -144,8 +144,8 @@ fn what_cannot_be_rotated_says_how_to_go_on() -> Result<()> {
 
 const ARN: &str = "arn:aws:kms:eu-central-1:1:key/1";
 
-/// A key of 2026-01-01 whose rotations are listed as `rotations` says, given how often they were asked
-/// for, and whose rotation on demand is answered with `rotated`.
+/// A key of 2026-01-01 whose rotations are listed as `rotations` says, given how often they were
+/// asked for, and whose rotation on demand is answered with `rotated`.
 fn rotating(
     rotated: (u16, Value),
     rotations: impl Fn(usize) -> (u16, Value) + Send + 'static,
@@ -221,7 +221,8 @@ fn what_cannot_be_seen_to_complete_is_not_begun() -> Result<()> {
     ensure!(told["described"]["key_version"] == 20_260_101_000_000_u64, "{told}");
     let told = provider.refused("k", CONTEXT, json!({"rotate": {"wrapped": wrapped}}), "denied")?;
     ensure!(told["message"].as_str().is_some_and(|text| text.contains("kms:ListKeyRotations")));
-    // DescribeKey and ListKeyRotations to describe; those to rotate, and the list that must be seen.
+    // DescribeKey and ListKeyRotations to describe; those to rotate, and the list that must be
+    // seen.
     ensure!(kms.requests() == 2 + 3, "{} requests", kms.requests());
     Ok(())
 }

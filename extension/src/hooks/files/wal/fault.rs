@@ -19,8 +19,8 @@ pub(super) fn errno() -> ssize_t {
 /// Ends recovery.
 ///
 /// # Safety
-/// In the startup process, outside of any critical section; no frame between here and the server's call
-/// holds anything with a destructor.
+/// In the startup process, outside of any critical section; no frame between here and the server's
+/// call holds anything with a destructor.
 #[cold]
 pub(super) unsafe fn raise(fault: Fault) -> ! {
     // SAFETY: by contract the server may longjmp over our callers.

@@ -1,8 +1,10 @@
-//! Where timelines began, from their history files. Asked only where a segment holds a page of an older timeline than its
-//! own: in the segment in which a timeline began, and where a parent has left something behind.
+//! Where timelines began, from their history files. Asked only where a segment holds a page of an
+//! older timeline than its own: in the segment in which a timeline began, and where a parent has
+//! left something behind.
 //!
-//! The file is there in time: a server writes it before the first page of a timeline (`StartupXLOG`, xlog.c), and a WAL
-//! receiver fetches it before it receives one (`WalRcvFetchTimeLineHistoryFiles`, walreceiver.c).
+//! The file is there in time: a server writes it before the first page of a timeline
+//! (`StartupXLOG`, xlog.c), and a WAL receiver fetches it before it receives one
+//! (`WalRcvFetchTimeLineHistoryFiles`, walreceiver.c).
 
 use std::ffi::CStr;
 
@@ -15,7 +17,8 @@ use crate::pg::process::ProcessLocal;
 /// The last timeline that was asked for, and where it began.
 static LAST: ProcessLocal<(u32, u64)> = ProcessLocal::new((0, 0));
 
-/// Where a timeline began. Called in critical sections too: allocates nothing, and leaves `errno` as it is.
+/// Where a timeline began. Called in critical sections too: allocates nothing, and leaves `errno`
+/// as it is.
 pub(super) fn begin_of_timeline(timeline: u32) -> Option<u64> {
     LAST.with(|last| {
         if last.0 != timeline {
@@ -32,8 +35,8 @@ fn read(timeline: u32) -> Option<u64> {
     path[DIRECTORY.len()..DIRECTORY.len() + 16].copy_from_slice(&history_name(timeline));
     let path = CStr::from_bytes_with_nul(&path).ok()?;
     let mut tail = [0; HISTORY_TAIL];
-    // SAFETY: errno belongs to this thread; the path is a C string; the memory has room for what is read; the
-    // descriptor is ours from its opening to its closing.
+    // SAFETY: errno belongs to this thread; the path is a C string; the memory has room for what is
+    // read; the descriptor is ours from its opening to its closing.
     let got = unsafe {
         let errno = libc::__errno_location();
         let before = *errno;

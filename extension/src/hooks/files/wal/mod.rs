@@ -46,8 +46,9 @@ struct Scratch([u8; RUN * PAGE]);
 
 static SCRATCH: ProcessLocal<Scratch> = ProcessLocal::new(Scratch([0; RUN * PAGE]));
 
-/// If the path is that of a WAL segment, as `XLogFilePath` writes it: its first address, and its timeline. A segment
-/// that was fetched from the archive has a fixed name first, which does not tell.
+/// If the path is that of a WAL segment, as `XLogFilePath` writes it: its first address, and its
+/// timeline. A segment that was fetched from the archive has a fixed name first, which does not
+/// tell.
 #[inline]
 pub(super) fn segment(path: &CStr) -> Option<Tag> {
     let name = path.to_bytes().strip_prefix(DIRECTORY)?;
