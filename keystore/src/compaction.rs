@@ -5,8 +5,8 @@
 //! missing in the copy. WAL brings what came after the backup began, and nothing else; so what is
 //! older must not stand in that end. Hence records stay in the order and in the batches in which
 //! they stand in the log: what stays is nowhere further from the beginning than it was. Only a
-//! tombstone moves, before the first record of its file, and is shorter than the key whose place it
-//! takes.
+//! tombstone moves, to where the first record of its file stood, and is shorter than the key whose
+//! place it takes.
 
 use std::collections::HashMap;
 
@@ -29,16 +29,19 @@ pub fn in_place(kept: Vec<Record>, log: &[Vec<Record>]) -> Vec<Vec<Record>> {
         _ => false,
     };
     // From behind: of what the log says twice the last counts.
-    let mut staying: Vec<Vec<&Record>> = Vec::new();
+    let mut places: Vec<Vec<Place<'_>>> = Vec::new();
     for batch in log.iter().rev() {
-        let mut stays: Vec<_> = batch.iter().rev().filter(|record| take(record)).collect();
-        stays.reverse();
-        staying.push(stays);
+        let place = |record| Place { record, stays: take(record) };
+        let mut batch: Vec<_> = batch.iter().rev().map(place).collect();
+        batch.reverse();
+        places.push(batch);
     }
+    places.reverse();
     let others: Vec<_> = kept.iter().filter(|record| take(record)).collect();
-    staying.reverse();
-    staying.extend(others.chunks(COMPACT_BATCH).map(<[_]>::to_vec));
-    let batches = tombstones_first(staying);
+    for batch in others.chunks(COMPACT_BATCH) {
+        places.push(batch.iter().map(|record| Place { record, stays: true }).collect());
+    }
+    let batches = tombstones_first(places);
     // Order means something where a record corrects another one.
     let arranged = State::from_records(batches.iter().flatten().cloned());
     if arranged == State::from_records(kept.iter().cloned()) {
@@ -48,22 +51,29 @@ pub fn in_place(kept: Vec<Record>, log: &[Vec<Record>]) -> Vec<Vec<Record>> {
     }
 }
 
-/// Moves the tombstone of each file before the first record of the file; leaves out batches with
-/// nothing in them.
-fn tombstones_first(staying: Vec<Vec<&Record>>) -> Vec<Vec<Record>> {
+/// Where a record stands in the log.
+struct Place<'a> {
+    record: &'a Record,
+    /// Whether it is kept.
+    stays: bool,
+}
+
+/// What stays, with the tombstone of each file where the first record of the file stood, be it kept
+/// or not; leaves out batches with nothing in them.
+fn tombstones_first(places: Vec<Vec<Place<'_>>>) -> Vec<Vec<Record>> {
     let is_tombstone = |record: &Record| matches!(record, Record::Destroyed { .. });
     let mut tombstones: HashMap<RelFile, Vec<&Record>> = HashMap::new();
-    for record in staying.iter().flatten().filter(|record| is_tombstone(record)) {
-        if let Some(file) = file(record) {
+    for Place { record, .. } in places.iter().flatten().filter(|place| place.stays) {
+        if let Some(file) = file(record).filter(|_| is_tombstone(record)) {
             tombstones.entry(file).or_default().push(record);
         }
     }
-    let batches = staying.into_iter().map(|batch| {
+    let batches = places.into_iter().map(|batch| {
         let mut records = Vec::new();
-        for record in batch {
+        for Place { record, stays } in batch {
             let first = file(record).and_then(|file| tombstones.remove(&file));
             records.extend(first.into_iter().flatten().cloned());
-            if !is_tombstone(record) {
+            if stays && !is_tombstone(record) {
                 records.push(record.clone());
             }
         }
@@ -160,6 +170,26 @@ mod tests {
             ]
         );
         assert_eq!(folded(&batches), folded(&log));
+        assert_eq!(in_place(folded(&batches), &batches), batches);
+    }
+
+    /// Of a file that lives on the keys before the present one are gone, and where they stood is the
+    /// tombstone: a copy that ends before the present key must not end before that.
+    #[test]
+    fn a_tombstone_of_former_keys_stands_where_these_stood() {
+        let log = [
+            vec![data_key(9, 1), current(9, 1)],
+            vec![data_key(8, 1), current(8, 1)],
+            vec![data_key(9, 2), current(9, 2)],
+            vec![destroyed(9)],
+        ];
+        let batches = in_place(folded(&log), &log);
+        let expected = [
+            vec![destroyed(9)],
+            vec![data_key(8, 1), current(8, 1)],
+            vec![data_key(9, 2), current(9, 2)],
+        ];
+        assert_eq!(batches, expected);
         assert_eq!(in_place(folded(&batches), &batches), batches);
     }
 
