@@ -316,6 +316,8 @@ pub(crate) fn family(oid: Oid, lock: pg_sys::LOCKMODE) -> Vec<Facts> {
     self::lock(oid, lock);
     let mut members = Vec::new();
     collect_family(oid, Some(lock), &mut members);
+    // SAFETY: the lock was taken twice, and who gives it back, by `unlock`, does so once.
+    unsafe { pg_sys::UnlockRelationOid(oid, lock) };
     members
 }
 
