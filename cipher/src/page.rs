@@ -200,6 +200,24 @@ pub fn blank(page: &mut Page, lsn: u64, block: u32, checksums: bool) {
     put(page, CHECKSUM, checksum);
 }
 
+/// `ItemIdData` with `LP_DEAD` (itemid.h), and how many there are at most in a page of a heap
+/// (`MaxHeapTuplesPerPage`, htup_details.h).
+const DEAD_ITEM: u32 = 3 << 15;
+const MAX_ITEMS: usize = 291;
+
+/// As [`blank`], for a page of a heap: every row that it may have had is dead. Entries of indexes
+/// may still point to any of them. VACUUM removes these before it gives the places of dead rows to
+/// others, or shortens the file; a page without rows it would do both to at once.
+pub fn bury(page: &mut Page, lsn: u64, block: u32, checksums: bool) {
+    const ITEM: usize = size_of::<u32>();
+    blank(page, lsn, block, false);
+    let items = page[usize::from(PAGE_HEADER)..].chunks_exact_mut(ITEM).take(MAX_ITEMS);
+    items.for_each(|item| item.copy_from_slice(&DEAD_ITEM.to_le_bytes()));
+    put(page, LOWER, PAGE_HEADER + (MAX_ITEMS * ITEM) as u16);
+    let checksum = if checksums { page_checksum(page, block) } else { 0 };
+    put(page, CHECKSUM, checksum);
+}
+
 /// `pd_lsn` of a page made by [`stand_in`]: later than any record of WAL, so no page of a server
 /// has it.
 const LATER_THAN_WAL: [u8; LSN_SIZE] = [0xFF; LSN_SIZE];
@@ -390,6 +408,21 @@ mod tests {
         assert_eq!(get(&page, CHECKSUM), page_checksum(&page, 9));
         assert!(page[20..].iter().all(|byte| *byte == 0));
         blank(&mut page, 1, 9, false);
+        assert_eq!(get(&page, CHECKSUM), 0);
+    }
+
+    #[test]
+    fn a_buried_page_has_dead_rows_only() {
+        let mut page = [7; PAGE_SIZE];
+        bury(&mut page, 0x1_6B37_4D8F, 9, true);
+        assert_eq!(page[..8], [1, 0, 0, 0, 0x8F, 0x4D, 0x37, 0x6B]);
+        assert_eq!((get(&page, LOWER), get(&page, UPPER), get(&page, SPECIAL)), (1188, 8192, 8192));
+        assert_eq!((get(&page, FLAGS), get(&page, PAGESIZE_VERSION)), (0, 0x2004));
+        assert_eq!(get(&page, CHECKSUM), page_checksum(&page, 9));
+        // lp_off : 15, lp_flags : 2, lp_len : 15
+        assert!(page[24..1188].chunks(4).all(|item| item == [0, 0x80, 1, 0]));
+        assert!(page[1188..].iter().all(|byte| *byte == 0));
+        bury(&mut page, 1, 9, false);
         assert_eq!(get(&page, CHECKSUM), 0);
     }
 

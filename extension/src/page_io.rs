@@ -311,11 +311,11 @@ fn open_sealed(
     match opened {
         Ok(()) => Ok(()),
         Err(Cause::Destroyed) if in_recovery() => {
-            blank_for_redo(file.file, epoch, block, page);
+            blank_for_redo(file.file, fork, epoch, block, page);
             Ok(())
         }
         Err(Cause::Destroyed) if has_outlived_its_keys(file.file) => {
-            page::blank(page, 0, block, data_checksums());
+            blank(file.file, fork, 0, block, page);
             Ok(())
         }
         // Not sealed, but damaged: PostgreSQL says so, and its means help.
@@ -356,9 +356,25 @@ fn kind_of(file: SmgrFile) -> Kind {
 /// they were changed later than all that, and passes over them. (Users were refused:
 /// [`check_access`].)
 #[cold]
-fn blank_for_redo(file: RelFile, epoch: Epoch, block: u32, page: &mut Page) {
-    let lsn = shared::destroyed_at(file, epoch.get()).unwrap_or(0);
-    page::blank(page, lsn, block, data_checksums());
+fn blank_for_redo(file: RelFile, fork: i32, epoch: Epoch, block: u32, page: &mut Page) {
+    let lsn = match fork_of(fork) {
+        // It is changed without a look at its LSN (`XLogRecordPageWithFreeSpace`, freespace.c), and
+        // written: WAL may end before that address.
+        Fork::FreeSpaceMap => 0,
+        _ => shared::destroyed_at(file, epoch.get()).unwrap_or(0),
+    };
+    blank(file, fork, lsn, block, page);
+}
+
+/// What a page is read as whose key was destroyed. Where the file goes on its indexes do as well,
+/// and point to rows that the page had: these are dead. Redo finds it so, too.
+#[cold]
+fn blank(file: RelFile, fork: i32, lsn: u64, block: u32, page: &mut Page) {
+    if has_outlived_its_keys(file) && fork_of(fork) == Fork::Main {
+        page::bury(page, lsn, block, data_checksums());
+    } else {
+        page::blank(page, lsn, block, data_checksums());
+    }
 }
 
 /// Whether a file goes on although keys that it had before were destroyed. No page under those is

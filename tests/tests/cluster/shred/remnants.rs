@@ -30,7 +30,14 @@ const SAMPLES: &str = "ALTER TABLE t ADD a text, ADD b text, ADD c text, ADD d t
     CREATE EXTENSION pageinspect";
 
 fn sampled(conf: &str) -> Result<(Cluster, pagevault_tests::KeyFile)> {
-    let (mut cluster, keys) = cluster(&format!("autovacuum = off\n{conf}"))?;
+    sampled_with(
+        &Settings::default().conf("checkpoint_timeout = 1h").conf("wal_keep_size = 1GB").conf(conf),
+    )
+}
+
+fn sampled_with(settings: &Settings) -> Result<(Cluster, pagevault_tests::KeyFile)> {
+    let (mut cluster, keys) = Cluster::with_keys(&settings.clone().conf("autovacuum = off"))?;
+    cluster.sql(TABLES)?;
     cluster.allow_log("were destroyed");
     cluster.sql(SAMPLES)?;
     for _ in 0..3 {
@@ -243,6 +250,100 @@ fn older_pages_open_to_nothing() -> Result<()> {
     ensure!(cluster.text(of_u)? == "2", "ANALYZE, after a crash");
     ensure_shredded(&cluster, &u)?;
     cluster.finish()
+}
+
+/// Index entries from before find no row of another column where pages open to nothing: the planner
+/// would take numbers for texts.
+#[test]
+fn rows_that_are_added_where_older_pages_were() -> Result<()> {
+    let (cluster, _keys) = sampled("")?;
+    let columns = |value: &str| -> String {
+        (1..=60).map(|column| format!("{value} AS c{column}")).collect::<Vec<_>>().join(", ")
+    };
+    cluster.sql(&format!(
+        "CREATE TABLE texts AS SELECT {} FROM generate_series(1, 100) i;
+         CREATE TABLE numbers AS SELECT {} FROM generate_series(1, 100) i;
+         ANALYZE texts",
+        columns("'zeisig' || i % 3"),
+        columns("i % 3"),
+    ))?;
+    cluster.restart()?;
+    let mut before = Vec::new();
+    for place in PLACES {
+        for file in cluster.files(place)? {
+            before.push((file.path.clone(), file.bytes()?));
+        }
+    }
+    cluster.sql(SHRED)?;
+    cluster.stop(StopMode::Fast)?;
+    for (path, bytes) in &before {
+        std::fs::write(path, bytes)?;
+    }
+    cluster.start_server()?;
+    for statement in
+        ["VACUUM pg_statistic", "ANALYZE numbers", "VACUUM pg_statistic", "ANALYZE texts"]
+    {
+        cluster.sql(statement)?;
+        for column in 1..=60 {
+            let plan = format!("EXPLAIN SELECT * FROM texts WHERE c{column} = 'zeisig1'");
+            cluster.sql(&plan).with_context(|| format!("after {statement}"))?;
+        }
+    }
+    cluster.sql("VACUUM FULL pg_statistic")?;
+    cluster.finish()
+}
+
+/// A snapshot of a server that ran, with the keystore of afterwards: what it replays ends before the
+/// tombstone. No page that is written has an address that its WAL does not come to.
+#[test]
+fn a_snapshot_with_the_keystore_of_afterwards() -> Result<()> {
+    let images = Settings::default().conf("full_page_writes = on");
+    let none = Settings::default().conf("full_page_writes = off");
+    for settings in
+        [images.clone(), none.clone(), images.without_checksums(), none.without_checksums()]
+    {
+        let conf = format!("{settings:?}");
+        let (cluster, _keys) = sampled_with(&settings)?;
+        let u = cluster.text(U)?;
+        cluster.sql("VACUUM pg_statistic")?;
+        cluster.sql("CHECKPOINT")?;
+        cluster.sql(&analyzed_tables("x"))?;
+        cluster.sql("DELETE FROM pg_statistic WHERE starelid = 'x1'::regclass")?;
+        cluster.sql("VACUUM pg_statistic")?;
+        cluster.sql(&analyzed_tables("w"))?;
+        cluster.kill()?;
+        let copy = cluster.directory().join("copy");
+        super::crashes::copy_tree(&cluster.data_directory(), &copy)?;
+        cluster.start_server()?;
+        cluster.sql(SHRED)?;
+        cluster.stop(StopMode::Fast)?;
+        std::fs::remove_dir_all(copy.join("pagevault"))?;
+        super::crashes::copy_tree(
+            &cluster.data_directory().join("pagevault"),
+            &copy.join("pagevault"),
+        )?;
+        if copy.join("postmaster.pid").exists() {
+            std::fs::remove_file(copy.join("postmaster.pid"))?;
+        }
+        let mut restored = Cluster::from_files(|data| Ok(std::fs::rename(&copy, data)?))?;
+        // The map is an image in WAL, and the page a change of one.
+        restored.allow_log("page is not marked all-visible but visibility map bit is set");
+        for _ in 0..2 {
+            restored.start_server().with_context(|| conf.clone())?;
+            restored.sql(&U.replace("SELECT", "EXPLAIN SELECT"))?;
+            restored.sql("ANALYZE u")?;
+            for statement in ["VACUUM pg_statistic", "ANALYZE u", "CHECKPOINT"] {
+                restored.sql(statement).with_context(|| format!("{conf}: {statement}"))?;
+            }
+            ensure_shredded(&restored, &u)?;
+            restored.kill()?;
+        }
+        restored.start_server()?;
+        restored.finish()?;
+        cluster.start_server()?;
+        cluster.finish()?;
+    }
+    Ok(())
 }
 
 /// Statistics of the table that stays; shown by every server that tells of it.
