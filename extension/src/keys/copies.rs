@@ -117,9 +117,13 @@ fn add_records(
 }
 
 /// An epoch whose key was destroyed for one of the two files, while the other one has it.
+///
+/// Not where the original goes on without it ([`super::destruction`]), and the copy is to lie where
+/// the file lay before its database was moved: what has stayed of the key there goes as well.
 fn clash_of_destroyed(original: &File, copy: &File) -> Option<u16> {
     let lost = |from: &File, by: &File| from.keys.keys().copied().find(|e| by.is_destroyed(*e));
-    lost(original, copy).or_else(|| lost(copy, original))
+    let goes_on = original.destroyed.is_some_and(|keys| keys.through < original.phase.epoch);
+    lost(original, copy).or_else(|| lost(copy, original).filter(|_| !goes_on))
 }
 
 /// The copy's number belonged to another encrypted relation once, whose keys are kept.

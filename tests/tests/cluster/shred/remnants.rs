@@ -346,6 +346,46 @@ fn a_snapshot_with_the_keystore_of_afterwards() -> Result<()> {
     Ok(())
 }
 
+/// Where a database lay before, its statistics had keys that are destroyed by now.
+#[test]
+fn a_database_moves_and_is_copied_afterwards() -> Result<()> {
+    let (cluster, _keys) = cluster("autovacuum = off")?;
+    let space = cluster.directory().join("space");
+    std::fs::create_dir(&space)?;
+    cluster.installation().give(&space)?;
+    cluster.sql(&format!("CREATE TABLESPACE space LOCATION '{}'", space.display()))?;
+    cluster.sql("CREATE DATABASE app")?;
+    let mut app = cluster.client_to("app")?;
+    for statement in ["CREATE EXTENSION IF NOT EXISTS pagevault", TABLES, "ANALYZE"] {
+        run_sql(&mut app, statement)?;
+    }
+    drop(app);
+    let of_u = text(&mut cluster.client_to("app")?, OF_U)?;
+    for statement in [
+        "ALTER DATABASE app SET TABLESPACE space",
+        "CREATE DATABASE copy TEMPLATE app STRATEGY file_copy",
+    ] {
+        cluster.sql(statement)?;
+    }
+    for statement in [SHRED, "DROP TABLE t CASCADE"] {
+        run_sql(&mut cluster.client_to("app")?, statement)?;
+    }
+    for statement in [
+        "CREATE DATABASE later TEMPLATE app STRATEGY file_copy",
+        "ALTER DATABASE app SET TABLESPACE pg_default",
+        "ALTER DATABASE app SET TABLESPACE space",
+    ] {
+        cluster.sql(statement)?;
+        cluster.crash()?;
+    }
+    for database in ["app", "copy", "later"] {
+        let found = text(&mut cluster.client_to(database)?, OF_U)?;
+        ensure!(found == of_u, "{database}: {found}");
+        run_sql(&mut cluster.client_to(database)?, "ANALYZE u")?;
+    }
+    cluster.finish()
+}
+
 /// Statistics of the table that stays; shown by every server that tells of it.
 const OF_U: &str = "SELECT string_agg(attname || md5(histogram_bounds::text), ' ' ORDER BY attname)
     FROM pg_stats WHERE tablename = 'u'";
