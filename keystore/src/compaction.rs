@@ -173,8 +173,8 @@ mod tests {
         assert_eq!(in_place(folded(&batches), &batches), batches);
     }
 
-    /// Of a file that lives on the keys before the present one are gone, and where they stood is the
-    /// tombstone: a copy that ends before the present key must not end before that.
+    /// Of a file that lives on the keys before the present one are gone, and where they stood is
+    /// the tombstone: a copy that ends before the present key must not end before that.
     #[test]
     fn a_tombstone_of_former_keys_stands_where_these_stood() {
         let log = [

@@ -293,8 +293,8 @@ fn rows_that_are_added_where_older_pages_were() -> Result<()> {
     cluster.finish()
 }
 
-/// A snapshot of a server that ran, with the keystore of afterwards: what it replays ends before the
-/// tombstone. No page that is written has an address that its WAL does not come to.
+/// A snapshot of a server that ran, with the keystore of afterwards: what it replays ends before
+/// the tombstone. No page that is written has an address that its WAL does not come to.
 #[test]
 fn a_snapshot_with_the_keystore_of_afterwards() -> Result<()> {
     let images = Settings::default().conf("full_page_writes = on");
