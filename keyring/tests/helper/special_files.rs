@@ -32,7 +32,7 @@ fn data_directory() -> Bench {
     Log::create(&storage, [7; 16], 0, &[]).unwrap();
     let told = "Database cluster state: shut down\nDatabase block size: 8192\n\
         Blocks per segment of large relation: 131072\nWAL block size: 8192\nBytes per WAL segment: 16777216\n\
-        Data page checksum version: 0\nLatest checkpoint's TimeLineID: 2\n";
+        Data page checksum version: 0\nLatest checkpoint location: 0/3000028\nLatest checkpoint's TimeLineID: 2\n";
     // It reads the control file, as PostgreSQL's does.
     let program = format!("#!/bin/sh\ncat \"$1/global/pg_control\" && cat <<END\n{told}END\n");
     install(&bench.path("keys/pg_controldata"), &program);
