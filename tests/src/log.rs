@@ -4,7 +4,7 @@
 const ALARMING: [&str; 3] = ["WARNING:  ", "FATAL:  ", "PANIC:  "];
 
 /// What servers say about their clients and their own stop and start; harmless anywhere.
-const ORDINARY: [&str; 8] = [
+const ORDINARY: [&str; 10] = [
     "the database system is starting up",
     "the database system is shutting down",
     "the database system is in recovery mode",
@@ -13,6 +13,9 @@ const ORDINARY: [&str; 8] = [
     "terminating connection due to unexpected postmaster exit",
     "terminating background worker",
     "connection to client lost",
+    // Which of the two a standby says depends on what it is at when its primary stops.
+    "could not receive data from WAL stream",
+    "could not send data to WAL stream",
 ];
 
 /// The lines of `log` that are warnings or worse and contain none of `allowed`.
