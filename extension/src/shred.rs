@@ -389,19 +389,8 @@ fn finish(
         }
         Err(report) => (0, 0, report.message()),
     };
-    let destruction = audit::Destruction {
-        action: "destroy_keys",
-        by,
-        role: who.role.as_deref(),
-        login_role: who.login_role.as_deref(),
-        current_role: who.current_role.as_deref(),
-        database: who.database.as_deref(),
-        object,
-        files,
-        keys,
-        outcome: told,
-    };
-    audit::log_destruction(&who, &destruction);
+    let destruction = audit::Destruction { object, files, keys, outcome: told };
+    audit::log_destruction(&who, by, &destruction);
     let mut outcome = outcome?;
     match outcome.not_compacted.take() {
         None => Ok(shredded(outcome)),

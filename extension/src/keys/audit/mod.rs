@@ -45,36 +45,21 @@ pub(super) struct Event<'a> {
     pub(super) elapsed_us: Option<u64>,
 }
 
-#[derive(Serialize)]
-struct Line<'a> {
-    action: &'a str,
-    by: &'a str,
-    role: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    login_role: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    current_role: Option<&'a str>,
-    database: Option<&'a str>,
-    scope: Option<String>,
-    provider: &'a str,
-    key: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    from_key: Option<&'a str>,
-    key_version: Option<u64>,
-    outcome: &'a str,
-    duration_ms: Option<f64>,
-}
-
 /// Writes the line of an event. Looks nothing up, so that it works when a session is being
 /// cancelled.
 pub(super) fn log(who: &Identity, event: &Event<'_>) {
-    let line = Line {
-        action: event.action,
-        by: event.by,
-        role: who.role.as_deref(),
-        login_role: who.login_role.as_deref(),
-        current_role: who.current_role.as_deref(),
-        database: who.database.as_deref(),
+    #[derive(Serialize)]
+    struct Facts<'a> {
+        scope: Option<String>,
+        provider: &'a str,
+        key: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        from_key: Option<&'a str>,
+        key_version: Option<u64>,
+        outcome: &'a str,
+        duration_ms: Option<f64>,
+    }
+    let facts = Facts {
         scope: event.scope.map(|scope| match scope {
             0 => "cluster".to_owned(),
             database => format!("database {database}"),
@@ -86,14 +71,36 @@ pub(super) fn log(who: &Identity, event: &Event<'_>) {
         outcome: event.outcome,
         duration_ms: event.elapsed_us.map(|us| us as f64 / 1000.0),
     };
-    write(who, &line);
+    write(who, event.action, event.by, facts);
 }
 
-/// Has the trail go on with these facts. What a user has asked for is synced; what the server does
-/// by itself, again and again, need not be.
-fn write(who: &Identity, facts: &impl Serialize) {
+/// Has the trail go on with who does what, and these facts. What a user has asked for is synced;
+/// what the server does by itself, again and again, need not be.
+fn write(who: &Identity, action: &str, by: &str, facts: impl Serialize) {
+    #[derive(Serialize)]
+    struct Line<'a, F> {
+        action: &'a str,
+        by: &'a str,
+        role: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        login_role: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        current_role: Option<&'a str>,
+        database: Option<&'a str>,
+        #[serde(flatten)]
+        facts: F,
+    }
+    let line = Line {
+        action,
+        by,
+        role: who.role.as_deref(),
+        login_role: who.login_role.as_deref(),
+        current_role: who.current_role.as_deref(),
+        database: who.database.as_deref(),
+        facts,
+    };
     // Texts and numbers always have a JSON form.
-    let json = serde_json::to_string(facts).unwrap_or_default();
+    let json = serde_json::to_string(&line).unwrap_or_default();
     let members = json.strip_prefix('{').and_then(|json| json.strip_suffix('}'));
     trail::write(members.unwrap_or_default(), who.role.is_some());
 }
@@ -101,35 +108,18 @@ fn write(who: &Identity, facts: &impl Serialize) {
 /// Database keys that were locked and are not any more: from here on lines may have a MAC.
 pub(super) fn unlocked(by: &str, keys: usize, locked: usize) {
     #[derive(Serialize)]
-    struct Unlocked<'a> {
-        action: &'static str,
-        by: &'a str,
-        role: Option<String>,
-        database: Option<String>,
+    struct Facts {
         keys: usize,
         locked: usize,
         outcome: &'static str,
     }
-    let who = session::identity();
     let outcome = if locked == 0 { "ok" } else { "in part" };
-    let (role, database) = (who.role.clone(), who.database.clone());
-    write(&who, &Unlocked { action: "unlock", by, role, database, keys, locked, outcome });
+    write(&session::identity(), "unlock", by, Facts { keys, locked, outcome });
 }
 
-/// Keys that were destroyed, as a line of the trail: what of, how many, and how that ended.
+/// What the line of keys that were destroyed tells: what of, how many, and how that ended.
 #[derive(Serialize)]
 pub(crate) struct Destruction<'a> {
-    /// Always `destroy_keys`.
-    pub(crate) action: &'static str,
-    /// The SQL function.
-    pub(crate) by: &'a str,
-    pub(crate) role: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) login_role: Option<&'a str>,
-    #[serde(skip_serializing_if = "Option::is_none")]
-    pub(crate) current_role: Option<&'a str>,
-    /// Whose session.
-    pub(crate) database: Option<&'a str>,
     pub(crate) object: &'a str,
     pub(crate) files: usize,
     pub(crate) keys: u64,
@@ -137,7 +127,7 @@ pub(crate) struct Destruction<'a> {
     pub(crate) outcome: &'a str,
 }
 
-/// Writes the line of keys that were destroyed.
-pub(crate) fn log_destruction(who: &Identity, destruction: &Destruction<'_>) {
-    write(who, destruction);
+/// Writes the line of keys that the SQL function `by` has destroyed.
+pub(crate) fn log_destruction(who: &Identity, by: &str, destruction: &Destruction<'_>) {
+    write(who, "destroy_keys", by, destruction);
 }

@@ -48,15 +48,7 @@ impl Operation {
     /// Writes a line.
     pub(super) fn log(&self, who: &Identity, outcome: &str, code: Option<&str>) {
         #[derive(Serialize)]
-        struct Line<'a> {
-            action: &'a str,
-            by: &'a str,
-            role: Option<&'a str>,
-            #[serde(skip_serializing_if = "Option::is_none")]
-            login_role: Option<&'a str>,
-            #[serde(skip_serializing_if = "Option::is_none")]
-            current_role: Option<&'a str>,
-            database: Option<&'a str>,
+        struct Facts<'a> {
             #[serde(skip_serializing_if = "Option::is_none")]
             object: Option<Cow<'a, str>>,
             #[serde(skip_serializing_if = "Option::is_none")]
@@ -80,13 +72,7 @@ impl Operation {
                 false => format!("{text}... ({} bytes)", whole.len()).into(),
             })
         }
-        let line = Line {
-            action: self.action,
-            by: self.by,
-            role: who.role.as_deref(),
-            login_role: who.login_role.as_deref(),
-            current_role: who.current_role.as_deref(),
-            database: who.database.as_deref(),
+        let facts = Facts {
             object: cut(&self.object),
             provider: cut(&self.provider),
             key: cut(&self.key),
@@ -95,7 +81,7 @@ impl Operation {
             outcome,
             sqlstate: code,
         };
-        super::write(who, &line);
+        super::write(who, self.action, self.by, facts);
     }
 
     /// Writes that it has failed with this SQLSTATE, if that is known.
