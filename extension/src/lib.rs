@@ -11,10 +11,11 @@
 //!    restarts after a crash of one of its processes.
 
 mod api;
+mod audit;
 mod fault;
 mod hooks;
 mod keys;
-mod page_io;
+mod page;
 mod pg;
 mod policy;
 mod preload;
@@ -23,6 +24,7 @@ mod remnants;
 mod rewrite;
 mod rmgr;
 mod roles;
+mod shmem;
 mod shred;
 mod stats;
 mod verify;

@@ -16,10 +16,11 @@ mod tests {
     use pagevault_keystore::RelFile;
     use pgrx::prelude::*;
 
-    use crate::keys::{helper, shared};
-    use crate::page_io;
+    use crate::keys::provider::helper;
+    use crate::page::io;
     use crate::pg::compat::{SHARED_BACKEND, SmgrFile};
     use crate::pg::process;
+    use crate::shmem;
     use crate::stats::Kind;
 
     const DATABASE: &str = "pagevault_pgbench";
@@ -149,7 +150,7 @@ mod tests {
 
     /// Relation pages that were sealed and opened so far.
     fn counted() -> (u64, u64) {
-        let totals = shared::get().map(|shared| shared.stats.totals(Kind::Relation));
+        let totals = shmem::get().map(|shared| shared.stats.totals(Kind::Relation));
         totals.map_or((0, 0), |totals| (totals.sealed, totals.opened))
     }
 
@@ -231,7 +232,7 @@ mod tests {
             relation: ask("SELECT pg_relation_filenode('sealed.pgbench_accounts')"),
         };
         let file = SmgrFile { file, backend: SHARED_BACKEND };
-        assert!(page_io::seal_target(file).is_some(), "the table is not encrypted");
+        assert!(io::seal_target(file).is_some(), "the table is not encrypted");
         let checksums = process::data_checksums();
 
         let mut plain: Vec<Page> = vec![[7; PAGE_SIZE]; PAGES as usize];
@@ -243,8 +244,8 @@ mod tests {
         let seal = nanoseconds(PAGES, |block| {
             let source = black_box(&plain[block as usize]).as_ptr();
             // SAFETY: one pointer to one page.
-            let done = page_io::seal_target(file)
-                .map(|target| unsafe { page_io::seal(target, 0, block, &source, 1) });
+            let done = io::seal_target(file)
+                .map(|target| unsafe { io::seal(target, 0, block, &source, 1) });
             let Some(Ok(pages)) = done else { panic!("not sealed") };
             // SAFETY: the page that was sealed just now.
             sealed[block as usize]
@@ -256,7 +257,7 @@ mod tests {
         let open = nanoseconds(PAGES, |block| {
             work.copy_from_slice(black_box(&sealed[block as usize]));
             // SAFETY: a page of ours.
-            let opened = unsafe { page_io::open(file, 0, block, work.as_mut_ptr()) };
+            let opened = unsafe { io::open(file, 0, block, work.as_mut_ptr()) };
             assert!(opened.is_ok());
         });
         assert!(work[12..] == plain[0][12..], "it is not what it was");

@@ -7,7 +7,9 @@
 use pagevault_keystore::batch;
 use pgrx::{PgSqlErrorCode, pg_guard, pg_sys};
 
-use crate::keys::{destruction, redo as key_redo, stand_ins};
+use crate::keys::redo as key_redo;
+use crate::keys::usage::destruction;
+use crate::page::stand_ins;
 use crate::pg::report::Report;
 use crate::pg::{consistency, remnants, wal};
 

@@ -7,13 +7,13 @@ mod tests {
     use pgrx::prelude::*;
     use pgrx::spi;
 
-    use crate::keys::health::{self, Health, Trouble};
-    use crate::keys::refusal;
-    use crate::keys::secrets::{self, Revocation, Secrets, State};
-    use crate::keys::shared::{Control, control_words};
+    use crate::keys::provider::refusal;
     use crate::pg::locks::KeystoreLock;
     use crate::pg::mapping::{Kind, shared_words};
     use crate::policy::label::{self, Label};
+    use crate::shmem::health::{self, Health, Trouble};
+    use crate::shmem::secrets::{self, Revocation, Secrets, State};
+    use crate::shmem::{Control, control_words};
 
     #[pg_test]
     fn is_loaded_from_shared_preload_libraries() -> spi::Result<()> {

@@ -12,13 +12,12 @@ use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, ForkNumber, Oid};
 
-use crate::keys::shared;
-use crate::page_io;
-use crate::pg::catalog;
+use crate::page::io as page_io;
 use crate::pg::compat::{self, SHARED_BACKEND, SmgrFile};
-use crate::pg::process;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
+use crate::pg::{catalog, process};
+use crate::shmem;
 
 /// What one page is on disk.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -115,15 +114,15 @@ pub(crate) fn main_fork_bytes(file: RelFile) -> Result<i64> {
 
 /// True if pages of a file are sealed when they are written, or were and are not yet rewritten.
 pub(crate) fn may_be_sealed(file: RelFile) -> Result<bool> {
-    if !shared::is_known(file) || shared::is_sealed(file) {
-        return Ok(shared::is_sealed(file));
+    if !shmem::is_known(file) || shmem::is_sealed(file) {
+        return Ok(shmem::is_sealed(file));
     }
     Ok(count_pages(file)?.iter().any(|count| matches!(count.state, PageState::Sealed(_))))
 }
 
 /// What was shredded can neither be rewritten nor begun anew in place.
 pub(crate) fn refuse_destroyed(file: RelFile) -> Result<()> {
-    if !shared::is_destroyed(file) {
+    if !shmem::is_destroyed(file) {
         return Ok(());
     }
     let file = SmgrFile { file, backend: SHARED_BACKEND };
@@ -142,12 +141,12 @@ pub(crate) fn refuse_lost_epochs(
     let mut lost = None;
     // Such a page is read as an empty one.
     let is_given_up = |epoch: Epoch| {
-        shared::destroyed_at(file, epoch.get()).is_some() && !shared::is_destroyed(file)
+        shmem::destroyed_at(file, epoch.get()).is_some() && !shmem::is_destroyed(file)
     };
     let more = scan(file, fork, range, |block, state| {
         if let PageState::Sealed(epoch) = state
             && lost.is_none_or(|(_, known)| known != epoch)
-            && !shared::has_key(file, epoch.get())
+            && !shmem::has_key(file, epoch.get())
             && !is_given_up(epoch)
         {
             lost.get_or_insert((block, epoch));
@@ -345,7 +344,7 @@ pub(crate) fn plaintext_files_in(database: u32, tablespace: u32, first: u32) -> 
         // Main forks, their first segments: names that are numbers.
         let Some(relation) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
         let file = RelFile { tablespace, database, relation };
-        count += usize::from(relation >= first && !shared::is_sealed(file));
+        count += usize::from(relation >= first && !shmem::is_sealed(file));
     }
     Ok(count)
 }

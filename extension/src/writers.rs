@@ -31,9 +31,9 @@ use std::time::{Duration, Instant};
 
 use pgrx::PgSqlErrorCode;
 
-use crate::keys::shared;
 use crate::pg::report::{Report, Result};
 use crate::pg::{compat, guc, process, processes};
+use crate::shmem;
 
 /// What takes its time between looking at keys and acting on what was seen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -82,7 +82,7 @@ impl Writers {
 /// The words of this process. The postmaster has none, and writes nothing.
 #[inline]
 fn own() -> Option<&'static [AtomicU32; SLOT]> {
-    shared::get()?.writers.slot(compat::process_number()?)
+    shmem::get()?.writers.slot(compat::process_number()?)
 }
 
 /// From here on this process looks at the keys of a file, given by its number, to act on what it
@@ -129,7 +129,7 @@ impl Others {
     pub(crate) fn at(act: Act, file: Option<u32>) -> Others {
         let mut busy = Vec::new();
         fence(SeqCst);
-        let slots = shared::get().map_or(&[][..], |shared| shared.writers.words);
+        let slots = shmem::get().map_or(&[][..], |shared| shared.writers.words);
         for (process, slot) in slots.as_chunks::<SLOT>().0.iter().enumerate() {
             let word = slot[act as usize].load(Acquire);
             // That of this number, or of a later one: then what this one was for is done.
@@ -146,7 +146,7 @@ impl Others {
     pub(crate) fn are_done(&mut self) -> bool {
         let act = self.act;
         self.busy.retain(|&(process, before, pid)| {
-            let slot = shared::get().and_then(|shared| shared.writers.slot(process));
+            let slot = shmem::get().and_then(|shared| shared.writers.slot(process));
             let goes_on = slot.is_some_and(|slot| slot[act as usize].load(Acquire) == before);
             goes_on && !processes::has_left_its_work(process, pid)
         });

@@ -4,15 +4,14 @@ use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
 
 use super::{audited, audited_on};
-use crate::keys::shared;
 use crate::pg::labels::Object;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{OrRaise, Result};
 use crate::pg::text::ServerText;
-use crate::policy::labels;
+use crate::policy::{self, labels};
 use crate::rekey::requests;
 use crate::verify::{self, PageCount, PageState};
-use crate::{policy, preload, roles};
+use crate::{preload, roles, shmem};
 
 /// The security label as a function: `SECURITY LABEL FOR pagevault ON ... IS 'encrypted'`.
 #[pg_extern(sql = "
@@ -151,7 +150,7 @@ fn is_encrypted(rel: Oid) -> bool {
     roles::require_select(rel, &relation::quoted_name(&facts)).or_raise();
     let pages = verify::pages_of(rel).or_raise();
     let is_sealed = |(member, counts): &(Facts, Vec<PageCount>)| {
-        shared::is_sealed(member.file) && counts.iter().all(|c| c.state != PageState::Plaintext)
+        shmem::is_sealed(member.file) && counts.iter().all(|c| c.state != PageState::Plaintext)
     };
     !pages.is_empty() && pages.iter().all(is_sealed)
 }
@@ -183,7 +182,7 @@ fn verify(
                 PageState::Empty => ("empty", None),
                 PageState::Plaintext => ("plaintext", None),
                 PageState::Sealed(epoch) => {
-                    let destroyed = shared::destroyed_at(member.file, epoch.get()).is_some();
+                    let destroyed = shmem::destroyed_at(member.file, epoch.get()).is_some();
                     let state = if destroyed { "destroyed" } else { "sealed" };
                     (state, Some(i32::from(epoch.get())))
                 }

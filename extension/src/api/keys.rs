@@ -3,7 +3,8 @@
 use pgrx::prelude::*;
 
 use super::{KEY, PROVIDER, audited, audited_with, require_key_admin};
-use crate::keys::{master_keys, unlock as unlocking, wal_switch};
+use crate::keys::provider::{master_keys, unlock as unlocking};
+use crate::keys::usage::wal_switch;
 use crate::pg::report::{OrRaise, Result};
 use crate::pg::{process, text};
 use crate::{preload, roles};

@@ -9,7 +9,7 @@ mod shred;
 mod stats;
 mod status;
 
-use crate::keys::audit::{self, Operation};
+use crate::audit::{self, Operation};
 use crate::pg::report::{Report, Result};
 use crate::pg::text::ServerText;
 use crate::pg::{locks, process, relation, xact};

@@ -4,8 +4,8 @@ use pgrx::prelude::*;
 use pgrx::{AnyElement, PgSqlErrorCode};
 
 use super::{KEY, PROVIDER, require_key_admin};
-use crate::keys::audit::{self, Operation};
-use crate::keys::provider_admin;
+use crate::audit::{self, Operation};
+use crate::keys::provider::admin;
 use crate::pg::report::{OrRaise, Report, Result};
 use crate::pg::text::{self, ServerText};
 use crate::{preload, roles};
@@ -19,7 +19,7 @@ fn add_provider(name: &[u8], kind: &[u8], options: AnyElement) {
     let add = || {
         require_key_admin("add a key provider")?;
         let (name, kind) = (text::require_utf8(PROVIDER, name)?, text::require_utf8("kind", kind)?);
-        provider_admin::add(name, kind, &text::json("options", options)?)
+        admin::add(name, kind, &text::json("options", options)?)
     };
     audited("add_provider", name, add).or_raise();
 }
@@ -32,7 +32,7 @@ fn add_provider(name: &[u8], kind: &[u8], options: AnyElement) {
 fn alter_provider(name: &[u8], options: AnyElement) {
     let alter = || {
         require_key_admin("alter a key provider")?;
-        provider_admin::alter(text::require_utf8(PROVIDER, name)?, &text::json("options", options)?)
+        admin::alter(text::require_utf8(PROVIDER, name)?, &text::json("options", options)?)
     };
     audited("alter_provider", name, alter).or_raise();
 }
@@ -45,7 +45,7 @@ fn alter_provider(name: &[u8], options: AnyElement) {
 fn drop_provider(name: &[u8]) {
     audited("drop_provider", name, || {
         require_key_admin("drop a key provider")?;
-        provider_admin::drop(text::require_utf8(PROVIDER, name)?)
+        admin::drop(text::require_utf8(PROVIDER, name)?)
     })
     .or_raise();
 }
@@ -85,7 +85,7 @@ fn check_provider(
         .and_then(|()| name.ok_or_else(no_name))
         .and_then(|name| {
             let key = key.map(|key| text::require_utf8(KEY, key)).transpose()?;
-            provider_admin::check(text::require_utf8(PROVIDER, name)?, key)
+            admin::check(text::require_utf8(PROVIDER, name)?, key)
         })
         .or_raise();
     let rows: Vec<_> = lines

@@ -7,15 +7,13 @@ use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
 
 use super::{audited, audited_on, require_primary};
-use crate::keys::audit::{self, Operation};
-use crate::keys::shared;
+use crate::audit::{self, Operation};
 use crate::pg::process;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{OrRaise, Report, Result};
-use crate::rekey::Kind;
 use crate::rekey::jobs::{self, Order};
-use crate::rekey::requests;
-use crate::{preload, roles};
+use crate::rekey::{Kind, requests};
+use crate::{preload, roles, shmem};
 
 /// Gives a relation and what follows it new data keys, online. Returns the number of the job.
 #[pg_extern(sql = "
@@ -86,7 +84,7 @@ fn rotate_all_data_keys() -> i64 {
             if facts.is_stored()
                 && relation::leads(&facts)
                 && any_sealed(&facts)
-                && !shared::is_destroyed(facts.file)
+                && !shmem::is_destroyed(facts.file)
                 && jobs::unfinished_of(facts.oid)?.is_none()
             {
                 let name = relation::quoted_name(&facts);
@@ -102,7 +100,7 @@ fn rotate_all_data_keys() -> i64 {
 fn any_sealed(facts: &Facts) -> bool {
     relation::with_partitions(facts.oid)
         .iter()
-        .any(|table| table.is_stored() && shared::is_sealed(table.file))
+        .any(|table| table.is_stored() && shmem::is_sealed(table.file))
 }
 
 /// Stops a job until it is resumed.

@@ -6,9 +6,10 @@ use pgrx::pg_sys::{self, ForkNumber, Oid};
 use pgrx::prelude::*;
 
 use super::require_key_admin;
-use crate::keys::audit::{self, Operation};
-use crate::keys::destruction::{self, Outcome};
-use crate::keys::{master_keys, persist};
+use crate::audit::{self, Operation};
+use crate::keys::provider::master_keys;
+use crate::keys::store::persist;
+use crate::keys::usage::destruction::{self, Outcome};
 use crate::pg::report::{OrRaise, Report, Result};
 use crate::pg::text::ServerText;
 use crate::pg::{compat, process, session};

@@ -2,7 +2,7 @@
 
 use pgrx::prelude::*;
 
-use crate::keys::persist;
+use crate::keys::store::persist;
 use crate::pg::report::OrRaise;
 use crate::preload;
 use crate::stats::Kind;

@@ -4,14 +4,16 @@ use pagevault_keystore::directory::Directory;
 use pagevault_keystore::wal::is_key_place;
 use pgrx::prelude::*;
 
-use crate::keys::gone::is_gone;
-use crate::keys::health::Moment;
-use crate::keys::secrets::State;
-use crate::keys::{escrow, helper, persist, provider_admin, shared, wal_switch};
+use crate::keys::provider::gone::is_gone;
+use crate::keys::provider::{admin, helper};
+use crate::keys::store::{escrow, persist};
+use crate::keys::usage::wal_switch;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{OrRaise, Report, Result};
 use crate::pg::survey::Survey;
-use crate::{preload, roles, verify};
+use crate::shmem::health::Moment;
+use crate::shmem::secrets::State;
+use crate::{preload, roles, shmem, verify};
 
 /// Behind the view `pagevault.status`.
 #[pg_extern]
@@ -143,7 +145,7 @@ fn provider_rows() -> TableIterator<
             let known = health.entry(&KeystoreLock::acquire(), name);
             let known = known.as_ref();
             let failed = known.filter(|known| known.last_error_at != 0);
-            let keys = provider_admin::master_keys_in_use(&state, name);
+            let keys = admin::master_keys_in_use(&state, name);
             let latency = known.map(|known| known.latency_us).filter(|us| *us != 0);
             (
                 name.to_owned(),
@@ -270,8 +272,8 @@ fn relation_rows() -> TableIterator<
         .relations()
         .filter(|facts| facts.is_stored())
         .map(|facts| {
-            let epoch = shared::current_epoch(facts.file).map(|epoch| i32::from(epoch.get()));
-            let cipher = shared::current_cipher(facts.file).map(|cipher| cipher.to_string());
+            let epoch = shmem::current_epoch(facts.file).map(|epoch| i32::from(epoch.get()));
+            let cipher = shmem::current_cipher(facts.file).map(|cipher| cipher.to_string());
             Ok((facts.oid, epoch, cipher, verify::main_fork_bytes(facts.file)?))
         })
         .collect();

@@ -7,11 +7,12 @@
 use pgrx::PgList;
 use pgrx::pg_sys;
 
-use crate::keys::{cache, revoked, shared};
-use crate::page_io;
+use crate::keys::provider::revoked;
+use crate::keys::usage::cache;
 use crate::pg::compat::{self, CheckPerms};
 use crate::pg::process::ProcessLocal;
 use crate::pg::relation;
+use crate::{page, shmem};
 
 static PREVIOUS: ProcessLocal<Option<CheckPerms>> = ProcessLocal::new(None);
 
@@ -34,7 +35,7 @@ compat::check_perms_hook!(check_perms, check, PREVIOUS);
 /// holds anything with a destructor.
 #[inline]
 unsafe fn check(range_table: *mut pg_sys::List) {
-    if shared::anything_refused() || shared::anything_destroyed() {
+    if shmem::anything_refused() || shmem::anything_destroyed() {
         // SAFETY: by contract.
         unsafe { pg_sys::panic::pgrx_extern_c_guard(|| refuse_locked(range_table)) }
     }
@@ -55,17 +56,17 @@ unsafe fn refuse_locked(range_table: *mut pg_sys::List) {
         }
         if let Some(facts) = relation::facts(oid)
             && facts.is_stored()
-            && shared::is_destroyed(facts.file)
+            && shmem::is_destroyed(facts.file)
         {
-            page_io::destroyed(&format!("relation \"{}\"", facts.name)).raise();
+            page::io::destroyed(&format!("relation \"{}\"", facts.name)).raise();
         }
-        if !shared::anything_refused() {
+        if !shmem::anything_refused() {
             continue;
         }
         // Rows that go into a partitioned table find their partition later: all of them are asked.
         for facts in relation::with_partitions(oid) {
             let scope = Some(facts.file).filter(|_| facts.is_stored());
-            if let Some(scope) = scope.and_then(shared::refused_scope) {
+            if let Some(scope) = scope.and_then(shmem::refused_scope) {
                 revoked::relation_refused(&facts.name.to_string(), scope).raise();
             }
         }

@@ -20,7 +20,7 @@ use std::ffi::c_void;
 use pgrx::pg_sys;
 
 use super::forward::Forward;
-use crate::page_io;
+use crate::page;
 use crate::pg::compat::{self, SmgrFile};
 
 /// `PgAioResult` (aio_types.h): `id:6, status:3, error_data:23`, then the result.
@@ -134,7 +134,7 @@ unsafe fn open(handle: *mut c_void, target: &TargetData, backend: i32, done: IoR
         let buffer_ids = GET_HANDLE_DATA.get()(handle, &mut buffers);
         for i in 0..done.blocks().min(u32::from(buffers)) {
             let page = compat::buffer_page(*buffer_ids.add(i as usize) as pg_sys::Buffer);
-            if page_io::open(file, i32::from(target.fork), target.block + i, page).is_err() {
+            if page::io::open(file, i32::from(target.fork), target.block + i, page).is_err() {
                 return IoResult::NO_KEY;
             }
         }

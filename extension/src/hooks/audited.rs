@@ -7,12 +7,12 @@ use pgrx::pg_sys;
 use pgrx::prelude::PgLogLevel;
 
 use super::{ddl, granted};
-use crate::keys::audit::{Operation, statements};
-use crate::keys::shared;
+use crate::audit::{Operation, statements};
 use crate::pg::guc;
 use crate::pg::labels::PROVIDER;
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::text::ServerText;
+use crate::shmem;
 
 /// What our settings' names begin with, in whatever case they are written.
 const PREFIX: &str = "pagevault.";
@@ -34,7 +34,7 @@ pub(crate) fn install() {
 /// # Safety
 /// `statement` is a parse tree node.
 pub(super) unsafe fn operation(statement: *mut pg_sys::Node) -> Option<Operation> {
-    if shared::get().is_none() || !process::runs_transactions() {
+    if shmem::get().is_none() || !process::runs_transactions() {
         return None;
     }
     // SAFETY: the tag says which node it is; what nodes point to lives as long as they do.

@@ -6,7 +6,7 @@ use pagevault_keystore::RelFile;
 use pgrx::pg_guard;
 use pgrx::pg_sys;
 
-use crate::keys::audit::statements;
+use crate::audit::statements;
 use crate::pg::labels::{Object, PROVIDER};
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::relation;

@@ -3,10 +3,10 @@
 
 use pgrx::pg_sys;
 
-use crate::keys::shared;
-use crate::page_io::{self, Cause, PageFault};
+use crate::page::io::{Cause, PageFault};
 use crate::pg::compat::{self, Locator, SHARED_BACKEND, SmgrFile};
 use crate::pg::process::{self, ProcessLocal};
+use crate::{page, shmem};
 
 type Decode = Option<
     unsafe extern "C-unwind" fn(*mut pg_sys::LogicalDecodingContext, *mut pg_sys::XLogRecordBuffer),
@@ -66,7 +66,7 @@ unsafe extern "C-unwind" fn decode_heap2(
 /// call holds anything with a destructor.
 #[inline]
 unsafe fn check(context: *mut pg_sys::LogicalDecodingContext) {
-    if shared::anything_refused() {
+    if shmem::anything_refused() {
         // SAFETY: by contract.
         unsafe { pg_sys::panic::pgrx_extern_c_guard(|| refuse_locked(context)) }
     }
@@ -97,9 +97,10 @@ unsafe fn refuse_locked(context: *mut pg_sys::LogicalDecodingContext) {
             let is_decoded = known
                 && file.database == process::my_database()
                 && file.relation >= pg_sys::FirstNormalObjectId;
-            if is_decoded && let Some(scope) = shared::refused_scope(file) {
+            if is_decoded && let Some(scope) = shmem::refused_scope(file) {
                 let file = SmgrFile { file, backend: SHARED_BACKEND };
-                page_io::report(PageFault { file, cause: Cause::Refused { scope } }, block).raise();
+                page::io::report(PageFault { file, cause: Cause::Refused { scope } }, block)
+                    .raise();
             }
         }
     }

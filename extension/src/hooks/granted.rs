@@ -7,9 +7,8 @@ use pgrx::PgList;
 use pgrx::pg_sys::{self, NodeTag, RoleSpecType};
 
 use super::audited::{FUNCTIONS, is_ours, text};
-use crate::keys::audit::Operation;
-use crate::pg::catalog;
-use crate::pg::process;
+use crate::audit::Operation;
+use crate::pg::{catalog, process};
 use crate::roles::ADMIN;
 
 const SCHEMA: &str = "pagevault";

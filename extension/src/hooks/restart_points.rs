@@ -1,7 +1,7 @@
 //! Restart points that would cost what recovery may have to do again.
 //!
 //! While a key is missing that WAL may still bring, redo leaves pages on disk as they are
-//! ([`crate::keys::stand_ins`], [`crate::keys::written_over`]). If it never comes, for the keystore
+//! ([`crate::page::stand_ins`], [`crate::page::written_over`]). If it never comes, for the keystore
 //! is older than the data directory, all has to be replayed again from before, with the right one.
 //! A restart point meanwhile would begin that later.
 //!
@@ -13,7 +13,7 @@
 
 use pgrx::pg_sys;
 
-use crate::keys::stand_ins;
+use crate::page::stand_ins;
 use crate::pg::compat;
 use crate::pg::process::{self, ProcessLocal};
 

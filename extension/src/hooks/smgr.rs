@@ -11,9 +11,9 @@ use pgrx::pg_sys::{self, BlockNumber, SMgrRelation};
 
 use super::ddl;
 use super::forward::Forward;
-use crate::fault;
-use crate::page_io::{self, PageFault, SealTarget, Writing};
+use crate::page::io::{PageFault, SealTarget, Writing};
 use crate::pg::compat::{self, SmgrFile};
+use crate::{fault, page};
 
 type ForkNumber = i32;
 
@@ -85,7 +85,7 @@ pub(crate) fn saw_read() -> bool {
 #[inline(never)]
 unsafe fn raise(fault: PageFault, block: BlockNumber) -> ! {
     // SAFETY: by contract the server may longjmp over our callers.
-    unsafe { pg_sys::panic::pgrx_extern_c_guard(|| page_io::report(fault, block).raise()) }
+    unsafe { pg_sys::panic::pgrx_extern_c_guard(|| page::io::report(fault, block).raise()) }
 }
 
 /// [`raise`] for a read that was not begun.
@@ -95,7 +95,7 @@ unsafe fn raise(fault: PageFault, block: BlockNumber) -> ! {
 #[cold]
 #[inline(never)]
 unsafe fn refuse_read(fault: PageFault, block: BlockNumber) -> ! {
-    page_io::count_refusal(fault.file);
+    page::io::count_refusal(fault.file);
     // SAFETY: by contract.
     unsafe { raise(fault, block) }
 }
@@ -113,11 +113,11 @@ pub(super) unsafe extern "C-unwind" fn mdread(
     unsafe {
         READ_SEEN.store(true, Ordering::Relaxed);
         let file = compat::smgr_file(reln);
-        if let Err(fault) = page_io::check_access(file) {
+        if let Err(fault) = page::io::check_access(file) {
             refuse_read(fault, block);
         }
         MDREAD.get()(reln, fork, block, buffer);
-        if let Err(fault) = page_io::open(file, fork, block, buffer.cast()) {
+        if let Err(fault) = page::io::open(file, fork, block, buffer.cast()) {
             raise(fault, block);
         }
     }
@@ -135,13 +135,13 @@ pub(super) unsafe extern "C-unwind" fn mdreadv(
     unsafe {
         READ_SEEN.store(true, Ordering::Relaxed);
         let file = compat::smgr_file(reln);
-        if let Err(fault) = page_io::check_access(file) {
+        if let Err(fault) = page::io::check_access(file) {
             refuse_read(fault, block);
         }
         MDREADV.get()(reln, fork, block, buffers, count);
         for i in 0..count {
             let buffer = *buffers.add(i as usize);
-            if let Err(fault) = page_io::open(file, fork, block + i, buffer.cast()) {
+            if let Err(fault) = page::io::open(file, fork, block + i, buffer.cast()) {
                 raise(fault, block + i);
             }
         }
@@ -162,7 +162,8 @@ pub(super) unsafe extern "C-unwind" fn mdstartreadv(
     // SAFETY: the server's own arguments, passed on.
     unsafe {
         let file = compat::smgr_file(reln);
-        if let Err(fault) = page_io::check_access(file).and_then(|()| page_io::check_usable(file)) {
+        if let Err(fault) = page::io::check_access(file).and_then(|()| page::io::check_usable(file))
+        {
             refuse_read(fault, block);
         }
         MDSTARTREADV.get()(handle, reln, fork, block, buffers, count);
@@ -181,10 +182,10 @@ pub(super) unsafe extern "C-unwind" fn mdwrite(
     // SAFETY: the server's own arguments; there is one page at `buffer`.
     unsafe {
         let file = compat::smgr_file(reln);
-        if page_io::is_stand_in(buffer.cast()) {
+        if page::io::is_stand_in(buffer.cast()) {
             return;
         }
-        let writing = page_io::writing(file);
+        let writing = page::io::writing(file);
         fault::point_of("page.looked_up", file.file.relation);
         if let Some(target) = target_over(reln, writing, fork, block, buffer) {
             let sealed = seal_one(target, fork, block, buffer);
@@ -205,12 +206,12 @@ pub(super) unsafe extern "C-unwind" fn mdextend(
     // SAFETY: as mdwrite.
     unsafe {
         let file = compat::smgr_file(reln);
-        if let Err(fault) = page_io::check_access(file) {
+        if let Err(fault) = page::io::check_access(file) {
             raise(fault, block);
         }
-        let target = page_io::seal_target(file);
+        let target = page::io::seal_target(file);
         let buffer =
-            if target.is_some() { page_io::as_added(buffer.cast()).cast() } else { buffer };
+            if target.is_some() { page::io::as_added(buffer.cast()).cast() } else { buffer };
         let sealed = seal_one(target, fork, block, buffer);
         fault::point_of("page.extend", file.file.relation);
         MDEXTEND.get()(reln, fork, block, sealed, skip_fsync);
@@ -230,15 +231,15 @@ pub(super) unsafe extern "C-unwind" fn mdwritev(
     // memory, not the stack, so a longjmp out of the forwarded call leaves nothing behind.
     unsafe {
         let file = compat::smgr_file(reln);
-        let writing = page_io::writing(file);
+        let writing = page::io::writing(file);
         fault::point_of("page.looked_up", file.file.relation);
         if writing.must_look
             || writing.must_watch
-            || (0..count).any(|i| page_io::is_stand_in((*buffers.add(i as usize)).cast()))
+            || (0..count).any(|i| page::io::is_stand_in((*buffers.add(i as usize)).cast()))
         {
             for i in 0..count {
                 let page = *buffers.add(i as usize);
-                if page_io::is_stand_in(page.cast()) {
+                if page::io::is_stand_in(page.cast()) {
                     continue;
                 }
                 if let Some(target) = target_over(reln, writing, fork, block + i, page) {
@@ -253,9 +254,9 @@ pub(super) unsafe extern "C-unwind" fn mdwritev(
         };
         let mut done = 0;
         while done < count {
-            let run = (count - done).min(page_io::RUN_MAX);
+            let run = (count - done).min(page::io::RUN_MAX);
             let pages = buffers.add(done as usize).cast();
-            match page_io::seal(target, fork, block + done, pages, run) {
+            match page::io::seal(target, fork, block + done, pages, run) {
                 Ok(sealed) => {
                     MDWRITEV.get()(reln, fork, block + done, sealed.cast(), run, skip_fsync);
                 }
@@ -278,7 +279,8 @@ pub(super) unsafe extern "C-unwind" fn mdzeroextend(
     // SAFETY: the server's own arguments, passed on.
     unsafe {
         let file = compat::smgr_file(reln);
-        if let Err(fault) = page_io::check_access(file).and_then(|()| page_io::check_usable(file)) {
+        if let Err(fault) = page::io::check_access(file).and_then(|()| page::io::check_usable(file))
+        {
             raise(fault, block);
         }
         MDZEROEXTEND.get()(reln, fork, block, count, skip_fsync);
@@ -332,7 +334,7 @@ unsafe fn check_still_open(reln: SMgrRelation, file: SmgrFile) {
     unsafe {
         pg_sys::panic::pgrx_extern_c_guard(|| {
             if compat::open_smgr_of(file) != reln {
-                page_io::invalidated().raise();
+                page::io::invalidated().raise();
             }
         });
     }
@@ -380,14 +382,14 @@ unsafe fn target_by_disk(
         let file = compat::smgr_file(reln);
         let on_disk = read_past_us(reln, fork, block);
         if writing.must_watch {
-            match page_io::may_write_over(file, block, &*on_disk) {
+            match page::io::may_write_over(file, block, &*on_disk) {
                 Ok(true) => {}
                 Ok(false) => return None,
                 Err(fault) => raise(fault, block),
             }
         }
         Some(if writing.must_look {
-            page_io::target_over(file, writing.target, buffer.cast(), &*on_disk)
+            page::io::target_over(file, writing.target, buffer.cast(), &*on_disk)
         } else {
             writing.target
         })
@@ -399,7 +401,7 @@ unsafe fn target_by_disk(
 /// # Safety
 /// As [`mdread`], of a block that exists. What is pointed to is good until the next call.
 unsafe fn read_past_us(reln: SMgrRelation, fork: ForkNumber, block: BlockNumber) -> *mut Page {
-    let on_disk = page_io::place_for_disk();
+    let on_disk = page::io::place_for_disk();
     // SAFETY: by contract; the place has room for a page.
     unsafe {
         let mut place = on_disk.cast::<c_void>();
@@ -421,7 +423,7 @@ pub(crate) fn epoch_on_disk(file: SmgrFile, fork: ForkNumber, block: BlockNumber
         if block >= compat::smgr_blocks(reln, fork) {
             return None;
         }
-        page_io::epoch_of(&*read_past_us(reln, fork, block), block)
+        page::io::epoch_of(&*read_past_us(reln, fork, block), block)
     }
 }
 
@@ -439,7 +441,7 @@ unsafe fn seal_one(
     // SAFETY: by contract.
     unsafe {
         let Some(target) = target else { return buffer };
-        match page_io::seal(target, fork, block, (&raw const buffer).cast(), 1) {
+        match page::io::seal(target, fork, block, (&raw const buffer).cast(), 1) {
             Ok(sealed) => (*sealed).cast(),
             Err(fault) => raise(fault, block),
         }

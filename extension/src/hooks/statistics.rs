@@ -7,11 +7,10 @@
 
 use pgrx::pg_sys::{self, AttrNumber, Oid, PlannerInfo, RangeTblEntry, VariableStatData};
 
-use crate::keys::shared;
-use crate::page_io;
 use crate::pg::compat::{SHARED_BACKEND, SmgrFile};
 use crate::pg::process::ProcessLocal;
 use crate::pg::relation;
+use crate::{page, shmem};
 
 /// What was there before us.
 #[derive(Clone, Copy)]
@@ -49,7 +48,7 @@ pub(crate) fn install() {
 #[inline]
 unsafe fn are_unreadable() -> bool {
     // SAFETY: by contract.
-    (shared::anything_withheld() || shared::anything_destroyed())
+    (shmem::anything_withheld() || shmem::anything_destroyed())
         && unsafe {
             pg_sys::panic::pgrx_extern_c_guard(|| is_withheld(pg_sys::StatisticRelationId))
         }
@@ -59,7 +58,7 @@ unsafe fn are_unreadable() -> bool {
 fn is_withheld(catalog: Oid) -> bool {
     let Some(facts) = relation::facts(catalog) else { return false };
     let file = SmgrFile { file: facts.file, backend: SHARED_BACKEND };
-    page_io::check_access(file).and_then(|()| page_io::check_usable(file)).is_err()
+    page::io::check_access(file).and_then(|()| page::io::check_usable(file)).is_err()
 }
 
 /// Contract: called by the planner for a column of a table (`examine_simple_variable`). True means

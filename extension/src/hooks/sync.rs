@@ -10,7 +10,7 @@ use std::ffi::{c_char, c_int};
 use pgrx::pg_sys;
 
 use super::forward::Forward;
-use crate::keys::persist;
+use crate::keys::store::persist;
 use crate::pg::compat;
 
 /// `mdsyncfiletag`

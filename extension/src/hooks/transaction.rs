@@ -6,7 +6,7 @@ use std::ffi::c_void;
 use pgrx::pg_guard;
 use pgrx::pg_sys;
 
-use crate::keys::audit::statements;
+use crate::audit::statements;
 use crate::pg::nesting::{Mark, Notes};
 use crate::pg::report::OrRaise;
 use crate::policy::{altered, catalogs, labels};

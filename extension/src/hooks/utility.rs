@@ -11,12 +11,11 @@ use pgrx::PgList;
 use pgrx::pg_sys::{self, DefElem};
 
 use super::{audited, ddl, granted};
-use crate::keys::{audit, shared};
 use crate::pg::labels::PROVIDER;
 use crate::pg::process::ProcessLocal;
 use crate::pg::report::OrRaise;
 use crate::pg::text::ServerText;
-use crate::policy;
+use crate::{audit, policy, shmem};
 
 static PREVIOUS: ProcessLocal<pg_sys::ProcessUtility_hook_type> = ProcessLocal::new(None);
 
@@ -58,7 +57,7 @@ unsafe extern "C-unwind" fn process_utility(
         next(statement, query, read_only, context, params, environment, destination, completion);
         policy::labels::command_ends(labellings);
         if commits_prepared {
-            shared::count_label_change(); // what it has changed only its own session knew
+            shmem::count_label_change(); // what it has changed only its own session knew
         }
         if policy::altered::any_since(altered) {
             pg_sys::panic::pgrx_extern_c_guard(|| policy::altered::follow(altered).or_raise());

@@ -10,19 +10,20 @@ use pagevault_keystore::{Record, log::Contents, wrappings};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
-use super::audit::{self, Trail};
-use super::escrow;
-use super::health::{self, Health};
-use super::persist::{self, internal, keystore_failure};
-use super::secrets::{self, Secrets};
-use super::shared::{self, Control, Shared};
-use super::wal::{self, Wal};
-use super::{unlock, unsettled, upgrade, written_over};
-use crate::pg::compat;
+use super::provider::unlock;
+use super::store::persist::{self, internal, keystore_failure};
+use super::store::{escrow, unsettled};
+use super::usage::wal::{self, Wal};
+use crate::audit::{self, Trail};
+use crate::page::written_over;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::mapping::{self, Kind};
 use crate::pg::report::{Report, Result};
-use crate::pg::{guc, process};
+use crate::pg::{compat, guc, process};
+use crate::preload::upgrade;
+use crate::shmem::health::{self, Health};
+use crate::shmem::secrets::{self, Secrets};
+use crate::shmem::{self, Control, Shared};
 use crate::stats::{self, Stats};
 use crate::writers::{self, Writers};
 
@@ -36,7 +37,7 @@ pub(crate) fn start() -> Result<()> {
         unsettled::require_none_missing(&storage, &logs)?;
     }
     escrow::take_over(&storage, &mut logs)?;
-    let first_start = shared::get().is_none();
+    let first_start = shmem::get().is_none();
     let shared = if first_start { map(&logs)? } else { reset()? };
     fill(shared, &logs)?;
     audit::begin(shared, first_start)?;
@@ -206,7 +207,7 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
         logs.first().map_or(0, |cluster| wrappings::database_keys(&cluster.records).len());
     let words = Directory::words_needed(capacity);
     let words = mapping::shared_words(words, Kind::Sparse).map_err(|e| no_memory(words, &e))?;
-    let control = shared::control_words(logs.len());
+    let control = shmem::control_words(logs.len());
     let control =
         mapping::shared_words(control, Kind::Sparse).map_err(|e| no_memory(control, &e))?;
     let secrets = secrets::words_needed(database_keys);
@@ -239,7 +240,7 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
     let trail = Trail::new(trail);
     let (control, health, wal) = (Control::new(control), Health::new(health), Wal::new(wal));
     let (stats, writers) = (Stats::new(counters), Writers::new(words_of_writers));
-    Ok(shared::publish(Shared {
+    Ok(shmem::publish(Shared {
         directory,
         words,
         secrets,
@@ -276,7 +277,7 @@ fn fill(shared: &Shared, logs: &[Contents]) -> Result<()> {
         shared
             .control
             .set_position(&log.position)
-            .map_err(|shared::TooManyLogs| persist::recovery_needs_room("key file"))?;
+            .map_err(|shmem::TooManyLogs| persist::recovery_needs_room("key file"))?;
         persist::apply(&lock, &log.records)?;
     }
     Ok(())

@@ -1,33 +1,7 @@
 //! Keys in the server: where they are kept, how they are found, made, unlocked and persisted.
 
-pub(crate) mod audit;
-pub(crate) mod cache;
-pub(crate) mod copies;
-pub(crate) mod data_keys;
-pub(crate) mod destruction;
-pub(crate) mod escrow;
-pub(crate) mod gone;
-pub(crate) mod health;
-pub(crate) mod helper;
 pub(crate) mod load;
-pub(crate) mod master_keys;
-pub(crate) mod persist;
-mod proof;
-pub(crate) mod provider_admin;
-pub(crate) mod providers;
+pub(crate) mod provider;
 pub(crate) mod redo;
-pub(crate) mod refusal;
-pub(crate) mod revalidate;
-pub(crate) mod revoked;
-pub(crate) mod secrets;
-pub(crate) mod shared;
-pub(crate) mod stand_ins;
-pub(crate) mod temporary;
-pub(crate) mod unlock;
-pub(crate) mod unsettled;
-mod upgrade;
-pub(crate) mod wal;
-pub(crate) mod wal_switch;
-pub(crate) mod withdrawal;
-mod words;
-pub(crate) mod written_over;
+pub(crate) mod store;
+pub(crate) mod usage;

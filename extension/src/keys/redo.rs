@@ -10,15 +10,16 @@ use pagevault_keystore::{CheckValue, Record, batch};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
-use super::persist::{
+use super::provider::unlock;
+use super::store::persist::{
     Settle, cluster_state, compact, internal, recovery_needs_room, remember, settle_now,
     shared_memory, stage, take_in,
 };
-use super::{data_keys, destruction, shared, unlock};
-use crate::fault;
+use super::usage::{data_keys, destruction};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::process::ProcessLocal;
 use crate::pg::report::{Report, Result};
+use crate::{fault, shmem};
 
 /// Replays a WAL record from `start` to `end`: adds what the keystore does not have yet. All of it
 /// is checked before anything is written.
@@ -173,7 +174,7 @@ fn require_no_other_database_key(lock: &KeystoreLock, records: &[Record]) -> Res
 fn is_replaced_by_later(record: &Record) -> bool {
     match record {
         Record::DatabaseKey { scope, version, .. } => {
-            shared::secrets().is_some_and(|keys| keys.state(*scope, *version).is_some())
+            shmem::secrets().is_some_and(|keys| keys.state(*scope, *version).is_some())
         }
         Record::Provider { .. } | Record::DropProvider { .. } => true,
         _ => false,
@@ -182,12 +183,12 @@ fn is_replaced_by_later(record: &Record) -> bool {
 
 /// Whether the record would bring back the key of an epoch that was destroyed.
 fn is_of_destroyed_key(record: &Record) -> bool {
-    matches!(record, Record::DataKey { file, epoch, .. } if shared::destroyed_at(*file, *epoch).is_some())
+    matches!(record, Record::DataKey { file, epoch, .. } if shmem::destroyed_at(*file, *epoch).is_some())
 }
 
 /// Whether the record would change nothing. Providers and database keys are few and always added.
 fn is_known(record: &Record) -> bool {
-    let Some(shared) = shared::get() else { return false };
+    let Some(shared) = shmem::get() else { return false };
     match record {
         Record::WalSwitch(switch) => shared.wal.switches.contains(*switch),
         Record::Job { .. }

@@ -11,11 +11,11 @@ use pgrx::{
     GucContext, GucFlags, GucRegistry, GucSetting, PgSqlErrorCode, PostgresGucEnum, pg_guard,
 };
 
+use super::audit_destination::Destination;
 use super::report::Report;
 use super::session;
 use super::text::ServerText;
-use crate::keys::audit::destination::Destination;
-use crate::keys::audit::{Operation, statements};
+use crate::audit::{Operation, statements};
 
 static DEFAULT_ENCRYPTION: GucSetting<bool> = GucSetting::<bool>::new(false);
 static ENFORCE: GucSetting<bool> = GucSetting::<bool>::new(false);

@@ -2,6 +2,7 @@
 //!
 //! The rest of the crate uses the safe faces below. Version differences live in [`compat`] alone.
 
+pub(crate) mod audit_destination;
 pub(crate) mod buffers;
 pub(crate) mod catalog;
 pub(crate) mod checkpoint;

@@ -8,7 +8,7 @@ use pgrx::spi::SpiError;
 use super::report::Report;
 use super::text::ServerText;
 use super::{catalog, guc, process};
-use crate::keys::persist::internal;
+use crate::keys::store::persist::internal;
 
 /// Runs `work` as the bootstrap superuser, with a search path that nobody else can put anything
 /// into. Is undone by the end of `work`, or by the abort of the (sub)transaction.

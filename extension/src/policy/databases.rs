@@ -8,7 +8,8 @@ use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Oid};
 
 use super::{enforce, shared_labels};
-use crate::keys::{copies, persist};
+use crate::keys::store::persist;
+use crate::keys::usage::copies;
 use crate::pg::catalog;
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::report::{Report, Result};
@@ -75,7 +76,7 @@ pub(crate) fn created(database: Oid) -> Result<()> {
 
 /// Whoever may create databases may choose their OIDs (createdb in dbcommands.c). The keys of a
 /// database that is gone are kept under its own, and not missed as long as nothing is there
-/// ([`crate::keys::gone`]); a new one would make its provider needed again, at the next start by
+/// ([`crate::keys::provider::gone`]); a new one would make its provider needed again, at the next start by
 /// everybody, and write files that are copied as they are under keys of its files.
 fn refuse_number_of_another(database: Oid) -> Result<()> {
     let scope = database.to_u32();

@@ -6,8 +6,8 @@ use pgrx::pg_sys;
 
 use super::label::{self, Label};
 use super::{catalogs, decision, enforce, memo, shared_labels};
-use crate::keys::audit::statements;
-use crate::keys::{data_keys, shared};
+use crate::audit::statements;
+use crate::keys::usage::data_keys;
 use crate::pg::labels::Object;
 use crate::pg::nesting::{Mark, Notes};
 use crate::pg::process::{self, ProcessLocal};
@@ -16,7 +16,7 @@ use crate::pg::report::{Report, Result};
 use crate::pg::statement;
 use crate::pg::text::ServerText;
 use crate::rekey::requests;
-use crate::roles;
+use crate::{roles, shmem};
 
 /// The command that labels a relation encrypted, for messages.
 pub(crate) fn statement(facts: &Facts) -> String {
@@ -131,7 +131,7 @@ static CHANGED: ProcessLocal<bool> = ProcessLocal::new(false);
 /// changed.
 pub(crate) fn transaction_ended(has_committed: bool) {
     if CHANGED.with(std::mem::take) && has_committed {
-        shared::count_label_change();
+        shmem::count_label_change();
     }
 }
 

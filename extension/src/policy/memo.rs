@@ -11,12 +11,11 @@ use std::collections::HashMap;
 use pgrx::pg_sys::Oid;
 
 use super::label::{self, Label};
-use crate::keys::shared;
-use crate::pg::guc;
 use crate::pg::labels::Object;
 use crate::pg::process::{self, ProcessLocal};
-use crate::pg::relation;
 use crate::pg::report::Result;
+use crate::pg::{guc, relation};
+use crate::shmem;
 
 /// When answers hold: in one subtransaction, under one value of `pagevault.default_encryption`,
 /// while no label changes.
@@ -24,7 +23,7 @@ pub(super) type Moment = ((u32, u32), bool, u32);
 
 /// This one: what is looked up from here on may be remembered as its.
 pub(super) fn moment() -> Moment {
-    (process::transaction(), guc::default_encryption(), shared::label_changes())
+    (process::transaction(), guc::default_encryption(), shmem::label_changes())
 }
 
 #[derive(Default)]

@@ -6,7 +6,7 @@ use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Oid};
 
 use super::catalogs;
-use crate::keys::audit::{Operation, statements};
+use crate::audit::{Operation, statements};
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
 use crate::verify;

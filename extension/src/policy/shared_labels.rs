@@ -11,7 +11,7 @@ use pgrx::pg_sys::{self, Oid};
 use super::decision::{DEFAULT_ENCRYPTION, Source};
 use super::label::Label;
 use super::{enforce, memo};
-use crate::keys::data_keys;
+use crate::keys::usage::data_keys;
 use crate::pg::catalog::{self, Database};
 use crate::pg::guc;
 use crate::pg::labels::Object;

@@ -4,14 +4,14 @@
 //! every page of a temporary table and every temporary file says by itself what it is; here is only
 //! asked what new ones become.
 
-use crate::keys::shared;
 use crate::pg::guc::{self, TempEncryption};
+use crate::shmem;
 
 /// Whether new pages of temporary tables and new temporary files are encrypted.
 #[inline]
 pub(crate) fn is_wanted() -> bool {
     match guc::temp_encryption() {
-        TempEncryption::Auto => shared::any_database_key(),
+        TempEncryption::Auto => shmem::any_database_key(),
         TempEncryption::On => true,
         TempEncryption::Off => false,
     }

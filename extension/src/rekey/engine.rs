@@ -11,7 +11,7 @@
 //! - Once the key has changed and everybody who had looked it up before is done
 //!   ([`crate::writers`]), whatever is written to the file is written under the new key. (Where
 //!   hint bits are not logged a page may keep the key that it has on disk while its LSN stays,
-//!   [`crate::page_io::target_over`]: one that was seen with the new key keeps that.) So a page
+//!   [`crate::page::io::target_over`]: one that was seen with the new key keeps that.) So a page
 //!   that was seen as it should be stays so, and blocks that are added are so from the start.
 //! - The key does not change, for nobody else has the right to rewrite the relation; and if it does
 //!   nevertheless, no older one is retired, since that is done under the keystore's lock, and only
@@ -34,16 +34,13 @@ use super::file::{self, BATCH, LOOK, MAX_ROUNDS, Target};
 use super::jobs::{self, Progress};
 use super::requests::{self, Wanted};
 use super::{Job, Kind};
-use crate::fault;
-use crate::keys::shared;
 use crate::pg::locks::Rewriting;
 use crate::pg::pages::{Held, Ring};
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{OrRaise, Result};
 use crate::pg::{guc, process};
-use crate::policy;
-use crate::verify;
 use crate::writers::{Act, Others};
+use crate::{fault, policy, shmem, verify};
 
 /// How often progress is written down.
 const NOTE_EVERY: Duration = Duration::from_secs(1);
@@ -241,7 +238,7 @@ impl<'a> Run<'a> {
         let Some(held) = Held::open(oid) else { return Ok(Begun::Nothing) };
         let file = held.file();
         verify::refuse_destroyed(file)?;
-        let current = shared::current_cipher(file);
+        let current = shmem::current_cipher(file);
         let seal = |cipher, done: &dyn Fn() -> Result<()>| {
             if looked_at != Some(file) {
                 return Ok(Begun::WantsLook(file));

@@ -9,14 +9,12 @@ use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{ForkNumber, Oid};
 
-use crate::fault;
-use crate::keys::data_keys::{self, Pages};
-use crate::keys::shared;
+use crate::keys::usage::data_keys::{self, Pages};
 use crate::pg::pages::{Held, Ring};
 use crate::pg::report::{Report, Result};
 use crate::pg::{process, relation};
-use crate::verify;
 use crate::writers::{self, Act};
+use crate::{fault, shmem, verify};
 
 /// Pages that are looked at and rewritten in one go: 512 kB.
 pub(super) const BATCH: u32 = 64;
@@ -39,7 +37,7 @@ pub(crate) struct Target {
 impl Target {
     /// What holds for new writes anyway.
     pub(crate) fn present(file: RelFile) -> Target {
-        Target { file, epoch: shared::current_epoch(file) }
+        Target { file, epoch: shmem::current_epoch(file) }
     }
 }
 

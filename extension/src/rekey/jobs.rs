@@ -13,10 +13,10 @@ use pagevault_keystore::job_table::{Head, JobTable, Known};
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
 
-use super::{Job, Kind, wishes};
+use super::{Job, Kind, launcher};
+use crate::audit::{Operation, log_operation};
 use crate::fault;
-use crate::keys::audit::{Operation, log_operation};
-use crate::keys::persist::{append, now_us, shared_memory};
+use crate::keys::store::persist::{append, now_us, shared_memory};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::report::{Report, Result};
@@ -186,7 +186,7 @@ pub(crate) fn submit(
                 let job = JobId { database, number: table.next_number(database) };
                 append(&lock, database, &[Record::Job { job, request }])?;
                 drop(lock);
-                wishes::at_commit();
+                launcher::at_commit();
                 fault::point("rekey.asked");
                 return Ok(job.number as i64);
             };
@@ -406,7 +406,7 @@ pub(crate) fn obey(number: i64, order: Order) -> Result<()> {
     };
     wal::flush(end);
     if order == Order::Resume {
-        wishes::wish();
+        launcher::wish();
     }
     Ok(())
 }

@@ -18,8 +18,8 @@
 mod engine;
 pub(crate) mod file;
 pub(crate) mod jobs;
+pub(crate) mod launcher;
 pub(crate) mod requests;
-pub(crate) mod wishes;
 
 use pagevault_cipher::CipherId;
 pub(crate) use pagevault_keystore::job::JobKind as Kind;

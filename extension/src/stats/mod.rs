@@ -11,8 +11,8 @@ mod clock;
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::keys::shared;
 use crate::pg::compat;
+use crate::shmem;
 
 /// What is sealed and opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -108,7 +108,7 @@ fn add(word: &AtomicU64, amount: u64) {
 
 #[inline]
 fn line(kind: Kind) -> Option<&'static [AtomicU64; LINE]> {
-    shared::get()?.stats.line(compat::process_number(), kind)
+    shmem::get()?.stats.line(compat::process_number(), kind)
 }
 
 /// Sealing or opening that has begun: a moment, put off by what is not to be counted.

@@ -13,11 +13,11 @@ use pgrx::pg_sys::panic::CaughtError;
 use pgrx::{IntoDatum, PgSqlErrorCode, PgTryBuilder, pg_guard, pg_sys};
 
 use crate::fault;
-use crate::keys::unlock;
+use crate::keys::provider::unlock;
 use crate::pg::report::OrRaise;
 use crate::pg::{catalog, guc, process, worker};
 use crate::rekey::jobs::{self, End, Pending};
-use crate::rekey::{self, wishes};
+use crate::rekey::{self, launcher};
 
 /// How long a worker waits where somebody has the relation locked, before it sees to other jobs:
 /// there are not many workers, and any owner of a table may lock it for as long as they like.
@@ -54,7 +54,7 @@ pub extern "C-unwind" fn pagevault_rekey_launcher_main(_argument: pg_sys::Datum)
         process::wait_in_worker(LOOK);
     }
     process::connect_without_database();
-    wishes::attend();
+    launcher::attend();
     // Others want their workers when the server starts, and there are not many.
     process::wait_in_worker(FIRST_LOOK);
     let mut running: Vec<(u32, DynamicBackgroundWorker)> = Vec::new();

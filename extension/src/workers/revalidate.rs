@@ -7,9 +7,10 @@ use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
 use pgrx::prelude::PgLogLevel;
 use pgrx::{pg_guard, pg_sys};
 
-use crate::keys::revalidate::{Said, revalidate};
-use crate::keys::withdrawal::Withdrawal;
-use crate::keys::{audit, escrow};
+use crate::audit;
+use crate::keys::provider::revalidate::{Said, revalidate};
+use crate::keys::store::escrow;
+use crate::page::withdrawal::Withdrawal;
 use crate::pg::{buffers, guc, process};
 
 /// Longest sleep; a change of settings ends it early.

@@ -10,10 +10,10 @@ use pgrx::pg_sys::panic::CaughtError;
 use pgrx::{PgSqlErrorCode, PgTryBuilder, pg_guard, pg_sys};
 
 use crate::hooks::{files, smgr};
-use crate::keys::{unlock, unsettled};
-use crate::pg::pages;
-use crate::pg::process;
+use crate::keys::provider::unlock;
+use crate::keys::store::unsettled;
 use crate::pg::report::Report;
+use crate::pg::{pages, process};
 
 /// Between looks at keys that are locked, and before a worker that died is started again.
 const PAUSE: Duration = Duration::from_secs(5);

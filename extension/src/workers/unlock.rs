@@ -5,7 +5,7 @@ use std::time::Duration;
 use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
 use pgrx::{pg_guard, pg_sys};
 
-use crate::keys::unlock;
+use crate::keys::provider::unlock;
 use crate::pg::process;
 
 /// Pause before the first attempt, for start-up has just made one, and before a worker that died is

@@ -7,7 +7,8 @@ use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
 use pgrx::prelude::PgLogLevel;
 use pgrx::{pg_guard, pg_sys};
 
-use crate::keys::{escrow, wal_switch};
+use crate::keys::store::escrow;
+use crate::keys::usage::wal_switch;
 use crate::pg::process;
 
 /// Longest sleep; a change of settings ends it early.

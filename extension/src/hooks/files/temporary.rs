@@ -33,7 +33,7 @@ use libc::{O_ACCMODE, O_APPEND, O_CREAT, O_EXCL, O_RDWR, O_WRONLY, mode_t, off_t
 use pagevault_cipher::stream::{self, SCRATCH, Scratch, Stream};
 
 use super::{File, Handler, Tag, raw};
-use crate::keys::temporary::{self, FREE_BIT};
+use crate::keys::usage::temporary::{self, FREE_BIT};
 use crate::pg::process::ProcessLocal;
 use crate::policy;
 use crate::stats::{self, Kind as Counted, Work};

@@ -3,7 +3,7 @@
 use libc::ssize_t;
 use pgrx::{PgSqlErrorCode, pg_sys};
 
-use crate::page_io::Cause;
+use crate::page::io::Cause;
 use crate::pg::report::Report;
 
 /// Why a page cannot be opened or sealed.

@@ -30,7 +30,7 @@ use self::fault::{errno, raise};
 use self::ranges::{read_range, write_range};
 use self::writing::{write_copied, write_pages};
 use super::{File, Handler, Tag, at_position, raw};
-use crate::keys::wal as keys;
+use crate::keys::usage::wal as keys;
 use crate::pg::process::{self, ProcessLocal};
 
 const DIRECTORY: &[u8] = b"pg_wal/";

@@ -6,7 +6,7 @@ use pagevault_keystore::wal_segments;
 use super::fault::Fault;
 use super::{PAGE, SCRATCH, Scratch};
 use crate::hooks::files::File;
-use crate::keys::wal::ServerKeys;
+use crate::keys::usage::wal::ServerKeys;
 
 /// `pread` of a range, by way of the pages that cover it.
 ///

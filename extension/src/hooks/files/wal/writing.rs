@@ -8,7 +8,7 @@ use pagevault_keystore::wal_segments::{Segment, partial, write_whole};
 use super::fault::Fault;
 use super::{PAGE, RUN, SCRATCH, Scratch};
 use crate::hooks::files::{File, raw};
-use crate::keys::wal::{self as keys, ServerKeys};
+use crate::keys::usage::wal::{self as keys, ServerKeys};
 
 /// Seals whole pages from WAL buffers, where others may add records meanwhile: each page is read
 /// once, into the scratch copy.

@@ -1,0 +1,132 @@
+//! The audit trail: one line of JSON in the server log for each operation on a provider, at level
+//! LOG.
+//!
+//! ```text
+//! pagevault audit: {"action":"rewrap","by":"rotate_cluster_master_key","role":"postgres","database":"app",
+//!   "scope":"cluster","provider":"vault","key":"main","key_version":3,"outcome":"ok","duration_ms":3.2}
+//! ```
+//!
+//! (In the log it is one line.) `by` is the SQL function or the worker that asked; `role` and
+//! `database` are null where there is none. `scope` is `cluster` or `database` with its OID; null
+//! where the operation concerns no database key. `outcome` is `ok` or the error class. Neither key
+//! material nor options of a provider are ever in it. A line with the action `shred` names the
+//! object, and counts files and keys.
+
+mod operation;
+pub(crate) mod settings;
+mod sink;
+pub(crate) mod statements;
+mod trail;
+
+use serde::Serialize;
+
+pub(crate) use self::operation::{Operation, audited, log as log_operation};
+pub(crate) use self::trail::{Trail, repeat_early_lines};
+pub(super) use self::trail::{WORDS as TRAIL_WORDS, begin};
+use crate::pg::session::{self, Identity};
+
+/// What was done, and how it ended.
+#[derive(Default)]
+pub(super) struct Event<'a> {
+    /// `wrap`, `unwrap`, ..., `add_provider`.
+    pub(super) action: &'a str,
+    /// The SQL function or the worker.
+    pub(super) by: &'a str,
+    /// Whose database key, if any.
+    pub(super) scope: Option<u32>,
+    pub(super) provider: &'a str,
+    pub(super) key: Option<&'a str>,
+    /// The master key that is being left.
+    pub(super) from_key: Option<&'a str>,
+    /// The master key's version in the answer.
+    pub(super) key_version: Option<u64>,
+    pub(super) outcome: &'a str,
+    pub(super) elapsed_us: Option<u64>,
+}
+
+/// Writes the line of an event. Looks nothing up, so that it works when a session is being
+/// cancelled.
+pub(super) fn log(who: &Identity, event: &Event<'_>) {
+    #[derive(Serialize)]
+    struct Facts<'a> {
+        scope: Option<String>,
+        provider: &'a str,
+        key: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        from_key: Option<&'a str>,
+        key_version: Option<u64>,
+        outcome: &'a str,
+        duration_ms: Option<f64>,
+    }
+    let facts = Facts {
+        scope: event.scope.map(|scope| match scope {
+            0 => "cluster".to_owned(),
+            database => format!("database {database}"),
+        }),
+        provider: event.provider,
+        key: event.key.filter(|key| !key.is_empty()),
+        from_key: event.from_key,
+        key_version: event.key_version,
+        outcome: event.outcome,
+        duration_ms: event.elapsed_us.map(|us| us as f64 / 1000.0),
+    };
+    write(who, event.action, event.by, facts);
+}
+
+/// Has the trail go on with who does what, and these facts. What a user has asked for is synced;
+/// what the server does by itself, again and again, need not be.
+fn write(who: &Identity, action: &str, by: &str, facts: impl Serialize) {
+    #[derive(Serialize)]
+    struct Line<'a, F> {
+        action: &'a str,
+        by: &'a str,
+        role: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        login_role: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        current_role: Option<&'a str>,
+        database: Option<&'a str>,
+        #[serde(flatten)]
+        facts: F,
+    }
+    let line = Line {
+        action,
+        by,
+        role: who.role.as_deref(),
+        login_role: who.login_role.as_deref(),
+        current_role: who.current_role.as_deref(),
+        database: who.database.as_deref(),
+        facts,
+    };
+    // Texts and numbers always have a JSON form.
+    let json = serde_json::to_string(&line).unwrap_or_default();
+    let members = json.strip_prefix('{').and_then(|json| json.strip_suffix('}'));
+    trail::write(members.unwrap_or_default(), who.role.is_some());
+}
+
+/// Database keys that were locked and are not any more: from here on lines may have a MAC.
+pub(super) fn unlocked(by: &str, keys: usize, locked: usize) {
+    #[derive(Serialize)]
+    struct Facts {
+        keys: usize,
+        locked: usize,
+        outcome: &'static str,
+    }
+    let outcome = if locked == 0 { "ok" } else { "in part" };
+    write(&session::identity(), "unlock", by, Facts { keys, locked, outcome });
+}
+
+/// What the line of keys that were destroyed tells: what of, how many, and how that ended.
+#[derive(Serialize)]
+pub(crate) struct Destruction<'a> {
+    pub(crate) object: &'a str,
+    pub(crate) files: usize,
+    pub(crate) keys: u64,
+    /// `ok`, or the SQLSTATE's message.
+    pub(crate) outcome: &'a str,
+}
+
+/// Writes the line of keys that the SQL function `by` has destroyed.
+pub(crate) fn log_destruction(who: &Identity, by: &str, destruction: &Destruction<'_>) {
+    write(who, "destroy_keys", by, destruction);
+}

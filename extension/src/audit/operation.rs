@@ -1,0 +1,135 @@
+//! Operations of users: a line before, which says who attempts what, and one after, which says how
+//! it ended.
+
+use std::borrow::Cow;
+use std::panic::AssertUnwindSafe;
+
+use pgrx::pg_sys::panic::CaughtError;
+use pgrx::{PgSqlErrorCode as Code, PgTryBuilder};
+use serde::Serialize;
+
+use crate::pg::report::{Result, sqlstate};
+use crate::pg::session::{self, Identity};
+use crate::shmem;
+
+/// Longest text of a line, in bytes, but for names of PostgreSQL's.
+const LONGEST: usize = 512;
+
+/// Of a line that says that something is about to be done.
+pub(super) const ATTEMPTED: &str = "attempted";
+
+/// What is done, and on what.
+#[derive(Default, Clone)]
+pub(crate) struct Operation {
+    /// `shred`, `label`, `set`, ...
+    pub(crate) action: &'static str,
+    /// The SQL function, the statement or the worker.
+    pub(crate) by: &'static str,
+    pub(crate) object: Option<String>,
+    pub(crate) provider: Option<String>,
+    pub(crate) key: Option<String>,
+    /// Of what is replaced: a label, a value of a setting.
+    pub(crate) from: Option<String>,
+    pub(crate) to: Option<String>,
+}
+
+impl Operation {
+    /// By the SQL function of this name.
+    pub(crate) fn function(name: &'static str) -> Operation {
+        Operation { action: name, by: name, ..Operation::default() }
+    }
+
+    /// On this object.
+    pub(crate) fn on(mut self, object: impl Into<String>) -> Operation {
+        self.object = Some(object.into());
+        self
+    }
+
+    /// Writes a line.
+    pub(super) fn log(&self, who: &Identity, outcome: &str, code: Option<&str>) {
+        #[derive(Serialize)]
+        struct Facts<'a> {
+            #[serde(skip_serializing_if = "Option::is_none")]
+            object: Option<Cow<'a, str>>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            provider: Option<Cow<'a, str>>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            key: Option<Cow<'a, str>>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            from: Option<Cow<'a, str>>,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            to: Option<Cow<'a, str>>,
+            outcome: &'a str,
+            #[serde(skip_serializing_if = "Option::is_none")]
+            sqlstate: Option<&'a str>,
+        }
+        // What is cut must not look as if it were all.
+        fn cut(text: &Option<String>) -> Option<Cow<'_, str>> {
+            let whole = text.as_deref()?;
+            let text = &whole[..whole.floor_char_boundary(LONGEST)];
+            Some(match text.len() == whole.len() {
+                true => text.into(),
+                false => format!("{text}... ({} bytes)", whole.len()).into(),
+            })
+        }
+        let facts = Facts {
+            object: cut(&self.object),
+            provider: cut(&self.provider),
+            key: cut(&self.key),
+            from: cut(&self.from),
+            to: cut(&self.to),
+            outcome,
+            sqlstate: code,
+        };
+        super::write(who, self.action, self.by, facts);
+    }
+
+    /// Writes that it has failed with this SQLSTATE, if that is known.
+    pub(super) fn log_failure(&self, who: &Identity, code: Option<i32>) {
+        self.log(who, outcome_of(code), code.map(sqlstate).as_deref());
+    }
+}
+
+/// How an operation ended that was refused with this SQLSTATE.
+fn outcome_of(code: Option<i32>) -> &'static str {
+    match code {
+        Some(code) if code == Code::ERRCODE_INSUFFICIENT_PRIVILEGE as i32 => "denied",
+        Some(code) if code == Code::ERRCODE_QUERY_CANCELED as i32 => "cancelled",
+        _ => "failed",
+    }
+}
+
+/// Does what a user asks for, between two lines of the trail.
+pub(crate) fn audited<T>(operation: Operation, work: impl FnOnce() -> Result<T>) -> Result<T> {
+    if shmem::get().is_none() {
+        return work(); // not loaded: it refuses
+    }
+    let who = session::identity();
+    operation.log(&who, ATTEMPTED, None);
+    let failed = |error: CaughtError| -> Result<T> {
+        operation.log_failure(&who, Some(code_of(&error)));
+        error.rethrow()
+    };
+    let done = PgTryBuilder::new(AssertUnwindSafe(work))
+        .catch_others(failed)
+        .catch_rust_panic(failed)
+        .execute();
+    match &done {
+        Ok(_) => operation.log(&who, "ok", None),
+        Err(report) => operation.log_failure(&who, Some(report.code())),
+    }
+    done
+}
+
+fn code_of(error: &CaughtError) -> i32 {
+    let report = match error {
+        CaughtError::PostgresError(report) | CaughtError::ErrorReport(report) => report,
+        CaughtError::RustPanic { ereport, .. } => ereport,
+    };
+    report.sql_error_code() as i32
+}
+
+/// What the server does by itself, or notices.
+pub(crate) fn log(operation: &Operation, outcome: &str) {
+    operation.log(&Identity::default(), outcome, None);
+}

@@ -1,0 +1,160 @@
+//! Statements that change what is protected: SECURITY LABEL, settings, the extension itself.
+//!
+//! They can be rolled back. So a line says what is attempted when the statement begins, and the
+//! outcome has a line when the transaction, or the subtransaction that it was in, has ended: `ok`,
+//! `rolled back`, `prepared`, or why the statement failed. What the server refuses before it comes
+//! to us is known by its error.
+
+use pgrx::pg_sys::SubTransactionId;
+
+use super::operation::{ATTEMPTED, Operation};
+use crate::pg::process::ProcessLocal;
+use crate::pg::session::{self, Identity};
+use crate::shmem;
+
+/// A statement whose transaction goes on.
+struct Pending {
+    number: u64,
+    operation: Operation,
+    who: Identity,
+    subtransaction: SubTransactionId,
+    is_done: bool,
+    /// The SQLSTATE with which it was refused.
+    refused: Option<i32>,
+}
+
+/// Of the statement that was begun last; never used again.
+static NUMBER: ProcessLocal<u64> = ProcessLocal::new(0);
+static PENDING: ProcessLocal<Vec<Pending>> = ProcessLocal::new(Vec::new());
+/// The SQLSTATE of the last error of this process.
+static LAST_ERROR: ProcessLocal<Option<i32>> = ProcessLocal::new(None);
+/// What the server itself has refused in this transaction.
+static DENIED: ProcessLocal<Vec<(Operation, Identity)>> = ProcessLocal::new(Vec::new());
+/// Settings that this session has changed in this transaction.
+static CHANGED: ProcessLocal<Vec<(Operation, Identity)>> = ProcessLocal::new(Vec::new());
+
+/// Most that is remembered of one transaction; statements beyond have their outcome written at
+/// once.
+const MOST: usize = 10_000;
+
+/// A statement begins. Returns its number, for [`done`].
+pub(crate) fn begin(operation: Operation) -> u64 {
+    let who = session::identity();
+    operation.log(&who, ATTEMPTED, None);
+    let subtransaction = session::subtransaction();
+    LAST_ERROR.with(|error| *error = None);
+    let number = NUMBER.with(|last| {
+        *last += 1;
+        *last
+    });
+    let (is_done, refused) = (false, None);
+    let pending = Pending { number, operation, who, subtransaction, is_done, refused };
+    PENDING.with(|all| all.push(pending));
+    number
+}
+
+/// The statement of this number has come to its end.
+pub(crate) fn done(number: u64) {
+    let too_many: Vec<Pending> = PENDING.with(|all| {
+        if let Some(pending) = all.iter_mut().rfind(|pending| pending.number == number) {
+            pending.is_done = true;
+        }
+        let is_full = all.len() >= MOST;
+        all.extract_if(.., |pending| is_full && pending.is_done).collect()
+    });
+    too_many.iter().for_each(|pending| pending.end("not committed yet"));
+}
+
+/// The newest statement is about this object, and replaces that.
+pub(crate) fn is_about(object: String, from: Option<String>) {
+    PENDING.with(|all| {
+        if let Some(pending) = all.last_mut().filter(|pending| !pending.is_done) {
+            pending.operation.object = Some(object);
+            pending.operation.from = from;
+        }
+    });
+}
+
+/// The newest statement is refused by us.
+pub(crate) fn refuse(code: i32) {
+    PENDING.with(|all| {
+        if let Some(pending) = all.last_mut().filter(|pending| !pending.is_done) {
+            pending.refused = Some(code);
+        }
+    });
+}
+
+/// Who acts, where an error should not be raised, or must not be: in the midst of another it would
+/// take the server down. So catalogs are read only while all can be.
+fn who() -> Identity {
+    let withheld = shmem::anything_withheld() || shmem::anything_destroyed();
+    if withheld { session::identity_at_hand() } else { session::identity() }
+}
+
+/// This session changes a setting.
+pub(crate) fn changed(operation: Operation) {
+    let who = who();
+    CHANGED.with(|all| {
+        if all.len() < MOST {
+            all.push((operation, who));
+        }
+    });
+}
+
+/// An error was logged. What of it concerns us is written when the transaction has ended.
+pub(crate) fn note_error(code: i32, denied: impl FnOnce() -> Option<Operation>) {
+    LAST_ERROR.with(|error| *error = Some(code));
+    if let Some(operation) = denied() {
+        let who = who();
+        DENIED.with(|all| {
+            if all.len() < MOST {
+                all.push((operation, who));
+            }
+        });
+    }
+}
+
+impl Pending {
+    fn end(&self, outcome: &str) {
+        if self.is_done {
+            return self.operation.log(&self.who, outcome, None);
+        }
+        let code = self.refused.or_else(|| LAST_ERROR.with(|error| *error));
+        self.operation.log_failure(&self.who, code);
+    }
+}
+
+/// The transaction has ended. Raises nothing and reads no catalog.
+pub(crate) fn transaction_ended(outcome: &'static str) {
+    // The last one begun is the first that is undone.
+    for pending in PENDING.with(std::mem::take).iter().rev() {
+        pending.end(outcome);
+    }
+    settings_changed();
+    for (denied, who) in DENIED.with(std::mem::take) {
+        denied.log(&who, "denied", Some("42501"));
+    }
+}
+
+/// Writes what the session has set.
+fn settings_changed() {
+    for (operation, who) in CHANGED.with(std::mem::take) {
+        operation.log(&who, "ok", None);
+    }
+}
+
+/// A subtransaction was rolled back.
+pub(crate) fn subtransaction_aborted(subtransaction: SubTransactionId) {
+    let aborted = |pending: &mut Pending| pending.subtransaction == subtransaction;
+    let gone: Vec<Pending> = PENDING.with(|all| all.extract_if(.., aborted).collect());
+    gone.iter().for_each(|pending| pending.end("rolled back"));
+}
+
+/// A subtransaction has become a part of its parent.
+pub(crate) fn subtransaction_ended(subtransaction: SubTransactionId, parent: SubTransactionId) {
+    PENDING.with(|all| {
+        for pending in all.iter_mut().filter(|pending| pending.subtransaction == subtransaction) {
+            pending.subtransaction = parent;
+        }
+    });
+}

@@ -1,0 +1,299 @@
+//! The chain that the lines of the audit trail make (`pagevault_keystore::audit`): whose turn it
+//! is, under which key, and where it stood when the server ended.
+//!
+//! A line is noted in `audit.state`, then written where lines go, then marked as written; all under
+//! one lock, so that lines have one order everywhere. Killed in between, the server writes the
+//! noted line when it starts again: what is missing then was taken away. If it cannot be noted it
+//! is written all the same: what the line tells of goes on.
+
+use std::fs::{File, OpenOptions};
+use std::io;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicU32, Ordering::*};
+
+use pagevault_cipher::secret::fill_random;
+use pagevault_keystore::audit::{
+    self, AuditKey, MARK, MAX_LINE, Noted, Place, STATE, STATE_SIZE, WRITTEN,
+};
+use pagevault_keystore::storage::Storage;
+use pgrx::PgSqlErrorCode;
+use pgrx::prelude::PgLogLevel;
+
+use super::{settings, sink};
+use crate::fault;
+use crate::keys::store::persist::{self, now_us};
+use crate::pg::guc;
+use crate::pg::locks::AuditLock;
+use crate::pg::process::{self, ProcessLocal};
+use crate::pg::report::{self, Report, Result};
+use crate::shmem::words::{load_text, load_u64, store_text, store_u64};
+use crate::shmem::{self, Shared};
+
+/// The cluster's database key, of which the MACs' key is derived.
+const SCOPE: u32 = 0;
+
+const RUN: std::ops::Range<usize> = 0..4;
+const SEQ: std::ops::Range<usize> = 4..6;
+const LINK: std::ops::Range<usize> = 6..14;
+const COUNT: std::ops::Range<usize> = 14..16;
+/// Whether the lines of the start were repeated.
+const REPEATED: usize = 16;
+const PROBLEM: std::ops::Range<usize> = 18..146;
+
+/// Words of memory that [`Trail`] needs.
+pub(crate) const WORDS: usize = PROBLEM.end;
+
+/// Where the trail stands, in shared memory; read and written under [`AuditLock`].
+#[derive(Clone, Copy)]
+pub(crate) struct Trail {
+    words: &'static [AtomicU32],
+}
+
+impl Trail {
+    /// The trail in `words`, zero at first.
+    pub(crate) fn new(words: &'static [AtomicU32]) -> Trail {
+        assert!(words.len() >= WORDS);
+        Trail { words }
+    }
+
+    fn place(&self) -> Place {
+        let mut place = Place::before([0; 16]);
+        load_bytes(&self.words[RUN], &mut place.run);
+        load_bytes(&self.words[LINK], &mut place.link);
+        place.seq = load_u64(&self.words[SEQ]);
+        place
+    }
+
+    fn set_place(&self, place: &Place) {
+        store_bytes(&self.words[RUN], &place.run);
+        store_bytes(&self.words[LINK], &place.link);
+        store_u64(&self.words[SEQ], place.seq);
+    }
+
+    /// Why the newest line could not be noted or written as it should have been; empty if it was.
+    pub(crate) fn problem(&self) -> String {
+        let _lock = AuditLock::acquire();
+        load_text(&self.words[PROBLEM])
+    }
+}
+
+fn load_bytes(words: &[AtomicU32], bytes: &mut [u8]) {
+    for (bytes, word) in bytes.chunks_exact_mut(4).zip(words) {
+        bytes.copy_from_slice(&word.load(Relaxed).to_le_bytes());
+    }
+}
+
+fn store_bytes(words: &[AtomicU32], bytes: &[u8]) {
+    for (bytes, word) in bytes.as_chunks::<4>().0.iter().zip(words) {
+        word.store(u32::from_le_bytes(*bytes), Relaxed);
+    }
+}
+
+/// At server start, before anything else is audited: begins a new run, which holds on to the one
+/// before.
+pub(crate) fn begin(shared: &Shared, is_first: bool) -> Result<()> {
+    let mut run = [0; 16];
+    fill_random(&mut run)?;
+    let lock = AuditLock::acquire();
+    let trail = &shared.trail;
+    // After a crash of one of its processes the collector runs.
+    trail.words[REPEATED].store(u32::from(!is_first), Relaxed);
+    EARLY.with(Vec::clear);
+    store_text(&trail.words[PROBLEM], "");
+    let (noted, state) = match read_state() {
+        Ok(Some(noted)) => (Some(noted), None),
+        Ok(None) => (None, Some("missing")),
+        Err(error) => {
+            unreadable(&error).send(PgLogLevel::WARNING);
+            (None, Some("damaged"))
+        }
+    };
+    store_u64(&trail.words[COUNT], noted.as_ref().map_or(0, |noted| noted.count));
+    if let Some(noted) = noted.as_ref().filter(|noted| !noted.written) {
+        // Where that fails, the first line of this run tells.
+        let _ = send(&noted.text, true);
+    }
+    let previous = noted.and_then(|noted| Place::of(&noted.text));
+    let by = if is_first { "start" } else { "restart after a crash" };
+    let state = state.map_or(String::new(), |state| format!(",\"state\":\"{state}\""));
+    let settings = serde_json::to_string(&settings::at_start()).unwrap_or_default();
+    let facts = format!(
+        "\"action\":\"start\",\"by\":\"{by}\"{state},\"settings\":{settings},\"outcome\":\"ok\""
+    );
+    let facts = on_one_line(&facts);
+    let mut place = Place::before(run);
+    let key = key_of(shared);
+    let text = audit::next_line(&mut place, previous.as_ref(), now_us(), &facts, key.as_ref());
+    put(&lock, trail, &place, &text, true);
+    Ok(())
+}
+
+fn unreadable(error: &io::Error) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_IO_ERROR,
+        format!("pagevault: could not read \"{STATE}\", where the audit trail stands: {error}"),
+    )
+    .detail("The trail goes on, and nothing in it says where it stood before.")
+}
+
+/// Goes on with the trail: `facts` are members of a JSON object, without braces.
+pub(super) fn write(facts: &str, sync: bool) {
+    let facts = on_one_line(facts);
+    let Some(shared) = shmem::get() else {
+        return report::log_line(&format!("{MARK}{{{facts}}}"));
+    };
+    let lock = AuditLock::acquire();
+    let trail = &shared.trail;
+    let key = key_of(shared);
+    let line = |facts: &str| {
+        let mut place = trail.place();
+        let text = audit::next_line(&mut place, None, now_us(), facts, key.as_ref());
+        (place, text)
+    };
+    let (mut place, mut text) = line(&facts);
+    if text.len() > MAX_LINE {
+        (place, text) = line(&format!("\"action\":\"too_long\",\"bytes\":{}", facts.len()));
+    }
+    put(&lock, trail, &place, &text, sync);
+}
+
+/// The key of the newest version of the cluster's database key that is unwrapped.
+fn key_of(shared: &Shared) -> Option<AuditKey> {
+    let id = shared.control.keystore_id()?;
+    let mut versions: Vec<u32> =
+        shared.secrets.list().iter().filter(|k| k.0 == SCOPE).map(|k| k.1).collect();
+    versions.sort_unstable();
+    versions.into_iter().rev().find_map(|version| {
+        shared.secrets.with(SCOPE, version, |key| AuditKey::derive(key, &id, version))
+    })
+}
+
+/// Notes a line, writes it, and notes that.
+fn put(_lock: &AuditLock, trail: &Trail, place: &Place, text: &str, sync: bool) {
+    let count = load_u64(&trail.words[COUNT]) + 1;
+    let noted = note(count, text, sync && process::fsync());
+    trail.set_place(place);
+    store_u64(&trail.words[COUNT], count);
+    let noted =
+        noted.map_err(|error| format!("could not note an audit line in \"{STATE}\": {error}"));
+    if let Err(problem) = &noted {
+        report::log_line(&format!("pagevault: {problem}"));
+    }
+    fault::point("audit.noted");
+    let sent = send(text, sync);
+    if let Ok(file) = &noted {
+        // If this is lost the line is written twice, and known to be the same.
+        let _ = file.write_all_at(&[1], audit::offset(count) + WRITTEN);
+    }
+    let problem = noted.err().or(sent.err());
+    store_text(&trail.words[PROBLEM], problem.as_deref().unwrap_or_default());
+}
+
+fn note(count: u64, text: &str, sync: bool) -> io::Result<File> {
+    let slot = audit::slot(count, text).ok_or(io::ErrorKind::FileTooLarge)?;
+    let path = persist::directory().join(STATE);
+    let open = || OpenOptions::new().write(true).open(&path);
+    let file = match open() {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let storage = persist::storage()
+                .map_err(|report| io::Error::other(report.message().to_owned()))?;
+            storage.create(STATE, &[0; STATE_SIZE])?;
+            open()?
+        }
+        file => file?,
+    };
+    file.write_all_at(&slot, audit::offset(count))?;
+    if sync {
+        file.sync_data()?;
+    }
+    Ok(file)
+}
+
+fn read_state() -> io::Result<Option<Noted>> {
+    let path = persist::directory().join(STATE);
+    let file = match File::open(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        file => file?,
+    };
+    let mut bytes = vec![0; STATE_SIZE];
+    let mut read = 0;
+    while let Some(rest) = bytes.get_mut(read..).filter(|rest| !rest.is_empty()) {
+        match file.read_at(rest, read as u64)? {
+            0 => break,
+            count => read += count,
+        }
+    }
+    bytes.truncate(read);
+    if bytes.iter().all(|byte| *byte == 0) {
+        return Ok(None); // made, and never written to
+    }
+    audit::newest(&bytes).map(Some).ok_or_else(|| io::Error::other("it is damaged"))
+}
+
+/// What was written before the logging collector ran: it has not heard of it.
+static EARLY: ProcessLocal<Vec<String>> = ProcessLocal::new(Vec::new());
+
+/// Writes a line where lines go; to the server's log at any rate where another place does not take
+/// it.
+fn send(text: &str, sync: bool) -> std::result::Result<(), String> {
+    let destination = guc::audit_destination();
+    let mut problem = None;
+    if destination.file {
+        let path = guc::audit_file();
+        let done = match path.as_os_str().is_empty() {
+            true => Err(io::Error::other("pagevault.audit_file is not set")),
+            // Relative names are below the data directory.
+            false => {
+                sink::append(&process::data_directory().join(&path), text, sync && process::fsync())
+            }
+        };
+        problem = done.err().map(|error| {
+            format!("could not write an audit line to \"{}\": {error}", path.display())
+        });
+    }
+    if destination.syslog {
+        let socket = guc::audit_syslog_socket();
+        let (facility, ident) = (guc::shown("syslog_facility"), guc::shown("syslog_ident"));
+        if let Err(error) = sink::send(&socket, &facility, &ident, text) {
+            let socket = socket.display();
+            problem = Some(format!("could not send an audit line to \"{socket}\": {error}"));
+        }
+    }
+    if let Some(problem) = &problem {
+        report::log_line(&format!("pagevault: {problem}"));
+    }
+    if destination.log || problem.is_some() {
+        report::log_line(&format!("{MARK}{text}"));
+        if process::is_postmaster() {
+            EARLY.with(|early| early.push(text.to_owned()));
+        }
+    }
+    problem.map_or(Ok(()), Err)
+}
+
+/// Has the logging collector hear of what was written before it ran; in a background worker, which
+/// has inherited that.
+pub(crate) fn repeat_early_lines() {
+    let Some(shared) = shmem::get() else { return };
+    let early = EARLY.with(std::mem::take);
+    let _lock = AuditLock::acquire();
+    if process::has_logging_collector() && shared.trail.words[REPEATED].swap(1, Relaxed) == 0 {
+        for text in early {
+            report::log_line(&format!("{MARK}{text}"));
+        }
+    }
+}
+
+/// JSON escapes control characters below U+0020 only; readers of logs end a line at others too.
+fn on_one_line(json: &str) -> String {
+    let breaks = |c: char| c.is_control() || matches!(c, '\u{2028}' | '\u{2029}');
+    let mut line = String::with_capacity(json.len());
+    for c in json.chars() {
+        if breaks(c) {
+            line.push_str(&format!("\\u{:04x}", u32::from(c)));
+        } else {
+            line.push(c);
+        }
+    }
+    line
+}

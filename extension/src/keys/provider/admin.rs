@@ -1,0 +1,206 @@
+//! Key providers, as SQL adds, changes, checks and drops them.
+
+use std::collections::{BTreeMap, BTreeSet};
+
+use pagevault_keystore::Record;
+use pagevault_keystore::protocol::{Action, ProviderSpec};
+use pagevault_keystore::state::{DatabaseKey, State};
+use pgrx::PgSqlErrorCode as Code;
+use serde_json::Value;
+
+use super::gone::is_gone;
+use super::operations::{self, Answer, Question};
+use super::{master_keys, refusal};
+use crate::keys::store::persist;
+use crate::pg::catalog;
+use crate::pg::locks::KeystoreLock;
+use crate::pg::report::{Report, Result};
+use crate::roles;
+
+/// Longest name of a provider, as of any PostgreSQL object (`NAMEDATALEN - 1`).
+const NAME_MAX: usize = 63;
+
+/// Makes a provider known after the helper has checked its options.
+pub(crate) fn add(name: &str, kind: &str, options: &Value) -> Result<()> {
+    const BY: &str = "add_provider";
+    check_name("provider", name, NAME_MAX)?;
+    if persist::current_cluster_state()?.provider(name).is_some() {
+        return Err(Report::new(
+            Code::ERRCODE_DUPLICATE_OBJECT,
+            format!("key provider \"{name}\" already exists"),
+        )
+        .hint("Use pagevault.alter_provider() to change its options."));
+    }
+    let spec = checked_options(BY, name, kind, options)?;
+    write(&provider_record(&spec))
+}
+
+/// Changes a provider's options after proving that it still opens everything it wrapped, but for
+/// databases that are gone.
+pub(crate) fn alter(name: &str, options: &Value) -> Result<()> {
+    const BY: &str = "alter_provider";
+    let state = persist::current_cluster_state()?;
+    let provider =
+        state.provider(name).ok_or_else(|| operations::no_such_provider(name, &state))?;
+    let spec = checked_options(BY, name, &provider.kind, options)?;
+    // Where a tablespace is not mounted its databases seem to be gone.
+    let is_known = |scope| catalog::database_name(scope).is_some();
+    let is_missed =
+        |scope, key: &DatabaseKey| key.provider == name && (!is_gone(scope) || is_known(scope));
+    let wrapped: Vec<_> =
+        state.database_keys().filter(|(scope, _, key)| is_missed(*scope, key)).collect();
+    let mut questions = Vec::new();
+    for (scope, version, record) in &wrapped {
+        questions.push(Question::unwrap_by(spec.clone(), *scope, *version, record));
+    }
+    let answers = operations::try_out(BY, questions)?;
+    for ((scope, version, _), answer) in wrapped.iter().zip(answers) {
+        let proven =
+            answer.unwrapped(&format!("unwrap the key of {}", master_keys::scope_name(*scope)))?;
+        if persist::shared_memory()?.secrets.is(*scope, *version, &proven) == Some(false) {
+            return Err(operations::unproven(name));
+        }
+    }
+    write(&provider_record(&spec))
+}
+
+/// Forgets a provider that wraps no database key.
+pub(crate) fn drop(name: &str) -> Result<()> {
+    let state = persist::current_cluster_state()?;
+    if state.provider(name).is_none() {
+        return Err(operations::no_such_provider(name, &state));
+    }
+    if state.uses_provider(name) {
+        let scopes: BTreeSet<u32> = state
+            .database_keys()
+            .filter(|(_, _, key)| key.provider == name)
+            .map(|(scope, _, _)| scope)
+            .collect();
+        let hint = if scopes.iter().all(|scope| is_gone(*scope)) {
+            "These databases are gone. Nobody asks the provider for their keys any more; its name is kept for backups of their time."
+        } else {
+            "Move them to another provider with pagevault.set_master_key() or pagevault.set_cluster_master_key() first."
+        };
+        let scopes: Vec<String> = scopes.into_iter().map(master_keys::scope_name).collect();
+        return Err(Report::new(
+            Code::ERRCODE_DEPENDENT_OBJECTS_STILL_EXIST,
+            format!("cannot drop key provider \"{name}\" because it holds master keys in use"),
+        )
+        .detail(format!("It wraps the key of {}.", scopes.join(", ")))
+        .hint(hint));
+    }
+    write(&Record::DropProvider { name: name.to_owned() })?;
+    persist::shared_memory()?.health.forget(&KeystoreLock::acquire(), name);
+    Ok(())
+}
+
+/// One line of what [`check`] found.
+pub(crate) struct Checked {
+    pub(crate) master_key: Option<String>,
+    pub(crate) what: String,
+    pub(crate) ok: bool,
+    pub(crate) result: String,
+    pub(crate) hint: Option<String>,
+}
+
+/// Has a provider looked at, with each of its master keys in use, or with `key`.
+pub(crate) fn check(name: &str, key: Option<&str>) -> Result<Vec<Checked>> {
+    let state = persist::current_cluster_state()?;
+    let spec = operations::spec_of(&state, name)?;
+    let keys: Vec<String> = match key {
+        Some(key) => {
+            check_key_name(key)?;
+            vec![key.to_owned()]
+        }
+        None => {
+            let keys: Vec<String> = master_keys_in_use(&state, name).into_keys().collect();
+            // Without a key only the provider is looked at.
+            if keys.is_empty() { vec![String::new()] } else { keys }
+        }
+    };
+    let question = |key| Question::new(spec.clone(), key, None, Action::Check);
+    let answers = operations::ask("check_provider", keys.into_iter().map(question).collect())?;
+    let mut lines = Vec::new();
+    for answer in answers {
+        let master_key = Some(answer.subject.key.clone()).filter(|key| !key.is_empty());
+        for finding in answer.findings(&format!("check key provider \"{name}\""))? {
+            let (ok, result, hint) = match finding.failure {
+                None => (true, finding.seen, None),
+                Some(failure) => {
+                    let detail = failure.detail.map(|d| format!(". {d}")).unwrap_or_default();
+                    let fallback = || refusal::hint(failure.class).to_owned();
+                    let hint = failure.hint.unwrap_or_else(fallback);
+                    (false, format!("{}{detail}", failure.message), Some(hint))
+                }
+            };
+            let (master_key, what) = (master_key.clone(), finding.what);
+            lines.push(Checked { master_key, what, ok, result, hint });
+        }
+    }
+    Ok(lines)
+}
+
+/// The master keys of a provider that wrap a database key, each with its newest version in use.
+pub(crate) fn master_keys_in_use(state: &State, provider: &str) -> BTreeMap<String, u64> {
+    let mut keys = BTreeMap::new();
+    for (_, _, key) in state.database_keys().filter(|(_, _, key)| key.provider == provider) {
+        let version = keys.entry(key.master_key.clone()).or_insert(key.master_version);
+        *version = key.master_version.max(*version);
+    }
+    keys
+}
+
+fn checked_options(by: &str, name: &str, kind: &str, options: &Value) -> Result<ProviderSpec> {
+    let Value::Object(map) = options else {
+        return Err(Report::new(
+            Code::ERRCODE_INVALID_PARAMETER_VALUE,
+            "provider options must be a JSON object",
+        )
+        .hint("For a key file: '{\"path\": \"/etc/pagevault/keys\"}'."));
+    };
+    // As recorded, it goes for all programs that the provider may come to, also those that a file
+    // names.
+    let programs = roles::may_run_programs();
+    if kind == "command" {
+        // Whoever may choose a program and its arguments is the server's operating system user.
+        roles::require_program_runner("set the programs of a key provider")?;
+    }
+    let provider = ProviderSpec {
+        name: name.to_owned(),
+        kind: kind.to_owned(),
+        options: map.clone(),
+        programs,
+    };
+    let question = Question::new(provider.clone(), String::new(), None, Action::CheckOptions);
+    let what = format!("use key provider \"{name}\"");
+    let answers = operations::try_out(by, vec![question])?;
+    answers.into_iter().try_for_each(|answer: Answer| answer.options_ok(&what))?;
+    Ok(provider)
+}
+
+fn provider_record(spec: &ProviderSpec) -> Record {
+    Record::Provider {
+        name: spec.name.clone(),
+        kind: spec.kind.clone(),
+        options: Value::Object(spec.options.clone()).to_string(),
+        programs: spec.programs,
+    }
+}
+
+/// Writes down what became of a provider.
+fn write(record: &Record) -> Result<()> {
+    persist::write_cluster(std::slice::from_ref(record))
+}
+
+fn check_name(what: &str, name: &str, longest: usize) -> Result<()> {
+    if name.is_empty() || name.len() > longest || name.chars().any(char::is_control) {
+        return Err(Report::new(Code::ERRCODE_INVALID_NAME, format!("invalid name of a {what}"))
+            .detail(format!("A name has 1 to {longest} bytes and no control characters.")));
+    }
+    Ok(())
+}
+
+/// Refuses what no provider takes for the name of a key.
+pub(crate) fn check_key_name(name: &str) -> Result<()> {
+    check_name("master key", name, pagevault_keystore::record::MAX_NAME)
+}

@@ -1,0 +1,238 @@
+//! Runs `pagevault-keyring`, the program that talks to key providers.
+//!
+//! One request on its standard input, one reply on its standard output, a deadline. The server
+//! itself opens no connection and holds no credentials. A cancel or a terminated session kills the
+//! helper; if this process is killed, the kernel ends it, and it ends by itself once nobody reads
+//! its reply. It inherits no descriptor of the server, so that it keeps no connection, file or port
+//! open.
+
+use std::io::{self, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::process::CommandExt;
+use std::path::PathBuf;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use pagevault_keystore::protocol::{ErrorClass, Operation, Reply, Request, SIZE_LIMIT};
+use pgrx::PgSqlErrorCode;
+use zeroize::Zeroizing;
+
+use super::refusal;
+use crate::pg::report::Report;
+use crate::pg::{guc, process};
+
+/// What the helper is given on top of its deadline before it is killed.
+const GRACE: Duration = Duration::from_secs(2);
+/// How often a waiting process looks for interrupts that did not wake it.
+const TICK: Duration = Duration::from_millis(200);
+
+/// The helper's path: the setting, or the program beside the server's binary.
+pub(crate) fn program() -> PathBuf {
+    let configured = guc::keyring_command();
+    if configured.is_empty() {
+        process::server_binary_directory().join("pagevault-keyring")
+    } else {
+        PathBuf::from(configured)
+    }
+}
+
+/// Why there is no reply.
+pub(crate) enum HelperError {
+    /// The helper did not do its work, or did not even start.
+    Broken(Report),
+    /// It was still at it when time ran out.
+    TooLate(Duration),
+    /// The session was told to stop, or the statement.
+    Cancelled,
+}
+
+impl HelperError {
+    /// The outcome in the audit trail.
+    pub(crate) fn class(&self) -> &'static str {
+        match self {
+            HelperError::Broken(_) => "no_reply",
+            HelperError::TooLate(_) => ErrorClass::Deadline.name(),
+            HelperError::Cancelled => "cancelled",
+        }
+    }
+
+    pub(crate) fn is_cancel(&self) -> bool {
+        matches!(self, HelperError::Cancelled)
+    }
+
+    /// The error for the user. A cancel is carried out here, in the server's own words.
+    pub(crate) fn into_report(self) -> Report {
+        match self {
+            HelperError::Broken(report) => report,
+            HelperError::TooLate(timeout) => too_late(timeout),
+            HelperError::Cancelled => {
+                process::check_for_interrupts();
+                Report::new(
+                    PgSqlErrorCode::ERRCODE_QUERY_CANCELED,
+                    "canceling the request to a key provider",
+                )
+            }
+        }
+    }
+
+    /// What happened, in one sentence.
+    pub(crate) fn text(&self) -> String {
+        match self {
+            HelperError::Broken(report) => {
+                format!("{}. {}", report.message(), report.detail_text())
+            }
+            HelperError::TooLate(timeout) => too_late(*timeout).message().to_owned(),
+            HelperError::Cancelled => String::new(),
+        }
+    }
+}
+
+/// Asks the providers and returns one outcome for each operation.
+///
+/// # Errors
+/// When the helper cannot be run or does not answer; failures of single operations are outcomes.
+pub(crate) fn run(operations: Vec<Operation>, timeout: Duration) -> Result<Reply, HelperError> {
+    let count = operations.len();
+    let data_directory = process::data_directory().to_string_lossy().into_owned();
+    let deadline_ms = u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX);
+    let request = Request::new(deadline_ms, data_directory, operations)
+        .to_json()
+        .map_err(|e| broken(format!("The request could not be written: {e}.")))?;
+    let reply = converse(&request, timeout)?;
+    Reply::from_json(&reply, count)
+        .map_err(|e| broken(format!("Its reply could not be read: {e}.")))
+}
+
+/// A helper that is killed and reaped when it goes out of scope, also while unwinding.
+struct Helper(Child);
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        // Either may fail only because the child has ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn spawn() -> Result<(Helper, ChildStdin, ChildStdout), HelperError> {
+    let program = program();
+    let mut command = Command::new(&program);
+    command.arg("serve").stdin(Stdio::piped()).stdout(Stdio::piped());
+    let server = std::process::id();
+    // SAFETY: runs in the child between fork and exec, where only async-signal-safe calls are
+    // allowed: leave_server makes system calls and nothing else, not even an allocation.
+    unsafe { command.pre_exec(move || leave_server(server)) };
+    let mut child = command.spawn().map_err(|e| {
+        HelperError::Broken(
+            Report::new(
+                PgSqlErrorCode::ERRCODE_SYSTEM_ERROR,
+                format!("could not run \"{}\": {e}", program.display()),
+            )
+            .detail("Key providers are reached through this program.")
+            .hint("Install pagevault-keyring there, or set pagevault.keyring_command."),
+        )
+    })?;
+    let pipes = (child.stdin.take(), child.stdout.take());
+    let helper = Helper(child);
+    match pipes {
+        (Some(stdin), Some(stdout)) => Ok((helper, stdin, stdout)),
+        _ => Err(broken("Its pipes could not be opened.".into())),
+    }
+}
+
+/// Cuts the child off from the server: no descriptor but the standard ones passes exec, and it does
+/// not outlive the process `server` that started it.
+fn leave_server(server: u32) -> io::Result<()> {
+    const FIRST: libc::c_uint = 3;
+    // SAFETY: system calls on numbers; they touch no memory of ours but `limit`.
+    unsafe {
+        if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        if libc::getppid() as u32 != server {
+            return Err(io::Error::from_raw_os_error(libc::ESRCH));
+        }
+        let flags = libc::CLOSE_RANGE_CLOEXEC;
+        if libc::syscall(libc::SYS_close_range, FIRST, libc::c_uint::MAX, flags) == 0 {
+            return Ok(());
+        }
+        // Linux before 5.11: one by one.
+        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
+        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) != 0 {
+            return Err(io::Error::last_os_error());
+        }
+        for fd in FIRST as i32..limit.rlim_cur.min(i32::MAX as u64) as i32 {
+            libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC);
+        }
+    }
+    Ok(())
+}
+
+fn converse(request: &[u8], timeout: Duration) -> Result<Zeroizing<Vec<u8>>, HelperError> {
+    let started = Instant::now();
+    let (mut helper, mut stdin, mut stdout) = spawn()?;
+    // A request is far smaller than a pipe holds, so this does not block on a helper that hangs.
+    stdin.write_all(request).map_err(|e| broken(format!("It took no request: {e}.")))?;
+    drop(stdin);
+
+    let mut reply = Zeroizing::new(Vec::with_capacity(64 * 1024));
+    let mut chunk = Zeroizing::new([0u8; 4096]);
+    loop {
+        if started.elapsed() > timeout + GRACE {
+            return Err(HelperError::TooLate(timeout));
+        }
+        if !wait_readable(stdout.as_raw_fd(), TICK) {
+            if process::is_told_to_stop() {
+                return Err(HelperError::Cancelled);
+            }
+            process::check_for_interrupts();
+            continue;
+        }
+        match stdout.read(chunk.as_mut_slice()) {
+            Ok(0) => break,
+            Ok(n) if reply.len() + n > SIZE_LIMIT => {
+                return Err(broken("Its reply is too long.".into()));
+            }
+            Ok(n) => reply.extend_from_slice(&chunk[..n]),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) => return Err(broken(format!("Its reply could not be read: {e}."))),
+        }
+    }
+    if !reply.is_empty() {
+        return Ok(reply);
+    }
+    // A cancel is sent to our whole process group: it ended the helper before we saw it.
+    if process::is_told_to_stop() {
+        return Err(HelperError::Cancelled);
+    }
+    let status = helper.0.wait().map(|s| s.to_string()).unwrap_or_default();
+    Err(broken(format!("It ended without a reply ({status}).")))
+}
+
+/// Waits for data, `tick` at most; a signal ends the wait early.
+fn wait_readable(fd: i32, tick: Duration) -> bool {
+    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
+    // SAFETY: one valid pollfd on our stack.
+    let ready = unsafe { libc::poll(&raw mut poll, 1, tick.as_millis() as i32) };
+    ready > 0
+}
+
+fn broken(detail: String) -> HelperError {
+    HelperError::Broken(
+        Report::new(
+            PgSqlErrorCode::ERRCODE_EXTERNAL_ROUTINE_EXCEPTION,
+            "the keyring helper did not do its work",
+        )
+        .detail(format!("{detail} The server ran \"{} serve\".", program().display()))
+        .hint("Run \"pagevault-keyring check\" as the server's operating system user."),
+    )
+}
+
+fn too_late(timeout: Duration) -> Report {
+    Report::new(
+        refusal::DEADLINE,
+        format!("the keyring helper did not answer within {} s", timeout.as_secs()),
+    )
+    .detail(format!("The server ran \"{} serve\" and ended it.", program().display()))
+    .hint("Check the provider, or raise pagevault.keyring_timeout.")
+}

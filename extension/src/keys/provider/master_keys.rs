@@ -1,0 +1,256 @@
+//! Master keys and database keys: set, moved and rotated.
+//!
+//! Rotation is always the same: make the new thing, wrap, prove by unwrapping, write it down,
+//! switch. Killed at any step it ends wholly old or wholly new. Versions of a database key go to
+//! the provider together, not one by one.
+
+use std::borrow::Borrow;
+
+use pagevault_cipher::Secret32;
+use pagevault_keystore::protocol::{Action, Base64, ProviderSpec, SecretBytes};
+use pagevault_keystore::state::{DatabaseKey, State};
+use pagevault_keystore::{CheckValue, Record};
+use pgrx::PgSqlErrorCode as Code;
+
+use super::admin::check_key_name;
+use super::operations::{self, Answer, Question};
+use super::proof::{self, Expects};
+use super::revoked;
+use crate::keys::store::persist;
+use crate::keys::usage::data_keys;
+use crate::pg::locks::KeystoreLock;
+use crate::pg::report::{Report, Result};
+use crate::pg::{catalog, wal};
+use crate::shmem::secrets::State as KeyState;
+
+/// Puts a scope's database key under a master key, making the database key if there is none. `by`
+/// is the SQL function that asks.
+pub(crate) fn set(by: &str, scope: u32, provider: &str, key: &str) -> Result<()> {
+    check_key_name(key)?;
+    let state = persist::current_cluster_state()?;
+    let spec = operations::spec_of(&state, provider)?;
+    revoked::require_usable(scope)?;
+    if state.current_database_key(scope).is_none() {
+        return set_first(by, scope, &spec, key);
+    }
+    move_to(by, &state, scope, &spec, key).map(|_| ())
+}
+
+fn set_first(by: &str, scope: u32, spec: &ProviderSpec, key: &str) -> Result<()> {
+    if scope != 0 {
+        revoked::require_usable(0)?;
+        // Its key opens what is to be wrapped anew.
+        require_unlocked(&persist::current_cluster_state()?, 0)?;
+    }
+    let secret = Secret32::random()?;
+    let record = wrap_new(by, scope, 1, spec, key, &secret)?;
+    write_database_key(record, secret)?;
+    if scope != 0 {
+        // What the cluster's key wrapped for this database so far moves under its own.
+        data_keys::rewrap_data_keys(scope, |by, _| by != scope, (scope, 1))?;
+    }
+    Ok(())
+}
+
+/// Has the provider make a new version of the scope's master key and wraps with it. Returns the
+/// version that wraps now.
+pub(crate) fn rotate(by: &str, scope: u32) -> Result<i64> {
+    let state = persist::current_cluster_state()?;
+    let (_, current) = state.current_database_key(scope).ok_or_else(|| no_master_key(scope))?;
+    revoked::require_usable(scope)?;
+    require_unlocked(&state, scope)?;
+    let key = current.master_key.clone();
+    let spec = operations::spec_of(&state, &current.provider)?;
+    let action = Action::Rotate { wrapped: Base64(current.wrapped.clone()) };
+    let question = Question::new(spec.clone(), key.clone(), Some(scope), action);
+    operations::ask_one(by, question)?.rotated(&format!("rotate master key \"{key}\""))?;
+    let version = move_to(by, &state, scope, &spec, &key)?;
+    i64::try_from(version).map_err(|_| persist::internal("master key version out of range".into()))
+}
+
+/// Wraps every live version of a scope's database key with the newest version of a master key,
+/// proves all of them, and writes them down at once. Returns the master key's version.
+///
+/// What this provider wrapped before it wraps again itself; what another one wrapped goes to it
+/// from memory, so the provider that is left need not even be there any more.
+fn move_to(by: &str, state: &State, scope: u32, spec: &ProviderSpec, key: &str) -> Result<u64> {
+    let secrets = &persist::shared_memory()?.secrets;
+    let mut questions = Vec::new();
+    let mut versions = Vec::new();
+    for (_, version, record) in state.database_keys().filter(|(s, _, _)| *s == scope) {
+        let secret = secrets.get(scope, version).ok_or_else(|| data_keys::locked(scope))?;
+        proof::require_right(Expects { scope, version, check: record.check }, &secret)?;
+        let action = if record.provider == spec.name {
+            let wrapped = Base64(record.wrapped.clone());
+            Action::Rewrap { from_key: record.master_key.clone(), wrapped }
+        } else {
+            Action::Wrap { plaintext: SecretBytes::from_slice(secret.expose()) }
+        };
+        questions.push(Question::new(spec.clone(), key.to_owned(), Some(scope), action));
+        versions.push((version, secret, record.check));
+    }
+    let mut moved = Vec::new();
+    for ((version, secret, check), answer) in
+        versions.into_iter().zip(operations::ask(by, questions)?)
+    {
+        moved.push((version, secret, record_of(spec, key, check, answer)?));
+    }
+    prove(by, scope, spec, &moved)?;
+    let newest = moved.last().map_or(0, |(_, _, record)| record.master_version);
+    let records =
+        moved.into_iter().map(|(version, _, record)| database_key_record(scope, version, record));
+    persist::write_cluster(&records.collect::<Vec<_>>())?;
+    // A master key that was revoked has been left.
+    revoked::restore(scope)?;
+    Ok(newest)
+}
+
+/// Makes a new database key and wraps all data keys with it: those of this database if it has a key
+/// of its own, else all that the cluster's key wraps.
+pub(crate) fn rotate_database_key(by: &str, database: u32) -> Result<i64> {
+    let state = persist::current_cluster_state()?;
+    let scope = if state.current_database_key(database).is_some() { database } else { 0 };
+    let (version, current) =
+        state.current_database_key(scope).ok_or_else(|| no_master_key(database))?;
+    revoked::require_usable(scope)?;
+    require_unlocked(&state, scope)?;
+    let spec = operations::spec_of(&state, &current.provider)?;
+    let new_version = version + 1;
+    let secret = Secret32::random()?;
+    let record = wrap_new(by, scope, new_version, &spec, &current.master_key, &secret)?;
+    write_database_key(record, secret)?;
+    let homes = data_keys::homes_of_scope(scope)?;
+    for home in homes {
+        data_keys::rewrap_data_keys(
+            home,
+            |by, v| by == scope && v != new_version,
+            (scope, new_version),
+        )?;
+    }
+    Ok(i64::from(new_version))
+}
+
+/// Refuses to begin with a key of which a version is locked: what it wraps could not be wrapped
+/// anew.
+fn require_unlocked(state: &State, scope: u32) -> Result<()> {
+    let secrets = &persist::shared_memory()?.secrets;
+    let mut versions = state.database_keys().filter(|(s, _, _)| *s == scope);
+    let is_locked = |state: Option<KeyState>| state.is_none_or(|state| state == KeyState::Locked);
+    match versions.any(|(_, version, _)| is_locked(secrets.state(scope, version))) {
+        true => Err(data_keys::locked(scope)),
+        false => Ok(()),
+    }
+}
+
+/// Wraps a new database key and proves that the provider gives it back.
+fn wrap_new(
+    by: &str,
+    scope: u32,
+    version: u32,
+    spec: &ProviderSpec,
+    key: &str,
+    secret: &Secret32,
+) -> Result<Record> {
+    let plaintext = SecretBytes::from_slice(secret.expose());
+    let action = Action::Wrap { plaintext };
+    let question = Question::new(spec.clone(), key.to_owned(), Some(scope), action);
+    let check = proof::check_value(scope, version, secret)?;
+    let record = record_of(spec, key, check, operations::ask_one(by, question)?)?;
+    let wrapped = [(version, secret, record)];
+    prove(by, scope, spec, &wrapped)?;
+    let [(_, _, record)] = wrapped;
+    Ok(database_key_record(scope, version, record))
+}
+
+/// Proves that the provider unwraps each wrapped key, given with its version, to the secret that it
+/// is. Only then are the new wrappings written down; until then the keystore has the old ones, and
+/// goes by them.
+fn prove<S: Borrow<Secret32>>(
+    by: &str,
+    scope: u32,
+    spec: &ProviderSpec,
+    keys: &[(u32, S, DatabaseKey)],
+) -> Result<()> {
+    let question = |(version, _, record): &(u32, S, DatabaseKey)| {
+        Question::unwrap_by(spec.clone(), scope, *version, record)
+    };
+    let answers = operations::ask(by, keys.iter().map(question).collect())?;
+    let what = format!("unwrap the key of {}", scope_name(scope));
+    for ((_, secret, _), answer) in keys.iter().zip(answers) {
+        if answer.unwrapped(&what)?.expose() != secret.borrow().expose() {
+            return Err(operations::unproven(&spec.name));
+        }
+    }
+    Ok(())
+}
+
+/// The record of a database key that was just wrapped.
+fn record_of(
+    spec: &ProviderSpec,
+    key: &str,
+    check: CheckValue,
+    answer: Answer,
+) -> Result<DatabaseKey> {
+    let what = format!("wrap a database key with master key \"{key}\"");
+    let (wrapped, master_version) = answer.wrapped(&what)?;
+    Ok(DatabaseKey {
+        provider: spec.name.clone(),
+        master_key: key.to_owned(),
+        master_version,
+        wrapped,
+        check,
+        created: persist::now(),
+    })
+}
+
+fn database_key_record(scope: u32, version: u32, key: DatabaseKey) -> Record {
+    let DatabaseKey { provider, master_key, master_version, wrapped, check, created } = key;
+    Record::DatabaseKey {
+        scope,
+        version,
+        provider,
+        master_key,
+        master_version,
+        wrapped,
+        check,
+        created,
+    }
+}
+
+/// Writes a new database key down and makes it usable in one step, so that nobody meets it locked.
+/// From then on it is where core dumps do not have it, and nowhere else.
+fn write_database_key(record: Record, secret: Secret32) -> Result<()> {
+    let Record::DatabaseKey { scope, version, .. } = record else {
+        return Err(persist::internal("not a database key".into()));
+    };
+    let lock = KeystoreLock::acquire();
+    let end = persist::append(&lock, 0, &[record])?;
+    let secrets = &persist::shared_memory()?.secrets;
+    secrets
+        .unlock(scope, version, &secret)
+        .map_err(|_| persist::recovery_needs_room("database key"))?;
+    drop(secret);
+    drop(lock);
+    wal::flush(end);
+    Ok(())
+}
+
+/// As [`persist::scope_name`] with the database's name; only where catalogs can be read.
+pub(crate) fn scope_name(scope: u32) -> String {
+    match catalog::database_name(scope) {
+        Some(name) => format!("database \"{name}\""),
+        None => persist::scope_name(scope),
+    }
+}
+
+fn no_master_key(scope: u32) -> Report {
+    let report = Report::new(
+        Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        format!("{} has no master key of its own", scope_name(scope)),
+    );
+    if scope == 0 {
+        report.hint("Set one with pagevault.set_cluster_master_key().")
+    } else {
+        report.hint("Set one with pagevault.set_master_key(), or rotate the cluster's with pagevault.rotate_cluster_master_key().")
+    }
+}

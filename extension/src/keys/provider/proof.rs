@@ -1,0 +1,77 @@
+//! Whether what a provider unwrapped is the database key that was wrapped, asked before the key
+//! goes anywhere ([`CheckValue`]). A wrong one becomes a failure of the operation, and so is told,
+//! audited and acted upon like the others.
+
+use pagevault_cipher::Secret32;
+use pagevault_keystore::CheckValue;
+use pagevault_keystore::protocol::{ErrorClass, Failure, Outcome};
+use pgrx::PgSqlErrorCode;
+
+use super::refusal::{self, Subject};
+use crate::keys::store::persist;
+use crate::pg::report::{Report, Result};
+
+/// What is known of a database key before it is unwrapped.
+#[derive(Clone, Copy)]
+pub(crate) struct Expects {
+    pub(crate) scope: u32,
+    pub(crate) version: u32,
+    pub(crate) check: CheckValue,
+}
+
+/// The check value of a database key that is being made.
+pub(crate) fn check_value(scope: u32, version: u32, key: &Secret32) -> Result<CheckValue> {
+    Ok(CheckValue::of(key, &keystore_id()?, scope, version))
+}
+
+/// The outcome, unless it is a database key and not the one that is expected.
+pub(crate) fn proven(outcome: Outcome, subject: &Subject, expects: Option<Expects>) -> Outcome {
+    let Outcome::Unwrapped { plaintext, .. } = &outcome else { return outcome };
+    let key = plaintext.expose().try_into().ok().map(Secret32::from_bytes);
+    let id = keystore_id().ok();
+    let is_right = expects.zip(key).zip(id).is_some_and(|((expects, key), id)| {
+        expects.check.fits(&key, &id, expects.scope, expects.version)
+    });
+    if is_right {
+        return outcome;
+    }
+    let Subject { provider, key, .. } = subject;
+    let whose = expects.map_or_else(
+        || "a database key".to_owned(),
+        |Expects { scope, version, .. }| {
+            format!("version {version} of the key of {}", persist::scope_name(scope))
+        },
+    );
+    Outcome::Failed(Failure {
+        class: ErrorClass::WrongKey,
+        message: format!("master key \"{key}\" of provider \"{provider}\": it gives a wrong key"),
+        detail: Some(format!("It does not fit the check value of {whose}, and is not used.")),
+        hint: None,
+        retry: false,
+    })
+}
+
+/// Refuses to wrap again what is not the key of the record.
+///
+/// # Errors
+/// Keys were proven before they came into memory; this one changed there.
+pub(crate) fn require_right(expects: Expects, key: &Secret32) -> Result<()> {
+    let Expects { scope, version, check } = expects;
+    if check.fits(key, &keystore_id()?, scope, version) {
+        return Ok(());
+    }
+    Err(Report::new(
+        PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
+        format!(
+            "version {version} of the key of {} is not the right one in memory",
+            persist::scope_name(scope)
+        ),
+    )
+    .detail("It does not fit its check value. Nothing was changed.")
+    .hint(refusal::hint(ErrorClass::WrongKey)))
+}
+
+fn keystore_id() -> Result<[u8; 16]> {
+    let id = persist::shared_memory()?.control.keystore_id();
+    id.ok_or_else(|| persist::internal("the keystore has no identity yet".into()))
+}

@@ -1,0 +1,150 @@
+//! What happens to a scope whose master key was revoked: usable, refused, restored; and the words
+//! for it.
+
+use pagevault_keystore::protocol::ErrorClass;
+use pgrx::PgSqlErrorCode;
+use pgrx::prelude::PgLogLevel;
+
+use super::refusal::Subject;
+use crate::audit::{Operation, log_operation};
+use crate::keys::store::persist;
+use crate::pg::locks::KeystoreLock;
+use crate::pg::report::{Report, Result};
+use crate::pg::{guc, process};
+use crate::shmem;
+use crate::shmem::secrets::Revocation;
+
+/// Takes a scope back into full use, after its provider unwrapped the right key or another provider
+/// wrapped it. Does nothing to a scope that is in full use, and returns false then.
+pub(crate) fn restore(scope: u32) -> Result<bool> {
+    let secrets = &persist::shared_memory()?.secrets;
+    let restored = {
+        let _lock = KeystoreLock::acquire();
+        secrets.restore(scope)
+    };
+    if restored {
+        audit("restored", scope, None);
+        Report::new(
+            PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
+            format!("pagevault: the master key of {} is usable again", persist::scope_name(scope)),
+        )
+        .send(PgLogLevel::LOG);
+    }
+    Ok(restored)
+}
+
+/// What became of a scope's key, in the audit trail.
+pub(crate) fn audit(what: &str, scope: u32, cause: Option<ErrorClass>) {
+    let operation = Operation {
+        action: "revocation",
+        by: "revalidation",
+        object: Some(persist::scope_name(scope)),
+        from: cause.map(|cause| cause.name().to_owned()),
+        ..Operation::default()
+    };
+    log_operation(&operation, what);
+}
+
+/// Refuses what would use a key that is refused to protect or to reveal more.
+pub(crate) fn require_usable(scope: u32) -> Result<()> {
+    match shmem::secrets() {
+        Some(secrets) if secrets.is_refused(scope) => {
+            Err(refused(format!("the key of {} is locked", persist::scope_name(scope)), scope))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The report for a query on a relation that is sealed under a refused key.
+pub(crate) fn relation_refused(name: &str, scope: u32) -> Report {
+    refused(format!("encrypted relation \"{name}\" is locked"), scope)
+}
+
+/// The report for a page of a file that is sealed under a refused key.
+pub(crate) fn file_refused(file: &str, scope: u32) -> Report {
+    refused(format!("encrypted relation file {file} is locked"), scope)
+}
+
+fn refused(message: String, scope: u32) -> Report {
+    Report::new(PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE, message)
+        .detail(facts(scope).unwrap_or_else(|| "Its master key was revoked.".to_owned()))
+        .hint("Make the master key usable at its provider again; the server notices within pagevault.revalidate_interval, with pagevault.unlock() at once.")
+}
+
+/// The report for a key that unwraps, but to another database key than the one in use.
+pub(crate) fn another_key(scope: u32) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_DATA_EXCEPTION,
+        format!(
+            "the key of {} unwraps to another key than the one in use",
+            persist::scope_name(scope)
+        ),
+    )
+    .hint("Check that the provider holds the key that wrapped it, not another of the same name.")
+}
+
+/// Provider, key, since when and why, as a sentence; `None` under the keystore lock, for which this
+/// process would wait for ever.
+fn facts(scope: u32) -> Option<String> {
+    if KeystoreLock::is_held() {
+        return None;
+    }
+    let (state, revocation) = {
+        let lock = KeystoreLock::acquire();
+        let revocation = shmem::secrets()?.revocation(scope)?;
+        (persist::cluster_state(&lock).ok()?, revocation)
+    };
+    let (_, record) = state.current_database_key(scope)?;
+    Some(format!(
+        "Key provider \"{}\" has refused master key \"{}\" since {}: {}.",
+        record.provider,
+        record.master_key,
+        process::timestamp_text(revocation.since),
+        in_words(revocation.cause)
+    ))
+}
+
+/// A cause of revocation in words.
+fn in_words(cause: ErrorClass) -> &'static str {
+    match cause {
+        ErrorClass::Denied => "its use is denied",
+        ErrorClass::KeyMissing => "the key does not exist there",
+        ErrorClass::KeyDisabled => "the key is disabled or pending deletion",
+        ErrorClass::WrongKey => "it gives another database key than the one that was wrapped",
+        _ => "the key there is not the one that wrapped the database key",
+    }
+}
+
+/// The warning while a scope's master key is revoked: what was seen, and what will happen when.
+pub(crate) fn warning(
+    scope: u32,
+    subject: &Subject,
+    revocation: Revocation,
+    cause: &str,
+) -> Report {
+    let whose = persist::scope_name(scope);
+    let since = process::timestamp_text(revocation.since);
+    let is_refused = shmem::secrets().is_some_and(|secrets| secrets.is_refused(scope));
+    let consequence = if is_refused {
+        "Relations sealed under it are locked.".to_owned()
+    } else if guc::locks_revoked_keys() {
+        let lock_at = revocation.since + guc::revoked_key_grace().as_micros() as u64;
+        format!(
+            "Unless this changes, relations sealed under it are locked from {} on.",
+            process::timestamp_text(lock_at)
+        )
+    } else {
+        "Nothing else happens while the server runs, because pagevault.revoked_key_action is \"log\"; after a restart they would be locked.".to_owned()
+    };
+    Report::new(
+        PgSqlErrorCode::ERRCODE_WARNING,
+        format!(
+            "pagevault: master key \"{}\" of provider \"{}\" was revoked: {}",
+            subject.key,
+            subject.provider,
+            in_words(revocation.cause)
+        ),
+    )
+    .detail(format!("It wraps the key of {whose} and has been refused since {since}: {cause}. {consequence}"))
+    .hint("Make the key usable again, or move to another one with pagevault.set_cluster_master_key() or pagevault.set_master_key() before it is locked.")
+}

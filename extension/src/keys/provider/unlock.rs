@@ -1,0 +1,307 @@
+//! Unwrapping database keys: at server start, by the background worker, and on request.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, Instant};
+
+use pagevault_cipher::Secret32;
+use pagevault_keystore::protocol::{ErrorClass, Failure};
+use pgrx::PgSqlErrorCode;
+use pgrx::prelude::PgLogLevel;
+
+use super::gone::is_gone;
+use super::operations::{self, Question};
+use super::revoked;
+use crate::keys::store::persist;
+use crate::pg::locks::KeystoreLock;
+use crate::pg::report::{Report, Result};
+use crate::pg::{guc, process};
+use crate::shmem::secrets::State as KeyState;
+use crate::{audit, shmem};
+
+/// How one attempt ended.
+enum Attempt {
+    /// Nothing is locked any more.
+    Unlocked,
+    /// Something is, for this reason, and it may be worth asking again after this time.
+    Locked { report: Report, again: Duration },
+}
+
+/// How long to wait before asking again for a locked key.
+fn pause_after(failure: &Failure) -> Duration {
+    match failure.class {
+        _ if failure.retry => OUTAGE,
+        ErrorClass::Unreachable | ErrorClass::Sealed | ErrorClass::Throttled => OUTAGE,
+        ErrorClass::Unauthenticated => CREDENTIALS,
+        _ => REFUSAL,
+    }
+}
+
+/// After what may pass by itself: a network, a Vault to be unsealed, a file system to be mounted.
+const OUTAGE: Duration = Duration::from_secs(5);
+
+/// After what somebody has to change.
+const REFUSAL: Duration = Duration::from_secs(60);
+
+/// After wrong credentials: tokens and accounts lock themselves after a few of those.
+const CREDENTIALS: Duration = Duration::from_secs(300);
+
+/// Recovery that waits says so again after this long.
+const SAY_AGAIN: Duration = Duration::from_secs(300);
+
+/// Asks once, in one batch, for every database key whose state is `wanted`, but for those of
+/// databases that are gone.
+fn attempt(by: &str, wanted: impl Fn(KeyState) -> bool) -> Result<Attempt> {
+    let keys = persist::shared_memory()?.secrets.list();
+    let keys = keys.into_iter().filter(|(scope, _, state)| wanted(*state) && !is_gone(*scope));
+    ask_for(by, keys.map(|(scope, version, _)| (scope, version)).collect())
+}
+
+/// Asks once, in one batch, for these database keys: (scope, version).
+fn ask_for(by: &str, keys: Vec<(u32, u32)>) -> Result<Attempt> {
+    if keys.is_empty() {
+        return Ok(Attempt::Unlocked);
+    }
+    let state = persist::current_cluster_state()?;
+    let mut questions = Vec::new();
+    let mut asked = Vec::new();
+    for (scope, version) in keys {
+        let Some(record) = state.database_key(scope, version) else { continue };
+        questions.push(Question::unwrap(&state, scope, version, record)?);
+        asked.push((scope, version));
+    }
+    let answers = match operations::ask(by, questions) {
+        Ok(answers) => answers,
+        Err(report) => return Ok(Attempt::Locked { report, again: OUTAGE }),
+    };
+    let secrets = &persist::shared_memory()?.secrets;
+    let is_locked = |key: &&(u32, u32)| secrets.state(key.0, key.1) == Some(KeyState::Locked);
+    let locked = asked.iter().filter(is_locked).count();
+    let mut failure: Option<(Report, Duration)> = None;
+    let mut withheld = BTreeSet::new();
+    for ((scope, version), answer) in asked.iter().zip(&answers) {
+        let what = format!("unwrap the key of {}", persist::scope_name(*scope));
+        let accepted = answer.unwrapped(&what).and_then(|key| accept(*scope, *version, &key));
+        if let Err(report) = accepted {
+            withheld.insert(*scope);
+            let again = answer.failure().map_or(REFUSAL, pause_after);
+            // Of several providers, the one that may be back soonest decides.
+            if failure.as_ref().is_none_or(|(_, earlier)| again <= *earlier) {
+                failure = Some((report, again));
+            }
+        }
+    }
+    let scopes: BTreeSet<u32> = asked.iter().map(|(scope, _)| *scope).collect();
+    for scope in scopes.difference(&withheld) {
+        revoked::restore(*scope)?;
+    }
+    let still_locked = asked.iter().filter(is_locked).count();
+    if still_locked < locked {
+        audit::unlocked(by, locked - still_locked, still_locked);
+    }
+    Ok(failure.map_or(Attempt::Unlocked, |(report, again)| Attempt::Locked { report, again }))
+}
+
+/// Takes an unwrapped key over; one that is known already must be the same.
+fn accept(scope: u32, version: u32, key: &Secret32) -> Result<()> {
+    let secrets = &persist::shared_memory()?.secrets;
+    let _lock = KeystoreLock::acquire();
+    secrets
+        .unlock(scope, version, key)
+        .map_err(|_| persist::recovery_needs_room("database key"))?;
+    match secrets.is(scope, version, key) {
+        Some(true) => Ok(()),
+        _ => Err(revoked::another_key(scope)),
+    }
+}
+
+/// (scope, version) of every database key that is known but not unwrapped, and of a database that
+/// is there.
+pub(crate) fn locked_keys() -> Vec<(u32, u32)> {
+    all_locked_keys().into_iter().filter(|(scope, _)| !is_gone(*scope)).collect()
+}
+
+/// As [`locked_keys`], also of databases that are gone.
+fn all_locked_keys() -> Vec<(u32, u32)> {
+    let keys = shmem::secrets().map(|s| s.list()).unwrap_or_default();
+    keys.into_iter()
+        .filter(|(_, _, state)| *state == KeyState::Locked)
+        .map(|(scope, version, _)| (scope, version))
+        .collect()
+}
+
+/// True while nobody can log in: shared catalogs are sealed, and the cluster's key is locked or
+/// refused.
+pub(crate) fn keeps_everyone_out() -> bool {
+    const CLUSTER: u32 = 0;
+    let keys = shmem::secrets().map(|s| s.list()).unwrap_or_default();
+    let locked = |state| matches!(state, KeyState::Locked | KeyState::Refused);
+    keys.iter().any(|(scope, _, state)| *scope == CLUSTER && locked(*state))
+        && shmem::anything_sealed_in(CLUSTER)
+}
+
+/// Remembers for `pagevault.status` why keys are locked, or that none is.
+pub(crate) fn remember(failure: Option<&Report>) -> Result<()> {
+    let text = failure.map_or(String::new(), |report| match report.detail_text() {
+        "" => report.message().to_owned(),
+        detail => format!("{}. {detail}", report.message()),
+    });
+    let _lock = KeystoreLock::acquire();
+    persist::shared_memory()?.control.set_unlock_failure(&text);
+    Ok(())
+}
+
+/// One attempt, of which the status tells.
+fn attempt_and_remember(by: &str, wanted: impl Fn(KeyState) -> bool) -> Result<Attempt> {
+    let attempt = attempt(by, wanted)?;
+    remember(match &attempt {
+        Attempt::Unlocked => None,
+        Attempt::Locked { report, .. } => Some(report),
+    })?;
+    Ok(attempt)
+}
+
+/// `pagevault.unlock()`: asks for keys that are locked, and for those that were revoked meanwhile.
+/// An ERROR says why keys stay locked.
+pub(crate) fn unlock_now() -> Result<bool> {
+    match attempt_and_remember("unlock", |state| state != KeyState::Ready)? {
+        Attempt::Unlocked => Ok(true),
+        Attempt::Locked { report, .. } => Err(report),
+    }
+}
+
+/// In recovery, when it meets new database keys, (scope, version): what follows may need them. A
+/// standby, or a restore from an archive, waits for them here, where nothing is half done and
+/// queries go on. Crash recovery asks once and goes on, to where the key is needed; so do the
+/// others with `pagevault.recovery_waits_for_keys` off, for the key may be one that nothing needs
+/// any more.
+pub(crate) fn unlock_in_recovery(new: &[(u32, u32)]) {
+    // Whether their database is gone is not known yet: it may be made by what follows.
+    let locked = || -> Vec<(u32, u32)> {
+        let locked = all_locked_keys();
+        new.iter().copied().filter(|key| locked.contains(key)).collect()
+    };
+    let mut said: Option<(String, Instant)> = None;
+    loop {
+        let (report, again) = match ask_for("recovery", locked()) {
+            Ok(Attempt::Locked { report, again }) => (report, again),
+            Ok(Attempt::Unlocked) => break,
+            Err(report) => return report.send(PgLogLevel::WARNING),
+        };
+        if let Err(report) = remember(Some(&report)) {
+            return report.send(PgLogLevel::WARNING);
+        }
+        let waits = || process::replays_foreign_wal() && guc::recovery_waits_for_keys();
+        if !waits() {
+            return report.send(PgLogLevel::WARNING);
+        }
+        let is_news = said
+            .as_ref()
+            .is_none_or(|(text, at)| text != report.message() || at.elapsed() >= SAY_AGAIN);
+        if is_news {
+            said = Some((report.message().to_owned(), Instant::now()));
+            waiting(&report).send(PgLogLevel::WARNING);
+        }
+        // pagevault.unlock() ends it as well.
+        process::wait_in_recovery(again, || !waits() || locked().is_empty());
+    }
+    if locked_keys().is_empty()
+        && let Err(report) = remember(None)
+    {
+        report.send(PgLogLevel::WARNING);
+    }
+    if said.is_some() {
+        goes_on().send(PgLogLevel::LOG);
+    }
+}
+
+fn waiting(cause: &Report) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_WARNING,
+        format!("recovery waits for a new key: {}", cause.message()),
+    )
+    .detail(cause.detail_text().to_owned())
+    .hint("Make the key provider reachable from this server; recovery goes on by itself, sooner with pagevault.unlock(). Queries go on meanwhile, and a restart would not find the key either. If nothing needs it any more, turn off pagevault.recovery_waits_for_keys.")
+}
+
+fn goes_on() -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
+        "pagevault: recovery has the new key, and goes on",
+    )
+}
+
+/// The background worker's attempt. Returns when to try again, if something is still locked.
+pub(crate) fn unlock_quietly(by: &str) -> Duration {
+    match attempt_and_remember(by, |state| state == KeyState::Locked) {
+        Ok(Attempt::Locked { again, .. }) => again,
+        Ok(Attempt::Unlocked) | Err(_) => OUTAGE,
+    }
+}
+
+/// At server start, in the postmaster: asks until `pagevault.unlock_timeout` has passed.
+///
+/// # Errors
+/// When keys stay locked and the start needs them: crash recovery does, and any read of sealed WAL.
+pub(crate) fn at_start(recovery_needs_keys: bool) -> Result<()> {
+    let mut gone = all_locked_keys();
+    gone.retain(|(scope, _)| is_gone(*scope));
+    if process::was_not_shut_down() && !gone.is_empty() {
+        // Replay may make these databases again. If not, nothing needs their keys.
+        if let Attempt::Locked { report, .. } = ask_for("start", gone)? {
+            not_missed(&report).send(PgLogLevel::LOG);
+        }
+    }
+    let give_up = Instant::now() + Duration::from_secs(guc::unlock_timeout());
+    let mut pause = Duration::from_millis(200);
+    loop {
+        let (report, again) = match attempt_and_remember("start", |s| s == KeyState::Locked)? {
+            Attempt::Unlocked => return Ok(()),
+            Attempt::Locked { report, again } => (report, again),
+        };
+        if again == OUTAGE && Instant::now() + pause < give_up {
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(OUTAGE);
+            continue;
+        }
+        if recovery_needs_keys {
+            return Err(cannot_recover(&report));
+        }
+        starts_locked(&report).send(PgLogLevel::WARNING);
+        return Ok(());
+    }
+}
+
+fn not_missed(cause: &Report) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
+        format!("pagevault: the key of a database that is not there: {}", cause.message()),
+    )
+    .detail("It is needed only if WAL that is to be replayed makes the database.")
+}
+
+fn cannot_recover(cause: &Report) -> Report {
+    let need = if process::is_binary_upgrade() {
+        "pg_upgrade needs the keys of all encrypted relations."
+    } else {
+        "WAL is encrypted, or the server was not shut down cleanly and replaying WAL may need encrypted relations."
+    };
+    Report::new(
+        PgSqlErrorCode::ERRCODE_CANNOT_CONNECT_NOW,
+        format!("cannot start without keys: {}", cause.message()),
+    )
+    .detail(format!("{} {}", need, cause.detail_text()))
+    .hint("Make the key provider reachable and start the server again. Nothing was changed.")
+}
+
+fn starts_locked(cause: &Report) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_WARNING,
+        format!("server starts with encrypted relations locked: {}", cause.message()),
+    )
+    .detail(cause.detail_text().to_owned())
+    .hint(if keeps_everyone_out() {
+        "Shared catalogs are encrypted: nobody can log in until then. The server keeps trying and unlocks without a restart."
+    } else {
+        "Plaintext relations are usable. The server keeps trying and unlocks without a restart."
+    })
+}

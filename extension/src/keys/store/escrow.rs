@@ -1,0 +1,126 @@
+//! Escrow, as far as the server takes part: which database keys are in a bundle, and taking over
+//! what `pagevault-keyring escrow restore` has left while the server was down.
+//!
+//! The restored wrappings count from the start on, and recovery may repeat older ones over them. So
+//! they are written once more when the server may write WAL, and from there reach archives and
+//! standbys; then the file goes. Killed before, the next start begins anew with it.
+
+use std::collections::BTreeSet;
+
+use pagevault_keystore::escrow::{LIMIT, MARK, Mark, RESTORED, Restored};
+use pagevault_keystore::log::{Contents, Log};
+use pagevault_keystore::state::State;
+use pagevault_keystore::storage::{FileStorage, Storage};
+use pagevault_keystore::{Record, batch};
+use pgrx::PgSqlErrorCode;
+use pgrx::prelude::PgLogLevel;
+
+use super::persist::{self, keystore_failure};
+use crate::audit::{self, Operation};
+use crate::pg::locks::KeystoreLock;
+use crate::pg::process::ProcessLocal;
+use crate::pg::report::{Report, Result};
+use crate::pg::wal;
+
+/// The cluster's log holds providers and database keys.
+const SCOPE: u32 = 0;
+
+/// What the newest bundle holds, if there is one of this keystore.
+pub(crate) fn mark() -> Option<Mark> {
+    let id = persist::shared_memory().ok()?.control.keystore_id()?;
+    let bytes = persist::storage().ok()?.read(MARK, 0, LIMIT).ok()??;
+    Mark::decode(&bytes).filter(|mark| mark.keystore == id)
+}
+
+/// Tells the audit trail of a bundle that was made since this process has looked last. Who has made
+/// it, and for whom, is in `audit.tools`, where that program writes it.
+pub(crate) fn tell_of_new_bundle() {
+    static KNOWN: ProcessLocal<Option<Option<i64>>> = ProcessLocal::new(None);
+    let mark = mark();
+    let made = mark.as_ref().map(|mark| mark.made);
+    let known = KNOWN.with(|known| known.replace(made));
+    let Some(mark) = mark.filter(|_| known.is_some_and(|known| known != made)) else { return };
+    let operation = Operation {
+        action: "escrow_export",
+        by: "pagevault-keyring",
+        object: Some(format!("{} database keys", mark.keys.len())),
+        ..Operation::default()
+    };
+    audit::log_operation(&operation, "noticed");
+}
+
+/// At server start: adds what was restored to the cluster's log, if it does not say so already.
+pub(crate) fn take_over(storage: &FileStorage, logs: &mut [Contents]) -> Result<()> {
+    let Some(cluster) = logs.first_mut() else { return Ok(()) };
+    let Some(restored) = read(storage, cluster.position.keystore_id)? else { return Ok(()) };
+    let state = State::from_records(cluster.records.iter().cloned())
+        .map_err(|e| persist::internal(format!("keystore: {e}")))?;
+    let mut with_restored = state.clone();
+    let folded = restored.iter().cloned().try_for_each(|record| with_restored.apply(record));
+    folded.map_err(|e| not_ours(&e.to_string()))?;
+    if with_restored == state {
+        return Ok(());
+    }
+    let mut log = Log::resume(storage, cluster.position);
+    log.append(&restored).map_err(|e| keystore_failure(&e))?;
+    cluster.position = log.position();
+    cluster.records.extend(restored);
+    Ok(())
+}
+
+/// Once the server may write WAL: writes what was restored to keystore and WAL. Nothing is left to
+/// do after it.
+pub(crate) fn announce() -> Result<()> {
+    let storage = persist::storage()?;
+    let Some(id) = persist::shared_memory()?.control.keystore_id() else { return Ok(()) };
+    let Some(records) = read(&storage, id)? else { return Ok(()) };
+    let end = persist::append(&KeystoreLock::acquire(), SCOPE, &records)?;
+    wal::flush(end);
+    storage.remove(RESTORED).map_err(|e| not_read(&e))?;
+    let keys: BTreeSet<_> = records.iter().filter_map(scope_of).collect();
+    Report::new(
+        PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
+        format!("database keys were restored from escrow, of {} scopes", keys.len()),
+    )
+    .detail(batch::describe_all(&records))
+    .send(PgLogLevel::LOG);
+    Ok(())
+}
+
+fn scope_of(record: &Record) -> Option<u32> {
+    match record {
+        Record::DatabaseKey { scope, .. } => Some(*scope),
+        _ => None,
+    }
+}
+
+fn read(storage: &FileStorage, id: [u8; 16]) -> Result<Option<Vec<Record>>> {
+    let Some(bytes) = storage.read(RESTORED, 0, LIMIT).map_err(|e| not_read(&e))? else {
+        return Ok(None);
+    };
+    let restored = Restored::decode(&bytes).map_err(|e| {
+        Report::new(
+            PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
+            format!("key file \"{RESTORED}\" is not readable: {e}"),
+        )
+        .hint("Remove it from the directory pagevault/ of the data directory, and restore the escrow again.")
+    })?;
+    Ok((restored.keystore == id).then_some(restored.records))
+}
+
+/// What was restored contradicts the keystore. Written down, it would make the keystore unreadable.
+fn not_ours(problem: &str) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
+        format!("key file \"{RESTORED}\" does not belong here: {problem}"),
+    )
+    .detail("Nothing was changed.")
+    .hint("Remove it from the directory pagevault/ of the data directory, and restore the escrow again.")
+}
+
+fn not_read(error: &std::io::Error) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_IO_ERROR,
+        format!("could not read or remove key file \"{RESTORED}\": {error}"),
+    )
+}

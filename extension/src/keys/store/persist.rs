@@ -1,0 +1,480 @@
+//! Writing keys down. WAL is the truth, and the keystore's files are what checkpoints make of it.
+//!
+//! A change is *staged* at the end of the file, which proves that there is room; then logged in
+//! WAL; then put into the shared directory, from where other processes use it. A server that
+//! replays WAL after a crash goes by what is *settled* in the files, all of which is durable in
+//! WAL, and hears of the rest from WAL or, as standbys and archives, not at all
+//! (`pagevault_keystore::log`). So no server ever uses a key that WAL does not bring to the others.
+//!
+//! Data keys of new files are durable in WAL before a page that needs them reaches the disk, and
+//! are settled by the next checkpoint (`hooks/sync.rs`): making an encrypted table costs no fsync
+//! of its own. What may be needed before replay comes to it (database keys, keys of WAL, keys of
+//! files that have pages already) is settled before anyone uses it. Redo of what is logged here:
+//! [`crate::keys::redo`].
+
+use std::path::PathBuf;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use pagevault_cipher::secret::{RandomError, fill_random};
+use pagevault_keystore::directory::DirectoryError;
+use pagevault_keystore::job_table;
+use pagevault_keystore::log::{self, Contents, Log, LogError, Position};
+use pagevault_keystore::state::State;
+use pagevault_keystore::storage::{FileStorage, Storage};
+use pagevault_keystore::wal as wal_keys;
+use pagevault_keystore::{FormatError, Problem, Record, batch, compaction, wrappings};
+use pgrx::PgSqlErrorCode;
+use pgrx::prelude::PgLogLevel;
+
+use crate::fault;
+use crate::pg::locks::{KeystoreLock, ServerLock};
+use crate::pg::report::{Report, Result};
+use crate::pg::{checkpoint, critical, process, wal};
+use crate::shmem::{self, Shared, secrets};
+
+/// The keystore's directory inside the data directory.
+const DIRECTORY: &str = "pagevault";
+
+/// Where the keystore is.
+pub(crate) fn directory() -> PathBuf {
+    process::data_directory().join(DIRECTORY)
+}
+
+/// The keystore's files.
+pub(crate) fn storage() -> Result<FileStorage> {
+    FileStorage::new(&directory()).map_err(|e| {
+        Report::new(
+            PgSqlErrorCode::ERRCODE_IO_ERROR,
+            format!("could not open keystore directory \"{DIRECTORY}\": {e}"),
+        )
+    })
+}
+
+/// Room in the key directory that only recovery uses: whatever was written down before a crash must
+/// fit again after it.
+pub(crate) const RESERVED_KEYS: u32 = 1024;
+
+/// Refuses to make keys that would find no room. Asked before anything is written: what is written
+/// is read at every start, and must have room then.
+fn require_room(scope: u32, records: &[Record]) -> Result<()> {
+    let shared = shared_memory()?;
+    if shared.control.position(scope).is_none() && !shared.control.has_room() {
+        return Err(no_room("key files", "That of a dropped database is kept for old backups."));
+    }
+    // All of one change are versions of one key: only one of them is new.
+    let is_new = |record: &Record| match record {
+        Record::DatabaseKey { scope, version, .. } => {
+            shared.secrets.state(*scope, *version).is_none()
+        }
+        _ => false,
+    };
+    if records.iter().any(is_new) && !shared.secrets.has_room() {
+        return Err(no_room(
+            "database keys",
+            "Each version of a database key counts, also those of dropped databases: old backups need them.",
+        ));
+    }
+    let jobs = records.iter().filter(|record| matches!(record, Record::Job { .. })).count();
+    if jobs > 0 && !shared.jobs.has_room(jobs) {
+        return Err(no_room(
+            "rekey jobs",
+            "There are as many that are not done as there may be data keys.",
+        ));
+    }
+    let counts = shared.directory.counts()?;
+    let limit = counts.capacity.saturating_sub(RESERVED_KEYS) as usize;
+    let new = records.iter().filter(|record| {
+        matches!(record, Record::DataKey { file, epoch, .. } if !shmem::has_key(*file, *epoch))
+    });
+    // A file whose keys were destroyed has a place and no key.
+    let entries = counts.keys.max(counts.files) as usize;
+    if entries + new.count() <= limit {
+        return Ok(());
+    }
+    Err(Report::new(
+        PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+        format!("all {limit} data keys are in use"),
+    )
+    .detail("Keys of dropped relations are kept for old backups, and count.")
+    .hint("Raise pagevault.max_keys and restart the server."))
+}
+
+/// The shared memory, which exists wherever the library was preloaded.
+pub(crate) fn shared_memory() -> Result<&'static Shared> {
+    shmem::get().ok_or_else(|| internal("pagevault's shared memory is missing".to_owned()))
+}
+
+/// Whether the keystore has or had keys of a database: a database key of its own, or data keys of
+/// its files.
+pub(crate) fn has_keys_of(database: u32) -> Result<bool> {
+    let _lock = KeystoreLock::acquire();
+    let shared = shared_memory()?;
+    let has_log = shared.control.position(database).is_some();
+    Ok(has_log || shared.secrets.newest(database).is_some())
+}
+
+/// What an unexpected state inside pagevault is reported as.
+pub(crate) fn internal(message: String) -> Report {
+    Report::new(PgSqlErrorCode::ERRCODE_INTERNAL_ERROR, message)
+}
+
+impl From<DirectoryError> for Report {
+    fn from(error: DirectoryError) -> Report {
+        internal(error.to_string())
+    }
+}
+
+impl From<RandomError> for Report {
+    fn from(error: RandomError) -> Report {
+        internal(error.to_string())
+    }
+}
+
+/// Whose key a scope's is, in messages that are also written where no catalog can be read.
+pub(crate) fn scope_name(scope: u32) -> String {
+    if scope == 0 { "the cluster".to_owned() } else { format!("database {scope}") }
+}
+
+/// A keystore failure as a report. When it is not known what reached the disk, the server restarts.
+pub(crate) fn keystore_failure(error: &LogError) -> Report {
+    let report = match error {
+        LogError::Io { .. } => Report::new(PgSqlErrorCode::ERRCODE_IO_ERROR, format!("{error}"))
+            .detail("Nothing was changed."),
+        LogError::Unsettled { .. } => {
+            Report::new(PgSqlErrorCode::ERRCODE_IO_ERROR, format!("{error}"))
+        }
+        LogError::Format { error: FormatError { problem, .. }, .. }
+            if problem.is_of_later_version() =>
+        {
+            Report::new(PgSqlErrorCode::ERRCODE_FEATURE_NOT_SUPPORTED, format!("{error}"))
+                .detail("Nothing was changed.")
+                .hint("Install the version of pagevault that this data directory was used with last, or a later one.")
+        }
+        LogError::Record(FormatError { problem: Problem::TooLarge(_), .. }) => {
+            Report::new(PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED, "key file is full")
+                .detail(format!("It may have {} MiB. Nothing was changed.", log::MAX_LOG >> 20))
+                .hint("Restart the server: when it starts it takes older wrappings of data keys out of key files.")
+        }
+        LogError::Format { .. } => {
+            Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, format!("{error}"))
+                .hint("Restore the directory pagevault/ of the data directory from a backup.")
+        }
+        _ => internal(format!("{error}")),
+    };
+    if matches!(error, LogError::Unsettled { .. }) {
+        report.clone().send(PgLogLevel::PANIC);
+    }
+    report
+}
+
+/// Adds records to the log of `scope`, to WAL and to the directory. Returns the WAL record's end.
+///
+/// The proof of the lock is the first argument: positions and directory have one writer at a time.
+pub(crate) fn append(lock: &KeystoreLock, scope: u32, records: &[Record]) -> Result<u64> {
+    append_as(lock, scope, records, Settle::of(records))
+}
+
+/// As [`append`], but the records are safe in WAL and file before anyone uses them: for a key of a
+/// file that exists, some pages of which are written without waiting for WAL, and may be read
+/// before WAL brings the key.
+pub(crate) fn append_durably(lock: &KeystoreLock, scope: u32, records: &[Record]) -> Result<u64> {
+    append_as(lock, scope, records, Settle::Now)
+}
+
+fn append_as(lock: &KeystoreLock, scope: u32, records: &[Record], settle: Settle) -> Result<u64> {
+    if process::in_recovery() {
+        return Err(internal("keys cannot be changed during recovery".to_owned()));
+    }
+    require_room(scope, records)?;
+    shared_memory()?.directory.check(records)?;
+    let batch = batch::encode(records).map_err(|e| internal(format!("keystore: {e}")))?;
+    let mut no_checkpoint_ends = None;
+    let staged = stage(lock, scope, None, |log| {
+        // A checkpoint that passes this address believes the batch, so it must not end before the
+        // batch is logged. Sync requests alone do not see to that: without fsync nobody handles
+        // them.
+        no_checkpoint_ends = Some(ServerLock::ReplicationSlotAllocation.acquire());
+        log.stage_batch(&batch, wal::end())
+    })?;
+    fault::point("keys.in_file");
+    let lsn = critical::section(|| {
+        // From here on there is no way back: what is in WAL is so.
+        let lsn = wal::insert_keys(scope, &staged.keystore_id, &batch);
+        remember(&staged, lsn).map(|()| lsn)
+    })?;
+    drop(no_checkpoint_ends);
+    fault::point("keys.in_wal");
+    if settle == Settle::Now {
+        settle_now(lock, scope);
+    }
+    take_in(lock, records);
+    Ok(lsn)
+}
+
+/// Adds records to the cluster's log and returns once they are safe.
+pub(crate) fn write_cluster(records: &[Record]) -> Result<()> {
+    let end = append(&KeystoreLock::acquire(), 0, records)?;
+    wal::flush(end);
+    Ok(())
+}
+
+/// When a batch is settled in its file.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Settle {
+    /// Before anyone uses it.
+    Now,
+    /// When the next checkpoint ends; until then WAL has it.
+    AtCheckpoint,
+}
+
+impl Settle {
+    pub(crate) fn of(records: &[Record]) -> Settle {
+        // What unlocks the server, and opens WAL, is needed before WAL is read.
+        let can_wait = |r: &Record| match r {
+            Record::DataKey { file, .. } => !wal_keys::is_key_place(*file),
+            Record::Current { .. }
+            | Record::Plaintext { .. }
+            | Record::Retired { .. }
+            | Record::Rewriting { .. }
+            | Record::Job { .. }
+            | Record::JobStep { .. }
+            | Record::JobBegun { .. }
+            | Record::JobsForgotten { .. } => true,
+            _ => false,
+        };
+        if records.iter().all(can_wait) { Settle::AtCheckpoint } else { Settle::Now }
+    }
+}
+
+/// Adds a batch to the end of a log file, where it counts for nothing yet; makes the log (and with
+/// it, first of all, the keystore) if need be. The next checkpoint settles it, if [`remember`] was
+/// called. Returns where the log ends then.
+pub(crate) fn stage(
+    _lock: &KeystoreLock,
+    scope: u32,
+    id_from_wal: Option<[u8; 16]>,
+    add: impl FnOnce(&mut Log<'_, FileStorage>) -> std::result::Result<(), LogError>,
+) -> Result<Position> {
+    let shared = shared_memory()?;
+    let storage = storage()?;
+    let id = match shared.control.keystore_id().or(id_from_wal) {
+        Some(id) => id,
+        None => new_keystore_id()?,
+    };
+    let mut log = match shared.control.position(scope) {
+        Some(position) => Log::resume(&storage, position),
+        None => Log::create(&storage, id, scope, &[]).map_err(|e| keystore_failure(&e))?,
+    };
+    shared.control.set_keystore_id(&id);
+    let remembered = shared.control.set_position(&log.position());
+    remembered.map_err(|shmem::TooManyLogs| recovery_needs_room("key file"))?;
+    // First of all: a checkpoint that begins behind the address at which the batch is staged waits
+    // for the lock, and finds the batch logged.
+    checkpoint::request_sync(scope);
+    add(&mut log).map_err(|e| keystore_failure(&e))?;
+    Ok(log.position())
+}
+
+/// Has what was staged count: its WAL record, which ends at `lsn`, is inserted.
+pub(crate) fn remember(staged: &Position, lsn: u64) -> Result<()> {
+    let control = &shared_memory()?.control;
+    control.set_logged(lsn);
+    control.set_position(staged).map_err(|shmem::TooManyLogs| recovery_needs_room("key file"))
+}
+
+/// Settles a log at once, under the lock. A failure ends the server: WAL has what the file cannot
+/// take, and at the next start it is replayed.
+pub(crate) fn settle_now(_lock: &KeystoreLock, scope: u32) {
+    let settle = || -> Result<()> {
+        let control = &shared_memory()?.control;
+        let Some(position) = control.position(scope) else { return Ok(()) };
+        wal::flush(control.logged());
+        let storage = storage()?;
+        let mut log = Log::resume(&storage, position);
+        let sync = |log: &Log<'_, FileStorage>| if process::fsync() { log.sync() } else { Ok(()) };
+        let settled = sync(&log)
+            .and_then(|()| log.append_settled(&position))
+            .and_then(|marked| if marked { sync(&log) } else { Ok(()) });
+        settled.map_err(|e| keystore_failure(&e))?;
+        control
+            .set_position(&log.position())
+            .map_err(|_| internal("a key file has lost its place".to_owned()))
+    };
+    if let Err(report) = settle() {
+        report.send(PgLogLevel::PANIC);
+    }
+}
+
+/// [`apply`], of what was checked and is in WAL.
+pub(crate) fn take_in(lock: &KeystoreLock, records: &[Record]) {
+    for (left, record) in (1..=records.len() as u32).rev().zip(records) {
+        fault::point_of("keys.left_to_take_in", left);
+        if let Err(report) = apply(lock, std::slice::from_ref(record)) {
+            report.send(PgLogLevel::PANIC);
+        }
+    }
+}
+
+fn new_keystore_id() -> Result<[u8; 16]> {
+    let mut id = [0; 16];
+    fill_random(&mut id)?;
+    Ok(id)
+}
+
+/// Brings the directory and the list of database keys up to date with records that are written.
+pub(crate) fn apply(_lock: &KeystoreLock, records: &[Record]) -> Result<()> {
+    let shared = shared_memory()?;
+    for record in records {
+        if let Record::DatabaseKey { scope, version, .. } = record {
+            let announced = shared.secrets.announce(*scope, *version);
+            announced.map_err(|secrets::Full| recovery_needs_room("database key"))?;
+        }
+        shared.directory.apply(record).map_err(|e| {
+            Report::new(PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED, e.to_string())
+                .hint("Raise pagevault.max_keys and restart the server.")
+        })?;
+        shared.jobs.apply(record).map_err(|job_table::Full| recovery_needs_room("rekey job"))?;
+        match record {
+            Record::DataKey { file, .. } if wal_keys::is_key_place(*file) => {
+                shared.wal.set_has_keys();
+            }
+            Record::DataKey { .. } => shared.control.set_sealed(),
+            Record::Destroyed { .. } => {
+                // Pages sealed under the key are still there, and must be told from plaintext.
+                shared.control.set_sealed();
+                shared.control.count_destruction();
+            }
+            Record::WalSwitch(switch) => {
+                shared.wal.switches.add(*switch).map_err(|full| internal(full.to_string()))?;
+            }
+            _ => {}
+        }
+    }
+    Ok(())
+}
+
+/// Writes the log of `scope` anew, with nothing in it but what still matters: keys that were
+/// destroyed are not in the file any more. (What is left of the old file on the disk is the disk's
+/// business.) A base backup may be under way, which is why older wrappings matter, and the order in
+/// which all stands there.
+pub(crate) fn compact(lock: &KeystoreLock, scope: u32) -> Result<()> {
+    let control = &shared_memory()?.control;
+    let Some(position) = control.position(scope) else { return Ok(()) };
+    let storage = storage()?;
+    let batches = read(&storage, scope, log::batches)?.unwrap_or_default();
+    let records = wrappings::with_older(log_state(lock, scope)?.records(scope), &batches.concat());
+    let batches = compaction::in_place(records, &batches);
+    // All that a log holds when it is written anew is settled.
+    wal::flush(control.logged());
+    let mut log = Log::resume(&storage, position);
+    fault::point("keys.compaction");
+    log.compact_to(&batches).map_err(|e| keystore_failure(&e))?;
+    control
+        .set_position(&log.position())
+        .map_err(|_| internal("a key file has lost its place".to_owned()))
+}
+
+fn no_room(what: &str, detail: &str) -> Report {
+    let message = format!("there is no room for more {what}");
+    Report::new(PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED, message)
+        .detail(detail)
+        .hint("Restart the server: when it starts it makes room for more than there are.")
+}
+
+/// Recovery has written down what this server has no room for, because its primary was started
+/// later.
+pub(crate) fn recovery_needs_room(what: &str) -> Report {
+    let message = format!("recovery has no room for another {what}");
+    Report::new(PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED, message)
+        .detail("It is written down, and nothing is lost.")
+        .hint("Start the server again: when it starts it makes room for more than there are.")
+}
+
+/// Why a log could not be made durable, as the server's sync machinery wants it.
+pub(crate) struct SyncFailure {
+    pub(crate) file: String,
+    pub(crate) errno: i32,
+}
+
+/// Settles the log of a scope; for the checkpointer.
+pub(crate) fn settle(scope: u32) -> std::result::Result<(), SyncFailure> {
+    let failed = |error: LogError| {
+        let errno = match &error {
+            LogError::Io { source, .. } | LogError::Unsettled { source, .. } => {
+                source.raw_os_error()
+            }
+            _ => None,
+        };
+        let file = format!("{DIRECTORY}/{}", log::file_name(scope));
+        SyncFailure { file, errno: errno.unwrap_or(libc::EIO) }
+    };
+    let unavailable = |_: Report| SyncFailure { file: DIRECTORY.to_owned(), errno: libc::EIO };
+    let control = &shared_memory().map_err(unavailable)?.control;
+    let storage = storage().map_err(unavailable)?;
+    let (position, logged) = {
+        let _lock = KeystoreLock::acquire_absorbing_requests();
+        (control.position(scope), control.logged())
+    };
+    let Some(before) = position.filter(|position| !position.is_settled()) else { return Ok(()) };
+    fault::point("keys.settling");
+    // What is settled must be in WAL: in recovery, before what this server has to replay to be
+    // consistent.
+    wal::flush(logged);
+    Log::resume(&storage, before).sync().map_err(failed)?;
+    let marked = {
+        let _lock = KeystoreLock::acquire_absorbing_requests();
+        let Some(now) = control.position(scope) else { return Ok(()) };
+        let mut log = Log::resume(&storage, now);
+        let marked = log.append_settled(&before).map_err(failed)?;
+        // The entry exists, so there is room for it.
+        let _ = control.set_position(&log.position());
+        marked
+    };
+    if marked { Log::resume(&storage, before).sync().map_err(failed) } else { Ok(()) }
+}
+
+/// The cluster's log, folded: providers and database keys.
+pub(crate) fn cluster_state(lock: &KeystoreLock) -> Result<State> {
+    log_state(lock, 0)
+}
+
+/// As [`cluster_state`], taking the lock for the moment of reading.
+pub(crate) fn current_cluster_state() -> Result<State> {
+    cluster_state(&KeystoreLock::acquire())
+}
+
+/// What a log says, if there is one. Only looks: nothing is synced, an unreadable end is left
+/// alone.
+pub(crate) fn read_log(storage: &FileStorage, scope: u32) -> Result<Option<Contents>> {
+    read(storage, scope, log::replay)
+}
+
+fn read<T>(
+    storage: &FileStorage,
+    scope: u32,
+    replay: impl Fn(&[u8], u32) -> std::result::Result<T, FormatError>,
+) -> Result<Option<T>> {
+    let name = log::file_name(scope);
+    let bytes = storage.read(&name, 0, log::MAX_LOG).map_err(|source| {
+        keystore_failure(&LogError::Io { name: name.clone(), action: "read", source })
+    })?;
+    let contents = bytes.map(|bytes| replay(&bytes, scope)).transpose();
+    contents.map_err(|error| keystore_failure(&LogError::Format { name, error }))
+}
+
+/// A log, folded.
+pub(crate) fn log_state(_lock: &KeystoreLock, scope: u32) -> Result<State> {
+    let records = read_log(&storage()?, scope)?.map(|contents| contents.records);
+    State::from_records(records.unwrap_or_default())
+        .map_err(|e| Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, format!("keystore: {e}")))
+}
+
+/// Seconds since 1970.
+pub(crate) fn now() -> i64 {
+    (now_us() / 1_000_000) as i64
+}
+
+/// Microseconds since 1970.
+pub(crate) fn now_us() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64)
+}

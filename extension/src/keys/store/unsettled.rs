@@ -1,0 +1,75 @@
+//! What this start, and others before it that failed, have cut off key files, beside these until
+//! recovery has ended (`pagevault_keystore::log::aside`).
+
+use pagevault_keystore::log::{self, Contents, aside};
+use pagevault_keystore::state::State;
+use pagevault_keystore::storage::FileStorage;
+use pagevault_keystore::{Record, wal as wal_keys};
+use pgrx::PgSqlErrorCode;
+use pgrx::prelude::PgLogLevel;
+
+use super::persist::{self, internal, keystore_failure};
+use crate::keys::usage::copies;
+use crate::pg::locks::KeystoreLock;
+use crate::pg::report::{Report, Result};
+use crate::shmem;
+
+/// Recovery has ended, or all WAL is replayed that makes a standby consistent: whatever is needed
+/// of it is known again, and is settled before it goes.
+pub(crate) fn forget() {
+    let forget = || -> Result<()> {
+        let storage = persist::storage()?;
+        for scope in aside::scopes(&storage).map_err(|e| keystore_failure(&e))? {
+            persist::settle_now(&KeystoreLock::acquire(), scope);
+            aside::forget(&storage, scope).map_err(|e| keystore_failure(&e))?;
+        }
+        Ok(())
+    };
+    if shmem::get().is_none() {
+        return;
+    }
+    if let Err(report) = forget() {
+        report.send(PgLogLevel::WARNING);
+    }
+}
+
+/// At a start after a clean shutdown, when no WAL is replayed: refuses to go on without keys that
+/// were cut off, of files that exist. They would be written in plaintext, or under older keys.
+pub(crate) fn require_none_missing(storage: &FileStorage, logs: &[Contents]) -> Result<()> {
+    let failed = |error| keystore_failure(&error);
+    for scope in aside::scopes(storage).map_err(failed)? {
+        let says = |scope| logs.iter().find(|log| log.position.scope == scope);
+        let Some(cluster) = says(0) else { return Ok(()) };
+        let beside = aside::read(storage, scope, &cluster.position.keystore_id).map_err(failed)?;
+        let own = says(scope).filter(|log| log.position.scope != 0);
+        let records = [Some(cluster), own].into_iter().flatten().flat_map(|log| &log.records);
+        let state = State::from_records(records.cloned())
+            .map_err(|error| internal(format!("keystore: {error}")))?;
+        let missing = aside::missing(&state, beside);
+        let files = missing.iter().filter(|record| match record {
+            &&Record::DataKey { file, .. } => !wal_keys::is_key_place(file) && copies::exists(file),
+            _ => false,
+        });
+        let count = files.count();
+        if count > 0 {
+            return Err(missed(scope, count));
+        }
+    }
+    Ok(())
+}
+
+fn missed(scope: u32, count: usize) -> Report {
+    let (log, beside) = (log::file_name(scope), aside::name(scope));
+    let message = format!("key file \"{log}\" lacks keys that an earlier start has put aside");
+    Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, message)
+        .detail(format!("\"{beside}\" holds {count} data keys of relation files that exist. That start has failed, and no WAL is left to bring the keys: it was reset, perhaps. Nothing was changed."))
+        .hint("Run \"pagevault-keyring take-back\" with the data directory, and start the server again. Only if WAL has been replayed since, remove the file.")
+}
+
+/// For the hint of an error that says that a key is missing.
+pub(crate) fn hint() -> Option<&'static str> {
+    let scopes = aside::scopes(&persist::storage().ok()?).ok()?;
+    (!scopes.is_empty()).then_some(
+        " What starts that failed have cut off key files is in pagevault/*.unsettled until recovery has ended: keep these files. If WAL is lost for good, see \"pagevault-keyring take-back\".",
+    )
+}

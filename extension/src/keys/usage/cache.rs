@@ -1,0 +1,220 @@
+//! Expanded keys of this process: data keys ready to seal with, and the database keys to unwrap
+//! more of them.
+//!
+//! A data key of a file and epoch never changes, so an entry is right for as long as it stands:
+//! until keys are destroyed, which a counter in shared memory tells. Nothing here allocates, locks
+//! or raises: completions of asynchronous reads come through here. What has to be unwrapped and
+//! expanded for it is so without leaving anything on the stack, which core dumps have; this memory
+//! they have not.
+
+use pagevault_cipher::residue::without_trace;
+use pagevault_cipher::wrap::{self, WrapKey};
+use pagevault_cipher::{CipherId, DataKey, Epoch, PageKey, kdf};
+use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY as WRAPPED_MAX;
+use pagevault_keystore::{RelFile, data_key_aad};
+use zeroize::Zeroizing;
+
+use crate::page::io::{Cause, TEMPORARY_CIPHER};
+use crate::pg::compat::{SHARED_BACKEND, SmgrFile};
+use crate::pg::process::ProcessLocal;
+use crate::shmem;
+
+const SETS: usize = 32;
+const WAYS: usize = 4;
+
+/// Keys are large: what is searched stands apart from them, close together.
+struct Set {
+    names: [(SmgrFile, u16); WAYS],
+    keys: [Option<PageKey>; WAYS],
+    /// The next entry to replace.
+    hand: usize,
+}
+
+struct Cache {
+    sets: [Set; SETS],
+    wrap_keys: [Option<(u32, u32, WrapKey)>; WAYS],
+    wrap_hand: usize,
+    /// [`shmem::destructions`] when this was last in order.
+    destructions: u32,
+    /// See [`with_lost_key`].
+    lost: Option<PageKey>,
+}
+
+const NOBODY: SmgrFile =
+    SmgrFile { file: RelFile { tablespace: 0, database: 0, relation: 0 }, backend: SHARED_BACKEND };
+
+const EMPTY: Set = Set { names: [(NOBODY, 0); WAYS], keys: [const { None }; WAYS], hand: 0 };
+
+static CACHE: ProcessLocal<Cache> = ProcessLocal::new(Cache {
+    sets: [EMPTY; SETS],
+    wrap_keys: [const { None }; WAYS],
+    wrap_hand: 0,
+    destructions: 0,
+    lost: None,
+});
+
+/// Keeps the cache's memory out of core dumps, in this process and those forked from it.
+pub(crate) fn protect() -> std::io::Result<()> {
+    crate::pg::mapping::exclude_from_core_dumps(CACHE.as_ptr())
+}
+
+/// Runs `f` with the expanded data key of a file and epoch.
+#[inline]
+pub(crate) fn with_page_key<R>(
+    file: SmgrFile,
+    epoch: Epoch,
+    f: impl FnOnce(&PageKey) -> R,
+) -> Result<R, Cause> {
+    CACHE.with(|cache| {
+        cache.forget_destroyed();
+        let set = set_of(file.file);
+        let way = match cache.sets[set].find(file, epoch) {
+            Some(way) => way,
+            None => cache.fill(set, file, epoch)?,
+        };
+        match &cache.sets[set].keys[way] {
+            Some(key) => Ok(f(key)),
+            None => Err(Cause::NoKey { epoch: epoch.get() }),
+        }
+    })
+}
+
+/// Wipes the expanded keys of this process if keys were destroyed since it used one.
+#[inline]
+pub(crate) fn forget_destroyed() {
+    CACHE.with(Cache::forget_destroyed);
+}
+
+/// Runs `f` with a key that nobody else has and that nobody will have once this process ends: for
+/// pages whose own key was destroyed and which somebody must get rid of.
+#[cold]
+pub(crate) fn with_lost_key<R>(f: impl FnOnce(&PageKey) -> R) -> Option<R> {
+    CACHE.with(|cache| {
+        if cache.lost.is_none() {
+            without_trace(|| {
+                cache.lost = DataKey::random(TEMPORARY_CIPHER).ok().as_ref().map(PageKey::new);
+            });
+        }
+        cache.lost.as_ref().map(f)
+    })
+}
+
+fn set_of(file: RelFile) -> usize {
+    // Relfilenumbers are dense; neighbours (a table and its indexes) fall into different sets.
+    file.relation.wrapping_add(file.database.wrapping_mul(7)) as usize % SETS
+}
+
+impl Set {
+    #[inline]
+    fn find(&self, file: SmgrFile, epoch: Epoch) -> Option<usize> {
+        let wanted = (file, epoch.get());
+        (0..WAYS).find(|way| self.names[*way] == wanted && self.keys[*way].is_some())
+    }
+}
+
+impl Cache {
+    #[inline]
+    fn forget_destroyed(&mut self) {
+        let destructions = shmem::destructions();
+        if self.destructions != destructions {
+            self.forget_all();
+            self.destructions = destructions;
+        }
+    }
+
+    #[cold]
+    fn forget_all(&mut self) {
+        for key in self.sets.iter_mut().flat_map(|set| &mut set.keys) {
+            *key = None; // wipes it
+        }
+    }
+
+    #[cold]
+    fn fill(&mut self, set: usize, file: SmgrFile, epoch: Epoch) -> Result<usize, Cause> {
+        without_trace(|| self.expand(set, file, epoch))
+    }
+
+    fn expand(&mut self, set: usize, file: SmgrFile, epoch: Epoch) -> Result<usize, Cause> {
+        let data_key = if file.is_temporary() {
+            temporary_key(file)?
+        } else {
+            self.unwrap_data_key(file.file, epoch)?
+        };
+        let set = &mut self.sets[set];
+        let way = set.hand;
+        set.hand = (way + 1) % WAYS;
+        set.keys[way] = None; // wipes the old one
+        set.names[way] = (file, epoch.get());
+        set.keys[way] = Some(PageKey::new(&data_key));
+        Ok(way)
+    }
+
+    fn unwrap_data_key(&mut self, file: RelFile, epoch: Epoch) -> Result<DataKey, Cause> {
+        let epoch = epoch.get();
+        let mut wrapped = [0u8; WRAPPED_MAX];
+        let found = shmem::data_key(file, epoch, &mut wrapped);
+        let found = found.ok_or_else(|| Cause::of_missing_key(file, epoch))?;
+        let cipher = CipherId::try_from(found.cipher).map_err(|_| Cause::Damaged { epoch })?;
+        let wrap_key = self
+            .wrap_key(found.scope, found.key_version)
+            .ok_or(Cause::Locked { scope: found.scope })?;
+        open_data_key(wrap_key, file, epoch, cipher, &wrapped[..found.len])
+            .ok_or(Cause::Damaged { epoch })
+    }
+
+    fn wrap_key(&mut self, scope: u32, version: u32) -> Option<&WrapKey> {
+        let known = |k: &Option<(u32, u32, WrapKey)>| matches!(k, Some((s, v, _)) if *s == scope && *v == version);
+        let at = match self.wrap_keys.iter().position(known) {
+            Some(at) => at,
+            None => {
+                let at = self.wrap_hand;
+                shmem::secrets()?.with(scope, version, |key| {
+                    self.wrap_keys[at] = None; // wipes the old one
+                    self.wrap_keys[at] = Some((scope, version, WrapKey::new(key)));
+                })?;
+                self.wrap_hand = (at + 1) % WAYS;
+                at
+            }
+        };
+        self.wrap_keys[at].as_ref().map(|(_, _, key)| key)
+    }
+}
+
+/// Unwraps a data key from its record; `None` when it does not authenticate. Within
+/// [`without_trace`].
+pub(crate) fn open_data_key(
+    wrap_key: &WrapKey,
+    file: RelFile,
+    epoch: u16,
+    cipher: CipherId,
+    wrapped: &[u8],
+) -> Option<DataKey> {
+    let mut plain = Zeroizing::new([0u8; WRAPPED_MAX]);
+    let aad = data_key_aad(file, epoch, cipher as u8);
+    let len = wrap::unwrap(wrap_key, &aad, wrapped, plain.as_mut_slice()).ok()?;
+    DataKey::from_bytes(cipher, &plain[..len]).ok()
+}
+
+/// The key of a temporary file: derived from this server start's random key and the file.
+fn temporary_key(file: SmgrFile) -> Result<DataKey, Cause> {
+    let missing = Cause::NoKey { epoch: 1 };
+    let RelFile { tablespace, database, relation } = file.file;
+    let mut context = [0u8; 16];
+    for (bytes, part) in context.as_chunks_mut::<4>().0.iter_mut().zip([
+        tablespace,
+        database,
+        relation,
+        file.backend as u32,
+    ]) {
+        *bytes = part.to_le_bytes();
+    }
+    let mut bytes = Zeroizing::new([0u8; 64]);
+    shmem::secrets()
+        .and_then(|secrets| {
+            secrets.with_temporary(|key| {
+                kdf::derive(key, "pagevault temporary relation v1", &context, &mut bytes);
+            })
+        })
+        .ok_or(missing)?;
+    DataKey::from_bytes(TEMPORARY_CIPHER, bytes.as_slice()).map_err(|_| missing)
+}

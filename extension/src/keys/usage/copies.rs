@@ -1,0 +1,139 @@
+//! Keys for relation files that the server copies below the storage manager, as they are: CREATE
+//! DATABASE with the strategy file_copy, and ALTER DATABASE ... SET TABLESPACE.
+//!
+//! The copies have the old numbers, and their pages the old epochs; so each copy gets every key of
+//! its original, before the transaction that makes it visible commits. The caller makes sure that
+//! nobody makes keys for the originals meanwhile.
+
+use std::path::Path;
+
+use pagevault_keystore::state::{Destroyed, File};
+use pagevault_keystore::{Record, RelFile};
+use pgrx::PgSqlErrorCode;
+use pgrx::pg_sys::ForkNumber;
+
+use super::data_keys::{require_master_key, unwrap_record, with_wrap_key, wrap_data_key};
+use crate::keys::store::persist::{self, append};
+use crate::pg::compat;
+use crate::pg::locks::KeystoreLock;
+use crate::pg::report::{Report, Result};
+
+/// Gives the copies of the files of database `from`, which are to be in database `to`, their keys,
+/// under the key that wraps for `to`. `copy_of` tells the copy of a file; `None` if it is not
+/// copied.
+pub(crate) fn copy_keys(
+    from: u32,
+    to: u32,
+    copy_of: impl Fn(RelFile) -> Option<RelFile>,
+) -> Result<()> {
+    const RECORDS_AT_ONCE: usize = 10_000;
+    let lock = KeystoreLock::acquire();
+    let (originals, present) = (persist::log_state(&lock, from)?, persist::log_state(&lock, to)?);
+    let mut records = Vec::new();
+    for (file, entry) in originals.files().filter(|(file, _)| exists(*file)) {
+        let Some(copy) = copy_of(file) else { continue };
+        add_records(file, entry, copy, present.file(copy), &mut records)?;
+    }
+    for batch in records.chunks(RECORDS_AT_ONCE) {
+        append(&lock, to, batch)?;
+    }
+    Ok(())
+}
+
+/// False if a file is gone: keys of dropped relations are kept, and need not come along. One that
+/// cannot be looked for may be there.
+pub(crate) fn exists(file: RelFile) -> bool {
+    is_there(file).unwrap_or(true)
+}
+
+/// Whether there is such a file.
+///
+/// # Errors
+/// When that cannot be seen: a directory may not be entered, a disk or a server of files does not
+/// answer.
+pub(crate) fn is_there(file: RelFile) -> Result<bool> {
+    let path = compat::relation_path(file, ForkNumber::MAIN_FORKNUM);
+    Path::new(&path).try_exists().map_err(|error| {
+        Report::new(
+            PgSqlErrorCode::ERRCODE_IO_ERROR,
+            format!("could not look for relation file \"{path}\": {error}"),
+        )
+        .detail("So it is not known whether it is gone. Nothing was changed.")
+    })
+}
+
+fn add_records(
+    file: RelFile,
+    entry: &File,
+    copy: RelFile,
+    known: Option<&File>,
+    records: &mut Vec<Record>,
+) -> Result<()> {
+    let (scope, key_version) = require_master_key(copy.database)?;
+    if let Some(known) = known
+        && let Some(epoch) = clash_of_destroyed(entry, known)
+    {
+        return Err(taken(file, copy, epoch));
+    }
+    // First, so that the records that follow may speak of its epochs.
+    records.extend(entry.destroyed.map(|Destroyed { through, lsn, cipher, whole, at }| {
+        Record::Destroyed { file: copy, through, cipher, whole, lsn, at }
+    }));
+    for (&epoch, key) in &entry.keys {
+        let other = known.and_then(|known| known.keys.get(&epoch));
+        let wrapped = with_wrap_key(scope, key_version, |wrap_key| {
+            let data_key = unwrap_record(file, epoch, key)?;
+            if let Some(other) = other
+                && unwrap_record(copy, epoch, other)?.expose() != data_key.expose()
+            {
+                return Err(taken(file, copy, epoch));
+            }
+            wrap_data_key(&data_key, wrap_key, copy, epoch)
+        })?;
+        records.push(Record::DataKey {
+            file: copy,
+            epoch,
+            cipher: key.cipher,
+            scope,
+            key_version,
+            wrapped,
+            owner: key.owner,
+            created: key.created,
+        });
+    }
+    let epoch = entry.phase.epoch;
+    if epoch != 0 {
+        records.push(match entry.phase.plaintext {
+            false => Record::Current { file: copy, epoch, owner: entry.owner },
+            true => Record::Plaintext { file: copy, after: epoch },
+        });
+    }
+    records.extend(entry.rewriting.map(|(phase, done)| Record::Rewriting {
+        file: copy,
+        phase,
+        done,
+    }));
+    Ok(())
+}
+
+/// An epoch whose key was destroyed for one of the two files, while the other one has it.
+///
+/// Not where the original goes on without it ([`super::destruction`]), and the copy is to lie where
+/// the file lay before its database was moved: what has stayed of the key there goes as well.
+fn clash_of_destroyed(original: &File, copy: &File) -> Option<u16> {
+    let lost = |from: &File, by: &File| from.keys.keys().copied().find(|e| by.is_destroyed(*e));
+    let goes_on = original.destroyed.is_some_and(|keys| keys.through < original.phase.epoch);
+    lost(original, copy).or_else(|| lost(copy, original).filter(|_| !goes_on))
+}
+
+/// The copy's number belonged to another encrypted relation once, whose keys are kept.
+fn taken(file: RelFile, copy: RelFile, epoch: u16) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        format!("relation file {copy} has another data key of epoch {epoch}"),
+    )
+    .detail(format!(
+        "It belonged to a relation that was dropped; the copy of relation file {file} would be unreadable."
+    ))
+    .hint("Rewrite the relation into a new file with VACUUM FULL or REINDEX.")
+}

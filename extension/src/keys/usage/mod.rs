@@ -1,0 +1,10 @@
+//! What keys are used for: data keys of relation files, WAL and temporary data, made, found, copied
+//! and destroyed.
+
+pub(crate) mod cache;
+pub(crate) mod copies;
+pub(crate) mod data_keys;
+pub(crate) mod destruction;
+pub(crate) mod temporary;
+pub(crate) mod wal;
+pub(crate) mod wal_switch;

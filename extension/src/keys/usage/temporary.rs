@@ -1,0 +1,83 @@
+//! Keys of temporary files: derived from the random key of this server start and the file's path.
+//!
+//! Nothing is ever stored of them: who is to read the file, in whatever process, derives the same
+//! key. Nothing here allocates, locks or raises.
+
+use pagevault_cipher::residue::without_trace;
+use pagevault_cipher::{DataKey, PageKey, kdf};
+use zeroize::Zeroizing;
+
+use crate::page::io::TEMPORARY_CIPHER;
+use crate::pg::process::ProcessLocal;
+use crate::shmem;
+
+/// What a path comes to: 127 bits, pseudorandom, and a bit that is free for other use.
+pub(crate) type Name = [u64; 2];
+
+/// The bit of the first word that no name has.
+pub(crate) const FREE_BIT: u64 = 1 << 63;
+
+/// Expanded keys that a process keeps; a hash join has two files for each of its batches.
+const SETS: usize = 32;
+const WAYS: usize = 4;
+
+struct Set {
+    entries: [(Name, Option<PageKey>); WAYS],
+    /// The next entry to replace.
+    hand: usize,
+}
+
+static CACHE: ProcessLocal<[Set; SETS]> =
+    ProcessLocal::new([const { Set { entries: [const { ([0; 2], None) }; WAYS], hand: 0 } }; SETS]);
+
+/// Keeps the cache's memory out of core dumps, in this process and those forked from it.
+pub(crate) fn protect() -> std::io::Result<()> {
+    crate::pg::mapping::exclude_from_core_dumps(CACHE.as_ptr())
+}
+
+/// The name under which the file at `path` has its key; `None` before the server has its random
+/// key.
+pub(crate) fn name(path: &[u8]) -> Option<Name> {
+    let mut bytes = [0; 16];
+    derive("pagevault temporary file name v1", path, &mut bytes)?;
+    let words = bytes.as_chunks().0;
+    Some([u64::from_le_bytes(words[0]) & !FREE_BIT, u64::from_le_bytes(words[1])])
+}
+
+/// Runs `f` with the key of a file; `None` without a key.
+#[inline]
+pub(crate) fn with_key<R>(name: Name, f: impl FnOnce(&PageKey) -> R) -> Option<R> {
+    CACHE.with(|cache| {
+        let set = &mut cache[name[1] as usize % SETS];
+        let known = |(n, key): &(Name, Option<PageKey>)| *n == name && key.is_some();
+        let way = match set.entries.iter().position(known) {
+            Some(way) => way,
+            None => set.fill(name)?,
+        };
+        set.entries[way].1.as_ref().map(f)
+    })
+}
+
+impl Set {
+    #[cold]
+    fn fill(&mut self, name: Name) -> Option<usize> {
+        let mut context = [0; 16];
+        context[..8].copy_from_slice(&name[0].to_le_bytes());
+        context[8..].copy_from_slice(&name[1].to_le_bytes());
+        without_trace(|| {
+            let mut bytes = Zeroizing::new([0; 64]);
+            derive("pagevault temporary file v1", &context, &mut bytes)?;
+            let key = DataKey::from_bytes(TEMPORARY_CIPHER, bytes.as_slice()).ok()?;
+            let way = self.hand;
+            self.hand = (way + 1) % WAYS;
+            let entry = &mut self.entries[way];
+            entry.1 = None; // wipes the old one
+            *entry = (name, Some(PageKey::new(&key)));
+            Some(way)
+        })
+    }
+}
+
+fn derive<const N: usize>(label: &str, context: &[u8], out: &mut [u8; N]) -> Option<()> {
+    shmem::secrets()?.with_temporary(|key| kdf::derive(key, label, context, out))
+}

@@ -1,0 +1,511 @@
+//! Sealing and opening runs of pages: which key, which scratch memory, which fault.
+//!
+//! Everything here runs on the page path, some of it inside critical sections: no allocation, no
+//! lock, no key schedule for a key that this process used lately, and no error raised. Faults are
+//! returned; [`report`] words them.
+
+use pagevault_cipher::{CipherId, Epoch, Fork, PAGE_SIZE, Page, PageKey, page};
+use pagevault_keystore::RelFile;
+use pgrx::PgSqlErrorCode;
+
+use super::{stand_ins, written_over};
+use crate::keys::provider::revoked;
+use crate::keys::store::{persist, unsettled};
+use crate::keys::usage::cache;
+use crate::pg::compat::SmgrFile;
+use crate::pg::process::{
+    ProcessLocal, data_checksums, in_recovery, is_not_consistent_yet, is_startup_process,
+    serves_users,
+};
+use crate::pg::report::Report;
+use crate::stats::{self, Kind, Work};
+use crate::{policy, shmem};
+
+const _: () =
+    assert!(pgrx::pg_sys::BLCKSZ as usize == PAGE_SIZE, "page format 1 is for 8 kB pages");
+
+/// Most pages sealed in one go; longer writes are cut into runs.
+pub(crate) const RUN_MAX: u32 = 16;
+
+/// Why a page could not be sealed or opened.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct PageFault {
+    pub(crate) file: SmgrFile,
+    pub(crate) cause: Cause,
+}
+
+/// The cause of a [`PageFault`].
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// The database key that wraps the data key is not unwrapped; `scope` is its database or 0.
+    Locked { scope: u32 },
+    /// The database key is unwrapped, but users are refused: its master key was revoked.
+    Refused { scope: u32 },
+    /// The keystore has no data key of this epoch for this file.
+    NoKey { epoch: u16 },
+    /// The data key of this epoch was destroyed on purpose.
+    Destroyed,
+    /// Recovery has not replayed the key yet, nor those of too many other files.
+    TooManyMissing,
+    /// The wrapped data key does not open: the keystore is damaged or not this cluster's.
+    Damaged { epoch: u16 },
+}
+
+impl Cause {
+    /// Why a file has no data key of an epoch.
+    pub(crate) fn of_missing_key(file: RelFile, epoch: u16) -> Cause {
+        match shmem::destroyed_at(file, epoch) {
+            Some(_) => Cause::Destroyed,
+            None => Cause::NoKey { epoch },
+        }
+    }
+}
+
+/// Under which key a file's pages are written now.
+#[derive(Clone, Copy)]
+pub(crate) struct SealTarget {
+    file: SmgrFile,
+    epoch: Epoch,
+}
+
+/// The epoch that new writes of temporary files use; their key lives as long as the server.
+const TEMPORARY_EPOCH: Epoch = match Epoch::new(1) {
+    Some(epoch) => epoch,
+    None => panic!("1 is an epoch"),
+};
+
+/// Where and under which key to seal, or `None` when the file is written in plaintext.
+#[inline]
+pub(crate) fn seal_target(file: SmgrFile) -> Option<SealTarget> {
+    if file.is_temporary() {
+        let target = SealTarget { file, epoch: TEMPORARY_EPOCH };
+        return policy::temporary::is_wanted().then_some(target);
+    }
+    if !shmem::anything_sealed() {
+        return None;
+    }
+    shmem::current_epoch(file.file).map(|epoch| SealTarget { file, epoch })
+}
+
+/// How a page is written over one that is there.
+#[derive(Clone, Copy)]
+pub(crate) struct Writing {
+    /// As [`seal_target`].
+    pub(crate) target: Option<SealTarget>,
+    /// The file is being rewritten, so the page may lie on disk written otherwise: it must be
+    /// looked at; see [`target_over`].
+    pub(crate) must_look: bool,
+    /// In recovery: whether the page on disk is sealed under a key that is not known must be looked
+    /// at; see [`may_write_over`].
+    pub(crate) must_watch: bool,
+}
+
+/// Under which key to write over a page, and whether to look at it on disk first: both as they are
+/// at one moment.
+#[inline]
+pub(crate) fn writing(file: SmgrFile) -> Writing {
+    let settled = |target| Writing { target, must_look: false, must_watch: false };
+    if file.is_temporary() {
+        return settled(seal_target(file));
+    }
+    if !shmem::anything_sealed() {
+        // Nothing yet: WAL may bring the first data key of all.
+        let must_watch = shmem::any_database_key() && in_recovery();
+        return Writing { target: None, must_look: false, must_watch };
+    }
+    let writing = shmem::writing(file.file);
+    let current = writing.as_ref().and_then(|writing| writing.current);
+    let target =
+        current.and_then(|(epoch, _)| Epoch::new(epoch)).map(|epoch| SealTarget { file, epoch });
+    let must_look = writing.is_some_and(|writing| writing.mixed);
+    Writing { target, must_look, must_watch: in_recovery() }
+}
+
+/// In recovery, before a page is written: the page on disk may be sealed under a key that is not
+/// known, be it the first of the file or a later one. Then that is noted, and the page on disk
+/// stays (false); a fault once all WAL is replayed that could have brought the key. See
+/// [`written_over`].
+pub(crate) fn may_write_over(
+    file: SmgrFile,
+    block: u32,
+    on_disk: &Page,
+) -> Result<bool, PageFault> {
+    match page::epoch_of(on_disk).map(Epoch::get) {
+        Some(epoch)
+            if written_over::is_unknown(file.file, epoch)
+                && page::may_be_sealed(on_disk, block, data_checksums()) =>
+        {
+            if written_over::note(file.file, epoch, block) {
+                Ok(false)
+            } else {
+                Err(PageFault { file, cause: Cause::NoKey { epoch } })
+            }
+        }
+        _ => Ok(true),
+    }
+}
+
+/// The epoch that a page, as it is on disk, is sealed under; `None` as well for one that only looks
+/// so.
+pub(crate) fn epoch_of(on_disk: &Page, block: u32) -> Option<Epoch> {
+    page::epoch_of(on_disk).filter(|_| page::may_be_sealed(on_disk, block, data_checksums()))
+}
+
+/// How to write a page over one that may be written otherwise than `wanted`, because its file is
+/// being rewritten.
+///
+/// A page may have changed since it was written last without a record in WAL: hint bits, free
+/// space, bits of the visibility map, what an access method remembers for itself
+/// (docs/design/changes-without-wal.md has the list). Then it has the LSN that it has on disk. Torn
+/// under another key, it would be neither, and nothing would repair it. So it keeps the key that it
+/// has on disk, or stays plaintext, until it changes in WAL: the rekey engine sees to that.
+///
+/// # Safety
+/// `page` points to a page of PostgreSQL.
+pub(crate) unsafe fn target_over(
+    file: SmgrFile,
+    wanted: Option<SealTarget>,
+    page: *const u8,
+    on_disk: &Page,
+) -> Option<SealTarget> {
+    // SAFETY: by contract; the LSN does not change while the page is being written.
+    let lsn = unsafe { page.cast::<[u8; page::LSN_SIZE]>().read() };
+    if !on_disk.starts_with(&lsn) || page::is_zero(on_disk) {
+        return wanted;
+    }
+    match page::epoch_of(on_disk) {
+        None => None,
+        Some(epoch) if shmem::has_key(file.file, epoch.get()) => Some(SealTarget { file, epoch }),
+        Some(_) => wanted,
+    }
+}
+
+/// Where a page is read to that [`target_over`] looks at: aligned for direct I/O.
+pub(crate) fn place_for_disk() -> *mut Page {
+    #[repr(C, align(4096))]
+    struct OnDisk(Page);
+    static ON_DISK: ProcessLocal<OnDisk> = ProcessLocal::new(OnDisk([0; PAGE_SIZE]));
+    ON_DISK.with(|place| &raw mut place.0)
+}
+
+/// Private copies of the pages being written. Aligned for direct I/O (`PG_IO_ALIGN_SIZE`).
+#[repr(C, align(4096))]
+struct Scratch {
+    pages: [Page; RUN_MAX as usize],
+    pointers: [*const u8; RUN_MAX as usize],
+}
+
+static SCRATCH: ProcessLocal<Scratch> = ProcessLocal::new(Scratch {
+    pages: [[0; PAGE_SIZE]; RUN_MAX as usize],
+    pointers: [std::ptr::null(); RUN_MAX as usize],
+});
+
+/// Seals `count` pages into scratch memory and returns pointers to them, good until the next call.
+///
+/// A page in shared buffers may change under us (hint bits): it is read once, into the scratch
+/// copy, and everything after works on that copy.
+///
+/// A page whose key was destroyed was read or restored in recovery, or else it was missed when they
+/// were: it is sealed under a key that is lost, which is what should become of it, and does not
+/// keep a checkpoint from its end.
+///
+/// # Safety
+/// `pages` points to `count` pointers to pages of PostgreSQL; `count <= RUN_MAX`.
+pub(crate) unsafe fn seal(
+    target: SealTarget,
+    fork: i32,
+    first_block: u32,
+    pages: *const *const u8,
+    count: u32,
+) -> Result<*const *const u8, PageFault> {
+    let fork = fork_of(fork);
+    let checksums = data_checksums();
+    let run = |key: &PageKey| {
+        let work = Work::begin();
+        let mut sealed = 0;
+        let pointers = SCRATCH.with(|scratch| {
+            for i in 0..count.min(RUN_MAX) as usize {
+                let copy = &mut scratch.pages[i];
+                // SAFETY: by contract the source is a page; the copy is ours alone.
+                unsafe {
+                    std::ptr::copy_nonoverlapping(*pages.add(i), copy.as_mut_ptr(), PAGE_SIZE)
+                };
+                // Added to a table and not yet used (hio.c), without WAL; on disk it is zero. As in
+                // `as_added`.
+                if fork == Fork::Main && page::is_bare(copy) {
+                    copy.fill(0);
+                }
+                let block = first_block + i as u32;
+                sealed += u64::from(page::seal(copy, key, target.epoch, block, fork, checksums));
+                scratch.pointers[i] = copy.as_ptr();
+            }
+            scratch.pointers.as_ptr()
+        });
+        work.sealed(kind_of(target.file), sealed, sealed * PAGE_SIZE as u64);
+        pointers
+    };
+    let sealed = match cache::with_page_key(target.file, target.epoch, run) {
+        Err(Cause::Destroyed) => cache::with_lost_key(run).ok_or(Cause::Destroyed),
+        sealed => sealed,
+    };
+    sealed.map_err(|cause| PageFault { file: target.file, cause })
+}
+
+/// Whether a page stands in for one that could not be opened: it must not be written. See
+/// [`stand_ins`].
+///
+/// # Safety
+/// `page` points to a page of PostgreSQL.
+#[inline]
+pub(crate) unsafe fn is_stand_in(page: *const u8) -> bool {
+    // SAFETY: by contract; the LSN does not change while the page is being written.
+    page::is_stand_in(unsafe { &*page.cast() })
+}
+
+/// A page of zeros in the place of one that is added and has nothing but its header; any other as
+/// it is.
+///
+/// Up to 15 pages of maps are added so, without WAL (`vm_extend`, `fsm_extend`). Sealed, such a
+/// page would be ciphertext throughout, and torn, the rest of it would open to random bits. Readers
+/// make a page of zeros what this one is.
+///
+/// # Safety
+/// As [`is_stand_in`].
+#[inline]
+pub(crate) unsafe fn as_added(page: *const u8) -> *const u8 {
+    #[repr(C, align(4096))]
+    struct Zeros(Page);
+    static ZEROS: Zeros = Zeros([0; PAGE_SIZE]);
+    // SAFETY: by contract; nobody else has the page yet.
+    if page::is_bare(unsafe { &*page.cast() }) { ZEROS.0.as_ptr() } else { page }
+}
+
+/// Opens a page in place if it is sealed.
+///
+/// # Safety
+/// `page` points to one page that nobody else reads or writes now.
+#[inline]
+pub(crate) unsafe fn open(
+    file: SmgrFile,
+    fork: i32,
+    block: u32,
+    page: *mut u8,
+) -> Result<(), PageFault> {
+    // SAFETY: by contract.
+    let page = unsafe { &mut *page.cast::<Page>() };
+    match page::epoch_of(page) {
+        None => Ok(()),
+        Some(epoch) => open_sealed(file, fork, block, page, epoch),
+    }
+}
+
+fn open_sealed(
+    file: SmgrFile,
+    fork: i32,
+    block: u32,
+    page: &mut Page,
+    epoch: Epoch,
+) -> Result<(), PageFault> {
+    let opened = cache::with_page_key(file, epoch, |key| {
+        let work = Work::begin();
+        page::open(page, key, block, fork_of(fork), data_checksums());
+        work.opened(kind_of(file), 1, PAGE_SIZE as u64);
+    });
+    match opened {
+        Ok(()) => Ok(()),
+        Err(Cause::Destroyed) if in_recovery() => {
+            blank_for_redo(file.file, fork, epoch, block, page);
+            Ok(())
+        }
+        Err(Cause::Destroyed) if has_outlived_its_keys(file.file) => {
+            blank(file.file, fork, 0, block, page);
+            Ok(())
+        }
+        // Not sealed, but damaged: PostgreSQL says so, and its means help.
+        Err(Cause::NoKey { .. }) if !page::may_be_sealed(page, block, data_checksums()) => Ok(()),
+        // Copied by a base backup after the keystore was, and after its key was made.
+        Err(Cause::NoKey { .. }) if is_not_consistent_yet() => {
+            if fork_of(fork) == Fork::FreeSpaceMap {
+                // It is changed without a look at its LSN, and what it says may be forgotten. An
+                // empty one says that nothing is free.
+                page.fill(0);
+                return Ok(());
+            }
+            if !stand_ins::wait_for(file.file, epoch.get(), block) {
+                return Err(PageFault { file, cause: Cause::TooManyMissing });
+            }
+            page::stand_in(page, block, data_checksums());
+            Ok(())
+        }
+        Err(cause) => {
+            count_refusal(file);
+            Err(PageFault { file, cause })
+        }
+    }
+}
+
+/// A page of this file was not opened for want of its key.
+pub(crate) fn count_refusal(file: SmgrFile) {
+    stats::count_failure(kind_of(file));
+}
+
+#[inline]
+fn kind_of(file: SmgrFile) -> Kind {
+    if file.is_temporary() { Kind::Temporary } else { Kind::Relation }
+}
+
+/// Recovery begins where the last checkpoint began, which may be before keys were destroyed, and
+/// repeats changes of pages that can no longer be opened. It is given empty pages that say that
+/// they were changed later than all that, and passes over them. (Users were refused:
+/// [`check_access`].)
+#[cold]
+fn blank_for_redo(file: RelFile, fork: i32, epoch: Epoch, block: u32, page: &mut Page) {
+    let lsn = match fork_of(fork) {
+        // It is changed without a look at its LSN (`XLogRecordPageWithFreeSpace`, freespace.c), and
+        // written: WAL may end before that address.
+        Fork::FreeSpaceMap => 0,
+        _ => shmem::destroyed_at(file, epoch.get()).unwrap_or(0),
+    };
+    blank(file, fork, lsn, block, page);
+}
+
+/// What a page is read as whose key was destroyed. Where the file goes on its indexes do as well,
+/// and point to rows that the page had: these are dead. Redo finds it so, too.
+#[cold]
+fn blank(file: RelFile, fork: i32, lsn: u64, block: u32, page: &mut Page) {
+    if has_outlived_its_keys(file) && fork_of(fork) == Fork::Main {
+        page::bury(page, lsn, block, data_checksums());
+    } else {
+        page::blank(page, lsn, block, data_checksums());
+    }
+}
+
+/// Whether a file goes on although keys that it had before were destroyed. No page under those is
+/// left of it, unless its data directory is older than its keystore. This is done to statistics
+/// only ([`crate::remnants`]): in such a directory they are lost, and ANALYZE makes them anew,
+/// while an error would be one of every query.
+#[cold]
+fn has_outlived_its_keys(file: RelFile) -> bool {
+    !shmem::is_destroyed(file)
+}
+
+/// Refuses a file that is sealed and whose key cannot be had: its pages could be neither opened
+/// nor, when they are written, sealed. Where its keys were destroyed, only users are refused.
+#[inline]
+pub(crate) fn check_usable(file: SmgrFile) -> Result<(), PageFault> {
+    match seal_target(file) {
+        None => Ok(()),
+        Some(target) => match cache::with_page_key(file, target.epoch, |_| ()) {
+            Err(Cause::Destroyed) if !serves_users() => Ok(()),
+            checked => checked.map_err(|cause| PageFault { file, cause }),
+        },
+    }
+}
+
+/// Refuses users of a file whose data keys were destroyed.
+#[inline]
+fn check_not_destroyed(file: SmgrFile) -> Result<(), PageFault> {
+    let refused = shmem::anything_destroyed()
+        && !file.is_temporary()
+        && serves_users()
+        && shmem::is_destroyed(file.file);
+    if refused { Err(PageFault { file, cause: Cause::Destroyed }) } else { Ok(()) }
+}
+
+/// Refuses users of a file whose database key is refused, or whose data keys were destroyed. Asked
+/// before reading, and before adding pages, which would be in shared buffers then; two flag tests
+/// while there are none.
+#[inline]
+pub(crate) fn check_access(file: SmgrFile) -> Result<(), PageFault> {
+    if shmem::anything_refused() || shmem::anything_destroyed() {
+        check_not_refused(file)
+    } else {
+        Ok(())
+    }
+}
+
+/// Recovery, the checkpointer and their like go on: what they read they do not show to anyone.
+#[cold]
+fn check_not_refused(file: SmgrFile) -> Result<(), PageFault> {
+    if file.is_temporary() || !serves_users() {
+        return Ok(());
+    }
+    check_not_destroyed(file)?;
+    match shmem::refused_scope(file.file) {
+        Some(scope) => Err(PageFault { file, cause: Cause::Refused { scope } }),
+        None => Ok(()),
+    }
+}
+
+/// The fork in the tweak of a page.
+fn fork_of(fork: i32) -> Fork {
+    match fork {
+        1 => Fork::FreeSpaceMap,
+        2 => Fork::VisibilityMap,
+        3 => Fork::Init,
+        _ => Fork::Main,
+    }
+}
+
+/// The database in the name of a file of a shared catalog.
+const SHARED_CATALOGS: u32 = 0;
+
+/// Words a fault for the user.
+pub(crate) fn report(fault: PageFault, block: u32) -> Report {
+    let RelFile { tablespace, database, relation } = fault.file.file;
+    let file = format!("{tablespace}/{database}/{relation}");
+    match fault.cause {
+        Cause::Locked { scope } => {
+            let whose = persist::scope_name(scope);
+            Report::new(
+                PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+                format!("encrypted relation file {file} is locked"),
+            )
+            .detail(format!("The key of {whose} has not been unwrapped: its key provider did not answer or refused."))
+            .hint(match database {
+                _ if is_startup_process() => {
+                    "Make the key provider reachable and start the server again: replay goes on from here, and nothing is lost."
+                }
+                SHARED_CATALOGS => "Nobody can log in until then; the server keeps trying. Its log tells the cause.",
+                _ => "See pagevault.status for the cause. The server keeps trying; pagevault.unlock() tries again now.",
+            })
+        }
+        Cause::Refused { scope } => revoked::file_refused(&file, scope),
+        Cause::NoKey { epoch } => Report::new(
+            PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
+            format!("no data key of epoch {epoch} for block {block} of relation file {file}"),
+        )
+        .detail("The page is sealed, but the keystore under pagevault/ in the data directory does not hold its key.")
+        .hint(format!("Restore the keystore from a backup taken together with this data directory. Do not zero or reset the page: it is intact.{}", unsettled::hint().unwrap_or_default())),
+        Cause::Destroyed => destroyed(&format!("relation file {file}")),
+        Cause::TooManyMissing => stand_ins::too_many(&file),
+        Cause::Damaged { epoch } => Report::new(
+            PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
+            format!("data key of epoch {epoch} of relation file {file} cannot be unwrapped"),
+        )
+        .detail("Its record in the keystore does not authenticate under the database key.")
+        .hint("Restore the keystore from a backup taken together with this data directory."),
+    }
+}
+
+/// The report for a relation or file whose keys were destroyed.
+pub(crate) fn destroyed(name: &str) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        format!("the data keys of {name} were destroyed"),
+    )
+    .detail("Somebody has shredded it: what it held can never be read again.")
+    .hint("DROP it; or TRUNCATE it, to use it again.")
+}
+
+/// The storage manager forgot a file while its encryption was being decided.
+pub(crate) fn invalidated() -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE,
+        "relation cache was reset while new storage was being created",
+    )
+    .hint("Try the command again.")
+}
+
+/// The cipher that a temporary file is sealed with.
+pub(crate) const TEMPORARY_CIPHER: CipherId = CipherId::Aes256Xts;

@@ -1,0 +1,251 @@
+//! Pages that redo is given in the place of pages which it cannot open yet.
+//!
+//! A base backup copies the keystore at one moment and pages at others, so pages may be sealed
+//! under keys that only its WAL brings. Redo reads such pages before it has come there: not every
+//! record restores the pages that it names as a whole (docs/design/what-redo-reads.md has the
+//! list). Whoever sealed a page had shown everybody the key, and its record stood in WAL; and all
+//! records before that one that concern the page were in the page already, since a page is changed
+//! and written under its lock. So redo has nothing to do to the page before it replays the key, and
+//! is given one that says that it was changed later than anything
+//! ([`pagevault_cipher::page::stand_in`]).
+//!
+//! A stand-in is never written: the page on disk stays what it is. When its key is replayed, it is
+//! dropped from shared buffers, and the real page is read from then on. A full-page image, or
+//! whatever makes a page anew, takes its place as well. What must not be is that the data directory
+//! counts as consistent while a key is missing: then the server stops.
+
+use std::time::{Duration, Instant};
+
+use pagevault_cipher::Epoch;
+use pagevault_keystore::{Record, RelFile};
+use pgrx::PgSqlErrorCode;
+
+use super::written_over::{Note, is_unknown};
+use crate::hooks::smgr;
+use crate::keys::store::unsettled;
+use crate::keys::usage::copies;
+use crate::pg::buffers;
+use crate::pg::compat::{SHARED_BACKEND, SmgrFile};
+use crate::pg::process::ProcessLocal;
+use crate::pg::report::Report;
+use crate::shmem;
+
+/// A power of two. The memory is used only where there are that many.
+const PLACES: usize = 1 << 16;
+
+/// Most keys that are waited for. Each is one of a file that was encrypted or got another key while
+/// a backup was taken, and that is written to at the same time.
+pub(crate) const MOST: usize = PLACES / 4 * 3;
+
+/// A key that is waited for, or was.
+#[derive(Clone, Copy)]
+struct Awaited {
+    file: RelFile,
+    /// 0 in a free place.
+    epoch: u16,
+    /// WAL has brought it.
+    came: bool,
+    /// The first page that wanted it.
+    block: u32,
+}
+
+struct Table {
+    places: [Awaited; PLACES],
+    used: usize,
+    missing: usize,
+}
+
+const FREE: Awaited = Awaited {
+    file: RelFile { tablespace: 0, database: 0, relation: 0 },
+    epoch: 0,
+    came: false,
+    block: 0,
+};
+
+/// Of the startup process: the keys that it waits for. In a fixed place, because pages are opened
+/// in critical sections.
+static TABLE: ProcessLocal<Table> =
+    ProcessLocal::new(Table { places: [FREE; PLACES], used: 0, missing: 0 });
+
+impl Table {
+    /// Where a key is, or may be put. There is always a free place.
+    fn place(&self, file: RelFile, epoch: u16) -> usize {
+        let mixed = u64::from(file.relation) << 13 ^ u64::from(file.database) ^ u64::from(epoch);
+        let hash = (mixed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as usize;
+        let places = (0..PLACES).map(|step| (hash + step) % PLACES);
+        let is_it = |at: &usize| {
+            let place = &self.places[*at];
+            place.epoch == 0 || (place.file, place.epoch) == (file, epoch)
+        };
+        places.into_iter().find(is_it).unwrap_or(0)
+    }
+}
+
+/// Notes that a page is stood in for until the key of this epoch comes. False if there are too
+/// many.
+pub(crate) fn wait_for(file: RelFile, epoch: u16, block: u32) -> bool {
+    TABLE.with(|table| {
+        let at = table.place(file, epoch);
+        if table.places[at].epoch == 0 {
+            if table.used >= MOST {
+                return false;
+            }
+            table.places[at] = Awaited { file, epoch, came: false, block };
+            table.used += 1;
+            table.missing += 1;
+        }
+        true
+    })
+}
+
+/// True while a key is waited for.
+pub(crate) fn are_there() -> bool {
+    TABLE.with(|table| table.missing > 0)
+}
+
+/// Redo has taken in these records. Of the files whose keys have come, or will never be wanted
+/// again, the stand-ins are dropped, and what has taken their places is written.
+pub(crate) fn replayed(records: &[Record]) {
+    let mut files = Vec::new();
+    for record in records {
+        match *record {
+            Record::DataKey { file, epoch, .. } => files.extend(came(file, epoch)),
+            Record::Destroyed { file, through, .. } => {
+                files.extend((1..=through).filter_map(|epoch| came(file, epoch)));
+            }
+            _ => {}
+        }
+    }
+    buffers::flush_and_drop_files(&files);
+}
+
+/// The file, if this key was missing and is not any more.
+fn came(file: RelFile, epoch: u16) -> Option<RelFile> {
+    if !shmem::has_key(file, epoch) && shmem::destroyed_at(file, epoch).is_none() {
+        return None;
+    }
+    TABLE.with(|table| {
+        let at = table.place(file, epoch);
+        let place = &mut table.places[at];
+        if place.epoch == 0 || place.came {
+            return None;
+        }
+        place.came = true;
+        table.missing -= 1;
+        Some(file)
+    })
+}
+
+/// Ends recovery if a key is missing where the data directory is said to be consistent: a key that
+/// redo waits for, or one under which pages are sealed that recovery would have written over.
+pub(crate) fn require_none() {
+    if are_there()
+        && let Some(Awaited { file, epoch, block, .. }) = missing()
+    {
+        refuse(file, epoch, block);
+    }
+    let Some(shared) = shmem::get() else { return };
+    if !shmem::anything_sealed() && !shmem::any_database_key() {
+        return;
+    }
+    // First, so that what is not noted yet is refused.
+    shared.written_over.settle();
+    let is_missing = |note: &Note| is_unknown(note.file, note.epoch) && copies::exists(note.file);
+    if let Some(Note { file, epoch, block }) = shared.written_over.notes().find(is_missing) {
+        refuse(file, epoch, block);
+    }
+    shared.written_over.refuse_overflow();
+    require_none_in_buffers();
+    unsettled::forget();
+}
+
+/// What redo has changed and nobody has written yet, and what is written later without a look:
+/// after a promotion.
+fn require_none_in_buffers() {
+    if let Some(Note { file, epoch, block }) = dirty().find_map(over_sealed_page) {
+        refuse(file, epoch, block);
+    }
+}
+
+/// The pages in shared buffers that are to be written: file, fork, block.
+fn dirty() -> impl Iterator<Item = (RelFile, i32, u32)> {
+    let dirty = (0..buffers::count()).filter_map(buffers::dirty);
+    dirty.filter(|(file, fork, _)| buffers::is_there(*file, *fork))
+}
+
+/// The key that is missing where the page on disk is sealed.
+fn over_sealed_page((file, fork, block): (RelFile, i32, u32)) -> Option<Note> {
+    let whole = SmgrFile { file, backend: SHARED_BACKEND };
+    let epoch = smgr::epoch_on_disk(whole, fork, block).map(Epoch::get)?;
+    is_unknown(file, epoch).then_some(Note { file, epoch, block })
+}
+
+/// Where recovery would have to begin before this moment if a key never comes: a file with pages
+/// that redo has not changed, or whose changes are not written, for want of the key. Called when a
+/// checkpoint record is replayed.
+///
+/// Pages in shared buffers are compared with the disk, as the restart point would write them. Where
+/// that takes long and is asked again soon, any page counts: then there is a restart point later.
+pub(crate) fn file_at_stake() -> Option<RelFile> {
+    /// When that was done last, and how long it took.
+    static LAST: ProcessLocal<Option<(Instant, Duration)>> = ProcessLocal::new(None);
+    const SHARE: u32 = 20;
+    let shared = shmem::get()?;
+    if !shmem::anything_sealed() && !shmem::any_database_key() {
+        return None;
+    }
+    let last = LAST.with(|last| *last);
+    // In this order: what is written meanwhile is noted before.
+    let in_buffers = if last.is_some_and(|(end, took)| end.elapsed() < SHARE * took) {
+        dirty().map(|(file, _, _)| file).find(|file| copies::exists(*file))
+    } else {
+        let start = Instant::now();
+        let found = dirty().find_map(over_sealed_page).map(|note| note.file);
+        LAST.with(|last| *last = Some((Instant::now(), start.elapsed())));
+        found
+    };
+    let noted = || {
+        let missing = |note: &Note| is_unknown(note.file, note.epoch);
+        shared
+            .written_over
+            .notes()
+            .filter(missing)
+            .map(|note| note.file)
+            .find(|f| copies::exists(*f))
+    };
+    in_buffers.or_else(noted).or_else(|| {
+        let awaited = if are_there() { missing() } else { None };
+        awaited.map(|awaited| awaited.file)
+    })
+}
+
+/// A key that redo waits for, of a file that exists.
+fn missing() -> Option<Awaited> {
+    TABLE.with(|table| {
+        let missing = table.places.iter().filter(|place| place.epoch != 0 && !place.came);
+        missing.copied().find(|place| copies::exists(place.file))
+    })
+}
+
+/// Ends recovery.
+fn refuse(file: RelFile, epoch: u16, block: u32) {
+    let RelFile { tablespace, database, relation } = file;
+    let file = format!("{tablespace}/{database}/{relation}");
+    Report::new(
+        PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
+        format!("WAL has not brought the data key of epoch {epoch} of relation file {file}"),
+    )
+    .detail(format!("Block {block} is sealed under it and was needed in recovery. All WAL is replayed that makes the data directory consistent, and the keystore does not hold the key."))
+    .hint(format!("Restore a base backup as a whole: data directory, keystore and the WAL that belongs to it. If only the keystore was replaced, put the right one back and start the server again. Do not zero or reset the page.{}", unsettled::hint().unwrap_or_default()))
+    .fatal();
+}
+
+/// More keys are missing at once than there is room for.
+pub(crate) fn too_many(file: &str) -> Report {
+    Report::new(
+        PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
+        format!("recovery waits for the data keys of too many relation files: of {file}, too"),
+    )
+    .detail(format!("It has met pages of {MOST} relation files whose keys it has not replayed yet."))
+    .hint("Restore a base backup that was taken while fewer relations were encrypted or given new keys.")
+}

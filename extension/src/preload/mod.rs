@@ -1,0 +1,107 @@
+//! Starting up from `shared_preload_libraries`, stage by stage.
+
+pub(crate) mod upgrade;
+
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use pgrx::{PgSqlErrorCode, pg_guard, pg_sys};
+
+use crate::keys::load;
+use crate::keys::usage::{cache, temporary};
+use crate::pg::process::ProcessLocal;
+use crate::pg::report::{Report, Result};
+use crate::pg::{guc, locks};
+use crate::{hooks, rmgr, workers};
+
+static ACTIVE: AtomicBool = AtomicBool::new(false);
+
+type ShmemHook = Option<unsafe extern "C-unwind" fn()>;
+static PREVIOUS_REQUEST: ProcessLocal<ShmemHook> = ProcessLocal::new(None);
+static PREVIOUS_STARTUP: ProcessLocal<ShmemHook> = ProcessLocal::new(None);
+
+/// Stage 1.
+pub(crate) fn start() {
+    keep_backtraces_out_of_errors();
+    // SAFETY: a plain global of the loading process.
+    if !unsafe { pg_sys::process_shared_preload_libraries_in_progress } {
+        return;
+    }
+    guc::define();
+    guc::bound_read_ahead();
+    rmgr::register();
+    hooks::restart_points::install();
+    hooks::access::install();
+    hooks::ddl::install();
+    hooks::decoding::install();
+    hooks::utility::install();
+    hooks::audited::install();
+    hooks::statistics::install();
+    hooks::transaction::install();
+    workers::register();
+    if let Err(error) = cache::protect().and_then(|()| temporary::protect()) {
+        internal(&format!("could not keep keys out of core dumps: {error}")).fatal();
+    }
+    // SAFETY: in the postmaster; hooks are chained and live as long as the library.
+    unsafe {
+        PREVIOUS_REQUEST.with(|previous| *previous = pg_sys::shmem_request_hook);
+        pg_sys::shmem_request_hook = Some(shmem_request);
+        PREVIOUS_STARTUP.with(|previous| *previous = pg_sys::shmem_startup_hook);
+        pg_sys::shmem_startup_hook = Some(shmem_startup);
+    }
+    // Last, so that a server with half of the above never has its functions replaced.
+    if let Err(report) = hooks::install::install() {
+        report.fatal();
+    }
+    ACTIVE.store(true, Ordering::Release);
+}
+
+/// pgrx puts a backtrace into the DETAIL of every error if the environment asks for one. Users
+/// should see what went wrong, not where in our code; set RUST_LIB_BACKTRACE to see it all the
+/// same.
+fn keep_backtraces_out_of_errors() {
+    const SWITCH: &str = "RUST_LIB_BACKTRACE";
+    if std::env::var_os(SWITCH).is_none() {
+        // SAFETY: PostgreSQL processes have one thread, and the server reads other variables only.
+        unsafe { std::env::set_var(SWITCH, "0") };
+    }
+}
+
+/// Stage 2.
+#[pg_guard]
+unsafe extern "C-unwind" fn shmem_request() {
+    if let Some(previous) = PREVIOUS_REQUEST.with(|previous| *previous) {
+        // SAFETY: the earlier hook of the same type.
+        unsafe { previous() };
+    }
+    locks::request();
+}
+
+/// Stage 3, and again after a crash restart.
+#[pg_guard]
+unsafe extern "C-unwind" fn shmem_startup() {
+    if let Some(previous) = PREVIOUS_STARTUP.with(|previous| *previous) {
+        // SAFETY: the earlier hook of the same type.
+        unsafe { previous() };
+    }
+    locks::attach();
+    if let Err(report) = load::start() {
+        report.fatal();
+    }
+}
+
+/// Refuses to work where the library was not preloaded.
+pub(crate) fn require_active() -> Result<()> {
+    if ACTIVE.load(Ordering::Acquire) {
+        return Ok(());
+    }
+    Err(Report::new(
+        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        "pagevault is not loaded",
+    )
+    .detail("pagevault works only when the server loads it at start.")
+    .hint("Add pagevault to shared_preload_libraries and restart the server."))
+}
+
+fn internal(message: &str) -> Report {
+    Report::new(PgSqlErrorCode::ERRCODE_SYSTEM_ERROR, message)
+}
