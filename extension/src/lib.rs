@@ -15,6 +15,7 @@ mod audit;
 mod fault;
 mod hooks;
 mod keys;
+mod keystore_dir;
 mod page;
 mod pg;
 mod policy;

@@ -21,7 +21,7 @@ mod tests {
     use crate::pg::compat::{SHARED_BACKEND, SmgrFile};
     use crate::pg::process;
     use crate::shmem;
-    use crate::stats::Kind;
+    use crate::shmem::counters::StatsKind;
 
     const DATABASE: &str = "pagevault_pgbench";
 
@@ -150,7 +150,7 @@ mod tests {
 
     /// Relation pages that were sealed and opened so far.
     fn counted() -> (u64, u64) {
-        let totals = shmem::get().map(|shared| shared.stats.totals(Kind::Relation));
+        let totals = shmem::get().map(|shared| shared.counters.totals(StatsKind::Relation));
         totals.map_or((0, 0), |totals| (totals.sealed, totals.opened))
     }
 

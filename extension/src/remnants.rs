@@ -9,9 +9,9 @@
 //!    the value is gone.
 //! 3. It is written and synced, and every page on disk is found to be under the new key.
 //!
-//! Then the keys before the new ones can be destroyed ([`crate::keys::usage::destruction`]), so that older
-//! copies of the pages, in blocks of the disk that were given back, say, cannot be opened either.
-//! Each step may be the last: all of it can be done again.
+//! Then the keys before the new ones can be destroyed ([`crate::keys::usage::destruction`]), so
+//! that older copies of the pages, in blocks of the disk that were given back, say, cannot be
+//! opened either. Each step may be the last: all of it can be done again.
 
 use std::time::{Duration, Instant};
 
@@ -20,13 +20,14 @@ use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, ForkNumber};
 
+use crate::keys::store::directory;
 use crate::pg::locks::Rewriting;
 use crate::pg::pages::{Held, Ring};
 use crate::pg::relation::{self, Facts, Kind};
 use crate::pg::remnants::{Before, Kept};
 use crate::pg::report::Result;
 use crate::pg::{process, statistics};
-use crate::{fault, rekey, shmem};
+use crate::{fault, rekey};
 
 /// How long others are waited for altogether: who reads a page, holds a lock, or rekeys. They may
 /// wait for the caller, whose locks the detection of deadlocks does not know them to wait for.
@@ -115,7 +116,7 @@ fn clear(member: &Facts, kept: Kept, before: &Before, patience: &Patience) -> Re
     }
     let Some(held) = Held::open(oid) else { return done(member.file, State::Locked, None) };
     let file = held.file();
-    if shmem::is_destroyed(file) {
+    if directory::is_destroyed(file) {
         return done(file, State::Destroyed, None);
     }
     let right = patience.wait_for(|| Rewriting::try_for_transaction(oid, held.is_shared()));
@@ -151,7 +152,7 @@ fn clear(member: &Facts, kept: Kept, before: &Before, patience: &Patience) -> Re
 /// Has a file that is sealed written under a new key from now on, and nobody under another one.
 fn new_key(held: &Held) -> Result<Key> {
     let file = held.file();
-    let Some(cipher) = shmem::current_cipher(file) else { return Ok(Key::None) };
+    let Some(cipher) = directory::current_cipher(file) else { return Ok(Key::None) };
     match rekey::file::seal(held, cipher) {
         Ok(_) => {}
         Err(report) if report.code() == NO_ROOM => {
@@ -160,7 +161,7 @@ fn new_key(held: &Held) -> Result<Key> {
         Err(report) => return Err(report),
     }
     rekey::file::await_writers(file)?;
-    Ok(shmem::current_epoch(file).map_or(Key::None, Key::New))
+    Ok(directory::current_epoch(file).map_or(Key::None, Key::New))
 }
 
 /// Time that is left for waiting.

@@ -14,12 +14,13 @@ use pagevault_cipher::CipherId;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Oid};
 
+use crate::keys::store::directory;
 use crate::pg::locks::{self, Rewriting};
 use crate::pg::pages::Held;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
 use crate::rekey::file::{self, Target};
-use crate::{policy, shmem, verify};
+use crate::{policy, verify};
 
 const LOCK: pg_sys::LOCKMODE = pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE;
 
@@ -48,7 +49,7 @@ fn encrypt_members(members: &[Facts], cipher: Option<CipherId>) -> Result<()> {
 fn begin_epoch(held: &Held, cipher: Option<CipherId>) -> Result<Option<Target>> {
     let file = held.file();
     verify::refuse_destroyed(file)?;
-    let current = shmem::current_cipher(file);
+    let current = directory::current_cipher(file);
     if current.is_some() && cipher.is_none_or(|cipher| current == Some(cipher)) {
         return Ok(None);
     }

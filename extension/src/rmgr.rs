@@ -7,6 +7,7 @@
 use pagevault_keystore::batch;
 use pgrx::{PgSqlErrorCode, pg_guard, pg_sys};
 
+use crate::hooks::smgr;
 use crate::keys::redo as key_redo;
 use crate::keys::usage::destruction;
 use crate::page::stand_ins;
@@ -89,13 +90,17 @@ unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
 /// Contract: startup process, before it replays the first record; not in a critical section.
 #[pg_guard]
 unsafe extern "C-unwind" fn startup() {
-    consistency::watch(stand_ins::require_none);
+    consistency::watch(require_no_missing_key);
+}
+
+fn require_no_missing_key() {
+    stand_ins::require_none(smgr::epoch_on_disk);
 }
 
 /// Contract: startup process, once all WAL is replayed, before the checkpoint that ends recovery.
 #[pg_guard]
 unsafe extern "C-unwind" fn cleanup() {
-    stand_ins::require_none();
+    require_no_missing_key();
     destruction::after_redo();
 }
 

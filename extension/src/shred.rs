@@ -3,9 +3,9 @@
 //!
 //! The relations are locked as for DROP; what is dirty is written; every page on disk is looked at,
 //! since a page in plaintext is not destroyed with any key; the pages leave shared buffers; the
-//! keys are destroyed ([`crate::keys::usage::destruction`]). The relations stay in the catalog, with files
-//! that cannot be read: DROP or TRUNCATE is the user's choice, and views and grants survive until
-//! then.
+//! keys are destroyed ([`crate::keys::usage::destruction`]). The relations stay in the catalog,
+//! with files that cannot be read: DROP or TRUNCATE is the user's choice, and views and grants
+//! survive until then.
 //!
 //! Nothing of it can be rolled back. What is done by ordinary means, deleting statistics, is
 //! committed by another process before the first key is destroyed. What deleted rows leave in the
@@ -18,6 +18,7 @@ use pagevault_keystore::RelFile;
 use pgrx::pg_sys::{self, Oid};
 use pgrx::{PgSqlErrorCode as Code, Spi};
 
+use crate::keys::store::directory;
 use crate::keys::usage::destruction::{self, Former, Outcome};
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
@@ -29,7 +30,7 @@ use crate::rekey::jobs;
 use crate::remnants::{self, Cleared};
 use crate::verify::{self, PageState};
 use crate::writers::{self, Act};
-use crate::{audit, fault, shmem, workers};
+use crate::{audit, fault, workers};
 
 const LOCK: pg_sys::LOCKMODE = pg_sys::AccessExclusiveLock as pg_sys::LOCKMODE;
 
@@ -204,7 +205,7 @@ fn require_sealed(facts: &Facts) -> Result<()> {
         .filter(|count| count.state == PageState::Plaintext)
         .map(|count| count.pages)
         .sum();
-    if shmem::is_sealed(facts.file) && plaintext == 0 {
+    if directory::is_sealed(facts.file) && plaintext == 0 {
         return Ok(());
     }
     let name = relation::quoted_name(facts);
@@ -271,7 +272,7 @@ pub(crate) fn database(by: &str, name: &ServerText, confirm: &str) -> Result<Shr
         ));
     }
     buffers::flush_and_drop_database(oid);
-    for &file in files.iter().filter(|file| shmem::is_sealed(**file)) {
+    for &file in files.iter().filter(|file| directory::is_sealed(**file)) {
         let counts = verify::count_pages(file)?;
         if counts.iter().any(|count| count.state == PageState::Plaintext) {
             return Err(Report::new(

@@ -11,9 +11,9 @@ mod tests {
     use crate::pg::locks::KeystoreLock;
     use crate::pg::mapping::{Kind, shared_words};
     use crate::policy::label::{self, Label};
-    use crate::shmem::health::{self, Health, Trouble};
+    use crate::shmem::control::{self, Control};
+    use crate::shmem::health::{self, Health, OperationFailure};
     use crate::shmem::secrets::{self, Revocation, Secrets, State};
-    use crate::shmem::{Control, control_words};
 
     #[pg_test]
     fn is_loaded_from_shared_preload_libraries() -> spi::Result<()> {
@@ -161,7 +161,7 @@ mod tests {
         assert!(table.entry(&lock, "a").is_none());
         table.record(&lock, "a", 10, 1500, Ok(()));
         let text = "\u{e4}".repeat(1000);
-        let trouble = Trouble { class: "wrong_ciphertext", answered: false, text };
+        let trouble = OperationFailure { class: "wrong_ciphertext", answered: false, text };
         table.record(&lock, "b", 20, 7, Err(&trouble));
         table.record(&lock, "b", 30, 7, Err(&trouble));
         let a = table.entry(&lock, "a");
@@ -196,7 +196,7 @@ mod tests {
 
     #[pg_test]
     fn control_words_remember_where_logs_end() -> std::io::Result<()> {
-        let control = Control::new(shared_words(control_words(0), Kind::Sparse)?);
+        let control = Control::new(shared_words(control::words_needed(0), Kind::Sparse)?);
         assert!(control.position(0).is_none());
         control.set_keystore_id(&[9; 16]);
         let position = pagevault_keystore::log::Position {

@@ -12,12 +12,14 @@ use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, ForkNumber, Oid};
 
-use crate::page::io as page_io;
+use crate::keys::store::directory;
+use crate::keys::usage::key_error::KeyError;
+use crate::page::errors;
+use crate::page::io::PageFault;
 use crate::pg::compat::{self, SHARED_BACKEND, SmgrFile};
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
 use crate::pg::{catalog, process};
-use crate::shmem;
 
 /// What one page is on disk.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -114,19 +116,19 @@ pub(crate) fn main_fork_bytes(file: RelFile) -> Result<i64> {
 
 /// True if pages of a file are sealed when they are written, or were and are not yet rewritten.
 pub(crate) fn may_be_sealed(file: RelFile) -> Result<bool> {
-    if !shmem::is_known(file) || shmem::is_sealed(file) {
-        return Ok(shmem::is_sealed(file));
+    if !directory::is_known(file) || directory::is_sealed(file) {
+        return Ok(directory::is_sealed(file));
     }
     Ok(count_pages(file)?.iter().any(|count| matches!(count.state, PageState::Sealed(_))))
 }
 
 /// What was shredded can neither be rewritten nor begun anew in place.
 pub(crate) fn refuse_destroyed(file: RelFile) -> Result<()> {
-    if !shmem::is_destroyed(file) {
+    if !directory::is_destroyed(file) {
         return Ok(());
     }
     let file = SmgrFile { file, backend: SHARED_BACKEND };
-    Err(page_io::report(page_io::PageFault { file, cause: page_io::Cause::Destroyed }, 0))
+    Err(errors::report(PageFault { file, cause: KeyError::Destroyed }, 0))
 }
 
 /// A page sealed under an epoch that the keystore does not know belongs to a keystore that was
@@ -141,12 +143,12 @@ pub(crate) fn refuse_lost_epochs(
     let mut lost = None;
     // Such a page is read as an empty one.
     let is_given_up = |epoch: Epoch| {
-        shmem::destroyed_at(file, epoch.get()).is_some() && !shmem::is_destroyed(file)
+        directory::destroyed_at(file, epoch.get()).is_some() && !directory::is_destroyed(file)
     };
     let more = scan(file, fork, range, |block, state| {
         if let PageState::Sealed(epoch) = state
             && lost.is_none_or(|(_, known)| known != epoch)
-            && !shmem::has_key(file, epoch.get())
+            && !directory::has_key(file, epoch.get())
             && !is_given_up(epoch)
         {
             lost.get_or_insert((block, epoch));
@@ -155,9 +157,9 @@ pub(crate) fn refuse_lost_epochs(
     match lost {
         None => Ok(more),
         Some((block, epoch)) => {
-            let cause = page_io::Cause::of_missing_key(file, epoch.get());
+            let cause = KeyError::of_missing_key(file, epoch.get());
             let file = SmgrFile { file, backend: SHARED_BACKEND };
-            Err(page_io::report(page_io::PageFault { file, cause }, block))
+            Err(errors::report(PageFault { file, cause }, block))
         }
     }
 }
@@ -344,7 +346,7 @@ pub(crate) fn plaintext_files_in(database: u32, tablespace: u32, first: u32) -> 
         // Main forks, their first segments: names that are numbers.
         let Some(relation) = name.to_str().and_then(|name| name.parse().ok()) else { continue };
         let file = RelFile { tablespace, database, relation };
-        count += usize::from(relation >= first && !shmem::is_sealed(file));
+        count += usize::from(relation >= first && !directory::is_sealed(file));
     }
     Ok(count)
 }

@@ -34,6 +34,7 @@ use pgrx::PgSqlErrorCode;
 use crate::pg::report::{Report, Result};
 use crate::pg::{compat, guc, process, processes};
 use crate::shmem;
+use crate::shmem::writers::SLOT;
 
 /// What takes its time between looking at keys and acting on what was seen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -46,38 +47,8 @@ pub(crate) enum Act {
 
 const ACTS: [Act; 2] = [Act::Writing, Act::Creating];
 
-/// Words of a process; they fill a cache line: for each act the one that is odd meanwhile, then the
-/// files.
-const SLOT: usize = 16;
+/// Words of a process: for each act the one that is odd meanwhile, then the files.
 const FILES: usize = ACTS.len();
-
-/// The words of all processes.
-#[derive(Clone, Copy)]
-pub(crate) struct Writers {
-    words: &'static [AtomicU32],
-}
-
-/// Words of memory for so many processes.
-pub(crate) fn words_needed(processes: usize) -> usize {
-    processes * SLOT
-}
-
-impl Writers {
-    /// For as many processes as there is room for in `words`, which are zero.
-    pub(crate) fn new(words: &'static [AtomicU32]) -> Writers {
-        Writers { words }
-    }
-
-    /// After a crash: nobody is writing.
-    pub(crate) fn reset(&self) {
-        self.words.iter().for_each(|word| word.store(0, Relaxed));
-    }
-
-    #[inline]
-    fn slot(&self, process: usize) -> Option<&'static [AtomicU32; SLOT]> {
-        self.words.as_chunks::<SLOT>().0.get(process)
-    }
-}
 
 /// The words of this process. The postmaster has none, and writes nothing.
 #[inline]
@@ -129,8 +100,8 @@ impl Others {
     pub(crate) fn at(act: Act, file: Option<u32>) -> Others {
         let mut busy = Vec::new();
         fence(SeqCst);
-        let slots = shmem::get().map_or(&[][..], |shared| shared.writers.words);
-        for (process, slot) in slots.as_chunks::<SLOT>().0.iter().enumerate() {
+        let slots = shmem::get().map_or(&[][..], |shared| shared.writers.slots());
+        for (process, slot) in slots.iter().enumerate() {
             let word = slot[act as usize].load(Acquire);
             // That of this number, or of a later one: then what this one was for is done.
             let its_file = slot[FILES + act as usize].load(Relaxed);

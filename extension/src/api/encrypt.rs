@@ -4,6 +4,7 @@ use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
 
 use super::{audited, audited_on};
+use crate::keys::store::directory;
 use crate::pg::labels::Object;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{OrRaise, Result};
@@ -11,7 +12,7 @@ use crate::pg::text::ServerText;
 use crate::policy::{self, labels};
 use crate::rekey::requests;
 use crate::verify::{self, PageCount, PageState};
-use crate::{preload, roles, shmem};
+use crate::{preload, roles};
 
 /// The security label as a function: `SECURITY LABEL FOR pagevault ON ... IS 'encrypted'`.
 #[pg_extern(sql = "
@@ -150,7 +151,7 @@ fn is_encrypted(rel: Oid) -> bool {
     roles::require_select(rel, &relation::quoted_name(&facts)).or_raise();
     let pages = verify::pages_of(rel).or_raise();
     let is_sealed = |(member, counts): &(Facts, Vec<PageCount>)| {
-        shmem::is_sealed(member.file) && counts.iter().all(|c| c.state != PageState::Plaintext)
+        directory::is_sealed(member.file) && counts.iter().all(|c| c.state != PageState::Plaintext)
     };
     !pages.is_empty() && pages.iter().all(is_sealed)
 }
@@ -182,7 +183,7 @@ fn verify(
                 PageState::Empty => ("empty", None),
                 PageState::Plaintext => ("plaintext", None),
                 PageState::Sealed(epoch) => {
-                    let destroyed = shmem::destroyed_at(member.file, epoch.get()).is_some();
+                    let destroyed = directory::destroyed_at(member.file, epoch.get()).is_some();
                     let state = if destroyed { "destroyed" } else { "sealed" };
                     (state, Some(i32::from(epoch.get())))
                 }

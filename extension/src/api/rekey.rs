@@ -8,12 +8,13 @@ use pgrx::prelude::*;
 
 use super::{audited, audited_on, require_primary};
 use crate::audit::{self, Operation};
+use crate::keys::store::directory;
 use crate::pg::process;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{OrRaise, Report, Result};
 use crate::rekey::jobs::{self, Order};
 use crate::rekey::{Kind, requests};
-use crate::{preload, roles, shmem};
+use crate::{preload, roles};
 
 /// Gives a relation and what follows it new data keys, online. Returns the number of the job.
 #[pg_extern(sql = "
@@ -84,7 +85,7 @@ fn rotate_all_data_keys() -> i64 {
             if facts.is_stored()
                 && relation::leads(&facts)
                 && any_sealed(&facts)
-                && !shmem::is_destroyed(facts.file)
+                && !directory::is_destroyed(facts.file)
                 && jobs::unfinished_of(facts.oid)?.is_none()
             {
                 let name = relation::quoted_name(&facts);
@@ -100,7 +101,7 @@ fn rotate_all_data_keys() -> i64 {
 fn any_sealed(facts: &Facts) -> bool {
     relation::with_partitions(facts.oid)
         .iter()
-        .any(|table| table.is_stored() && shmem::is_sealed(table.file))
+        .any(|table| table.is_stored() && directory::is_sealed(table.file))
 }
 
 /// Stops a job until it is resumed.

@@ -2,10 +2,9 @@
 
 use pgrx::prelude::*;
 
-use crate::keys::store::persist;
 use crate::pg::report::OrRaise;
-use crate::preload;
-use crate::stats::Kind;
+use crate::shmem::counters::StatsKind;
+use crate::{preload, shmem};
 
 /// What was sealed and opened since the server started; times are in milliseconds.
 #[pg_extern]
@@ -24,8 +23,8 @@ fn stats() -> TableIterator<
     ),
 > {
     preload::require_active().or_raise();
-    let counters = persist::shared_memory().or_raise().stats;
-    TableIterator::new(Kind::ALL.map(|(kind, name)| {
+    let counters = shmem::required().or_raise().counters;
+    TableIterator::new(StatsKind::ALL.map(|(kind, name)| {
         let totals = counters.totals(kind);
         (
             name,

@@ -6,7 +6,7 @@ use pgrx::prelude::*;
 
 use crate::keys::provider::gone::is_gone;
 use crate::keys::provider::{admin, helper};
-use crate::keys::store::{escrow, persist};
+use crate::keys::store::{directory, escrow, persist};
 use crate::keys::usage::wal_switch;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{OrRaise, Report, Result};
@@ -61,7 +61,7 @@ fn status_row() -> TableIterator<
     }
     // Paths and providers are nobody's business who only wants to know whether all is well.
     let privileged = roles::may_see_providers();
-    let shared = persist::shared_memory().or_raise();
+    let shared = shmem::required().or_raise();
     let counts = shared.directory.counts().map_err(Report::from).or_raise();
     let mut keys = shared.secrets.list();
     keys.retain(|(scope, _, _)| !is_gone(*scope));
@@ -106,7 +106,7 @@ fn status_row() -> TableIterator<
 /// Names of the providers that did not answer when they were last asked.
 fn unreachable_providers() -> Result<Vec<String>> {
     let state = persist::current_cluster_state()?;
-    let (health, lock) = (&persist::shared_memory()?.health, KeystoreLock::acquire());
+    let (health, lock) = (&shmem::required()?.health, KeystoreLock::acquire());
     let silent = |name: &&str| health.entry(&lock, name).is_some_and(|known| !known.reachable);
     Ok(state.providers().map(|(name, _)| name).filter(silent).map(str::to_owned).collect())
 }
@@ -138,7 +138,7 @@ fn provider_rows() -> TableIterator<
 > {
     preload::require_active().or_raise();
     let state = persist::current_cluster_state().or_raise();
-    let health = &persist::shared_memory().or_raise().health;
+    let health = &shmem::required().or_raise().health;
     let rows: Vec<_> = state
         .providers()
         .map(|(name, provider)| {
@@ -183,7 +183,7 @@ fn master_key_rows() -> TableIterator<
 > {
     preload::require_active().or_raise();
     let state = persist::current_cluster_state().or_raise();
-    let shared = persist::shared_memory().or_raise();
+    let shared = shmem::required().or_raise();
     let rows: Vec<_> = state
         .database_keys()
         .map(|(scope, version, key)| {
@@ -222,7 +222,7 @@ fn data_key_rows() -> TableIterator<
     ),
 > {
     preload::require_active().or_raise();
-    let shared = persist::shared_memory().or_raise();
+    let shared = shmem::required().or_raise();
     TableIterator::new(key_rows(&shared.directory).or_raise())
 }
 
@@ -272,8 +272,8 @@ fn relation_rows() -> TableIterator<
         .relations()
         .filter(|facts| facts.is_stored())
         .map(|facts| {
-            let epoch = shmem::current_epoch(facts.file).map(|epoch| i32::from(epoch.get()));
-            let cipher = shmem::current_cipher(facts.file).map(|cipher| cipher.to_string());
+            let epoch = directory::current_epoch(facts.file).map(|epoch| i32::from(epoch.get()));
+            let cipher = directory::current_cipher(facts.file).map(|cipher| cipher.to_string());
             Ok((facts.oid, epoch, cipher, verify::main_fork_bytes(facts.file)?))
         })
         .collect();

@@ -21,32 +21,31 @@ mod trail;
 use serde::Serialize;
 
 pub(crate) use self::operation::{Operation, audited, log as log_operation};
-pub(crate) use self::trail::{Trail, repeat_early_lines};
-pub(super) use self::trail::{WORDS as TRAIL_WORDS, begin};
+pub(crate) use self::trail::{begin, repeat_early_lines};
 use crate::pg::session::{self, Identity};
 
 /// What was done, and how it ended.
 #[derive(Default)]
-pub(super) struct Event<'a> {
+pub(crate) struct Event<'a> {
     /// `wrap`, `unwrap`, ..., `add_provider`.
-    pub(super) action: &'a str,
+    pub(crate) action: &'a str,
     /// The SQL function or the worker.
-    pub(super) by: &'a str,
+    pub(crate) by: &'a str,
     /// Whose database key, if any.
-    pub(super) scope: Option<u32>,
-    pub(super) provider: &'a str,
-    pub(super) key: Option<&'a str>,
+    pub(crate) scope: Option<u32>,
+    pub(crate) provider: &'a str,
+    pub(crate) key: Option<&'a str>,
     /// The master key that is being left.
-    pub(super) from_key: Option<&'a str>,
+    pub(crate) from_key: Option<&'a str>,
     /// The master key's version in the answer.
-    pub(super) key_version: Option<u64>,
-    pub(super) outcome: &'a str,
-    pub(super) elapsed_us: Option<u64>,
+    pub(crate) key_version: Option<u64>,
+    pub(crate) outcome: &'a str,
+    pub(crate) elapsed_us: Option<u64>,
 }
 
 /// Writes the line of an event. Looks nothing up, so that it works when a session is being
 /// cancelled.
-pub(super) fn log(who: &Identity, event: &Event<'_>) {
+pub(crate) fn log(who: &Identity, event: &Event<'_>) {
     #[derive(Serialize)]
     struct Facts<'a> {
         scope: Option<String>,
@@ -105,7 +104,7 @@ fn write(who: &Identity, action: &str, by: &str, facts: impl Serialize) {
 }
 
 /// Database keys that were locked and are not any more: from here on lines may have a MAC.
-pub(super) fn unlocked(by: &str, keys: usize, locked: usize) {
+pub(crate) fn unlocked(by: &str, keys: usize, locked: usize) {
     #[derive(Serialize)]
     struct Facts {
         keys: usize,

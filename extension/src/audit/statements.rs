@@ -92,7 +92,10 @@ fn who() -> Identity {
 }
 
 /// This session changes a setting.
-pub(crate) fn changed(operation: Operation) {
+pub(crate) fn setting_changed(name: &'static str, from: bool, to: bool) {
+    let text = |on| Some(if on { "on" } else { "off" }.to_owned());
+    let operation = Operation { action: "set", by: "session", ..Operation::default() };
+    let operation = Operation { from: text(from), to: text(to), ..operation.on(name) };
     let who = who();
     CHANGED.with(|all| {
         if all.len() < MOST {

@@ -9,7 +9,6 @@
 use std::fs::{File, OpenOptions};
 use std::io;
 use std::os::unix::fs::FileExt;
-use std::sync::atomic::{AtomicU32, Ordering::*};
 
 use pagevault_cipher::secret::fill_random;
 use pagevault_keystore::audit::{
@@ -20,74 +19,16 @@ use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
 use super::{settings, sink};
-use crate::fault;
-use crate::keys::store::persist::{self, now_us};
 use crate::pg::guc;
 use crate::pg::locks::AuditLock;
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::report::{self, Report, Result};
-use crate::shmem::words::{load_text, load_u64, store_text, store_u64};
+use crate::shmem::trail::Trail;
 use crate::shmem::{self, Shared};
+use crate::{fault, keystore_dir};
 
 /// The cluster's database key, of which the MACs' key is derived.
 const SCOPE: u32 = 0;
-
-const RUN: std::ops::Range<usize> = 0..4;
-const SEQ: std::ops::Range<usize> = 4..6;
-const LINK: std::ops::Range<usize> = 6..14;
-const COUNT: std::ops::Range<usize> = 14..16;
-/// Whether the lines of the start were repeated.
-const REPEATED: usize = 16;
-const PROBLEM: std::ops::Range<usize> = 18..146;
-
-/// Words of memory that [`Trail`] needs.
-pub(crate) const WORDS: usize = PROBLEM.end;
-
-/// Where the trail stands, in shared memory; read and written under [`AuditLock`].
-#[derive(Clone, Copy)]
-pub(crate) struct Trail {
-    words: &'static [AtomicU32],
-}
-
-impl Trail {
-    /// The trail in `words`, zero at first.
-    pub(crate) fn new(words: &'static [AtomicU32]) -> Trail {
-        assert!(words.len() >= WORDS);
-        Trail { words }
-    }
-
-    fn place(&self) -> Place {
-        let mut place = Place::before([0; 16]);
-        load_bytes(&self.words[RUN], &mut place.run);
-        load_bytes(&self.words[LINK], &mut place.link);
-        place.seq = load_u64(&self.words[SEQ]);
-        place
-    }
-
-    fn set_place(&self, place: &Place) {
-        store_bytes(&self.words[RUN], &place.run);
-        store_bytes(&self.words[LINK], &place.link);
-        store_u64(&self.words[SEQ], place.seq);
-    }
-
-    /// Why the newest line could not be noted or written as it should have been; empty if it was.
-    pub(crate) fn problem(&self) -> String {
-        let _lock = AuditLock::acquire();
-        load_text(&self.words[PROBLEM])
-    }
-}
-
-fn load_bytes(words: &[AtomicU32], bytes: &mut [u8]) {
-    for (bytes, word) in bytes.chunks_exact_mut(4).zip(words) {
-        bytes.copy_from_slice(&word.load(Relaxed).to_le_bytes());
-    }
-}
-
-fn store_bytes(words: &[AtomicU32], bytes: &[u8]) {
-    for (bytes, word) in bytes.as_chunks::<4>().0.iter().zip(words) {
-        word.store(u32::from_le_bytes(*bytes), Relaxed);
-    }
-}
 
 /// At server start, before anything else is audited: begins a new run, which holds on to the one
 /// before.
@@ -97,9 +38,9 @@ pub(crate) fn begin(shared: &Shared, is_first: bool) -> Result<()> {
     let lock = AuditLock::acquire();
     let trail = &shared.trail;
     // After a crash of one of its processes the collector runs.
-    trail.words[REPEATED].store(u32::from(!is_first), Relaxed);
+    trail.set_repeated(!is_first);
     EARLY.with(Vec::clear);
-    store_text(&trail.words[PROBLEM], "");
+    trail.set_problem("");
     let (noted, state) = match read_state() {
         Ok(Some(noted)) => (Some(noted), None),
         Ok(None) => (None, Some("missing")),
@@ -108,7 +49,7 @@ pub(crate) fn begin(shared: &Shared, is_first: bool) -> Result<()> {
             (None, Some("damaged"))
         }
     };
-    store_u64(&trail.words[COUNT], noted.as_ref().map_or(0, |noted| noted.count));
+    trail.set_count(noted.as_ref().map_or(0, |noted| noted.count));
     if let Some(noted) = noted.as_ref().filter(|noted| !noted.written) {
         // Where that fails, the first line of this run tells.
         let _ = send(&noted.text, true);
@@ -123,7 +64,8 @@ pub(crate) fn begin(shared: &Shared, is_first: bool) -> Result<()> {
     let facts = on_one_line(&facts);
     let mut place = Place::before(run);
     let key = key_of(shared);
-    let text = audit::next_line(&mut place, previous.as_ref(), now_us(), &facts, key.as_ref());
+    let text =
+        audit::next_line(&mut place, previous.as_ref(), process::now_us(), &facts, key.as_ref());
     put(&lock, trail, &place, &text, true);
     Ok(())
 }
@@ -147,7 +89,7 @@ pub(super) fn write(facts: &str, sync: bool) {
     let key = key_of(shared);
     let line = |facts: &str| {
         let mut place = trail.place();
-        let text = audit::next_line(&mut place, None, now_us(), facts, key.as_ref());
+        let text = audit::next_line(&mut place, None, process::now_us(), facts, key.as_ref());
         (place, text)
     };
     let (mut place, mut text) = line(&facts);
@@ -170,10 +112,10 @@ fn key_of(shared: &Shared) -> Option<AuditKey> {
 
 /// Notes a line, writes it, and notes that.
 fn put(_lock: &AuditLock, trail: &Trail, place: &Place, text: &str, sync: bool) {
-    let count = load_u64(&trail.words[COUNT]) + 1;
+    let count = trail.count() + 1;
     let noted = note(count, text, sync && process::fsync());
     trail.set_place(place);
-    store_u64(&trail.words[COUNT], count);
+    trail.set_count(count);
     let noted =
         noted.map_err(|error| format!("could not note an audit line in \"{STATE}\": {error}"));
     if let Err(problem) = &noted {
@@ -186,16 +128,16 @@ fn put(_lock: &AuditLock, trail: &Trail, place: &Place, text: &str, sync: bool) 
         let _ = file.write_all_at(&[1], audit::offset(count) + WRITTEN);
     }
     let problem = noted.err().or(sent.err());
-    store_text(&trail.words[PROBLEM], problem.as_deref().unwrap_or_default());
+    trail.set_problem(problem.as_deref().unwrap_or_default());
 }
 
 fn note(count: u64, text: &str, sync: bool) -> io::Result<File> {
     let slot = audit::slot(count, text).ok_or(io::ErrorKind::FileTooLarge)?;
-    let path = persist::directory().join(STATE);
+    let path = keystore_dir::path().join(STATE);
     let open = || OpenOptions::new().write(true).open(&path);
     let file = match open() {
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let storage = persist::storage()
+            let storage = keystore_dir::storage()
                 .map_err(|report| io::Error::other(report.message().to_owned()))?;
             storage.create(STATE, &[0; STATE_SIZE])?;
             open()?
@@ -210,7 +152,7 @@ fn note(count: u64, text: &str, sync: bool) -> io::Result<File> {
 }
 
 fn read_state() -> io::Result<Option<Noted>> {
-    let path = persist::directory().join(STATE);
+    let path = keystore_dir::path().join(STATE);
     let file = match File::open(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         file => file?,
@@ -277,7 +219,7 @@ pub(crate) fn repeat_early_lines() {
     let Some(shared) = shmem::get() else { return };
     let early = EARLY.with(std::mem::take);
     let _lock = AuditLock::acquire();
-    if process::has_logging_collector() && shared.trail.words[REPEATED].swap(1, Relaxed) == 0 {
+    if process::has_logging_collector() && shared.trail.is_first_to_repeat() {
         for text in early {
             report::log_line(&format!("{MARK}{text}"));
         }

@@ -8,6 +8,7 @@ use pgrx::PgList;
 use pgrx::pg_sys;
 
 use crate::keys::provider::revoked;
+use crate::keys::store::directory;
 use crate::keys::usage::cache;
 use crate::pg::compat::{self, CheckPerms};
 use crate::pg::process::ProcessLocal;
@@ -56,9 +57,9 @@ unsafe fn refuse_locked(range_table: *mut pg_sys::List) {
         }
         if let Some(facts) = relation::facts(oid)
             && facts.is_stored()
-            && shmem::is_destroyed(facts.file)
+            && directory::is_destroyed(facts.file)
         {
-            page::io::destroyed(&format!("relation \"{}\"", facts.name)).raise();
+            page::errors::destroyed(&format!("relation \"{}\"", facts.name)).raise();
         }
         if !shmem::anything_refused() {
             continue;
@@ -66,7 +67,7 @@ unsafe fn refuse_locked(range_table: *mut pg_sys::List) {
         // Rows that go into a partitioned table find their partition later: all of them are asked.
         for facts in relation::with_partitions(oid) {
             let scope = Some(facts.file).filter(|_| facts.is_stored());
-            if let Some(scope) = scope.and_then(shmem::refused_scope) {
+            if let Some(scope) = scope.and_then(directory::refused_scope) {
                 revoked::relation_refused(&facts.name.to_string(), scope).raise();
             }
         }

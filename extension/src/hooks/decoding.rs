@@ -3,7 +3,9 @@
 
 use pgrx::pg_sys;
 
-use crate::page::io::{Cause, PageFault};
+use crate::keys::store::directory;
+use crate::keys::usage::key_error::KeyError;
+use crate::page::io::PageFault;
 use crate::pg::compat::{self, Locator, SHARED_BACKEND, SmgrFile};
 use crate::pg::process::{self, ProcessLocal};
 use crate::{page, shmem};
@@ -97,9 +99,9 @@ unsafe fn refuse_locked(context: *mut pg_sys::LogicalDecodingContext) {
             let is_decoded = known
                 && file.database == process::my_database()
                 && file.relation >= pg_sys::FirstNormalObjectId;
-            if is_decoded && let Some(scope) = shmem::refused_scope(file) {
+            if is_decoded && let Some(scope) = directory::refused_scope(file) {
                 let file = SmgrFile { file, backend: SHARED_BACKEND };
-                page::io::report(PageFault { file, cause: Cause::Refused { scope } }, block)
+                page::errors::report(PageFault { file, cause: KeyError::Refused { scope } }, block)
                     .raise();
             }
         }

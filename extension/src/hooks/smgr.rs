@@ -85,7 +85,7 @@ pub(crate) fn saw_read() -> bool {
 #[inline(never)]
 unsafe fn raise(fault: PageFault, block: BlockNumber) -> ! {
     // SAFETY: by contract the server may longjmp over our callers.
-    unsafe { pg_sys::panic::pgrx_extern_c_guard(|| page::io::report(fault, block).raise()) }
+    unsafe { pg_sys::panic::pgrx_extern_c_guard(|| page::errors::report(fault, block).raise()) }
 }
 
 /// [`raise`] for a read that was not begun.
@@ -334,7 +334,7 @@ unsafe fn check_still_open(reln: SMgrRelation, file: SmgrFile) {
     unsafe {
         pg_sys::panic::pgrx_extern_c_guard(|| {
             if compat::open_smgr_of(file) != reln {
-                page::io::invalidated().raise();
+                page::errors::invalidated().raise();
             }
         });
     }

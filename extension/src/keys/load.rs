@@ -10,26 +10,35 @@ use pagevault_keystore::{Record, log::Contents, wrappings};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
-use super::provider::unlock;
-use super::store::persist::{self, internal, keystore_failure};
+use super::store::persist::{self, keystore_failure};
 use super::store::{escrow, unsettled};
-use super::usage::wal::{self, Wal};
-use crate::audit::{self, Trail};
-use crate::page::written_over;
+use crate::audit;
+use crate::keystore_dir;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::mapping::{self, Kind};
-use crate::pg::report::{Report, Result};
+use crate::pg::report::{Report, Result, internal};
 use crate::pg::{compat, guc, process};
-use crate::preload::upgrade;
+use crate::shmem::control::{self, Control};
+use crate::shmem::counters::{self, Counters};
 use crate::shmem::health::{self, Health};
 use crate::shmem::secrets::{self, Secrets};
-use crate::shmem::{self, Control, Shared};
-use crate::stats::{self, Stats};
-use crate::writers::{self, Writers};
+use crate::shmem::trail::{self, Trail};
+use crate::shmem::wal::{self, Wal};
+use crate::shmem::writers::{self, Writers};
+use crate::shmem::written_over::{self, WrittenOver};
+use crate::shmem::{self, Shared};
+use crate::stats::clock;
 
-/// Stage 3 of start-up, in the postmaster.
-pub(crate) fn start() -> Result<()> {
-    let storage = persist::storage()?;
+/// What there is when the server starts.
+pub(crate) struct Loaded {
+    pub(crate) shared: &'static Shared,
+    /// Without the keys recovery would fail.
+    pub(crate) needs_keys: bool,
+}
+
+/// Reads the keystore into shared memory; in the postmaster.
+pub(crate) fn start() -> Result<Loaded> {
+    let storage = keystore_dir::storage()?;
     let recovering = process::was_not_shut_down();
     let mut logs = read_logs(&storage, process::replays_wal())?;
     require_one_keystore(&logs)?;
@@ -41,14 +50,8 @@ pub(crate) fn start() -> Result<()> {
     let shared = if first_start { map(&logs)? } else { reset()? };
     fill(shared, &logs)?;
     audit::begin(shared, first_start)?;
-    if process::is_binary_upgrade() {
-        upgrade::check(shared)?;
-    }
-    // After a crash restart the database keys are still there: the mapping outlived the crash, and
-    // nobody is asked again.
     let reads_sealed_wal = shared.wal.switches.is_sealed_from(process::redo_start());
-    // pg_upgrade would fail in the middle where a key is missed.
-    unlock::at_start(recovering || reads_sealed_wal || process::is_binary_upgrade())
+    Ok(Loaded { shared, needs_keys: recovering || reads_sealed_wal })
 }
 
 /// A log of this size, in bytes, is written anew after a clean shutdown as well if most of it does
@@ -207,7 +210,7 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
         logs.first().map_or(0, |cluster| wrappings::database_keys(&cluster.records).len());
     let words = Directory::words_needed(capacity);
     let words = mapping::shared_words(words, Kind::Sparse).map_err(|e| no_memory(words, &e))?;
-    let control = shmem::control_words(logs.len());
+    let control = control::words_needed(logs.len());
     let control =
         mapping::shared_words(control, Kind::Sparse).map_err(|e| no_memory(control, &e))?;
     let secrets = secrets::words_needed(database_keys);
@@ -221,9 +224,9 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
         .map_err(|e| no_memory(health::WORDS, &e))?;
     let wal =
         mapping::shared_words(wal::WORDS, Kind::Sparse).map_err(|e| no_memory(wal::WORDS, &e))?;
-    let counters = stats::words_needed(compat::most_processes());
-    let counters =
-        mapping::shared_words(counters, Kind::Sparse).map_err(|e| no_memory(counters * 2, &e))?;
+    let words_of_counters = counters::words_needed(compat::most_processes());
+    let words_of_counters = mapping::shared_words(words_of_counters, Kind::Sparse)
+        .map_err(|e| no_memory(words_of_counters * 2, &e))?;
     // Unfinished jobs concern files that have keys, or will have. Those that are over are few.
     let jobs = logs.iter().flat_map(|log| &log.records);
     let jobs = jobs.filter(|record| matches!(record, Record::Job { .. })).count();
@@ -234,12 +237,14 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
     let words_of_writers = writers::words_needed(compat::most_processes());
     let words_of_writers = mapping::shared_words(words_of_writers, Kind::Sparse)
         .map_err(|e| no_memory(words_of_writers, &e))?;
-    let written_over = written_over::map(no_memory)?;
-    let trail = mapping::shared_words(audit::TRAIL_WORDS, Kind::Sparse)
-        .map_err(|e| no_memory(audit::TRAIL_WORDS, &e))?;
+    let written_over = mapping::shared_words(written_over::WORDS, Kind::Sparse)
+        .map_err(|e| no_memory(written_over::WORDS, &e))?;
+    let trail = mapping::shared_words(trail::WORDS, Kind::Sparse)
+        .map_err(|e| no_memory(trail::WORDS, &e))?;
     let trail = Trail::new(trail);
     let (control, health, wal) = (Control::new(control), Health::new(health), Wal::new(wal));
-    let (stats, writers) = (Stats::new(counters), Writers::new(words_of_writers));
+    let counters = Counters::new(words_of_counters, clock::choose());
+    let (writers, written_over) = (Writers::new(words_of_writers), WrittenOver::new(written_over));
     Ok(shmem::publish(Shared {
         directory,
         words,
@@ -247,7 +252,7 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
         control,
         health,
         wal,
-        stats,
+        counters,
         writers,
         jobs,
         written_over,
@@ -257,7 +262,7 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
 
 /// Crash restart: a process may have died while writing, so the directory is made anew.
 fn reset() -> Result<&'static Shared> {
-    let shared = persist::shared_memory()?;
+    let shared = shmem::required()?;
     let capacity = shared.directory.counts()?.capacity;
     mapping::zero(shared.words).map_err(|e| internal(format!("could not clear memory: {e}")))?;
     Directory::init_zeroed(shared.words, capacity)?;
@@ -277,7 +282,7 @@ fn fill(shared: &Shared, logs: &[Contents]) -> Result<()> {
         shared
             .control
             .set_position(&log.position)
-            .map_err(|shmem::TooManyLogs| persist::recovery_needs_room("key file"))?;
+            .map_err(|control::TooManyLogs| persist::recovery_needs_room("key file"))?;
         persist::apply(&lock, &log.records)?;
     }
     Ok(())

@@ -3,5 +3,6 @@
 pub(crate) mod load;
 pub(crate) mod provider;
 pub(crate) mod redo;
+pub(crate) mod scope;
 pub(crate) mod store;
 pub(crate) mod usage;

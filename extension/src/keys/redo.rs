@@ -11,14 +11,14 @@ use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
 use super::provider::unlock;
+use super::store::directory;
 use super::store::persist::{
-    Settle, cluster_state, compact, internal, recovery_needs_room, remember, settle_now,
-    shared_memory, stage, take_in,
+    Settle, cluster_state, compact, recovery_needs_room, remember, settle_now, stage, take_in,
 };
 use super::usage::{data_keys, destruction};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::process::ProcessLocal;
-use crate::pg::report::{Report, Result};
+use crate::pg::report::{Report, Result, internal};
 use crate::{fault, shmem};
 
 /// Replays a WAL record from `start` to `end`: adds what the keystore does not have yet. All of it
@@ -42,7 +42,7 @@ pub(crate) fn replay(
         return Ok(());
     }
     // What this server heard later counts.
-    let is_old = shared_memory()?.control.position(scope).is_some_and(|log| start < log.logged);
+    let is_old = shmem::required()?.control.position(scope).is_some_and(|log| start < log.logged);
     records.retain(|record| {
         let is_superseded = is_old && is_replaced_by_later(record);
         !(is_superseded || is_of_destroyed_key(record))
@@ -92,7 +92,7 @@ fn settle_in_redo(records: &[Record]) -> Settle {
 /// Refuses records from WAL that do not go together with this server's keystore, or for which it
 /// has no room.
 fn require_consistent(scope: u32, id: &[u8; 16], records: &[Record]) -> Result<()> {
-    let shared = shared_memory()?;
+    let shared = shmem::required()?;
     if shared.control.keystore_id().is_some_and(|own| own != *id) {
         return Err(contradiction("it is of another keystore".to_owned()));
     }
@@ -183,7 +183,7 @@ fn is_replaced_by_later(record: &Record) -> bool {
 
 /// Whether the record would bring back the key of an epoch that was destroyed.
 fn is_of_destroyed_key(record: &Record) -> bool {
-    matches!(record, Record::DataKey { file, epoch, .. } if shmem::destroyed_at(*file, *epoch).is_some())
+    matches!(record, Record::DataKey { file, epoch, .. } if directory::destroyed_at(*file, *epoch).is_some())
 }
 
 /// Whether the record would change nothing. Providers and database keys are few and always added.

@@ -2,24 +2,22 @@
 //!
 //! Everything here runs on the page path, some of it inside critical sections: no allocation, no
 //! lock, no key schedule for a key that this process used lately, and no error raised. Faults are
-//! returned; [`report`] words them.
+//! returned; [`super::errors`] words them.
 
-use pagevault_cipher::{CipherId, Epoch, Fork, PAGE_SIZE, Page, PageKey, page};
+use pagevault_cipher::{Epoch, Fork, PAGE_SIZE, Page, PageKey, page};
 use pagevault_keystore::RelFile;
-use pgrx::PgSqlErrorCode;
 
 use super::{stand_ins, written_over};
-use crate::keys::provider::revoked;
-use crate::keys::store::{persist, unsettled};
-use crate::keys::usage::cache;
+use crate::keys::store::directory;
+use crate::keys::usage::key_error::KeyError;
+use crate::keys::usage::{cache, temporary};
 use crate::pg::compat::SmgrFile;
 use crate::pg::process::{
-    ProcessLocal, data_checksums, in_recovery, is_not_consistent_yet, is_startup_process,
-    serves_users,
+    ProcessLocal, data_checksums, in_recovery, is_not_consistent_yet, serves_users,
 };
-use crate::pg::report::Report;
-use crate::stats::{self, Kind, Work};
-use crate::{policy, shmem};
+use crate::shmem;
+use crate::shmem::counters::StatsKind;
+use crate::stats::{self, Timing};
 
 const _: () =
     assert!(pgrx::pg_sys::BLCKSZ as usize == PAGE_SIZE, "page format 1 is for 8 kB pages");
@@ -31,34 +29,7 @@ pub(crate) const RUN_MAX: u32 = 16;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PageFault {
     pub(crate) file: SmgrFile,
-    pub(crate) cause: Cause,
-}
-
-/// The cause of a [`PageFault`].
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Cause {
-    /// The database key that wraps the data key is not unwrapped; `scope` is its database or 0.
-    Locked { scope: u32 },
-    /// The database key is unwrapped, but users are refused: its master key was revoked.
-    Refused { scope: u32 },
-    /// The keystore has no data key of this epoch for this file.
-    NoKey { epoch: u16 },
-    /// The data key of this epoch was destroyed on purpose.
-    Destroyed,
-    /// Recovery has not replayed the key yet, nor those of too many other files.
-    TooManyMissing,
-    /// The wrapped data key does not open: the keystore is damaged or not this cluster's.
-    Damaged { epoch: u16 },
-}
-
-impl Cause {
-    /// Why a file has no data key of an epoch.
-    pub(crate) fn of_missing_key(file: RelFile, epoch: u16) -> Cause {
-        match shmem::destroyed_at(file, epoch) {
-            Some(_) => Cause::Destroyed,
-            None => Cause::NoKey { epoch },
-        }
-    }
+    pub(crate) cause: KeyError,
 }
 
 /// Under which key a file's pages are written now.
@@ -79,12 +50,12 @@ const TEMPORARY_EPOCH: Epoch = match Epoch::new(1) {
 pub(crate) fn seal_target(file: SmgrFile) -> Option<SealTarget> {
     if file.is_temporary() {
         let target = SealTarget { file, epoch: TEMPORARY_EPOCH };
-        return policy::temporary::is_wanted().then_some(target);
+        return temporary::is_wanted().then_some(target);
     }
     if !shmem::anything_sealed() {
         return None;
     }
-    shmem::current_epoch(file.file).map(|epoch| SealTarget { file, epoch })
+    directory::current_epoch(file.file).map(|epoch| SealTarget { file, epoch })
 }
 
 /// How a page is written over one that is there.
@@ -113,7 +84,7 @@ pub(crate) fn writing(file: SmgrFile) -> Writing {
         let must_watch = shmem::any_database_key() && in_recovery();
         return Writing { target: None, must_look: false, must_watch };
     }
-    let writing = shmem::writing(file.file);
+    let writing = directory::writing(file.file);
     let current = writing.as_ref().and_then(|writing| writing.current);
     let target =
         current.and_then(|(epoch, _)| Epoch::new(epoch)).map(|epoch| SealTarget { file, epoch });
@@ -138,7 +109,7 @@ pub(crate) fn may_write_over(
             if written_over::note(file.file, epoch, block) {
                 Ok(false)
             } else {
-                Err(PageFault { file, cause: Cause::NoKey { epoch } })
+                Err(PageFault { file, cause: KeyError::NoKey { epoch } })
             }
         }
         _ => Ok(true),
@@ -175,7 +146,9 @@ pub(crate) unsafe fn target_over(
     }
     match page::epoch_of(on_disk) {
         None => None,
-        Some(epoch) if shmem::has_key(file.file, epoch.get()) => Some(SealTarget { file, epoch }),
+        Some(epoch) if directory::has_key(file.file, epoch.get()) => {
+            Some(SealTarget { file, epoch })
+        }
         Some(_) => wanted,
     }
 }
@@ -221,7 +194,7 @@ pub(crate) unsafe fn seal(
     let fork = fork_of(fork);
     let checksums = data_checksums();
     let run = |key: &PageKey| {
-        let work = Work::begin();
+        let work = Timing::begin();
         let mut sealed = 0;
         let pointers = SCRATCH.with(|scratch| {
             for i in 0..count.min(RUN_MAX) as usize {
@@ -245,7 +218,7 @@ pub(crate) unsafe fn seal(
         pointers
     };
     let sealed = match cache::with_page_key(target.file, target.epoch, run) {
-        Err(Cause::Destroyed) => cache::with_lost_key(run).ok_or(Cause::Destroyed),
+        Err(KeyError::Destroyed) => cache::with_lost_key(run).ok_or(KeyError::Destroyed),
         sealed => sealed,
     };
     sealed.map_err(|cause| PageFault { file: target.file, cause })
@@ -307,24 +280,26 @@ fn open_sealed(
     epoch: Epoch,
 ) -> Result<(), PageFault> {
     let opened = cache::with_page_key(file, epoch, |key| {
-        let work = Work::begin();
+        let work = Timing::begin();
         page::open(page, key, block, fork_of(fork), data_checksums());
         work.opened(kind_of(file), 1, PAGE_SIZE as u64);
     });
     match opened {
         Ok(()) => Ok(()),
-        Err(Cause::Destroyed) if in_recovery() => {
+        Err(KeyError::Destroyed) if in_recovery() => {
             blank_for_redo(file.file, fork, epoch, block, page);
             Ok(())
         }
-        Err(Cause::Destroyed) if has_outlived_its_keys(file.file) => {
+        Err(KeyError::Destroyed) if has_outlived_its_keys(file.file) => {
             blank(file.file, fork, 0, block, page);
             Ok(())
         }
         // Not sealed, but damaged: PostgreSQL says so, and its means help.
-        Err(Cause::NoKey { .. }) if !page::may_be_sealed(page, block, data_checksums()) => Ok(()),
+        Err(KeyError::NoKey { .. }) if !page::may_be_sealed(page, block, data_checksums()) => {
+            Ok(())
+        }
         // Copied by a base backup after the keystore was, and after its key was made.
-        Err(Cause::NoKey { .. }) if is_not_consistent_yet() => {
+        Err(KeyError::NoKey { .. }) if is_not_consistent_yet() => {
             if fork_of(fork) == Fork::FreeSpaceMap {
                 // It is changed without a look at its LSN, and what it says may be forgotten. An
                 // empty one says that nothing is free.
@@ -332,7 +307,7 @@ fn open_sealed(
                 return Ok(());
             }
             if !stand_ins::wait_for(file.file, epoch.get(), block) {
-                return Err(PageFault { file, cause: Cause::TooManyMissing });
+                return Err(PageFault { file, cause: KeyError::TooManyMissing });
             }
             page::stand_in(page, block, data_checksums());
             Ok(())
@@ -350,8 +325,8 @@ pub(crate) fn count_refusal(file: SmgrFile) {
 }
 
 #[inline]
-fn kind_of(file: SmgrFile) -> Kind {
-    if file.is_temporary() { Kind::Temporary } else { Kind::Relation }
+fn kind_of(file: SmgrFile) -> StatsKind {
+    if file.is_temporary() { StatsKind::Temporary } else { StatsKind::Relation }
 }
 
 /// Recovery begins where the last checkpoint began, which may be before keys were destroyed, and
@@ -364,7 +339,7 @@ fn blank_for_redo(file: RelFile, fork: i32, epoch: Epoch, block: u32, page: &mut
         // It is changed without a look at its LSN (`XLogRecordPageWithFreeSpace`, freespace.c), and
         // written: WAL may end before that address.
         Fork::FreeSpaceMap => 0,
-        _ => shmem::destroyed_at(file, epoch.get()).unwrap_or(0),
+        _ => directory::destroyed_at(file, epoch.get()).unwrap_or(0),
     };
     blank(file, fork, lsn, block, page);
 }
@@ -386,7 +361,7 @@ fn blank(file: RelFile, fork: i32, lsn: u64, block: u32, page: &mut Page) {
 /// while an error would be one of every query.
 #[cold]
 fn has_outlived_its_keys(file: RelFile) -> bool {
-    !shmem::is_destroyed(file)
+    !directory::is_destroyed(file)
 }
 
 /// Refuses a file that is sealed and whose key cannot be had: its pages could be neither opened
@@ -396,7 +371,7 @@ pub(crate) fn check_usable(file: SmgrFile) -> Result<(), PageFault> {
     match seal_target(file) {
         None => Ok(()),
         Some(target) => match cache::with_page_key(file, target.epoch, |_| ()) {
-            Err(Cause::Destroyed) if !serves_users() => Ok(()),
+            Err(KeyError::Destroyed) if !serves_users() => Ok(()),
             checked => checked.map_err(|cause| PageFault { file, cause }),
         },
     }
@@ -408,8 +383,8 @@ fn check_not_destroyed(file: SmgrFile) -> Result<(), PageFault> {
     let refused = shmem::anything_destroyed()
         && !file.is_temporary()
         && serves_users()
-        && shmem::is_destroyed(file.file);
-    if refused { Err(PageFault { file, cause: Cause::Destroyed }) } else { Ok(()) }
+        && directory::is_destroyed(file.file);
+    if refused { Err(PageFault { file, cause: KeyError::Destroyed }) } else { Ok(()) }
 }
 
 /// Refuses users of a file whose database key is refused, or whose data keys were destroyed. Asked
@@ -431,8 +406,8 @@ fn check_not_refused(file: SmgrFile) -> Result<(), PageFault> {
         return Ok(());
     }
     check_not_destroyed(file)?;
-    match shmem::refused_scope(file.file) {
-        Some(scope) => Err(PageFault { file, cause: Cause::Refused { scope } }),
+    match directory::refused_scope(file.file) {
+        Some(scope) => Err(PageFault { file, cause: KeyError::Refused { scope } }),
         None => Ok(()),
     }
 }
@@ -446,66 +421,3 @@ fn fork_of(fork: i32) -> Fork {
         _ => Fork::Main,
     }
 }
-
-/// The database in the name of a file of a shared catalog.
-const SHARED_CATALOGS: u32 = 0;
-
-/// Words a fault for the user.
-pub(crate) fn report(fault: PageFault, block: u32) -> Report {
-    let RelFile { tablespace, database, relation } = fault.file.file;
-    let file = format!("{tablespace}/{database}/{relation}");
-    match fault.cause {
-        Cause::Locked { scope } => {
-            let whose = persist::scope_name(scope);
-            Report::new(
-                PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-                format!("encrypted relation file {file} is locked"),
-            )
-            .detail(format!("The key of {whose} has not been unwrapped: its key provider did not answer or refused."))
-            .hint(match database {
-                _ if is_startup_process() => {
-                    "Make the key provider reachable and start the server again: replay goes on from here, and nothing is lost."
-                }
-                SHARED_CATALOGS => "Nobody can log in until then; the server keeps trying. Its log tells the cause.",
-                _ => "See pagevault.status for the cause. The server keeps trying; pagevault.unlock() tries again now.",
-            })
-        }
-        Cause::Refused { scope } => revoked::file_refused(&file, scope),
-        Cause::NoKey { epoch } => Report::new(
-            PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
-            format!("no data key of epoch {epoch} for block {block} of relation file {file}"),
-        )
-        .detail("The page is sealed, but the keystore under pagevault/ in the data directory does not hold its key.")
-        .hint(format!("Restore the keystore from a backup taken together with this data directory. Do not zero or reset the page: it is intact.{}", unsettled::hint().unwrap_or_default())),
-        Cause::Destroyed => destroyed(&format!("relation file {file}")),
-        Cause::TooManyMissing => stand_ins::too_many(&file),
-        Cause::Damaged { epoch } => Report::new(
-            PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
-            format!("data key of epoch {epoch} of relation file {file} cannot be unwrapped"),
-        )
-        .detail("Its record in the keystore does not authenticate under the database key.")
-        .hint("Restore the keystore from a backup taken together with this data directory."),
-    }
-}
-
-/// The report for a relation or file whose keys were destroyed.
-pub(crate) fn destroyed(name: &str) -> Report {
-    Report::new(
-        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-        format!("the data keys of {name} were destroyed"),
-    )
-    .detail("Somebody has shredded it: what it held can never be read again.")
-    .hint("DROP it; or TRUNCATE it, to use it again.")
-}
-
-/// The storage manager forgot a file while its encryption was being decided.
-pub(crate) fn invalidated() -> Report {
-    Report::new(
-        PgSqlErrorCode::ERRCODE_T_R_SERIALIZATION_FAILURE,
-        "relation cache was reset while new storage was being created",
-    )
-    .hint("Try the command again.")
-}
-
-/// The cipher that a temporary file is sealed with.
-pub(crate) const TEMPORARY_CIPHER: CipherId = CipherId::Aes256Xts;

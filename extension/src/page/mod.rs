@@ -1,5 +1,6 @@
 //! Pages of relations: sealed before they are written, opened after they are read.
 
+pub(crate) mod errors;
 pub(crate) mod io;
 pub(crate) mod stand_ins;
 pub(crate) mod withdrawal;

@@ -20,15 +20,18 @@ use pagevault_cipher::Epoch;
 use pagevault_keystore::{Record, RelFile};
 use pgrx::PgSqlErrorCode;
 
-use super::written_over::{Note, is_unknown};
-use crate::hooks::smgr;
-use crate::keys::store::unsettled;
-use crate::keys::usage::copies;
-use crate::pg::buffers;
+use super::written_over::{self, is_unknown};
+use crate::keys::store::{directory, unsettled};
 use crate::pg::compat::{SHARED_BACKEND, SmgrFile};
 use crate::pg::process::ProcessLocal;
 use crate::pg::report::Report;
+use crate::pg::{buffers, relation_files};
 use crate::shmem;
+use crate::shmem::written_over::Note;
+
+/// How to look at a page on disk: the epoch that it is sealed under. Given by who has the storage
+/// manager's own functions.
+pub(crate) type EpochOnDisk = fn(SmgrFile, i32, u32) -> Option<Epoch>;
 
 /// A power of two. The memory is used only where there are that many.
 const PLACES: usize = 1 << 16;
@@ -121,7 +124,7 @@ pub(crate) fn replayed(records: &[Record]) {
 
 /// The file, if this key was missing and is not any more.
 fn came(file: RelFile, epoch: u16) -> Option<RelFile> {
-    if !shmem::has_key(file, epoch) && shmem::destroyed_at(file, epoch).is_none() {
+    if !directory::has_key(file, epoch) && directory::destroyed_at(file, epoch).is_none() {
         return None;
     }
     TABLE.with(|table| {
@@ -138,7 +141,7 @@ fn came(file: RelFile, epoch: u16) -> Option<RelFile> {
 
 /// Ends recovery if a key is missing where the data directory is said to be consistent: a key that
 /// redo waits for, or one under which pages are sealed that recovery would have written over.
-pub(crate) fn require_none() {
+pub(crate) fn require_none(epoch_on_disk: EpochOnDisk) {
     if are_there()
         && let Some(Awaited { file, epoch, block, .. }) = missing()
     {
@@ -150,19 +153,22 @@ pub(crate) fn require_none() {
     }
     // First, so that what is not noted yet is refused.
     shared.written_over.settle();
-    let is_missing = |note: &Note| is_unknown(note.file, note.epoch) && copies::exists(note.file);
+    let is_missing =
+        |note: &Note| is_unknown(note.file, note.epoch) && relation_files::may_exist(note.file);
     if let Some(Note { file, epoch, block }) = shared.written_over.notes().find(is_missing) {
         refuse(file, epoch, block);
     }
-    shared.written_over.refuse_overflow();
-    require_none_in_buffers();
+    written_over::refuse_overflow();
+    require_none_in_buffers(epoch_on_disk);
     unsettled::forget();
 }
 
 /// What redo has changed and nobody has written yet, and what is written later without a look:
 /// after a promotion.
-fn require_none_in_buffers() {
-    if let Some(Note { file, epoch, block }) = dirty().find_map(over_sealed_page) {
+fn require_none_in_buffers(epoch_on_disk: EpochOnDisk) {
+    if let Some(Note { file, epoch, block }) =
+        dirty().find_map(|page| over_sealed_page(page, epoch_on_disk))
+    {
         refuse(file, epoch, block);
     }
 }
@@ -174,9 +180,12 @@ fn dirty() -> impl Iterator<Item = (RelFile, i32, u32)> {
 }
 
 /// The key that is missing where the page on disk is sealed.
-fn over_sealed_page((file, fork, block): (RelFile, i32, u32)) -> Option<Note> {
+fn over_sealed_page(
+    (file, fork, block): (RelFile, i32, u32),
+    epoch_on_disk: EpochOnDisk,
+) -> Option<Note> {
     let whole = SmgrFile { file, backend: SHARED_BACKEND };
-    let epoch = smgr::epoch_on_disk(whole, fork, block).map(Epoch::get)?;
+    let epoch = epoch_on_disk(whole, fork, block).map(Epoch::get)?;
     is_unknown(file, epoch).then_some(Note { file, epoch, block })
 }
 
@@ -186,7 +195,7 @@ fn over_sealed_page((file, fork, block): (RelFile, i32, u32)) -> Option<Note> {
 ///
 /// Pages in shared buffers are compared with the disk, as the restart point would write them. Where
 /// that takes long and is asked again soon, any page counts: then there is a restart point later.
-pub(crate) fn file_at_stake() -> Option<RelFile> {
+pub(crate) fn file_at_stake(epoch_on_disk: EpochOnDisk) -> Option<RelFile> {
     /// When that was done last, and how long it took.
     static LAST: ProcessLocal<Option<(Instant, Duration)>> = ProcessLocal::new(None);
     const SHARE: u32 = 20;
@@ -197,10 +206,11 @@ pub(crate) fn file_at_stake() -> Option<RelFile> {
     let last = LAST.with(|last| *last);
     // In this order: what is written meanwhile is noted before.
     let in_buffers = if last.is_some_and(|(end, took)| end.elapsed() < SHARE * took) {
-        dirty().map(|(file, _, _)| file).find(|file| copies::exists(*file))
+        dirty().map(|(file, _, _)| file).find(|file| relation_files::may_exist(*file))
     } else {
         let start = Instant::now();
-        let found = dirty().find_map(over_sealed_page).map(|note| note.file);
+        let found =
+            dirty().find_map(|page| over_sealed_page(page, epoch_on_disk)).map(|note| note.file);
         LAST.with(|last| *last = Some((Instant::now(), start.elapsed())));
         found
     };
@@ -211,7 +221,7 @@ pub(crate) fn file_at_stake() -> Option<RelFile> {
             .notes()
             .filter(missing)
             .map(|note| note.file)
-            .find(|f| copies::exists(*f))
+            .find(|f| relation_files::may_exist(*f))
     };
     in_buffers.or_else(noted).or_else(|| {
         let awaited = if are_there() { missing() } else { None };
@@ -223,7 +233,7 @@ pub(crate) fn file_at_stake() -> Option<RelFile> {
 fn missing() -> Option<Awaited> {
     TABLE.with(|table| {
         let missing = table.places.iter().filter(|place| place.epoch != 0 && !place.came);
-        missing.copied().find(|place| copies::exists(place.file))
+        missing.copied().find(|place| relation_files::may_exist(place.file))
     })
 }
 

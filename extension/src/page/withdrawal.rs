@@ -1,9 +1,10 @@
 //! Pages that are sealed under refused keys leave shared buffers.
 //!
-//! The storage manager refuses users what it would have to read ([`crate::page::io::check_access`]),
-//! for whatever it is wanted: a query, a utility command, a function that goes to the buffers
-//! itself. So nothing needs to know who asks, as long as nothing is in the buffers. When a key is
-//! refused, what is there is written, under the key that is still in memory, and dropped.
+//! The storage manager refuses users what it would have to read
+//! ([`crate::page::io::check_access`]), for whatever it is wanted: a query, a utility command, a
+//! function that goes to the buffers itself. So nothing needs to know who asks, as long as nothing
+//! is in the buffers. When a key is refused, what is there is written, under the key that is still
+//! in memory, and dropped.
 //!
 //! Once is not enough: a page that a statement is using stays until it lets go; who began to read a
 //! moment before comes a moment after; recovery and replay go on reading pages, to change them. So
@@ -16,6 +17,7 @@ use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
+use crate::keys::store::directory;
 use crate::pg::report::Report;
 use crate::pg::{buffers, process};
 use crate::shmem;
@@ -104,7 +106,7 @@ fn withdraw() -> (usize, usize, Option<Report>) {
             break;
         }
         let Some(file) = buffers::file_at(index) else { continue };
-        if *refused.entry(file).or_insert_with(|| shmem::refused_scope(file).is_some()) {
+        if *refused.entry(file).or_insert_with(|| directory::refused_scope(file).is_some()) {
             match buffers::evict(index) {
                 Ok(true) => gone += 1,
                 Ok(false) => in_use += 1,

@@ -12,10 +12,10 @@ use pgrx::{
 };
 
 use super::audit_destination::Destination;
+use super::process::ProcessLocal;
 use super::report::Report;
 use super::session;
 use super::text::ServerText;
-use crate::audit::{Operation, statements};
 
 static DEFAULT_ENCRYPTION: GucSetting<bool> = GucSetting::<bool>::new(false);
 static ENFORCE: GucSetting<bool> = GucSetting::<bool>::new(false);
@@ -86,7 +86,8 @@ enum WalEncryption {
 }
 
 /// Defines every setting; from `_PG_init`.
-pub(crate) fn define() {
+pub(crate) fn define(changed: Changed) {
+    CHANGED.with(|told| *told = Some(changed));
     define_protection(
         c"pagevault.default_encryption",
         c"Encrypts every relation created from now on.",
@@ -371,13 +372,18 @@ unsafe extern "C-unwind" fn protect_statistics_assigned(new: bool, _extra: *mut 
     assigned("pagevault.protect_statistics", PROTECT_STATISTICS.get(), new);
 }
 
+/// Told that this session changes a protection: its name, the old value and the new.
+pub(crate) type Changed = fn(&'static str, bool, bool);
+
+static CHANGED: ProcessLocal<Option<Changed>> = ProcessLocal::new(None);
+
 fn assigned(name: &'static str, old: bool, new: bool) {
     if old == new || !session::sets_for_itself() {
         return;
     }
-    let text = |on| Some(if on { "on" } else { "off" }.to_owned());
-    let operation = Operation { action: "set", by: "session", ..Operation::default() };
-    statements::changed(Operation { from: text(old), to: text(new), ..operation.on(name) });
+    if let Some(tell) = CHANGED.with(|changed| *changed) {
+        tell(name, old, new);
+    }
 }
 
 /// Any setting as SHOW writes it; empty if there is none of this name.

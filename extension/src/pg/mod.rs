@@ -20,6 +20,7 @@ pub(crate) mod pages;
 pub(crate) mod process;
 pub(crate) mod processes;
 pub(crate) mod relation;
+pub(crate) mod relation_files;
 pub(crate) mod remnants;
 pub(crate) mod report;
 pub(crate) mod session;

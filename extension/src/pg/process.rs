@@ -4,7 +4,7 @@ use std::cell::UnsafeCell;
 use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Oid};
@@ -198,6 +198,16 @@ pub(crate) fn sleep(pause: Duration) {
         pg_sys::ResetLatch(pg_sys::MyLatch);
     }
     check_for_interrupts();
+}
+
+/// Seconds since 1970.
+pub(crate) fn now() -> i64 {
+    (now_us() / 1_000_000) as i64
+}
+
+/// Microseconds since 1970.
+pub(crate) fn now_us() -> u64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64)
 }
 
 /// A moment, in microseconds since 1970, as the server writes it.

@@ -3,6 +3,8 @@
 //! Messages follow PostgreSQL's style guide: lower case without a full stop; DETAIL and HINT are
 //! whole sentences.
 
+use pagevault_cipher::secret::RandomError;
+use pagevault_keystore::directory::DirectoryError;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys;
 use pgrx::pg_sys::panic::ErrorReport;
@@ -77,6 +79,23 @@ impl Report {
     pub(crate) fn fatal(self) -> ! {
         self.send(PgLogLevel::FATAL);
         unreachable!("FATAL does not return")
+    }
+}
+
+/// What an unexpected state inside pagevault is reported as.
+pub(crate) fn internal(message: String) -> Report {
+    Report::new(PgSqlErrorCode::ERRCODE_INTERNAL_ERROR, message)
+}
+
+impl From<DirectoryError> for Report {
+    fn from(error: DirectoryError) -> Report {
+        internal(error.to_string())
+    }
+}
+
+impl From<RandomError> for Report {
+    fn from(error: RandomError) -> Report {
+        internal(error.to_string())
     }
 }
 

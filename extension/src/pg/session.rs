@@ -5,10 +5,9 @@ use std::ffi::CStr;
 use pgrx::pg_sys::{self, Oid};
 use pgrx::spi::SpiError;
 
-use super::report::Report;
+use super::report::{Report, internal};
 use super::text::ServerText;
 use super::{catalog, guc, process};
-use crate::keys::store::persist::internal;
 
 /// Runs `work` as the bootstrap superuser, with a search path that nobody else can put anything
 /// into. Is undone by the end of `work`, or by the abort of the (sub)transaction.

@@ -17,12 +17,13 @@ use pgrx::pg_sys::Oid;
 
 use super::decision::{self, Decision};
 use super::{cipher_of, enforce, memo, seal_empty_file};
+use crate::keys::store::directory;
 use crate::pg::guc;
 use crate::pg::nesting::{Mark, Notes};
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::relation::{self, Facts, Kind};
 use crate::pg::report::Result;
-use crate::{rewrite, shmem};
+use crate::rewrite;
 
 /// What to look at, and why.
 #[derive(Clone, Copy)]
@@ -142,7 +143,7 @@ pub(crate) fn follow(mark: Mark) -> Result<()> {
 }
 
 fn encrypt_if_wanted(facts: &Facts) -> Result<()> {
-    let current = shmem::current_cipher(facts.file);
+    let current = directory::current_cipher(facts.file);
     match decision::wanted(facts)?.filter(Decision::is_encrypted) {
         Some(decision) if !decision.is_met_by(current) => {
             memo::forget_content();

@@ -17,13 +17,14 @@ use pgrx::pg_sys::{self, Oid};
 use super::decision::{self, Decision, Source};
 use super::label::Label;
 use super::memo;
+use crate::keys::store::directory;
 use crate::pg::guc;
 use crate::pg::labels::Object;
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::relation::{self, Facts, Kind};
 use crate::pg::report::{Report, Result};
 use crate::rekey::requests;
-use crate::{rewrite, shmem};
+use crate::rewrite;
 
 /// The database of files of shared catalogs, and of the transient tables by which VACUUM FULL
 /// rewrites them.
@@ -122,7 +123,7 @@ fn seal_now(oid: Oid, cipher: Option<CipherId>) -> Result<()> {
 /// goes on to the next file only when one is on disk.
 fn values_are_sealed() -> bool {
     WITH_VALUES.into_iter().filter(|oid| !is_brought_by_pg_upgrade(*oid)).all(|oid| {
-        let is_sealed = |facts: &Facts| shmem::is_sealed(facts.file);
+        let is_sealed = |facts: &Facts| directory::is_sealed(facts.file);
         match oid {
             LARGE_OBJECTS => relation::facts(oid).is_some_and(|facts| is_sealed(&facts)),
             _ => relation::family_as_it_is(oid).iter().all(is_sealed),
@@ -147,7 +148,7 @@ pub(super) fn wanted(catalog: &Facts) -> Result<Option<Decision>> {
     let holds_values = WITH_VALUES.contains(&catalog.oid);
     let protected = holds_values
         && guc::protect_statistics()
-        && shmem::anything_sealed_in(process::my_database());
+        && directory::anything_sealed_in(process::my_database());
     Ok(protected.then(|| by_setting("pagevault.protect_statistics")))
 }
 
@@ -188,7 +189,7 @@ fn wanted_encrypted() -> Result<Vec<(Facts, Decision)>> {
 pub(crate) fn encrypt(catalog: &Facts, cipher: Option<CipherId>) -> Result<()> {
     require_table(catalog)?;
     let wanted = decision::wanted(catalog)?.filter(Decision::is_encrypted);
-    if is_shared(catalog) && wanted.is_none() && !shmem::is_sealed(catalog.file) {
+    if is_shared(catalog) && wanted.is_none() && !directory::is_sealed(catalog.file) {
         return Err(Report::new(
             PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
             format!("\"{}\" is a shared catalog, and these are not protected", catalog.name),

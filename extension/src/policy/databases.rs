@@ -76,8 +76,8 @@ pub(crate) fn created(database: Oid) -> Result<()> {
 
 /// Whoever may create databases may choose their OIDs (createdb in dbcommands.c). The keys of a
 /// database that is gone are kept under its own, and not missed as long as nothing is there
-/// ([`crate::keys::provider::gone`]); a new one would make its provider needed again, at the next start by
-/// everybody, and write files that are copied as they are under keys of its files.
+/// ([`crate::keys::provider::gone`]); a new one would make its provider needed again, at the next
+/// start by everybody, and write files that are copied as they are under keys of its files.
 fn refuse_number_of_another(database: Oid) -> Result<()> {
     let scope = database.to_u32();
     // There the keys come before their database.

@@ -8,12 +8,12 @@ use pgrx::pg_sys::Oid;
 
 use super::label::Label;
 use super::{catalogs, default_cipher, memo, repack};
+use crate::keys::store::directory;
 use crate::pg::guc;
 use crate::pg::labels::Object;
 use crate::pg::relation::{self, Facts, Kind};
 use crate::pg::report::{Report, Result};
 use crate::pg::text::ServerText;
-use crate::shmem;
 
 /// What is wanted, and why.
 #[derive(Clone, Copy)]
@@ -176,7 +176,7 @@ fn wanted_of_follower(
 /// What follows an encrypted relation is encrypted, unless the label of that relation says
 /// otherwise.
 fn follow(leader: &Facts, decision: Option<Decision>) -> Option<Decision> {
-    let like = shmem::current_cipher(leader.file).filter(|_| leader.kind.has_storage());
+    let like = directory::current_cipher(leader.file).filter(|_| leader.kind.has_storage());
     let firm = decision.is_some_and(|d| d.is_encrypted() || d.is_plain_by_own_label());
     if like.is_some() && !firm {
         let decision = Decision::new(Label::Encrypted(None), Source::Leader(leader.oid));

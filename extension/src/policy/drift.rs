@@ -5,13 +5,13 @@ use pgrx::pg_sys::Oid;
 
 use super::decision::{self, Decision, Source};
 use super::label::Label;
+use crate::keys::store::directory;
 use crate::pg::relation::{self, Facts, Kind};
 use crate::pg::report::Result;
 use crate::pg::statement;
 use crate::pg::survey::Survey;
 use crate::pg::text::ServerText;
 use crate::rekey::jobs;
-use crate::shmem;
 use crate::verify::{self, PageState};
 
 /// A relation that is not as it should be.
@@ -88,7 +88,7 @@ fn is_wanted_encrypted(relation: Oid) -> Result<bool> {
 }
 
 fn drift_of(facts: &Facts, check_files: bool) -> Result<Option<Drift>> {
-    let current = shmem::current_cipher(facts.file);
+    let current = directory::current_cipher(facts.file);
     let Some(decision) = wanted_of(facts)? else {
         return Ok(None);
     };
@@ -149,7 +149,7 @@ pub(crate) fn wanted_of(facts: &Facts) -> Result<Option<Decision>> {
 impl Decision {
     /// Where nothing is wanted, a relation that is encrypted is to be so throughout.
     fn as_it_is(facts: &Facts) -> Option<Decision> {
-        shmem::is_sealed(facts.file)
+        directory::is_sealed(facts.file)
             .then(|| Decision::new(Label::Encrypted(None), Source::Own(facts.oid)))
     }
 }

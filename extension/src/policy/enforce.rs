@@ -10,16 +10,16 @@ use pgrx::pg_sys::Oid;
 use super::decision::{self, Decision, Labels, Source};
 use super::label::Label;
 use super::labels;
+use crate::keys::store::directory;
 use crate::pg::catalog::Database;
 use crate::pg::guc;
 use crate::pg::labels::Object;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
-use crate::shmem;
 
 /// Refuses a relation that is written in plaintext although encryption is wanted of it.
 pub(super) fn refuse_plaintext(facts: &Facts) -> Result<()> {
-    if !guc::enforce() || !facts.is_stored() || shmem::is_sealed(facts.file) {
+    if !guc::enforce() || !facts.is_stored() || directory::is_sealed(facts.file) {
         return Ok(());
     }
     match decision::wanted(facts)?.filter(Decision::is_encrypted) {

@@ -22,13 +22,13 @@ mod memo;
 pub(crate) mod removal;
 pub(crate) mod repack;
 mod shared_labels;
-pub(crate) mod temporary;
 
 use pagevault_cipher::CipherId;
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
 
+use crate::keys::store::directory;
 use crate::keys::usage::data_keys::{self, Pages};
 use crate::pg::relation::{self, Facts, Kind};
 use crate::pg::report::{Report, Result};
@@ -67,8 +67,8 @@ fn begin(file: RelFile, cipher: Option<CipherId>) -> Result<()> {
 fn cipher_for_new_storage(file: RelFile) -> Result<Option<CipherId>> {
     if file.database != process::my_database() && file.database != catalogs::SHARED {
         return Ok(match databases::original_of(file) {
-            Some(original) => shmem::current_cipher(original),
-            None => shmem::cipher_of_namesake(file),
+            Some(original) => directory::current_cipher(original),
+            None => directory::cipher_of_namesake(file),
         });
     }
     if process::creates_us() {
@@ -110,7 +110,7 @@ fn cipher_for_replacement(replaced: &Facts, file: RelFile) -> Result<Option<Ciph
         Kind::Index => decision::wanted(replaced)?,
         _ => decision::wanted_in(replaced, file.tablespace.into())?,
     };
-    let current = shmem::current_cipher(replaced.file);
+    let current = directory::current_cipher(replaced.file);
     match wanted {
         Some(decision) if decision.is_encrypted() => decision.cipher(current).map(Some),
         Some(decision) if decision.is_plain_by_own_label() => Ok(None),
@@ -129,7 +129,7 @@ pub(crate) fn relation_created(oid: Oid) -> Result<()> {
     let wanted = match cipher_of(decision::wanted(&facts)?)? {
         // Made for a serial column, it is owned later than it is created; the table is locked, and
         // that has decided.
-        None if facts.kind == Kind::Sequence => shmem::current_cipher(facts.file),
+        None if facts.kind == Kind::Sequence => directory::current_cipher(facts.file),
         wanted => wanted,
     };
     seal_empty_file(facts.file, wanted)
@@ -158,14 +158,16 @@ fn refuse_in_our_schema(facts: &Facts) -> Result<()> {
 /// pg_upgrade has made a relation whose file it will bring, and after that perhaps statistics of
 /// it.
 pub(crate) fn relation_announced(oid: Oid) {
-    if relation::facts(oid).is_some_and(|facts| facts.is_stored() && shmem::is_sealed(facts.file)) {
+    if relation::facts(oid)
+        .is_some_and(|facts| facts.is_stored() && directory::is_sealed(facts.file))
+    {
         catalogs::note_encryption();
     }
 }
 
 /// Has a file that holds nothing yet written with this cipher, or in plaintext.
 fn seal_empty_file(file: RelFile, wanted: Option<CipherId>) -> Result<()> {
-    if wanted == shmem::current_cipher(file) { Ok(()) } else { begin(file, wanted) }
+    if wanted == directory::current_cipher(file) { Ok(()) } else { begin(file, wanted) }
 }
 
 /// The cipher for the file of a new relation.

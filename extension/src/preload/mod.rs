@@ -1,14 +1,16 @@
 //! Starting up from `shared_preload_libraries`, stage by stage.
 
-pub(crate) mod upgrade;
+mod upgrade;
 
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use pgrx::{PgSqlErrorCode, pg_guard, pg_sys};
 
+use crate::audit::statements;
 use crate::keys::load;
+use crate::keys::provider::unlock;
 use crate::keys::usage::{cache, temporary};
-use crate::pg::process::ProcessLocal;
+use crate::pg::process::{self, ProcessLocal};
 use crate::pg::report::{Report, Result};
 use crate::pg::{guc, locks};
 use crate::{hooks, rmgr, workers};
@@ -26,7 +28,7 @@ pub(crate) fn start() {
     if !unsafe { pg_sys::process_shared_preload_libraries_in_progress } {
         return;
     }
-    guc::define();
+    guc::define(statements::setting_changed);
     guc::bound_read_ahead();
     rmgr::register();
     hooks::restart_points::install();
@@ -84,9 +86,20 @@ unsafe extern "C-unwind" fn shmem_startup() {
         unsafe { previous() };
     }
     locks::attach();
-    if let Err(report) = load::start() {
+    if let Err(report) = load_and_unlock() {
         report.fatal();
     }
+}
+
+/// Reads the keystore and unlocks it. After a crash restart the database keys are still there: the
+/// mapping outlived the crash, and nobody is asked again.
+fn load_and_unlock() -> Result<()> {
+    let loaded = load::start()?;
+    if process::is_binary_upgrade() {
+        upgrade::check(loaded.shared)?;
+    }
+    // pg_upgrade would fail in the middle where a key is missed.
+    unlock::at_start(loaded.needs_keys || process::is_binary_upgrade())
 }
 
 /// Refuses to work where the library was not preloaded.

@@ -34,13 +34,14 @@ use super::file::{self, BATCH, LOOK, MAX_ROUNDS, Target};
 use super::jobs::{self, Progress};
 use super::requests::{self, Wanted};
 use super::{Job, Kind};
+use crate::keys::store::directory;
 use crate::pg::locks::Rewriting;
 use crate::pg::pages::{Held, Ring};
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{OrRaise, Result};
 use crate::pg::{guc, process};
 use crate::writers::{Act, Others};
-use crate::{fault, policy, shmem, verify};
+use crate::{fault, policy, verify};
 
 /// How often progress is written down.
 const NOTE_EVERY: Duration = Duration::from_secs(1);
@@ -238,7 +239,7 @@ impl<'a> Run<'a> {
         let Some(held) = Held::open(oid) else { return Ok(Begun::Nothing) };
         let file = held.file();
         verify::refuse_destroyed(file)?;
-        let current = shmem::current_cipher(file);
+        let current = directory::current_cipher(file);
         let seal = |cipher, done: &dyn Fn() -> Result<()>| {
             if looked_at != Some(file) {
                 return Ok(Begun::WantsLook(file));

@@ -9,12 +9,13 @@ use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{ForkNumber, Oid};
 
+use crate::keys::store::directory;
 use crate::keys::usage::data_keys::{self, Pages};
 use crate::pg::pages::{Held, Ring};
 use crate::pg::report::{Report, Result};
 use crate::pg::{process, relation};
 use crate::writers::{self, Act};
-use crate::{fault, shmem, verify};
+use crate::{fault, verify};
 
 /// Pages that are looked at and rewritten in one go: 512 kB.
 pub(super) const BATCH: u32 = 64;
@@ -37,7 +38,7 @@ pub(crate) struct Target {
 impl Target {
     /// What holds for new writes anyway.
     pub(crate) fn present(file: RelFile) -> Target {
-        Target { file, epoch: shmem::current_epoch(file) }
+        Target { file, epoch: directory::current_epoch(file) }
     }
 }
 

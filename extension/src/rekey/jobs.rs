@@ -15,13 +15,13 @@ use pgrx::pg_sys::Oid;
 
 use super::{Job, Kind, launcher};
 use crate::audit::{Operation, log_operation};
-use crate::fault;
-use crate::keys::store::persist::{append, now_us, shared_memory};
+use crate::keys::store::persist::append;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::report::{Report, Result};
 use crate::pg::xact::{self, Outcome};
 use crate::pg::{catalog, wal};
+use crate::{fault, shmem};
 
 pub(crate) use pagevault_keystore::job_table::Progress;
 
@@ -35,7 +35,7 @@ pub(crate) enum End {
 const LEFT_ALONE: u32 = 2;
 
 fn table() -> Result<JobTable<'static>> {
-    Ok(shared_memory()?.jobs)
+    Ok(shmem::required()?.jobs)
 }
 
 fn here(number: i64) -> JobId {
@@ -47,11 +47,11 @@ fn number_of(known: &Known) -> i64 {
 }
 
 fn now() -> i64 {
-    now_us() as i64
+    process::now_us() as i64
 }
 
 fn now_seconds() -> u32 {
-    (now_us() / 1_000_000) as u32
+    (process::now_us() / 1_000_000) as u32
 }
 
 fn is_unfinished(state: JobState) -> bool {
@@ -186,7 +186,7 @@ pub(crate) fn submit(
                 let job = JobId { database, number: table.next_number(database) };
                 append(&lock, database, &[Record::Job { job, request }])?;
                 drop(lock);
-                launcher::at_commit();
+                launcher::wake_at_commit();
                 fault::point("rekey.asked");
                 return Ok(job.number as i64);
             };
@@ -406,7 +406,7 @@ pub(crate) fn obey(number: i64, order: Order) -> Result<()> {
     };
     wal::flush(end);
     if order == Order::Resume {
-        launcher::wish();
+        launcher::wake();
     }
     Ok(())
 }

@@ -6,11 +6,12 @@ use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::PgLogLevel;
 
 use super::{Job, Kind, jobs};
+use crate::keys::store::directory;
 use crate::pg::guc;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
 use crate::policy::decision::{Decision, Source};
-use crate::{page, policy, rewrite, shmem};
+use crate::{page, policy, rewrite};
 
 /// Has a relation sealed that is labelled so. Returns the number of the job, if it takes one.
 /// Whoever is decrypting it, or is about to, does that no more, be this rolled back or not.
@@ -35,7 +36,7 @@ pub(crate) fn encrypt(facts: &Facts, cipher: Option<CipherId>) -> Result<Option<
 /// has or had a key.
 pub(crate) fn decrypt(facts: &Facts) -> Result<Option<i64>> {
     refuse_destroyed(facts)?;
-    if members(facts).into_iter().any(|member| shmem::is_known(member.file)) {
+    if members(facts).into_iter().any(|member| directory::is_known(member.file)) {
         return submit(facts, Kind::Decrypt, None).map(Some);
     }
     jobs::forget_stopped(facts.oid)?;
@@ -110,8 +111,8 @@ pub(crate) fn refuse_wanted(facts: &Facts) -> Result<()> {
 
 /// What was shredded cannot be rewritten, in a job neither.
 pub(crate) fn refuse_destroyed(facts: &Facts) -> Result<()> {
-    match members(facts).iter().find(|member| shmem::is_destroyed(member.file)) {
-        Some(member) => Err(page::io::destroyed(&relation::quoted_name(member))),
+    match members(facts).iter().find(|member| directory::is_destroyed(member.file)) {
+        Some(member) => Err(page::errors::destroyed(&relation::quoted_name(member))),
         None => Ok(()),
     }
 }
@@ -125,7 +126,8 @@ fn refuse_repacked(facts: &Facts) -> Result<()> {
     for table in relation::with_partitions(facts.oid) {
         for copy in policy::repack::copies_of(&table) {
             let family = relation::family_as_it_is(copy.oid);
-            if !family.iter().any(|member| member.is_stored() && !shmem::is_sealed(member.file)) {
+            if !family.iter().any(|member| member.is_stored() && !directory::is_sealed(member.file))
+            {
                 continue;
             }
             let name = relation::quoted_name(&table);
@@ -208,8 +210,9 @@ pub(crate) fn encrypt_all_wanted() -> Result<i64> {
 pub(crate) fn decrypt_all() -> Result<i64> {
     let mut count = 0;
     for facts in relation::all().into_iter().filter_map(relation::facts) {
-        let is_sealed =
-            |member: &Facts| shmem::is_sealed(member.file) && !shmem::is_destroyed(member.file);
+        let is_sealed = |member: &Facts| {
+            directory::is_sealed(member.file) && !directory::is_destroyed(member.file)
+        };
         if !facts.is_stored()
             || !relation::leads(&facts)
             || policy::catalogs::is_shared(&facts)

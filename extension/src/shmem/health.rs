@@ -1,5 +1,6 @@
 //! How each key provider has answered since the server started, for the views. Written by whoever
-//! asked it, see [`crate::keys::provider::operations`]; views read it here and never ask a provider.
+//! asked it, see [`crate::keys::provider::operations`]; views read it here and never ask a
+//! provider.
 //!
 //! In a mapping of its own that outlives a crash restart. Read and written under the keystore lock.
 
@@ -39,7 +40,7 @@ pub(crate) struct Health {
 }
 
 /// How an operation ended that did not succeed.
-pub(crate) struct Trouble {
+pub(crate) struct OperationFailure {
     /// The error class in one word.
     pub(crate) class: &'static str,
     /// The provider itself has answered, so it can be reached; see `refusal::is_answer`.
@@ -84,7 +85,7 @@ impl Health {
         provider: &str,
         now: Moment,
         elapsed_us: u64,
-        outcome: Result<(), &Trouble>,
+        outcome: Result<(), &OperationFailure>,
     ) {
         let free = || self.slots().find(|slot| slot[NAME.start].load(Relaxed) == 0);
         let Some(slot) = self.find(provider).or_else(free) else { return };

@@ -3,9 +3,10 @@
 //!
 //! Writers hold the keystore lock; readers take none. A slot is published by its state word.
 //!
-//! A key that its provider does not unwrap any more (see [`crate::keys::provider::revalidate`]) is not wiped,
-//! neither when that is noticed nor when access to what it protects is refused: it stays here until
-//! the server stops. Dirty pages must still be sealed, or no checkpoint would ever end again.
+//! A key that its provider does not unwrap any more (see [`crate::keys::provider::revalidate`]) is
+//! not wiped, neither when that is noticed nor when access to what it protects is refused: it stays
+//! here until the server stops. Dirty pages must still be sealed, or no checkpoint would ever end
+//! again.
 
 use std::sync::atomic::{AtomicU32, Ordering::*};
 

@@ -28,7 +28,7 @@ fn monotonic() -> u64 {
 
 /// Chooses the clock; returns milliseconds per tick. In the postmaster, before [`ticks`] is used.
 /// Takes ten milliseconds, which makes the figure right to some millionths.
-pub(super) fn choose() -> f64 {
+pub(crate) fn choose() -> f64 {
     if !counter::is_steady() {
         return 1e-6;
     }

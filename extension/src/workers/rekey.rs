@@ -54,7 +54,7 @@ pub extern "C-unwind" fn pagevault_rekey_launcher_main(_argument: pg_sys::Datum)
         process::wait_in_worker(LOOK);
     }
     process::connect_without_database();
-    launcher::attend();
+    launcher::register();
     // Others want their workers when the server starts, and there are not many.
     process::wait_in_worker(FIRST_LOOK);
     let mut running: Vec<(u32, DynamicBackgroundWorker)> = Vec::new();

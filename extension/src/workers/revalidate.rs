@@ -8,7 +8,7 @@ use pgrx::prelude::PgLogLevel;
 use pgrx::{pg_guard, pg_sys};
 
 use crate::audit;
-use crate::keys::provider::revalidate::{Said, revalidate};
+use crate::keys::provider::revalidate::{Logged, revalidate};
 use crate::keys::store::escrow;
 use crate::page::withdrawal::Withdrawal;
 use crate::pg::{buffers, guc, process};
@@ -35,7 +35,7 @@ pub extern "C-unwind" fn pagevault_revalidate_main(_argument: pg_sys::Datum) {
     buffers::prepare_to_evict();
     audit::repeat_early_lines();
     escrow::tell_of_new_bundle();
-    let mut said = Said::default();
+    let mut logged = Logged::default();
     // What a worker before this one has locked stays locked when that one has failed.
     let mut withdrawal = Withdrawal::default();
     let mut last = Instant::now(); // the server start has just asked
@@ -48,7 +48,7 @@ pub extern "C-unwind" fn pagevault_revalidate_main(_argument: pg_sys::Datum) {
         audit::settings::tell_changes();
         escrow::tell_of_new_bundle();
         if due_in().is_some_and(|pause| pause.is_zero()) {
-            if let Err(report) = revalidate(&mut said) {
+            if let Err(report) = revalidate(&mut logged) {
                 report.send(PgLogLevel::WARNING);
             }
             last = Instant::now();

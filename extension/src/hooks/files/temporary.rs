@@ -35,8 +35,8 @@ use pagevault_cipher::stream::{self, SCRATCH, Scratch, Stream};
 use super::{File, Handler, Tag, raw};
 use crate::keys::usage::temporary::{self, FREE_BIT};
 use crate::pg::process::ProcessLocal;
-use crate::policy;
-use crate::stats::{self, Kind as Counted, Work};
+use crate::shmem::counters::StatsKind as Counted;
+use crate::stats::{self, Timing};
 
 /// The sticky bit: the file is sealed.
 const SEALED: mode_t = libc::S_ISVTX;
@@ -77,8 +77,8 @@ impl Kind {
 
     fn seal_new(self) -> bool {
         match self {
-            Kind::Spill => policy::temporary::is_wanted(),
-            Kind::Queue => policy::temporary::is_wanted_of_queues(),
+            Kind::Spill => temporary::is_wanted(),
+            Kind::Queue => temporary::is_wanted_of_queues(),
         }
     }
 }
@@ -294,14 +294,14 @@ fn answer(done: Result<usize, c_int>) -> ssize_t {
 /// The file as it is on disk; its errors are `errno`. Counts what passes.
 struct Descriptor {
     fd: c_int,
-    work: Work,
+    work: Timing,
     read: usize,
     written: usize,
 }
 
 impl Descriptor {
     fn new(fd: c_int) -> Descriptor {
-        Descriptor { fd, work: Work::begin(), read: 0, written: 0 }
+        Descriptor { fd, work: Timing::begin(), read: 0, written: 0 }
     }
 
     /// Pages and time go to what was asked for; a write may have read the blocks that it completes.
@@ -315,7 +315,7 @@ impl Descriptor {
             return self.work.opened(Counted::Temporary, read.0, read.1);
         }
         self.work.sealed(Counted::Temporary, written.0, written.1);
-        Work::none().opened(Counted::Temporary, 0, read.1);
+        Timing::none().opened(Counted::Temporary, 0, read.1);
     }
 }
 

@@ -11,11 +11,12 @@ use serde_json::Value;
 use super::gone::is_gone;
 use super::operations::{self, Answer, Question};
 use super::{master_keys, refusal};
+use crate::keys::scope;
 use crate::keys::store::persist;
 use crate::pg::catalog;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
-use crate::roles;
+use crate::{roles, shmem};
 
 /// Longest name of a provider, as of any PostgreSQL object (`NAMEDATALEN - 1`).
 const NAME_MAX: usize = 63;
@@ -23,7 +24,7 @@ const NAME_MAX: usize = 63;
 /// Makes a provider known after the helper has checked its options.
 pub(crate) fn add(name: &str, kind: &str, options: &Value) -> Result<()> {
     const BY: &str = "add_provider";
-    check_name("provider", name, NAME_MAX)?;
+    scope::check_name("provider", name, NAME_MAX)?;
     if persist::current_cluster_state()?.provider(name).is_some() {
         return Err(Report::new(
             Code::ERRCODE_DUPLICATE_OBJECT,
@@ -57,7 +58,7 @@ pub(crate) fn alter(name: &str, options: &Value) -> Result<()> {
     for ((scope, version, _), answer) in wrapped.iter().zip(answers) {
         let proven =
             answer.unwrapped(&format!("unwrap the key of {}", master_keys::scope_name(*scope)))?;
-        if persist::shared_memory()?.secrets.is(*scope, *version, &proven) == Some(false) {
+        if shmem::required()?.secrets.is(*scope, *version, &proven) == Some(false) {
             return Err(operations::unproven(name));
         }
     }
@@ -90,7 +91,7 @@ pub(crate) fn drop(name: &str) -> Result<()> {
         .hint(hint));
     }
     write(&Record::DropProvider { name: name.to_owned() })?;
-    persist::shared_memory()?.health.forget(&KeystoreLock::acquire(), name);
+    shmem::required()?.health.forget(&KeystoreLock::acquire(), name);
     Ok(())
 }
 
@@ -109,7 +110,7 @@ pub(crate) fn check(name: &str, key: Option<&str>) -> Result<Vec<Checked>> {
     let spec = operations::spec_of(&state, name)?;
     let keys: Vec<String> = match key {
         Some(key) => {
-            check_key_name(key)?;
+            scope::check_key_name(key)?;
             vec![key.to_owned()]
         }
         None => {
@@ -190,17 +191,4 @@ fn provider_record(spec: &ProviderSpec) -> Record {
 /// Writes down what became of a provider.
 fn write(record: &Record) -> Result<()> {
     persist::write_cluster(std::slice::from_ref(record))
-}
-
-fn check_name(what: &str, name: &str, longest: usize) -> Result<()> {
-    if name.is_empty() || name.len() > longest || name.chars().any(char::is_control) {
-        return Err(Report::new(Code::ERRCODE_INVALID_NAME, format!("invalid name of a {what}"))
-            .detail(format!("A name has 1 to {longest} bytes and no control characters.")));
-    }
-    Ok(())
-}
-
-/// Refuses what no provider takes for the name of a key.
-pub(crate) fn check_key_name(name: &str) -> Result<()> {
-    check_name("master key", name, pagevault_keystore::record::MAX_NAME)
 }

@@ -12,15 +12,16 @@ use pagevault_keystore::state::{DatabaseKey, State};
 use pagevault_keystore::{CheckValue, Record};
 use pgrx::PgSqlErrorCode as Code;
 
-use super::admin::check_key_name;
 use super::operations::{self, Answer, Question};
 use super::proof::{self, Expects};
 use super::revoked;
+use crate::keys::scope::{self, check_key_name};
 use crate::keys::store::persist;
 use crate::keys::usage::data_keys;
 use crate::pg::locks::KeystoreLock;
-use crate::pg::report::{Report, Result};
-use crate::pg::{catalog, wal};
+use crate::pg::report::{Report, Result, internal};
+use crate::pg::{catalog, process, wal};
+use crate::shmem;
 use crate::shmem::secrets::State as KeyState;
 
 /// Puts a scope's database key under a master key, making the database key if there is none. `by`
@@ -65,7 +66,7 @@ pub(crate) fn rotate(by: &str, scope: u32) -> Result<i64> {
     let question = Question::new(spec.clone(), key.clone(), Some(scope), action);
     operations::ask_one(by, question)?.rotated(&format!("rotate master key \"{key}\""))?;
     let version = move_to(by, &state, scope, &spec, &key)?;
-    i64::try_from(version).map_err(|_| persist::internal("master key version out of range".into()))
+    i64::try_from(version).map_err(|_| internal("master key version out of range".into()))
 }
 
 /// Wraps every live version of a scope's database key with the newest version of a master key,
@@ -74,7 +75,7 @@ pub(crate) fn rotate(by: &str, scope: u32) -> Result<i64> {
 /// What this provider wrapped before it wraps again itself; what another one wrapped goes to it
 /// from memory, so the provider that is left need not even be there any more.
 fn move_to(by: &str, state: &State, scope: u32, spec: &ProviderSpec, key: &str) -> Result<u64> {
-    let secrets = &persist::shared_memory()?.secrets;
+    let secrets = &shmem::required()?.secrets;
     let mut questions = Vec::new();
     let mut versions = Vec::new();
     for (_, version, record) in state.database_keys().filter(|(s, _, _)| *s == scope) {
@@ -133,7 +134,7 @@ pub(crate) fn rotate_database_key(by: &str, database: u32) -> Result<i64> {
 /// Refuses to begin with a key of which a version is locked: what it wraps could not be wrapped
 /// anew.
 fn require_unlocked(state: &State, scope: u32) -> Result<()> {
-    let secrets = &persist::shared_memory()?.secrets;
+    let secrets = &shmem::required()?.secrets;
     let mut versions = state.database_keys().filter(|(s, _, _)| *s == scope);
     let is_locked = |state: Option<KeyState>| state.is_none_or(|state| state == KeyState::Locked);
     match versions.any(|(_, version, _)| is_locked(secrets.state(scope, version))) {
@@ -199,7 +200,7 @@ fn record_of(
         master_version,
         wrapped,
         check,
-        created: persist::now(),
+        created: process::now(),
     })
 }
 
@@ -221,11 +222,11 @@ fn database_key_record(scope: u32, version: u32, key: DatabaseKey) -> Record {
 /// From then on it is where core dumps do not have it, and nowhere else.
 fn write_database_key(record: Record, secret: Secret32) -> Result<()> {
     let Record::DatabaseKey { scope, version, .. } = record else {
-        return Err(persist::internal("not a database key".into()));
+        return Err(internal("not a database key".into()));
     };
     let lock = KeystoreLock::acquire();
     let end = persist::append(&lock, 0, &[record])?;
-    let secrets = &persist::shared_memory()?.secrets;
+    let secrets = &shmem::required()?.secrets;
     secrets
         .unlock(scope, version, &secret)
         .map_err(|_| persist::recovery_needs_room("database key"))?;
@@ -235,11 +236,11 @@ fn write_database_key(record: Record, secret: Secret32) -> Result<()> {
     Ok(())
 }
 
-/// As [`persist::scope_name`] with the database's name; only where catalogs can be read.
+/// As [`scope::name`] with the database's name; only where catalogs can be read.
 pub(crate) fn scope_name(scope: u32) -> String {
     match catalog::database_name(scope) {
         Some(name) => format!("database \"{name}\""),
-        None => persist::scope_name(scope),
+        None => scope::name(scope),
     }
 }
 

@@ -19,12 +19,12 @@ use super::helper;
 use super::proof::{self, Expects};
 use super::refusal::{self, Subject};
 use crate::audit::{self, Event};
-use crate::keys::store::persist;
-use crate::pg::guc;
 use crate::pg::locks::KeystoreLock;
-use crate::pg::report::{Report, Result};
+use crate::pg::report::{Report, Result, internal};
 use crate::pg::session::{self, Identity};
-use crate::shmem::health::Trouble;
+use crate::pg::{guc, process};
+use crate::shmem;
+use crate::shmem::health::OperationFailure;
 
 /// One operation to ask a provider for.
 pub(crate) struct Question {
@@ -176,7 +176,7 @@ pub(crate) fn try_out(by: &str, questions: Vec<Question>) -> Result<Vec<Answer>>
 pub(crate) fn ask_one(by: &str, question: Question) -> Result<Answer> {
     ask(by, vec![question])?
         .pop()
-        .ok_or_else(|| persist::internal("the keyring helper gave no outcome".into()))
+        .ok_or_else(|| internal("the keyring helper gave no outcome".into()))
 }
 
 /// What is left of a question when it was asked: what the audit trail says of it.
@@ -244,7 +244,8 @@ fn run_helper(by: &str, questions: Vec<Question>, note: Note) -> Result<Vec<Answ
             // That we stopped waiting says nothing about the provider.
             let note = if error.is_cancel() { Note::Nothing } else { note };
             let asking = Asking { note, ..asking };
-            let ended = Err(Trouble { class: error.class(), answered: false, text: error.text() });
+            let ended =
+                Err(OperationFailure { class: error.class(), answered: false, text: error.text() });
             for asked in &asked {
                 asking.record(asked, &ended, elapsed_us)?;
             }
@@ -254,7 +255,7 @@ fn run_helper(by: &str, questions: Vec<Question>, note: Note) -> Result<Vec<Answ
 }
 
 /// How an operation ended: the master key's version in the answer, or what went wrong.
-type Ended = std::result::Result<Option<u64>, Trouble>;
+type Ended = std::result::Result<Option<u64>, OperationFailure>;
 
 /// Who asks, and what becomes of what is learnt.
 struct Asking<'a> {
@@ -267,12 +268,12 @@ impl Asking<'_> {
     fn record(&self, asked: &Asked, ended: &Ended, elapsed_us: u64) -> Result<()> {
         let provider = &asked.subject.provider;
         if self.note == Note::Health {
-            let health = &persist::shared_memory()?.health;
+            let health = &shmem::required()?.health;
             let outcome = ended.as_ref().map(drop);
             health.record(
                 &KeystoreLock::acquire(),
                 provider,
-                persist::now_us(),
+                process::now_us(),
                 elapsed_us,
                 outcome,
             );
@@ -310,7 +311,7 @@ fn ended(outcome: &Outcome) -> Ended {
         None => failure.message.clone(),
     };
     let answered = refusal::is_answer(failure.class);
-    Err(Trouble { class: failure.class.name(), answered, text })
+    Err(OperationFailure { class: failure.class.name(), answered, text })
 }
 
 fn action_name(action: &Action) -> &'static str {
@@ -327,9 +328,9 @@ fn action_name(action: &Action) -> &'static str {
 
 /// What a scope's wrapped key is bound to.
 fn context(scope: u32) -> Result<String> {
-    let id = persist::shared_memory()?.control.keystore_id();
+    let id = shmem::required()?.control.keystore_id();
     id.map(|id| master_context(&id, scope))
-        .ok_or_else(|| persist::internal("the keystore has no identity yet".into()))
+        .ok_or_else(|| internal("the keystore has no identity yet".into()))
 }
 
 /// A provider as the helper wants it.

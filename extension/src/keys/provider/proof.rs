@@ -8,8 +8,9 @@ use pagevault_keystore::protocol::{ErrorClass, Failure, Outcome};
 use pgrx::PgSqlErrorCode;
 
 use super::refusal::{self, Subject};
-use crate::keys::store::persist;
-use crate::pg::report::{Report, Result};
+use crate::keys::scope;
+use crate::pg::report::{Report, Result, internal};
+use crate::shmem;
 
 /// What is known of a database key before it is unwrapped.
 #[derive(Clone, Copy)]
@@ -39,7 +40,7 @@ pub(crate) fn proven(outcome: Outcome, subject: &Subject, expects: Option<Expect
     let whose = expects.map_or_else(
         || "a database key".to_owned(),
         |Expects { scope, version, .. }| {
-            format!("version {version} of the key of {}", persist::scope_name(scope))
+            format!("version {version} of the key of {}", scope::name(scope))
         },
     );
     Outcome::Failed(Failure {
@@ -64,7 +65,7 @@ pub(crate) fn require_right(expects: Expects, key: &Secret32) -> Result<()> {
         PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
         format!(
             "version {version} of the key of {} is not the right one in memory",
-            persist::scope_name(scope)
+            scope::name(scope)
         ),
     )
     .detail("It does not fit its check value. Nothing was changed.")
@@ -72,6 +73,6 @@ pub(crate) fn require_right(expects: Expects, key: &Secret32) -> Result<()> {
 }
 
 fn keystore_id() -> Result<[u8; 16]> {
-    let id = persist::shared_memory()?.control.keystore_id();
-    id.ok_or_else(|| persist::internal("the keystore has no identity yet".into()))
+    let id = shmem::required()?.control.keystore_id();
+    id.ok_or_else(|| internal("the keystore has no identity yet".into()))
 }

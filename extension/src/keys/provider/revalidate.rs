@@ -19,10 +19,12 @@ use super::gone::is_gone;
 use super::operations::{self, Answer, Question};
 use super::refusal::{self, Subject};
 use super::{revoked, unlock};
+use crate::keys::scope;
 use crate::keys::store::persist;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
 use crate::pg::{guc, process};
+use crate::shmem;
 use crate::shmem::secrets::{Revocation, State as KeyState};
 
 /// The `by` of the audit trail.
@@ -31,28 +33,28 @@ const BY: &str = "revalidate worker";
 /// Who cannot be asked where no provider can be.
 const HELPER: &str = "the keyring helper";
 
-/// What has not changed is said again after this long.
+/// What has not changed is logged again after this long.
 const SAY_AGAIN: Duration = Duration::from_secs(3600);
 
-/// What the worker has said, so as not to repeat itself.
+/// What the worker has logged, so as not to repeat itself.
 #[derive(Default)]
-pub(crate) struct Said {
+pub(crate) struct Logged {
     /// By provider (outages) or scope (revocations): the state that was told, and when.
     states: BTreeMap<String, (&'static str, Instant)>,
 }
 
-impl Said {
-    /// True if `state` is news about `subject`, or was last said long ago.
+impl Logged {
+    /// True if `state` is news about `subject`, or was last logged long ago.
     fn is_due(&mut self, subject: &str, state: &'static str) -> bool {
         let told = self.states.get(subject);
-        let due = told.is_none_or(|(said, at)| *said != state || at.elapsed() >= SAY_AGAIN);
+        let due = told.is_none_or(|(logged, at)| *logged != state || at.elapsed() >= SAY_AGAIN);
         if due {
             self.states.insert(subject.to_owned(), (state, Instant::now()));
         }
         due
     }
 
-    /// True if something was said about `subject` that is over now.
+    /// True if something was logged about `subject` that is over now.
     fn is_over(&mut self, subject: &str) -> bool {
         self.states.remove(subject).is_some()
     }
@@ -80,8 +82,8 @@ enum Verdict {
 ///
 /// # Errors
 /// When the keystore cannot be read.
-pub(crate) fn revalidate(said: &mut Said) -> Result<()> {
-    let shared = persist::shared_memory()?;
+pub(crate) fn revalidate(logged: &mut Logged) -> Result<()> {
+    let shared = shmem::required()?;
     if !unlock::locked_keys().is_empty() {
         // On a standby a new key may have come, locked, long after the unlock worker had ended.
         unlock::unlock_quietly(BY);
@@ -103,21 +105,21 @@ pub(crate) fn revalidate(said: &mut Said) -> Result<()> {
     }
     match operations::ask(BY, questions) {
         Ok(answers) => {
-            tell_end_of_outage(HELPER, said);
+            tell_end_of_outage(HELPER, logged);
             for (asked, answer) in asked.iter().zip(answers) {
-                act(asked, &answer.subject, judge(asked, &answer), said)?;
+                act(asked, &answer.subject, judge(asked, &answer), logged)?;
             }
         }
         Err(_) if process::is_told_to_stop() => return Ok(()),
-        Err(report) => tell_outage(HELPER, &report, said),
+        Err(report) => tell_outage(HELPER, &report, logged),
     }
-    shared.health.set_last_revalidation(&KeystoreLock::acquire(), persist::now_us());
+    shared.health.set_last_revalidation(&KeystoreLock::acquire(), process::now_us());
     Ok(())
 }
 
 fn judge(asked: &Asked<'_>, answer: &Answer) -> Verdict {
     let Asked { scope, version, .. } = *asked;
-    let what = format!("revalidate the key of {}", persist::scope_name(scope));
+    let what = format!("revalidate the key of {}", scope::name(scope));
     match (answer.unwrapped(&what), answer.failure()) {
         (Ok(secret), _) => {
             let is_known = crate::shmem::secrets().and_then(|s| s.is(scope, version, &secret));
@@ -135,26 +137,26 @@ fn judge(asked: &Asked<'_>, answer: &Answer) -> Verdict {
     }
 }
 
-fn act(asked: &Asked<'_>, subject: &Subject, verdict: Verdict, said: &mut Said) -> Result<()> {
+fn act(asked: &Asked<'_>, subject: &Subject, verdict: Verdict, logged: &mut Logged) -> Result<()> {
     let provider = format!("key provider \"{}\"", subject.provider);
-    let whose = persist::scope_name(asked.scope);
+    let whose = scope::name(asked.scope);
     match verdict {
-        Verdict::Outage(report) => tell_outage(&provider, &report, said),
+        Verdict::Outage(report) => tell_outage(&provider, &report, logged),
         Verdict::Good => {
-            tell_end_of_outage(&provider, said);
-            said.is_over(&whose);
+            tell_end_of_outage(&provider, logged);
+            logged.is_over(&whose);
             if revoked::restore(asked.scope)? {
                 unlock::remember(None)?;
             }
         }
         Verdict::Revoked { cause, text } => {
-            tell_end_of_outage(&provider, said);
+            tell_end_of_outage(&provider, logged);
             let Some((revocation, is_refused)) = revoke(asked, cause)? else { return Ok(()) };
             let warning = revoked::warning(asked.scope, subject, revocation, &text);
             if is_refused {
                 unlock::remember(Some(&warning))?;
             }
-            if said.is_due(&whose, if is_refused { "locked" } else { "revoked" }) {
+            if logged.is_due(&whose, if is_refused { "locked" } else { "revoked" }) {
                 warning.send(PgLogLevel::WARNING);
             }
         }
@@ -166,13 +168,13 @@ fn act(asked: &Asked<'_>, subject: &Subject, verdict: Verdict, said: &mut Said) 
 /// is time. Returns since when, and whether it is refused; nothing if the key was moved or rotated
 /// meanwhile, for then the answer was about another master key.
 fn revoke(asked: &Asked<'_>, cause: ErrorClass) -> Result<Option<(Revocation, bool)>> {
-    let secrets = &persist::shared_memory()?.secrets;
+    let secrets = &shmem::required()?.secrets;
     let lock = KeystoreLock::acquire();
     let state = persist::cluster_state(&lock)?;
     if state.current_database_key(asked.scope) != Some((asked.version, asked.record)) {
         return Ok(None);
     }
-    let now = persist::now_us();
+    let now = process::now_us();
     let since = secrets.revocation(asked.scope).map_or(now, |earlier| earlier.since);
     let grace = guc::revoked_key_grace().as_micros() as u64;
     let refuse = guc::locks_revoked_keys() && now.saturating_sub(since) >= grace;
@@ -187,8 +189,8 @@ fn revoke(asked: &Asked<'_>, cause: ErrorClass) -> Result<Option<(Revocation, bo
     Ok(Some((revocation, refuse)))
 }
 
-fn tell_outage(subject: &str, report: &Report, said: &mut Said) {
-    if said.is_due(subject, "outage") {
+fn tell_outage(subject: &str, report: &Report, logged: &mut Logged) {
+    if logged.is_due(subject, "outage") {
         Report::new(
             PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
             format!("pagevault: {}", report.message()),
@@ -199,8 +201,8 @@ fn tell_outage(subject: &str, report: &Report, said: &mut Said) {
     }
 }
 
-fn tell_end_of_outage(subject: &str, said: &mut Said) {
-    if said.is_over(subject) {
+fn tell_end_of_outage(subject: &str, logged: &mut Logged) {
+    if logged.is_over(subject) {
         Report::new(
             PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
             format!("pagevault: {subject} answers again"),

@@ -7,6 +7,7 @@ use pgrx::prelude::PgLogLevel;
 
 use super::refusal::Subject;
 use crate::audit::{Operation, log_operation};
+use crate::keys::scope;
 use crate::keys::store::persist;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
@@ -17,7 +18,7 @@ use crate::shmem::secrets::Revocation;
 /// Takes a scope back into full use, after its provider unwrapped the right key or another provider
 /// wrapped it. Does nothing to a scope that is in full use, and returns false then.
 pub(crate) fn restore(scope: u32) -> Result<bool> {
-    let secrets = &persist::shared_memory()?.secrets;
+    let secrets = &shmem::required()?.secrets;
     let restored = {
         let _lock = KeystoreLock::acquire();
         secrets.restore(scope)
@@ -26,7 +27,7 @@ pub(crate) fn restore(scope: u32) -> Result<bool> {
         audit("restored", scope, None);
         Report::new(
             PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
-            format!("pagevault: the master key of {} is usable again", persist::scope_name(scope)),
+            format!("pagevault: the master key of {} is usable again", scope::name(scope)),
         )
         .send(PgLogLevel::LOG);
     }
@@ -38,7 +39,7 @@ pub(crate) fn audit(what: &str, scope: u32, cause: Option<ErrorClass>) {
     let operation = Operation {
         action: "revocation",
         by: "revalidation",
-        object: Some(persist::scope_name(scope)),
+        object: Some(scope::name(scope)),
         from: cause.map(|cause| cause.name().to_owned()),
         ..Operation::default()
     };
@@ -49,7 +50,7 @@ pub(crate) fn audit(what: &str, scope: u32, cause: Option<ErrorClass>) {
 pub(crate) fn require_usable(scope: u32) -> Result<()> {
     match shmem::secrets() {
         Some(secrets) if secrets.is_refused(scope) => {
-            Err(refused(format!("the key of {} is locked", persist::scope_name(scope)), scope))
+            Err(refused(format!("the key of {} is locked", scope::name(scope)), scope))
         }
         _ => Ok(()),
     }
@@ -75,10 +76,7 @@ fn refused(message: String, scope: u32) -> Report {
 pub(crate) fn another_key(scope: u32) -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_DATA_EXCEPTION,
-        format!(
-            "the key of {} unwraps to another key than the one in use",
-            persist::scope_name(scope)
-        ),
+        format!("the key of {} unwraps to another key than the one in use", scope::name(scope)),
     )
     .hint("Check that the provider holds the key that wrapped it, not another of the same name.")
 }
@@ -122,7 +120,7 @@ pub(crate) fn warning(
     revocation: Revocation,
     cause: &str,
 ) -> Report {
-    let whose = persist::scope_name(scope);
+    let whose = scope::name(scope);
     let since = process::timestamp_text(revocation.since);
     let is_refused = shmem::secrets().is_some_and(|secrets| secrets.is_refused(scope));
     let consequence = if is_refused {

@@ -11,7 +11,8 @@ use pgrx::prelude::PgLogLevel;
 use super::gone::is_gone;
 use super::operations::{self, Question};
 use super::revoked;
-use crate::keys::store::persist;
+use crate::keys::scope;
+use crate::keys::store::{directory, persist};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
 use crate::pg::{guc, process};
@@ -51,7 +52,7 @@ const SAY_AGAIN: Duration = Duration::from_secs(300);
 /// Asks once, in one batch, for every database key whose state is `wanted`, but for those of
 /// databases that are gone.
 fn attempt(by: &str, wanted: impl Fn(KeyState) -> bool) -> Result<Attempt> {
-    let keys = persist::shared_memory()?.secrets.list();
+    let keys = shmem::required()?.secrets.list();
     let keys = keys.into_iter().filter(|(scope, _, state)| wanted(*state) && !is_gone(*scope));
     ask_for(by, keys.map(|(scope, version, _)| (scope, version)).collect())
 }
@@ -73,13 +74,13 @@ fn ask_for(by: &str, keys: Vec<(u32, u32)>) -> Result<Attempt> {
         Ok(answers) => answers,
         Err(report) => return Ok(Attempt::Locked { report, again: OUTAGE }),
     };
-    let secrets = &persist::shared_memory()?.secrets;
+    let secrets = &shmem::required()?.secrets;
     let is_locked = |key: &&(u32, u32)| secrets.state(key.0, key.1) == Some(KeyState::Locked);
     let locked = asked.iter().filter(is_locked).count();
     let mut failure: Option<(Report, Duration)> = None;
     let mut withheld = BTreeSet::new();
     for ((scope, version), answer) in asked.iter().zip(&answers) {
-        let what = format!("unwrap the key of {}", persist::scope_name(*scope));
+        let what = format!("unwrap the key of {}", scope::name(*scope));
         let accepted = answer.unwrapped(&what).and_then(|key| accept(*scope, *version, &key));
         if let Err(report) = accepted {
             withheld.insert(*scope);
@@ -103,7 +104,7 @@ fn ask_for(by: &str, keys: Vec<(u32, u32)>) -> Result<Attempt> {
 
 /// Takes an unwrapped key over; one that is known already must be the same.
 fn accept(scope: u32, version: u32, key: &Secret32) -> Result<()> {
-    let secrets = &persist::shared_memory()?.secrets;
+    let secrets = &shmem::required()?.secrets;
     let _lock = KeystoreLock::acquire();
     secrets
         .unlock(scope, version, key)
@@ -136,7 +137,7 @@ pub(crate) fn keeps_everyone_out() -> bool {
     let keys = shmem::secrets().map(|s| s.list()).unwrap_or_default();
     let locked = |state| matches!(state, KeyState::Locked | KeyState::Refused);
     keys.iter().any(|(scope, _, state)| *scope == CLUSTER && locked(*state))
-        && shmem::anything_sealed_in(CLUSTER)
+        && directory::anything_sealed_in(CLUSTER)
 }
 
 /// Remembers for `pagevault.status` why keys are locked, or that none is.
@@ -146,7 +147,7 @@ pub(crate) fn remember(failure: Option<&Report>) -> Result<()> {
         detail => format!("{}. {detail}", report.message()),
     });
     let _lock = KeystoreLock::acquire();
-    persist::shared_memory()?.control.set_unlock_failure(&text);
+    shmem::required()?.control.set_unlock_failure(&text);
     Ok(())
 }
 

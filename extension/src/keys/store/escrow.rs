@@ -19,16 +19,17 @@ use super::persist::{self, keystore_failure};
 use crate::audit::{self, Operation};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::process::ProcessLocal;
-use crate::pg::report::{Report, Result};
+use crate::pg::report::{Report, Result, internal};
 use crate::pg::wal;
+use crate::{keystore_dir, shmem};
 
 /// The cluster's log holds providers and database keys.
 const SCOPE: u32 = 0;
 
 /// What the newest bundle holds, if there is one of this keystore.
 pub(crate) fn mark() -> Option<Mark> {
-    let id = persist::shared_memory().ok()?.control.keystore_id()?;
-    let bytes = persist::storage().ok()?.read(MARK, 0, LIMIT).ok()??;
+    let id = shmem::required().ok()?.control.keystore_id()?;
+    let bytes = keystore_dir::storage().ok()?.read(MARK, 0, LIMIT).ok()??;
     Mark::decode(&bytes).filter(|mark| mark.keystore == id)
 }
 
@@ -54,7 +55,7 @@ pub(crate) fn take_over(storage: &FileStorage, logs: &mut [Contents]) -> Result<
     let Some(cluster) = logs.first_mut() else { return Ok(()) };
     let Some(restored) = read(storage, cluster.position.keystore_id)? else { return Ok(()) };
     let state = State::from_records(cluster.records.iter().cloned())
-        .map_err(|e| persist::internal(format!("keystore: {e}")))?;
+        .map_err(|e| internal(format!("keystore: {e}")))?;
     let mut with_restored = state.clone();
     let folded = restored.iter().cloned().try_for_each(|record| with_restored.apply(record));
     folded.map_err(|e| not_ours(&e.to_string()))?;
@@ -71,8 +72,8 @@ pub(crate) fn take_over(storage: &FileStorage, logs: &mut [Contents]) -> Result<
 /// Once the server may write WAL: writes what was restored to keystore and WAL. Nothing is left to
 /// do after it.
 pub(crate) fn announce() -> Result<()> {
-    let storage = persist::storage()?;
-    let Some(id) = persist::shared_memory()?.control.keystore_id() else { return Ok(()) };
+    let storage = keystore_dir::storage()?;
+    let Some(id) = shmem::required()?.control.keystore_id() else { return Ok(()) };
     let Some(records) = read(&storage, id)? else { return Ok(()) };
     let end = persist::append(&KeystoreLock::acquire(), SCOPE, &records)?;
     wal::flush(end);

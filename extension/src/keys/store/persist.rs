@@ -12,11 +12,7 @@
 //! files that have pages already) is settled before anyone uses it. Redo of what is logged here:
 //! [`crate::keys::redo`].
 
-use std::path::PathBuf;
-use std::time::{SystemTime, UNIX_EPOCH};
-
-use pagevault_cipher::secret::{RandomError, fill_random};
-use pagevault_keystore::directory::DirectoryError;
+use pagevault_cipher::secret::fill_random;
 use pagevault_keystore::job_table;
 use pagevault_keystore::log::{self, Contents, Log, LogError, Position};
 use pagevault_keystore::state::State;
@@ -26,29 +22,12 @@ use pagevault_keystore::{FormatError, Problem, Record, batch, compaction, wrappi
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
-use crate::fault;
+use super::directory;
 use crate::pg::locks::{KeystoreLock, ServerLock};
-use crate::pg::report::{Report, Result};
+use crate::pg::report::{Report, Result, internal};
 use crate::pg::{checkpoint, critical, process, wal};
-use crate::shmem::{self, Shared, secrets};
-
-/// The keystore's directory inside the data directory.
-const DIRECTORY: &str = "pagevault";
-
-/// Where the keystore is.
-pub(crate) fn directory() -> PathBuf {
-    process::data_directory().join(DIRECTORY)
-}
-
-/// The keystore's files.
-pub(crate) fn storage() -> Result<FileStorage> {
-    FileStorage::new(&directory()).map_err(|e| {
-        Report::new(
-            PgSqlErrorCode::ERRCODE_IO_ERROR,
-            format!("could not open keystore directory \"{DIRECTORY}\": {e}"),
-        )
-    })
-}
+use crate::shmem::{self, control, secrets};
+use crate::{fault, keystore_dir};
 
 /// Room in the key directory that only recovery uses: whatever was written down before a crash must
 /// fit again after it.
@@ -57,7 +36,7 @@ pub(crate) const RESERVED_KEYS: u32 = 1024;
 /// Refuses to make keys that would find no room. Asked before anything is written: what is written
 /// is read at every start, and must have room then.
 fn require_room(scope: u32, records: &[Record]) -> Result<()> {
-    let shared = shared_memory()?;
+    let shared = shmem::required()?;
     if shared.control.position(scope).is_none() && !shared.control.has_room() {
         return Err(no_room("key files", "That of a dropped database is kept for old backups."));
     }
@@ -84,7 +63,7 @@ fn require_room(scope: u32, records: &[Record]) -> Result<()> {
     let counts = shared.directory.counts()?;
     let limit = counts.capacity.saturating_sub(RESERVED_KEYS) as usize;
     let new = records.iter().filter(|record| {
-        matches!(record, Record::DataKey { file, epoch, .. } if !shmem::has_key(*file, *epoch))
+        matches!(record, Record::DataKey { file, epoch, .. } if !directory::has_key(*file, *epoch))
     });
     // A file whose keys were destroyed has a place and no key.
     let entries = counts.keys.max(counts.files) as usize;
@@ -99,40 +78,13 @@ fn require_room(scope: u32, records: &[Record]) -> Result<()> {
     .hint("Raise pagevault.max_keys and restart the server."))
 }
 
-/// The shared memory, which exists wherever the library was preloaded.
-pub(crate) fn shared_memory() -> Result<&'static Shared> {
-    shmem::get().ok_or_else(|| internal("pagevault's shared memory is missing".to_owned()))
-}
-
 /// Whether the keystore has or had keys of a database: a database key of its own, or data keys of
 /// its files.
 pub(crate) fn has_keys_of(database: u32) -> Result<bool> {
     let _lock = KeystoreLock::acquire();
-    let shared = shared_memory()?;
+    let shared = shmem::required()?;
     let has_log = shared.control.position(database).is_some();
     Ok(has_log || shared.secrets.newest(database).is_some())
-}
-
-/// What an unexpected state inside pagevault is reported as.
-pub(crate) fn internal(message: String) -> Report {
-    Report::new(PgSqlErrorCode::ERRCODE_INTERNAL_ERROR, message)
-}
-
-impl From<DirectoryError> for Report {
-    fn from(error: DirectoryError) -> Report {
-        internal(error.to_string())
-    }
-}
-
-impl From<RandomError> for Report {
-    fn from(error: RandomError) -> Report {
-        internal(error.to_string())
-    }
-}
-
-/// Whose key a scope's is, in messages that are also written where no catalog can be read.
-pub(crate) fn scope_name(scope: u32) -> String {
-    if scope == 0 { "the cluster".to_owned() } else { format!("database {scope}") }
 }
 
 /// A keystore failure as a report. When it is not known what reached the disk, the server restarts.
@@ -186,7 +138,7 @@ fn append_as(lock: &KeystoreLock, scope: u32, records: &[Record], settle: Settle
         return Err(internal("keys cannot be changed during recovery".to_owned()));
     }
     require_room(scope, records)?;
-    shared_memory()?.directory.check(records)?;
+    shmem::required()?.directory.check(records)?;
     let batch = batch::encode(records).map_err(|e| internal(format!("keystore: {e}")))?;
     let mut no_checkpoint_ends = None;
     let staged = stage(lock, scope, None, |log| {
@@ -255,8 +207,8 @@ pub(crate) fn stage(
     id_from_wal: Option<[u8; 16]>,
     add: impl FnOnce(&mut Log<'_, FileStorage>) -> std::result::Result<(), LogError>,
 ) -> Result<Position> {
-    let shared = shared_memory()?;
-    let storage = storage()?;
+    let shared = shmem::required()?;
+    let storage = keystore_dir::storage()?;
     let id = match shared.control.keystore_id().or(id_from_wal) {
         Some(id) => id,
         None => new_keystore_id()?,
@@ -267,7 +219,7 @@ pub(crate) fn stage(
     };
     shared.control.set_keystore_id(&id);
     let remembered = shared.control.set_position(&log.position());
-    remembered.map_err(|shmem::TooManyLogs| recovery_needs_room("key file"))?;
+    remembered.map_err(|control::TooManyLogs| recovery_needs_room("key file"))?;
     // First of all: a checkpoint that begins behind the address at which the batch is staged waits
     // for the lock, and finds the batch logged.
     checkpoint::request_sync(scope);
@@ -277,19 +229,19 @@ pub(crate) fn stage(
 
 /// Has what was staged count: its WAL record, which ends at `lsn`, is inserted.
 pub(crate) fn remember(staged: &Position, lsn: u64) -> Result<()> {
-    let control = &shared_memory()?.control;
+    let control = &shmem::required()?.control;
     control.set_logged(lsn);
-    control.set_position(staged).map_err(|shmem::TooManyLogs| recovery_needs_room("key file"))
+    control.set_position(staged).map_err(|control::TooManyLogs| recovery_needs_room("key file"))
 }
 
 /// Settles a log at once, under the lock. A failure ends the server: WAL has what the file cannot
 /// take, and at the next start it is replayed.
 pub(crate) fn settle_now(_lock: &KeystoreLock, scope: u32) {
     let settle = || -> Result<()> {
-        let control = &shared_memory()?.control;
+        let control = &shmem::required()?.control;
         let Some(position) = control.position(scope) else { return Ok(()) };
         wal::flush(control.logged());
-        let storage = storage()?;
+        let storage = keystore_dir::storage()?;
         let mut log = Log::resume(&storage, position);
         let sync = |log: &Log<'_, FileStorage>| if process::fsync() { log.sync() } else { Ok(()) };
         let settled = sync(&log)
@@ -323,7 +275,7 @@ fn new_keystore_id() -> Result<[u8; 16]> {
 
 /// Brings the directory and the list of database keys up to date with records that are written.
 pub(crate) fn apply(_lock: &KeystoreLock, records: &[Record]) -> Result<()> {
-    let shared = shared_memory()?;
+    let shared = shmem::required()?;
     for record in records {
         if let Record::DatabaseKey { scope, version, .. } = record {
             let announced = shared.secrets.announce(*scope, *version);
@@ -358,9 +310,9 @@ pub(crate) fn apply(_lock: &KeystoreLock, records: &[Record]) -> Result<()> {
 /// business.) A base backup may be under way, which is why older wrappings matter, and the order in
 /// which all stands there.
 pub(crate) fn compact(lock: &KeystoreLock, scope: u32) -> Result<()> {
-    let control = &shared_memory()?.control;
+    let control = &shmem::required()?.control;
     let Some(position) = control.position(scope) else { return Ok(()) };
-    let storage = storage()?;
+    let storage = keystore_dir::storage()?;
     let batches = read(&storage, scope, log::batches)?.unwrap_or_default();
     let records = wrappings::with_older(log_state(lock, scope)?.records(scope), &batches.concat());
     let batches = compaction::in_place(records, &batches);
@@ -405,12 +357,13 @@ pub(crate) fn settle(scope: u32) -> std::result::Result<(), SyncFailure> {
             }
             _ => None,
         };
-        let file = format!("{DIRECTORY}/{}", log::file_name(scope));
+        let file = format!("{}/{}", keystore_dir::NAME, log::file_name(scope));
         SyncFailure { file, errno: errno.unwrap_or(libc::EIO) }
     };
-    let unavailable = |_: Report| SyncFailure { file: DIRECTORY.to_owned(), errno: libc::EIO };
-    let control = &shared_memory().map_err(unavailable)?.control;
-    let storage = storage().map_err(unavailable)?;
+    let unavailable =
+        |_: Report| SyncFailure { file: keystore_dir::NAME.to_owned(), errno: libc::EIO };
+    let control = &shmem::required().map_err(unavailable)?.control;
+    let storage = keystore_dir::storage().map_err(unavailable)?;
     let (position, logged) = {
         let _lock = KeystoreLock::acquire_absorbing_requests();
         (control.position(scope), control.logged())
@@ -464,17 +417,7 @@ fn read<T>(
 
 /// A log, folded.
 pub(crate) fn log_state(_lock: &KeystoreLock, scope: u32) -> Result<State> {
-    let records = read_log(&storage()?, scope)?.map(|contents| contents.records);
+    let records = read_log(&keystore_dir::storage()?, scope)?.map(|contents| contents.records);
     State::from_records(records.unwrap_or_default())
         .map_err(|e| Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, format!("keystore: {e}")))
-}
-
-/// Seconds since 1970.
-pub(crate) fn now() -> i64 {
-    (now_us() / 1_000_000) as i64
-}
-
-/// Microseconds since 1970.
-pub(crate) fn now_us() -> u64 {
-    SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |d| d.as_micros() as u64)
 }

@@ -8,17 +8,17 @@ use pagevault_keystore::{Record, wal as wal_keys};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
-use super::persist::{self, internal, keystore_failure};
-use crate::keys::usage::copies;
+use super::persist::{self, keystore_failure};
 use crate::pg::locks::KeystoreLock;
-use crate::pg::report::{Report, Result};
-use crate::shmem;
+use crate::pg::relation_files;
+use crate::pg::report::{Report, Result, internal};
+use crate::{keystore_dir, shmem};
 
 /// Recovery has ended, or all WAL is replayed that makes a standby consistent: whatever is needed
 /// of it is known again, and is settled before it goes.
 pub(crate) fn forget() {
     let forget = || -> Result<()> {
-        let storage = persist::storage()?;
+        let storage = keystore_dir::storage()?;
         for scope in aside::scopes(&storage).map_err(|e| keystore_failure(&e))? {
             persist::settle_now(&KeystoreLock::acquire(), scope);
             aside::forget(&storage, scope).map_err(|e| keystore_failure(&e))?;
@@ -47,7 +47,9 @@ pub(crate) fn require_none_missing(storage: &FileStorage, logs: &[Contents]) -> 
             .map_err(|error| internal(format!("keystore: {error}")))?;
         let missing = aside::missing(&state, beside);
         let files = missing.iter().filter(|record| match record {
-            &&Record::DataKey { file, .. } => !wal_keys::is_key_place(file) && copies::exists(file),
+            &&Record::DataKey { file, .. } => {
+                !wal_keys::is_key_place(file) && relation_files::may_exist(file)
+            }
             _ => false,
         });
         let count = files.count();
@@ -68,7 +70,7 @@ fn missed(scope: u32, count: usize) -> Report {
 
 /// For the hint of an error that says that a key is missing.
 pub(crate) fn hint() -> Option<&'static str> {
-    let scopes = aside::scopes(&persist::storage().ok()?).ok()?;
+    let scopes = aside::scopes(&keystore_dir::storage().ok()?).ok()?;
     (!scopes.is_empty()).then_some(
         " What starts that failed have cut off key files is in pagevault/*.unsettled until recovery has ended: keep these files. If WAL is lost for good, see \"pagevault-keyring take-back\".",
     )

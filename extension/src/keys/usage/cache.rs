@@ -14,7 +14,9 @@ use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY as WRAPPED_MAX;
 use pagevault_keystore::{RelFile, data_key_aad};
 use zeroize::Zeroizing;
 
-use crate::page::io::{Cause, TEMPORARY_CIPHER};
+use super::key_error::KeyError;
+use super::temporary::TEMPORARY_CIPHER;
+use crate::keys::store::directory;
 use crate::pg::compat::{SHARED_BACKEND, SmgrFile};
 use crate::pg::process::ProcessLocal;
 use crate::shmem;
@@ -64,7 +66,7 @@ pub(crate) fn with_page_key<R>(
     file: SmgrFile,
     epoch: Epoch,
     f: impl FnOnce(&PageKey) -> R,
-) -> Result<R, Cause> {
+) -> Result<R, KeyError> {
     CACHE.with(|cache| {
         cache.forget_destroyed();
         let set = set_of(file.file);
@@ -74,7 +76,7 @@ pub(crate) fn with_page_key<R>(
         };
         match &cache.sets[set].keys[way] {
             Some(key) => Ok(f(key)),
-            None => Err(Cause::NoKey { epoch: epoch.get() }),
+            None => Err(KeyError::NoKey { epoch: epoch.get() }),
         }
     })
 }
@@ -130,11 +132,11 @@ impl Cache {
     }
 
     #[cold]
-    fn fill(&mut self, set: usize, file: SmgrFile, epoch: Epoch) -> Result<usize, Cause> {
+    fn fill(&mut self, set: usize, file: SmgrFile, epoch: Epoch) -> Result<usize, KeyError> {
         without_trace(|| self.expand(set, file, epoch))
     }
 
-    fn expand(&mut self, set: usize, file: SmgrFile, epoch: Epoch) -> Result<usize, Cause> {
+    fn expand(&mut self, set: usize, file: SmgrFile, epoch: Epoch) -> Result<usize, KeyError> {
         let data_key = if file.is_temporary() {
             temporary_key(file)?
         } else {
@@ -149,17 +151,17 @@ impl Cache {
         Ok(way)
     }
 
-    fn unwrap_data_key(&mut self, file: RelFile, epoch: Epoch) -> Result<DataKey, Cause> {
+    fn unwrap_data_key(&mut self, file: RelFile, epoch: Epoch) -> Result<DataKey, KeyError> {
         let epoch = epoch.get();
         let mut wrapped = [0u8; WRAPPED_MAX];
-        let found = shmem::data_key(file, epoch, &mut wrapped);
-        let found = found.ok_or_else(|| Cause::of_missing_key(file, epoch))?;
-        let cipher = CipherId::try_from(found.cipher).map_err(|_| Cause::Damaged { epoch })?;
+        let found = directory::data_key(file, epoch, &mut wrapped);
+        let found = found.ok_or_else(|| KeyError::of_missing_key(file, epoch))?;
+        let cipher = CipherId::try_from(found.cipher).map_err(|_| KeyError::Damaged { epoch })?;
         let wrap_key = self
             .wrap_key(found.scope, found.key_version)
-            .ok_or(Cause::Locked { scope: found.scope })?;
+            .ok_or(KeyError::Locked { scope: found.scope })?;
         open_data_key(wrap_key, file, epoch, cipher, &wrapped[..found.len])
-            .ok_or(Cause::Damaged { epoch })
+            .ok_or(KeyError::Damaged { epoch })
     }
 
     fn wrap_key(&mut self, scope: u32, version: u32) -> Option<&WrapKey> {
@@ -196,8 +198,8 @@ pub(crate) fn open_data_key(
 }
 
 /// The key of a temporary file: derived from this server start's random key and the file.
-fn temporary_key(file: SmgrFile) -> Result<DataKey, Cause> {
-    let missing = Cause::NoKey { epoch: 1 };
+fn temporary_key(file: SmgrFile) -> Result<DataKey, KeyError> {
+    let missing = KeyError::NoKey { epoch: 1 };
     let RelFile { tablespace, database, relation } = file.file;
     let mut context = [0u8; 16];
     for (bytes, part) in context.as_chunks_mut::<4>().0.iter_mut().zip([

@@ -5,17 +5,14 @@
 //! its original, before the transaction that makes it visible commits. The caller makes sure that
 //! nobody makes keys for the originals meanwhile.
 
-use std::path::Path;
-
 use pagevault_keystore::state::{Destroyed, File};
 use pagevault_keystore::{Record, RelFile};
 use pgrx::PgSqlErrorCode;
-use pgrx::pg_sys::ForkNumber;
 
 use super::data_keys::{require_master_key, unwrap_record, with_wrap_key, wrap_data_key};
 use crate::keys::store::persist::{self, append};
-use crate::pg::compat;
 use crate::pg::locks::KeystoreLock;
+use crate::pg::relation_files;
 use crate::pg::report::{Report, Result};
 
 /// Gives the copies of the files of database `from`, which are to be in database `to`, their keys,
@@ -30,7 +27,7 @@ pub(crate) fn copy_keys(
     let lock = KeystoreLock::acquire();
     let (originals, present) = (persist::log_state(&lock, from)?, persist::log_state(&lock, to)?);
     let mut records = Vec::new();
-    for (file, entry) in originals.files().filter(|(file, _)| exists(*file)) {
+    for (file, entry) in originals.files().filter(|(file, _)| relation_files::may_exist(*file)) {
         let Some(copy) = copy_of(file) else { continue };
         add_records(file, entry, copy, present.file(copy), &mut records)?;
     }
@@ -38,28 +35,6 @@ pub(crate) fn copy_keys(
         append(&lock, to, batch)?;
     }
     Ok(())
-}
-
-/// False if a file is gone: keys of dropped relations are kept, and need not come along. One that
-/// cannot be looked for may be there.
-pub(crate) fn exists(file: RelFile) -> bool {
-    is_there(file).unwrap_or(true)
-}
-
-/// Whether there is such a file.
-///
-/// # Errors
-/// When that cannot be seen: a directory may not be entered, a disk or a server of files does not
-/// answer.
-pub(crate) fn is_there(file: RelFile) -> Result<bool> {
-    let path = compat::relation_path(file, ForkNumber::MAIN_FORKNUM);
-    Path::new(&path).try_exists().map_err(|error| {
-        Report::new(
-            PgSqlErrorCode::ERRCODE_IO_ERROR,
-            format!("could not look for relation file \"{path}\": {error}"),
-        )
-        .detail("So it is not known whether it is gone. Nothing was changed.")
-    })
 }
 
 fn add_records(

@@ -9,15 +9,17 @@ use pgrx::PgSqlErrorCode;
 
 use super::cache;
 use crate::keys::provider::revoked;
-use crate::keys::store::persist::{self, append, append_durably, internal, now, shared_memory};
+use crate::keys::scope;
+use crate::keys::store::directory;
+use crate::keys::store::persist::{self, append, append_durably};
 use crate::pg::locks::KeystoreLock;
-use crate::pg::report::{Report, Result};
-use crate::pg::wal;
-use crate::shmem;
+use crate::pg::report::{Report, Result, internal};
+use crate::pg::{process, wal};
+use crate::{keystore_dir, shmem};
 
 /// Whose database key wraps new data keys of a database: its own, else the cluster's.
 fn wrapping_scope(database: u32) -> Result<u32> {
-    let own = shared_memory()?.secrets.newest(database).is_some();
+    let own = shmem::required()?.secrets.newest(database).is_some();
     Ok(if own { database } else { 0 })
 }
 
@@ -25,7 +27,7 @@ fn wrapping_scope(database: u32) -> Result<u32> {
 /// database nor the cluster has a master key.
 pub(crate) fn require_master_key(database: u32) -> Result<(u32, u32)> {
     let scope = wrapping_scope(database)?;
-    let newest = shared_memory()?.secrets.newest(scope);
+    let newest = shmem::required()?.secrets.newest(scope);
     newest.map(|version| (scope, version)).ok_or_else(|| {
         Report::new(
             PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
@@ -36,13 +38,14 @@ pub(crate) fn require_master_key(database: u32) -> Result<(u32, u32)> {
     })
 }
 
-/// Runs `f` with a database key, expanded; see [`Secrets::with`](crate::shmem::secrets::Secrets::with).
+/// Runs `f` with a database key, expanded; see
+/// [`Secrets::with`](crate::shmem::secrets::Secrets::with).
 pub(crate) fn with_wrap_key<R>(
     scope: u32,
     version: u32,
     f: impl FnOnce(&WrapKey) -> Result<R>,
 ) -> Result<R> {
-    let secrets = &shared_memory()?.secrets;
+    let secrets = &shmem::required()?.secrets;
     secrets.with(scope, version, |key| f(&WrapKey::new(key))).unwrap_or_else(|| Err(locked(scope)))
 }
 
@@ -50,7 +53,7 @@ pub(crate) fn with_wrap_key<R>(
 pub(crate) fn locked(scope: u32) -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-        format!("the key of {} is locked", persist::scope_name(scope)),
+        format!("the key of {} is locked", scope::name(scope)),
     )
     .detail("Its key provider did not answer or refused when the server started.")
     .hint("See pagevault.status for the cause. The server keeps trying; pagevault.unlock() tries again now.")
@@ -110,7 +113,7 @@ pub(crate) fn make_key(file: RelFile, epoch: u16, cipher: CipherId) -> Result<Re
         wrap_data_key(&DataKey::random(cipher)?, wrap_key, file, epoch)
     })?;
     let cipher = cipher as u8;
-    let created = now();
+    let created = process::now();
     Ok(Record::DataKey { file, epoch, cipher, scope, key_version, wrapped, owner: 0, created })
 }
 
@@ -122,7 +125,7 @@ fn make_epoch(
 ) -> Result<u64> {
     revoked::require_usable(wrapping_scope(file.database)?)?;
     let lock = KeystoreLock::acquire();
-    let directory = &shared_memory()?.directory;
+    let directory = &shmem::required()?.directory;
     let epoch = match directory.find(file)? {
         None => 1,
         Some(slot) => directory.next_epoch(slot)?.ok_or_else(|| {
@@ -142,11 +145,11 @@ fn make_epoch(
 
 /// Has pages of a file written in plaintext from now on. Its keys stay, for pages that are sealed.
 pub(crate) fn write_plaintext(file: RelFile, pages: Pages) -> Result<()> {
-    if !shmem::is_sealed(file) {
+    if !directory::is_sealed(file) {
         return Ok(());
     }
     let lock = KeystoreLock::acquire();
-    let directory = &shared_memory()?.directory;
+    let directory = &shmem::required()?.directory;
     let Some(slot) = directory.find(file)? else { return Ok(()) };
     let after = directory.last_epoch(slot)?;
     let rewriting = pages.rewriting(file, Phase { epoch: after, plaintext: true });
@@ -160,10 +163,10 @@ pub(crate) fn write_plaintext(file: RelFile, pages: Pages) -> Result<()> {
 /// was proven.
 pub(crate) fn retire_older_epochs(file: RelFile, proven: Option<Epoch>) -> Result<bool> {
     let lock = KeystoreLock::acquire();
-    if shmem::current_epoch(file) != proven {
+    if directory::current_epoch(file) != proven {
         return Ok(false);
     }
-    let directory = &shared_memory()?.directory;
+    let directory = &shmem::required()?.directory;
     let Some(slot) = directory.find(file)? else { return Ok(true) };
     let mut records = Vec::new();
     if directory.is_mixed(slot)? {
@@ -171,9 +174,9 @@ pub(crate) fn retire_older_epochs(file: RelFile, proven: Option<Epoch>) -> Resul
         records.push(Record::Rewriting { file, phase, done: true });
     }
     let last = directory.last_epoch(slot)?;
-    let after = if shmem::is_sealed(file) { last - 1 } else { last };
+    let after = if directory::is_sealed(file) { last - 1 } else { last };
     let record = Record::Retired { file, after, lsn: wal::end() };
-    if after != 0 && directory.would_change(&record)? && shmem::has_key(file, after) {
+    if after != 0 && directory.would_change(&record)? && directory::has_key(file, after) {
         records.push(record);
     }
     if !records.is_empty() {
@@ -221,7 +224,7 @@ pub(crate) fn rewrap_data_keys(
 
 /// A data key from its record. Within [`without_trace`].
 pub(crate) fn unwrap_record(file: RelFile, epoch: u16, key: &state::DataKey) -> Result<DataKey> {
-    let secret = shared_memory()?.secrets.get(key.scope, key.key_version);
+    let secret = shmem::required()?.secrets.get(key.scope, key.key_version);
     let secret = secret.ok_or_else(|| locked(key.scope))?;
     CipherId::try_from(key.cipher)
         .ok()
@@ -249,7 +252,7 @@ pub(crate) fn have_same_key(one: RelFile, other: RelFile, epoch: u16) -> bool {
 /// [`without_trace`].
 fn present_key(file: RelFile, epoch: u16) -> Option<DataKey> {
     let mut wrapped = [0; MAX_WRAPPED_DATA_KEY];
-    let found = shmem::data_key(file, epoch, &mut wrapped)?;
+    let found = directory::data_key(file, epoch, &mut wrapped)?;
     let secret = shmem::secrets()?.get(found.scope, found.key_version)?;
     let cipher = CipherId::try_from(found.cipher).ok()?;
     cache::open_data_key(&WrapKey::new(secret.expose()), file, epoch, cipher, &wrapped[..found.len])
@@ -262,7 +265,7 @@ pub(crate) fn is_another_key(record: &Record) -> bool {
         return false;
     };
     let mut known = [0; MAX_WRAPPED_DATA_KEY];
-    let Some(found) = shmem::data_key(*file, *epoch, &mut known) else { return false };
+    let Some(found) = directory::data_key(*file, *epoch, &mut known) else { return false };
     if known[..found.len] == wrapped[..] {
         return false;
     }
@@ -283,5 +286,5 @@ pub(crate) fn homes_of_scope(scope: u32) -> Result<Vec<u32>> {
     if scope != 0 {
         return Ok(vec![scope]);
     }
-    log::scopes(&persist::storage()?).map_err(|e| persist::keystore_failure(&e))
+    log::scopes(&keystore_dir::storage()?).map_err(|e| persist::keystore_failure(&e))
 }

@@ -22,11 +22,11 @@ use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use pagevault_keystore::{Record, RelFile};
 
-use super::{copies, data_keys};
-use crate::keys::store::persist::{self, internal, shared_memory};
+use super::data_keys;
+use crate::keys::store::{directory, persist};
 use crate::pg::locks::KeystoreLock;
-use crate::pg::report::{Report, Result};
-use crate::pg::{buffers, wal};
+use crate::pg::report::{Report, Result, internal};
+use crate::pg::{buffers, process, relation_files, wal};
 use crate::{fault, shmem};
 
 /// A file whose keys were destroyed.
@@ -84,7 +84,7 @@ pub(crate) fn destroy_former(
     living: &[(RelFile, u16)],
 ) -> Result<Outcome> {
     let lock = KeystoreLock::acquire();
-    let directory = &shared_memory()?.directory;
+    let directory = &shmem::required()?.directory;
     let mut files = Vec::new();
     for former in found {
         if let Some(slot) = directory.find(former.file)?
@@ -106,7 +106,7 @@ fn destroy_locked(
     living: &[(RelFile, u16)],
     whole: bool,
 ) -> Result<Outcome> {
-    let directory = &shared_memory()?.directory;
+    let directory = &shmem::required()?.directory;
     let lsn = wal::end();
     let (mut records, mut destroyed, mut former_keys) = (Vec::new(), Vec::new(), Vec::new());
     let mut wrapped_by = BTreeSet::new();
@@ -131,7 +131,7 @@ fn destroy_locked(
         }
         let cipher = info.current.map_or(0, |(_, cipher)| cipher);
         let whole = whole && fate == Fate::IsDestroyed;
-        records.push(Record::Destroyed { file, through, cipher, whole, lsn, at: persist::now() });
+        records.push(Record::Destroyed { file, through, cipher, whole, lsn, at: process::now() });
         let which = match fate {
             Fate::IsDestroyed => &mut destroyed,
             Fate::LosesKeysThrough(_) => &mut former_keys,
@@ -159,7 +159,7 @@ fn files_with_same_keys<'a>(
         chosen.insert(one.file);
         by_number.entry(one.file.relation).or_default().push(one);
     }
-    let directory = &shared_memory()?.directory;
+    let directory = &shmem::required()?.directory;
     let mut same = Vec::new();
     for info in directory.files()? {
         let info = info?;
@@ -184,9 +184,10 @@ fn files_with_same_keys<'a>(
 /// Every file of a database that has or had keys.
 pub(crate) fn files_of_database(database: u32) -> Result<Vec<RelFile>> {
     let mut files = Vec::new();
-    for info in shared_memory()?.directory.files()? {
+    for info in shmem::required()?.directory.files()? {
         let info = info?;
-        if info.file.database == database && shared_memory()?.directory.last_epoch(info.slot)? > 0 {
+        if info.file.database == database && shmem::required()?.directory.last_epoch(info.slot)? > 0
+        {
             files.push(info.file);
         }
     }
@@ -201,14 +202,14 @@ pub(crate) struct Former {
 
 /// Files of a database that are there and have keys, and are none of these.
 pub(crate) fn files_besides(database: u32, these: &HashSet<RelFile>) -> Result<Vec<RelFile>> {
-    let directory = &shared_memory()?.directory;
+    let directory = &shmem::required()?.directory;
     let mut besides = Vec::new();
     for info in directory.files()? {
         let info = info?;
         if info.file.database == database
             && !these.contains(&info.file)
             && directory.keys(info.slot)?.next().is_some()
-            && copies::exists(info.file)
+            && relation_files::may_exist(info.file)
         {
             besides.push(info.file);
         }
@@ -218,7 +219,7 @@ pub(crate) fn files_besides(database: u32, these: &HashSet<RelFile>) -> Result<V
 
 /// The number of files of a database that are gone and have keys, as far as that can be seen.
 pub(crate) fn count_former_files(database: u32) -> Result<usize> {
-    former(database, |file| Ok(copies::exists(file))).map(|found| found.len())
+    former(database, |file| Ok(relation_files::may_exist(file))).map(|found| found.len())
 }
 
 /// The files of a database that are gone and have keys. A key is made just before its file is.
@@ -226,11 +227,11 @@ pub(crate) fn count_former_files(database: u32) -> Result<usize> {
 /// # Errors
 /// Also when it cannot be seen of one of them whether it is gone.
 pub(crate) fn former_files(database: u32) -> Result<Vec<Former>> {
-    former(database, copies::is_there)
+    former(database, relation_files::exists)
 }
 
 fn former(database: u32, is_there: impl Fn(RelFile) -> Result<bool>) -> Result<Vec<Former>> {
-    let directory = &shared_memory()?.directory;
+    let directory = &shmem::required()?.directory;
     let mut former = Vec::new();
     for info in directory.files()? {
         let info = info?;
@@ -248,7 +249,7 @@ fn former(database: u32, is_there: impl Fn(RelFile) -> Result<bool>) -> Result<V
 impl Former {
     /// False if it has come to be meanwhile, or cannot be looked for any more.
     pub(crate) fn is_gone(&self) -> bool {
-        !copies::exists(self.file)
+        !relation_files::may_exist(self.file)
     }
 }
 
@@ -266,7 +267,8 @@ pub(crate) fn before_redo(records: &[Record]) {
                 whole.insert(file.database);
             }
             // It lives on, and its pages with it.
-            Record::Destroyed { file, through, .. } if shmem::has_outlived(*file, *through) => {}
+            Record::Destroyed { file, through, .. } if directory::has_outlived(*file, *through) => {
+            }
             Record::Destroyed { file, .. } => files.push(*file),
             _ => {}
         }
@@ -279,7 +281,7 @@ pub(crate) fn before_redo(records: &[Record]) {
 
 /// Redo has ended, perhaps before it met a tombstone that the keystore has.
 pub(crate) fn after_redo() {
-    let Ok(shared) = shared_memory() else { return };
+    let Ok(shared) = shmem::required() else { return };
     let files = shared.directory.files().into_iter().flatten().flatten();
     let files: Vec<_> = files.filter(|info| info.is_destroyed()).map(|info| info.file).collect();
     buffers::drop_files(&files);

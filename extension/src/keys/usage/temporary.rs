@@ -1,15 +1,40 @@
-//! Keys of temporary files: derived from the random key of this server start and the file's path.
+//! Temporary data: whether it is encrypted, and the keys of temporary files, which are derived from
+//! the random key of this server start and the file's path.
 //!
 //! Nothing is ever stored of them: who is to read the file, in whatever process, derives the same
 //! key. Nothing here allocates, locks or raises.
+//!
+//! The setting `pagevault.temp_encryption` and the keys may change at any time, in each process at
+//! a moment of its own. So every page of a temporary table and every temporary file says by itself
+//! what it is; here is only asked what new ones become.
 
 use pagevault_cipher::residue::without_trace;
-use pagevault_cipher::{DataKey, PageKey, kdf};
+use pagevault_cipher::{CipherId, DataKey, PageKey, kdf};
 use zeroize::Zeroizing;
 
-use crate::page::io::TEMPORARY_CIPHER;
+use crate::pg::guc::{self, TempEncryption};
 use crate::pg::process::ProcessLocal;
 use crate::shmem;
+
+/// The cipher that temporary data is sealed with.
+pub(crate) const TEMPORARY_CIPHER: CipherId = CipherId::Aes256Xts;
+
+/// Whether new pages of temporary tables and new temporary files are encrypted.
+#[inline]
+pub(crate) fn is_wanted() -> bool {
+    match guc::temp_encryption() {
+        TempEncryption::Auto => shmem::any_database_key(),
+        TempEncryption::On => true,
+        TempEncryption::Off => false,
+    }
+}
+
+/// Whether new segments of the NOTIFY queue are. It is emptied at every start, and its first
+/// segment may live until the next one: it cannot wait for the first key.
+#[inline]
+pub(crate) fn is_wanted_of_queues() -> bool {
+    guc::temp_encryption() != TempEncryption::Off
+}
 
 /// What a path comes to: 127 bits, pseudorandom, and a bit that is free for other use.
 pub(crate) type Name = [u64; 2];

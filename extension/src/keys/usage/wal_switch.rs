@@ -36,13 +36,13 @@ use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
 use super::data_keys;
-use super::wal::Wal;
 use crate::audit::{self, Operation};
 use crate::keys::provider::revoked;
-use crate::keys::store::persist::{self, internal, shared_memory};
+use crate::keys::store::{directory, persist};
 use crate::pg::locks::KeystoreLock;
-use crate::pg::report::{Report, Result};
+use crate::pg::report::{Report, Result, internal};
 use crate::pg::{guc, process, wal};
+use crate::shmem::wal::Wal;
 use crate::{fault, shmem};
 
 /// The cluster's database key wraps WAL keys.
@@ -65,19 +65,19 @@ fn not_encrypted() -> Report {
 /// Brings WAL to what `pagevault.wal_encryption` wants; for the worker. Remembers for the status
 /// why that was not possible.
 pub(crate) fn reconcile() -> Result<()> {
-    shared_memory()?.wal.set_worker();
+    shmem::required()?.wal.set_worker();
     let done = guc::wal_encryption().map_or(Ok(()), switch_to).and(lead_back());
     let problem = done.as_ref().err().map_or("", |report| report.message());
     {
         let _lock = KeystoreLock::acquire();
-        shared_memory()?.wal.set_problem(problem);
+        shmem::required()?.wal.set_problem(problem);
     }
     done
 }
 
 /// Why WAL is not written as `pagevault.wal_encryption` wants it, here or on standbys.
 pub(crate) fn problem() -> Result<Option<String>> {
-    let wal = &shared_memory()?.wal;
+    let wal = &shmem::required()?.wal;
     let (unrecorded, known) = {
         let _lock = KeystoreLock::acquire();
         (wal.unrecorded(), wal.problem())
@@ -106,7 +106,7 @@ pub(crate) fn problem() -> Result<Option<String>> {
 
 fn switch_to(sealed: bool) -> Result<()> {
     if sealed {
-        let done = audited("on", shared_memory()?.wal.heading().sealed().is_none(), || {
+        let done = audited("on", shmem::required()?.wal.heading().sealed().is_none(), || {
             seal_with_new_key(false)
         });
         if let Some(generation) = done? {
@@ -165,7 +165,7 @@ fn said(message: String) {
 /// What is known of WAL keys, once this server has begun to write WAL and what is in force is
 /// recorded.
 fn begun(lock: &KeystoreLock) -> Result<&'static Wal> {
-    let wal = &shared_memory()?.wal;
+    let wal = &shmem::required()?.wal;
     wal::at_unwritten_page(0, |end, _| wal.begin(end));
     if let Some(switch) = wal.unrecorded() {
         record_newest(lock, switch)?;
@@ -227,7 +227,7 @@ fn seal_with_new_key(is_sealed: bool) -> Result<Option<u32>> {
 /// Before anything is written.
 fn require_room() -> Result<()> {
     // Some are left for switching off.
-    if (shared_memory()?.wal.switches.count() as usize) < Switches::CAPACITY - 16 {
+    if (shmem::required()?.wal.switches.count() as usize) < Switches::CAPACITY - 16 {
         return Ok(());
     }
     Err(Report::new(
@@ -239,7 +239,7 @@ fn require_room() -> Result<()> {
 
 /// The newest generation that any switch is to, be it that WAL never came there.
 fn newest_generation() -> Result<u32> {
-    let switches = shared_memory()?.wal.switches.iter();
+    let switches = shmem::required()?.wal.switches.iter();
     Ok(switches.map(|switch| switch.phase.generation).max().unwrap_or(0))
 }
 
@@ -251,14 +251,14 @@ fn next_generation() -> Result<u32> {
             .checked_add(1)
             .ok_or_else(|| internal("WAL has used up its key generations".to_owned()))?;
         let (file, epoch) = key_place(generation);
-        if !shmem::has_key(file, epoch) {
+        if !directory::has_key(file, epoch) {
             return Ok(generation);
         }
     }
 }
 
 fn new_key(generation: u32, cipher: CipherId) -> Result<Record> {
-    if shared_memory()?.secrets.newest(SCOPE).is_none() {
+    if shmem::required()?.secrets.newest(SCOPE).is_none() {
         return Err(Report::new(
             PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
             "cannot encrypt WAL: the cluster has no master key",
@@ -276,7 +276,7 @@ fn switch(
     phase: impl FnOnce(WalPhase) -> WalPhase,
     behind: u64,
 ) -> Result<u64> {
-    let wal = &shared_memory()?.wal;
+    let wal = &shmem::required()?.wal;
     let last = wal.switches.newest();
     let step = last.map_or(0, |switch| switch.step).checked_add(1);
     let step = step.ok_or_else(|| internal("WAL has used up its switches".to_owned()))?;
@@ -302,7 +302,7 @@ fn record_newest(lock: &KeystoreLock, switch: Switch) -> Result<()> {
     recorded.map_err(|report| {
         report.detail("The switch is in force here, standbys do not follow it. Recording it is tried again every few seconds.")
     })?;
-    shared_memory()?.wal.set_recorded();
+    shmem::required()?.wal.set_recorded();
     Ok(())
 }
 
@@ -324,7 +324,7 @@ fn reach(start: u64) {
 /// [`reconcile`].
 pub(crate) fn repeat_newest() -> Result<()> {
     let _lock = KeystoreLock::acquire();
-    let shared = shared_memory()?;
+    let shared = shmem::required()?;
     if shared.wal.unrecorded().is_some() {
         return Ok(());
     }

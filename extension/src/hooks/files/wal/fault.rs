@@ -3,11 +3,11 @@
 use libc::ssize_t;
 use pgrx::{PgSqlErrorCode, pg_sys};
 
-use crate::page::io::Cause;
+use crate::keys::usage::key_error::KeyError;
 use crate::pg::report::Report;
 
 /// Why a page cannot be opened or sealed.
-pub(super) type Fault = pagevault_keystore::wal_pages::Fault<Cause>;
+pub(super) type Fault = pagevault_keystore::wal_pages::Fault<KeyError>;
 
 /// What the system call would say.
 pub(super) fn errno() -> ssize_t {
@@ -31,20 +31,20 @@ fn report(fault: Fault) -> Report {
     let Fault { address, generation, cause } = fault;
     let page = format!("the WAL page at {:X}/{:X}", address >> 32, address & 0xFFFF_FFFF);
     match cause {
-        Cause::Locked { .. } | Cause::Refused { .. } => Report::new(
+        KeyError::Locked { .. } | KeyError::Refused { .. } => Report::new(
             PgSqlErrorCode::ERRCODE_CANNOT_CONNECT_NOW,
             format!("cannot open {page}: the key of the cluster is locked"),
         )
         .detail("Its key provider did not answer or refused when the server started.")
         .hint("Make the key provider reachable and start the server again. Nothing was changed."),
         // Keys of WAL are never destroyed, and no file's.
-        Cause::NoKey { .. } | Cause::Destroyed | Cause::TooManyMissing => Report::new(
+        KeyError::NoKey { .. } | KeyError::Destroyed | KeyError::TooManyMissing => Report::new(
             PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
             format!("no key of generation {generation} for {page}"),
         )
         .detail("The page is sealed, but the keystore under pagevault/ in the data directory does not hold its key, and WAL has not brought it so far.")
         .hint("Restore the keystore together with the data directory, or copy it from the primary. Do not reset WAL: it is intact."),
-        Cause::Damaged { .. } => Report::new(
+        KeyError::Damaged { .. } => Report::new(
             PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
             format!("the key of generation {generation} for {page} cannot be unwrapped"),
         )

@@ -9,6 +9,7 @@ use super::fault::Fault;
 use super::{PAGE, RUN, SCRATCH, Scratch};
 use crate::hooks::files::{File, raw};
 use crate::keys::usage::wal::{self as keys, ServerKeys};
+use crate::shmem::wal::Wal;
 
 /// Seals whole pages from WAL buffers, where others may add records meanwhile: each page is read
 /// once, into the scratch copy.
@@ -16,7 +17,7 @@ use crate::keys::usage::wal::{self as keys, ServerKeys};
 /// # Safety
 /// `from` holds `length` bytes, and nobody else writes WAL.
 pub(super) unsafe fn write_pages(
-    keys: &keys::Wal,
+    keys: &Wal,
     file: File,
     from: *const u8,
     length: usize,
@@ -64,12 +65,12 @@ fn seal(pages: &mut [u8], generation: u32, address: u64) -> Result<(), Fault> {
     wal_pages::seal(&ServerKeys, pages, PAGE, generation, address)
 }
 
-/// See [`keys::Wal::first_write`].
+/// See [`Wal::first_write`].
 ///
 /// # Safety
 /// `file` is open for reading.
 #[cold]
-unsafe fn look_before_first_write(keys: &keys::Wal, file: File, at: u64) {
+unsafe fn look_before_first_write(keys: &Wal, file: File, at: u64) {
     let address = file.tag.0[0] + at;
     let on_disk = SCRATCH.with(|Scratch(scratch)| {
         // SAFETY: by contract; the scratch memory has room for a page.
@@ -91,7 +92,7 @@ unsafe fn look_before_first_write(keys: &keys::Wal, file: File, at: u64) {
 /// # Safety
 /// `from` holds `length` bytes: whole pages.
 pub(super) unsafe fn write_copied(
-    keys: &keys::Wal,
+    keys: &Wal,
     file: File,
     from: *const u8,
     length: usize,

@@ -1,0 +1,139 @@
+//! What the directory in shared memory says of relation files. Read without a lock.
+
+use pagevault_cipher::{CipherId, Epoch};
+use pagevault_keystore::RelFile;
+use pagevault_keystore::directory::{FileInfo, Writing};
+use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
+
+use crate::shmem::{anything_destroyed, get};
+
+fn current(file: RelFile) -> Option<(u16, u8)> {
+    let directory = &get()?.directory;
+    directory.current(directory.find(file).ok()??).ok()?
+}
+
+/// The epoch that pages of this file are written under now; `None` for plaintext.
+#[inline]
+pub(crate) fn current_epoch(file: RelFile) -> Option<Epoch> {
+    current(file).and_then(|(epoch, _)| Epoch::new(epoch))
+}
+
+/// The cipher that pages of this file are written with now; `None` for plaintext.
+pub(crate) fn current_cipher(file: RelFile) -> Option<CipherId> {
+    current(file).and_then(|(_, cipher)| CipherId::try_from(cipher).ok())
+}
+
+/// True if pages of this file are sealed when they are written.
+pub(crate) fn is_sealed(file: RelFile) -> bool {
+    current(file).is_some()
+}
+
+/// True if pages of any file of a database are sealed when they are written, be it one that was
+/// dropped. Looks at all files of the cluster.
+pub(crate) fn anything_sealed_in(database: u32) -> bool {
+    let files = get().and_then(|shared| shared.directory.files().ok());
+    files
+        .into_iter()
+        .flatten()
+        .flatten()
+        .any(|known| known.file.database == database && known.current.is_some())
+}
+
+/// How pages of this file are written at this moment; `None` if it never had a key.
+#[inline]
+pub(crate) fn writing(file: RelFile) -> Option<Writing> {
+    let directory = &get()?.directory;
+    directory.writing(directory.find(file).ok()??).ok()
+}
+
+/// True if the file ever had a data key.
+pub(crate) fn is_known(file: RelFile) -> bool {
+    get().is_some_and(|shared| matches!(shared.directory.find(file), Ok(Some(_))))
+}
+
+/// True if the file is written under a key that was destroyed: nothing in it can be read.
+pub(crate) fn is_destroyed(file: RelFile) -> bool {
+    anything_destroyed() && info(file).is_some_and(|info| info.is_destroyed())
+}
+
+/// True if the file is written, under a later key or in plaintext, since it was written under the
+/// key of this epoch.
+pub(crate) fn has_outlived(file: RelFile, epoch: u16) -> bool {
+    info(file).is_some_and(|info| info.phase.epoch > epoch)
+}
+
+fn info(file: RelFile) -> Option<FileInfo> {
+    let directory = &get()?.directory;
+    directory.info(directory.find(file).ok()??).ok()
+}
+
+/// If the key of this epoch was destroyed: the LSN at or before which all WAL records about pages
+/// under it end.
+pub(crate) fn destroyed_at(file: RelFile, epoch: u16) -> Option<u64> {
+    if !anything_destroyed() {
+        return None;
+    }
+    let directory = &get()?.directory;
+    let (through, lsn) = directory.destroyed(directory.find(file).ok()??).ok()?;
+    (epoch <= through).then_some(lsn)
+}
+
+/// True if the file has a data key of this epoch.
+pub(crate) fn has_key(file: RelFile, epoch: u16) -> bool {
+    data_key(file, epoch, &mut [0; MAX_WRAPPED_DATA_KEY]).is_some()
+}
+
+/// A wrapped data key, as copied out of the directory.
+pub(crate) struct Found {
+    pub(crate) cipher: u8,
+    pub(crate) scope: u32,
+    pub(crate) key_version: u32,
+    pub(crate) len: usize,
+}
+
+/// Copies the wrapped data key of a file and epoch. No lock, no allocation.
+pub(crate) fn data_key(
+    file: RelFile,
+    epoch: u16,
+    wrapped: &mut [u8; MAX_WRAPPED_DATA_KEY],
+) -> Option<Found> {
+    let directory = &get()?.directory;
+    let slot = directory.find(file).ok()??;
+    let info = directory.key(slot, epoch, wrapped).ok()?;
+    Some(Found {
+        cipher: info.cipher,
+        scope: info.scope,
+        key_version: info.key_version,
+        len: info.length.min(MAX_WRAPPED_DATA_KEY),
+    })
+}
+
+/// The scope of the database key behind the data key that this file is sealed with now, if that
+/// database key is refused; while the file is being rewritten also of one that some of its pages
+/// may still be sealed with.
+pub(crate) fn refused_scope(file: RelFile) -> Option<u32> {
+    let shared = get()?;
+    let is_refused = |scope: &u32| shared.secrets.is_refused(*scope);
+    let slot = shared.directory.find(file).ok()??;
+    let writing = shared.directory.writing(slot).ok()?;
+    let scope_of = |epoch| Some(data_key(file, epoch, &mut [0; MAX_WRAPPED_DATA_KEY])?.scope);
+    let current = writing.current.and_then(|(epoch, _)| scope_of(epoch)).filter(is_refused);
+    if current.is_some() || !writing.mixed {
+        return current;
+    }
+    let keys = shared.directory.keys(slot).ok()?;
+    keys.filter_map(|key| Some(key.ok()?.scope)).find(is_refused)
+}
+
+/// The cipher of an encrypted file with the same number in another database: CREATE DATABASE copies
+/// its template's files under their old numbers.
+pub(crate) fn cipher_of_namesake(file: RelFile) -> Option<CipherId> {
+    let files = get()?.directory.files().ok()?;
+    files
+        .flatten()
+        .filter(|other| {
+            other.file.relation == file.relation && other.file.database != file.database
+        })
+        .find_map(|other| other.current)
+        .and_then(|(_, cipher)| CipherId::try_from(cipher).ok())
+}

@@ -1,0 +1,27 @@
+//! Where the keystore is.
+
+use std::path::PathBuf;
+
+use pagevault_keystore::storage::FileStorage;
+use pgrx::PgSqlErrorCode;
+
+use crate::pg::process;
+use crate::pg::report::{Report, Result};
+
+/// The keystore's directory inside the data directory.
+pub(crate) const NAME: &str = "pagevault";
+
+/// The keystore's directory, absolute.
+pub(crate) fn path() -> PathBuf {
+    process::data_directory().join(NAME)
+}
+
+/// The keystore's files.
+pub(crate) fn storage() -> Result<FileStorage> {
+    FileStorage::new(&path()).map_err(|e| {
+        Report::new(
+            PgSqlErrorCode::ERRCODE_IO_ERROR,
+            format!("could not open keystore directory \"{NAME}\": {e}"),
+        )
+    })
+}
