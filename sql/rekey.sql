@@ -1,8 +1,8 @@
 -- What rekey jobs look like. They stand in the keystore, not in tables.
 
-CREATE VIEW pagevault.rekey_progress AS
+CREATE VIEW pagevault.rekey_jobs AS
     SELECT j.job,
-           (SELECT c.oid::pg_catalog.regclass::text FROM pg_catalog.pg_class c WHERE c.oid = j.relation) AS relation,
+           (SELECT c.oid::pg_catalog.regclass FROM pg_catalog.pg_class c WHERE c.oid = j.relation) AS relation,
            j.kind, j.state, j.pages_done, j.pages_total,
            CASE WHEN j.state = 'done' THEN 100.0
                 WHEN j.pages_total = 0 THEN 0.0
@@ -15,5 +15,5 @@ CREATE VIEW pagevault.rekey_progress AS
            END AS eta,
            pg_catalog.pg_get_userbyid(j.requested_by)::text COLLATE pg_catalog."default" AS requested_by,
            j.requested_at, j.started_at, j.finished_at, j.error
-      FROM pagevault.rekey_rows() j;
-COMMENT ON VIEW pagevault.rekey_progress IS 'relations that are being encrypted, decrypted or given new data keys, and how far that is';
+      FROM pagevault.rekey_job_rows() j;
+COMMENT ON VIEW pagevault.rekey_jobs IS 'relations that are being encrypted, decrypted or given new data keys, and how far that is';

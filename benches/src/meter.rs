@@ -109,8 +109,8 @@ fn counters(monitor: &mut Client) -> Result<Option<BTreeMap<String, Counters>>> 
         return Ok(None);
     }
     let rows = monitor.query(
-        "SELECT kind, sealed::float8, opened::float8, bytes_sealed::float8, bytes_opened::float8,
-                seal_time::float8, open_time::float8 FROM pagevault.stats",
+        "SELECT kind, pages_encrypted::float8, pages_decrypted::float8, bytes_encrypted::float8, bytes_decrypted::float8,
+                encrypt_time_ms::float8, decrypt_time_ms::float8 FROM pagevault.stats",
         &[],
     )?;
     let counters = |row: &postgres::Row| Counters {

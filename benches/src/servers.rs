@@ -59,7 +59,7 @@ impl Side {
         }
         if variant == Variant::Everything {
             cluster.set(&[("pagevault.wal_encryption", "on")])?;
-            cluster.eventually("SELECT wal FROM pagevault.status", "encrypted")?;
+            cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "t")?;
         }
         let mut config = postgres::Config::new();
         config.host_path(cluster.directory()).user("postgres").dbname("postgres");

@@ -37,7 +37,7 @@ use pgrx::prelude::*;
 pg_module_magic!();
 
 extension_sql_file!("../../sql/roles.sql", name = "roles", bootstrap);
-extension_sql_file!("../../sql/rekey.sql", name = "rekey", requires = ["roles", rekey_rows]);
+extension_sql_file!("../../sql/rekey.sql", name = "rekey", requires = ["roles", rekey_job_rows]);
 extension_sql_file!("../../sql/views.sql", name = "views", finalize);
 
 /// Called by the server when the library is loaded: in full only from `shared_preload_libraries`.

@@ -52,7 +52,7 @@ mod tests {
             bench.psql("template1", &format!("CREATE DATABASE {DATABASE}"));
             bench.psql(
                 "template1",
-                &format!("ALTER DATABASE {DATABASE} SET pagevault.protect_statistics = off"),
+                &format!("ALTER DATABASE {DATABASE} SET pagevault.data_catalog_encryption = off"),
             );
             let path = bench.keys.display();
             for statement in [
@@ -60,7 +60,7 @@ mod tests {
                 &format!(
                     "SELECT pagevault.add_provider('{name}', 'file', '{{\"path\": \"{path}\"}}')"
                 ),
-                &format!("SELECT pagevault.set_master_key('{name}', 'main')"),
+                &format!("SELECT pagevault.set_database_master_key('{name}', 'main')"),
                 "CREATE SCHEMA plain",
                 "CREATE SCHEMA sealed",
                 "SECURITY LABEL FOR pagevault ON SCHEMA sealed IS 'encrypted'",

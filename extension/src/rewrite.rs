@@ -15,6 +15,7 @@ use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Oid};
 
 use crate::keys::store::directory;
+use crate::pg::guc;
 use crate::pg::locks::{self, Rewriting};
 use crate::pg::pages::Held;
 use crate::pg::relation::{self, Facts};
@@ -53,8 +54,7 @@ fn begin_epoch(held: &Held, cipher: Option<CipherId>) -> Result<Option<Target>> 
     if current.is_some() && cipher.is_none_or(|cipher| current == Some(cipher)) {
         return Ok(None);
     }
-    let cipher = cipher.map_or_else(policy::default_cipher, Ok)?;
-    file::seal(held, cipher).map(Some)
+    file::seal(held, cipher.unwrap_or_else(guc::cipher)).map(Some)
 }
 
 /// Has what is written to a catalog from now on sealed, and leaves its old pages and its indexes
@@ -103,7 +103,7 @@ fn right_to_rewrite(held: &Held) -> Result<Rewriting> {
             format!("{name} is being rekeyed already"),
         )
         .detail("A rekey job rewrites it, and waits for a lock that this transaction holds.")
-        .hint("Wait with pagevault.rekey_wait() before the transaction, or end the job with pagevault.rekey_cancel()."));
+        .hint("Wait with pagevault.wait_for_rekey() before the transaction, or end the job with pagevault.cancel_rekey()."));
     }
     Ok(Rewriting::wait_in_transaction(oid, is_shared))
 }

@@ -114,7 +114,7 @@ fn relations(
             format!("{object} is being rekeyed"),
         )
         .detail(format!("Rekey job {job} is not finished."))
-        .hint(format!("Wait with pagevault.rekey_wait({job}), or end it with pagevault.rekey_cancel({job}).")));
+        .hint(format!("Wait with pagevault.wait_for_rekey({job}), or end it with pagevault.cancel_rekey({job}).")));
     }
     let stored: Vec<&Facts> = members.iter().filter(|facts| facts.kind.has_storage()).collect();
     if stored.is_empty() {
@@ -282,7 +282,7 @@ pub(crate) fn database(by: &str, name: &ServerText, confirm: &str) -> Result<Shr
                 ),
             )
             .detail("Some of its pages are in plaintext on disk, and would stay readable.")
-            .hint("Let its rekey job end: see pagevault.rekey_progress in that database."));
+            .hint("Let its rekey job end: see pagevault.rekey_jobs in that database."));
         }
     }
     let plaintext_files = verify::plaintext_files(oid.to_u32())?;
@@ -387,7 +387,7 @@ fn finish(
         }
         Err(report) => (0, 0, report.message()),
     };
-    let destruction = audit::Destruction { object, files, keys, outcome: told };
+    let destruction = audit::Destruction { object, files, data_keys: keys, outcome: told };
     audit::log_destruction(&who, by, &destruction);
     let mut outcome = outcome?;
     match outcome.not_compacted.take() {

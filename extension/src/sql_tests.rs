@@ -74,7 +74,7 @@ mod tests {
         assert_eq!(
             open.as_deref(),
             Some(
-                "data_key_rows, is_encrypted, rekey_wait, rekey_wait, rekey_wait, relation_rows, status_row"
+                "data_key_rows, is_encrypted, relation_rows, status_rows, wait_for_rekey, wait_for_rekey, wait_for_rekey"
             )
         );
         Ok(())
@@ -82,11 +82,17 @@ mod tests {
 
     #[pg_test]
     fn labels_are_read() {
-        assert!(matches!(label::parse("plain"), Ok(Label::Plain)));
+        assert!(matches!(label::parse("plaintext"), Ok(Label::Plain)));
         assert!(matches!(label::parse(" encrypted "), Ok(Label::Encrypted(None))));
         assert!(matches!(label::parse("encrypted aes-128-xts"), Ok(Label::Encrypted(Some(_)))));
-        for wrong in ["", "Encrypted", "encrypted rot13", "plain plain", "encrypted aes-128-xts x"]
-        {
+        for wrong in [
+            "",
+            "Encrypted",
+            "encrypted rot13",
+            "plain",
+            "plaintext plaintext",
+            "encrypted aes-128-xts x",
+        ] {
             assert!(label::parse(wrong).is_err(), "{wrong:?}");
         }
     }

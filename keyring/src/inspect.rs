@@ -104,7 +104,7 @@ fn key_log(bytes: &[u8], scope: u32, out: &mut impl Write) -> io::Result<()> {
 fn relation_state(page: &[u8; PAGE_SIZE], _at: u64) -> String {
     match page::epoch_of(page) {
         _ if page::is_zero(page) => "empty".to_owned(),
-        Some(epoch) => format!("sealed, epoch {epoch}"),
+        Some(epoch) => format!("encrypted, data key version {epoch}"),
         None => "plaintext".to_owned(),
     }
 }
@@ -119,7 +119,7 @@ fn wal_state(page: &[u8; PAGE_SIZE], at: u64) -> String {
         return "left from an earlier use".to_owned();
     }
     match wal::mark_of(page) {
-        Some(mark) => format!("sealed, key {}", mark.get()),
+        Some(mark) => format!("encrypted, WAL key version {}", mark.get()),
         None => "plaintext".to_owned(),
     }
 }
@@ -190,7 +190,7 @@ mod tests {
         bytes[3 * PAGE_SIZE] = 1;
         assert_eq!(
             shown("16384", &bytes),
-            "  page 0: empty\n  page 1: sealed, epoch 3\n  pages 2 to 3: plaintext\n  and 7 bytes that are no page"
+            "  page 0: empty\n  page 1: encrypted, data key version 3\n  pages 2 to 3: plaintext\n  and 7 bytes that are no page"
         );
     }
 

@@ -227,7 +227,7 @@ pub fn describe(record: &Record) -> String {
             )
         }
         Record::DataKey { file, epoch, cipher, scope, key_version, .. } => {
-            let mut text = format!("data key rel {file} epoch {epoch} ");
+            let mut text = format!("data key rel {file} version {epoch} ");
             // Writing to a String does not fail.
             let _ = match cipher_name(*cipher) {
                 Some(name) => write!(text, "{name}"),
@@ -237,23 +237,23 @@ pub fn describe(record: &Record) -> String {
             text
         }
         Record::Current { file, epoch, owner } => {
-            format!("current rel {file} epoch {epoch} owner {owner}")
+            format!("current rel {file} version {epoch} owner {owner}")
         }
-        Record::Plaintext { file, after } => format!("plaintext rel {file} after epoch {after}"),
+        Record::Plaintext { file, after } => format!("plaintext rel {file} after version {after}"),
         Record::Retired { file, after, lsn } => {
             let (high, low) = (lsn >> 32, lsn & 0xFFFF_FFFF);
-            format!("retired rel {file} after epoch {after} lsn {high:X}/{low:X}")
+            format!("retired rel {file} after version {after} lsn {high:X}/{low:X}")
         }
         Record::WalSwitch(Switch { step, start, phase }) => {
             format!("WAL from {:X}/{:X} {phase} step {step}", start >> 32, start & 0xFFFF_FFFF)
         }
         Record::Destroyed { file, through, whole, .. } => {
             let what = if *whole { " with its database" } else { "" };
-            format!("destroyed rel {file} through epoch {through}{what}")
+            format!("destroyed rel {file} through version {through}{what}")
         }
         Record::Rewriting { file, phase, done } => {
             let state = if *done { "rewritten" } else { "rewriting" };
-            let how = if phase.plaintext { "in plaintext after epoch" } else { "with epoch" };
+            let how = if phase.plaintext { "in plaintext after version" } else { "with version" };
             format!("{state} rel {file} {how} {}", phase.epoch)
         }
         Record::Job { job, request } => {

@@ -1,4 +1,4 @@
-//! The text of a security label: `encrypted`, `encrypted CIPHER` or `plain`.
+//! The text of a security label: `encrypted`, `encrypted CIPHER` or `plaintext`.
 
 use core::fmt;
 use core::str::FromStr;
@@ -30,7 +30,7 @@ impl fmt::Display for Label {
         match self {
             Label::Encrypted(Some(cipher)) => write!(f, "encrypted {cipher}"),
             Label::Encrypted(None) => f.write_str("encrypted"),
-            Label::Plain => f.write_str("plain"),
+            Label::Plain => f.write_str("plaintext"),
         }
     }
 }
@@ -41,7 +41,7 @@ impl FromStr for Label {
     fn from_str(text: &str) -> Result<Self, LabelError> {
         let mut words = text.split_ascii_whitespace();
         match (words.next(), words.next(), words.next()) {
-            (Some("plain"), None, None) => Ok(Label::Plain),
+            (Some("plaintext"), None, None) => Ok(Label::Plain),
             (Some("encrypted"), None, None) => Ok(Label::Encrypted(None)),
             (Some("encrypted"), Some(cipher), None) => match cipher.parse() {
                 Ok(cipher) => Ok(Label::Encrypted(Some(cipher))),
@@ -59,7 +59,7 @@ mod tests {
     #[test]
     fn the_three_forms_and_nothing_else() {
         for (text, label) in [
-            ("plain", Label::Plain),
+            ("plaintext", Label::Plain),
             ("encrypted", Label::Encrypted(None)),
             ("encrypted aes-256-xts", Label::Encrypted(Some(CipherId::Aes256Xts))),
             (" encrypted\t aes-128-xts\n", Label::Encrypted(Some(CipherId::Aes128Xts))),
@@ -69,8 +69,15 @@ mod tests {
         }
         let unknown = LabelError::UnknownCipher("rot13".into());
         assert_eq!("encrypted rot13".parse::<Label>(), Err(unknown));
-        let forms =
-            ["", " ", "Plain", "plain aes-256-xts", "encrypted aes-256-xts 2", "aes-256-xts"];
+        let forms = [
+            "",
+            " ",
+            "Plaintext",
+            "plain",
+            "plaintext aes-256-xts",
+            "encrypted aes-256-xts 2",
+            "aes-256-xts",
+        ];
         for text in forms.into_iter().chain(["encrypted\u{a0}aes-256-xts"]) {
             assert_eq!(text.parse::<Label>(), Err(LabelError::Malformed(text.into())), "{text:?}");
         }

@@ -106,7 +106,7 @@ pub enum Who {
 
 /// Tablespaces are shared by databases that know nothing of each other: neither says less than the
 /// other wants. So `encrypted` of either comes first, the nearer one's with its cipher; then
-/// `plain` of either; then the setting.
+/// `plaintext` of either; then the setting.
 #[must_use]
 pub fn among(
     tablespace: Option<Label>,
@@ -242,7 +242,7 @@ mod tests {
     fn word(label: Option<Label>) -> &'static str {
         match label {
             None => "none",
-            Some(Label::Plain) => "`plain`",
+            Some(Label::Plain) => "`plaintext`",
             Some(Label::Encrypted(_)) => "`encrypted`",
         }
     }

@@ -48,14 +48,14 @@ pub(super) fn cells(plan: &mut Plan) -> Vec<CellPlan> {
 fn make_table(side: &Side, megabytes: u64) -> Result<()> {
     side.sql(&format!(
         "CREATE TABLE rekeyed (id int, filler text);
-         SECURITY LABEL FOR pagevault ON TABLE rekeyed IS 'plain';
+         SECURITY LABEL FOR pagevault ON TABLE rekeyed IS 'plaintext';
          INSERT INTO rekeyed SELECT i, repeat(md5(i::text), 31) FROM generate_series(1, {megabytes} * 1000) i"
     ))
 }
 
 fn wait_for(side: &Side, statement: &str) -> Result<()> {
     side.sql(statement)?;
-    let done = side.text("SELECT pagevault.rekey_wait('rekeyed'::regclass)")?;
+    let done = side.text("SELECT pagevault.wait_for_rekey('rekeyed'::regclass)")?;
     ensure!(done == "t", "{statement}: the job did not end");
     Ok(())
 }
@@ -86,7 +86,7 @@ impl Workload for Speed {
         let sealed = side.text("SELECT pagevault.is_encrypted('rekeyed')")? == "t";
         let wanted = matches!(OPERATIONS[contender], "new-data-key" | "decrypt");
         let label = |sealed: bool| {
-            let to = if sealed { "encrypted" } else { "plain" };
+            let to = if sealed { "encrypted" } else { "plaintext" };
             format!("SECURITY LABEL FOR pagevault ON TABLE rekeyed IS '{to}'")
         };
         if sealed != wanted {
@@ -150,10 +150,10 @@ impl Workload for Beside {
             output(side, "pgbench", &["-n", "-c", "2", "-T", &seconds, "--random-seed", &seed])?;
         let sample = meter.finish(side, super::pgbench::parse(&report)?)?;
         if let Some(job) = job {
-            let state = format!("SELECT state FROM pagevault.rekey_progress WHERE job = {job}");
+            let state = format!("SELECT state FROM pagevault.rekey_jobs WHERE job = {job}");
             self.jobs += 1;
             self.unfinished += u32::from(side.text(&state)? == "running");
-            side.sql(&format!("SELECT pagevault.rekey_wait({job})"))?;
+            side.sql(&format!("SELECT pagevault.wait_for_rekey({job})"))?;
         }
         Ok(sample)
     }

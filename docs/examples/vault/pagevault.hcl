@@ -21,7 +21,7 @@ path "transit/keys/db-kek" {
   capabilities = ["read"]
 }
 
-# pagevault.rotate_master_key() and rotate_cluster_master_key(). Leave it out if somebody else rotates
+# pagevault.rotate_database_master_key() and rotate_cluster_master_key(). Leave it out if somebody else rotates
 # the key in Vault (or auto_rotate_period does): the same functions then take up the new version.
 path "transit/keys/db-kek/rotate" {
   capabilities = ["update"]

@@ -11,7 +11,7 @@ use crate::preload;
 /// end to end.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.drift(check_files boolean)
-    RETURNS TABLE (relation regclass, wanted text, why text, actual text, heal text)
+    RETURNS TABLE (relation regclass, expected text, actual text, reason text, fix text)
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
 #[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
@@ -21,17 +21,17 @@ fn drift(
     'static,
     (
         name!(relation, Oid),
-        name!(wanted, String),
-        name!(why, Vec<u8>),
+        name!(expected, String),
         name!(actual, String),
-        name!(heal, Vec<u8>),
+        name!(reason, Vec<u8>),
+        name!(fix, Vec<u8>),
     ),
 > {
     preload::require_active().or_raise();
     let found = drift::find(check_files).or_raise();
     TableIterator::new(
-        found
-            .into_iter()
-            .map(|d| (d.relation, d.wanted, d.why.into_column(), d.actual, d.heal.into_column())),
+        found.into_iter().map(|d| {
+            (d.relation, d.expected, d.actual, d.reason.into_column(), d.fix.into_column())
+        }),
     )
 }

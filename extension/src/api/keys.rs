@@ -14,21 +14,21 @@ const CLUSTER: u32 = 0;
 
 /// Sets or changes the master key of this database.
 #[pg_extern(sql = "
-    CREATE FUNCTION pagevault.set_master_key(provider text, key text) RETURNS void
+    CREATE FUNCTION pagevault.set_database_master_key(provider text, master_key text) RETURNS void
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
-fn set_master_key(provider: &[u8], key: &[u8]) {
+fn set_database_master_key(provider: &[u8], key: &[u8]) {
     let database = process::my_database();
-    audited_with("set_master_key", provider, key, || {
+    audited_with("set_database_master_key", provider, key, || {
         require_key_admin("set the master key of a database")?;
-        set("set_master_key", database, provider, key)
+        set("set_database_master_key", database, provider, key)
     })
     .or_raise();
 }
 
 /// Sets or changes the master key of the cluster, which serves every database without its own.
 #[pg_extern(sql = "
-    CREATE FUNCTION pagevault.set_cluster_master_key(provider text, key text) RETURNS void
+    CREATE FUNCTION pagevault.set_cluster_master_key(provider text, master_key text) RETURNS void
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
 fn set_cluster_master_key(provider: &[u8], key: &[u8]) {
@@ -46,10 +46,10 @@ fn set(function: &'static str, scope: u32, provider: &[u8], key: &[u8]) -> Resul
 
 /// Makes a new version of this database's master key and wraps the database key with it.
 #[pg_extern]
-fn rotate_master_key() -> i64 {
-    audited("rotate_master_key", || {
+fn rotate_database_master_key() -> i64 {
+    audited("rotate_database_master_key", || {
         require_key_admin("rotate the master key of a database")?;
-        master_keys::rotate("rotate_master_key", process::my_database())
+        master_keys::rotate("rotate_database_master_key", process::my_database())
     })
     .or_raise()
 }
@@ -74,7 +74,7 @@ fn rotate_database_key() -> i64 {
     .or_raise()
 }
 
-/// Makes a new WAL key and has it used from now on; returns its generation.
+/// Makes a new WAL key and has it used from now on; returns its version.
 #[pg_extern]
 fn rotate_wal_key() -> i64 {
     audited("rotate_wal_key", || {
@@ -84,9 +84,10 @@ fn rotate_wal_key() -> i64 {
     .or_raise()
 }
 
-/// Asks the providers again for every key that is locked or was revoked; true when none is left so.
+/// Asks the providers again for every key that is locked or was revoked; an error when any is left
+/// so.
 #[pg_extern]
-fn unlock() -> bool {
+fn unlock() {
     audited("unlock", || {
         preload::require_active()?;
         roles::require_admin("unlock keys")?;

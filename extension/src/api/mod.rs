@@ -44,7 +44,8 @@ fn audited_with<T>(
 ) -> Result<T> {
     let shown = |name| Some(ServerText::from_bytes(name).to_string());
     let operation = Operation::function(function);
-    audit::audited(Operation { provider: shown(provider), key: shown(key), ..operation }, work)
+    let (provider, master_key) = (shown(provider), shown(key));
+    audit::audited(Operation { provider, master_key, ..operation }, work)
 }
 
 /// What every function that changes keys asks first.

@@ -12,7 +12,7 @@ use crate::{preload, roles};
 
 /// Makes a key provider known. Options are checked, the provider is not asked for anything yet.
 #[pg_extern(sql = "
-    CREATE FUNCTION pagevault.add_provider(name text, kind text, options jsonb) RETURNS void
+    CREATE FUNCTION pagevault.add_provider(provider text, kind text, options jsonb) RETURNS void
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
 fn add_provider(name: &[u8], kind: &[u8], options: AnyElement) {
@@ -26,7 +26,7 @@ fn add_provider(name: &[u8], kind: &[u8], options: AnyElement) {
 
 /// Gives a provider other options, after proving that every key it wrapped still unwraps.
 #[pg_extern(sql = "
-    CREATE FUNCTION pagevault.alter_provider(name text, options jsonb) RETURNS void
+    CREATE FUNCTION pagevault.alter_provider(provider text, options jsonb) RETURNS void
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
 fn alter_provider(name: &[u8], options: AnyElement) {
@@ -39,7 +39,7 @@ fn alter_provider(name: &[u8], options: AnyElement) {
 
 /// Forgets a provider that wraps nothing.
 #[pg_extern(sql = "
-    CREATE FUNCTION pagevault.drop_provider(name text) RETURNS void
+    CREATE FUNCTION pagevault.drop_provider(provider text) RETURNS void
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
 fn drop_provider(name: &[u8]) {
@@ -62,8 +62,8 @@ fn audited<T>(
 /// Has a provider looked at from its options to a round trip with each of its master keys in use,
 /// or with `key`. What is not as it should be is a row, not an error.
 #[pg_extern(sql = "
-    CREATE FUNCTION pagevault.check_provider(name text, key text DEFAULT NULL)
-    RETURNS TABLE (master_key text, what text, ok boolean, result text, hint text)
+    CREATE FUNCTION pagevault.check_provider(provider text, master_key text DEFAULT NULL)
+    RETURNS TABLE (master_key text, item text, ok boolean, result text, hint text)
     LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
 #[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
@@ -74,7 +74,7 @@ fn check_provider(
     'static,
     (
         name!(master_key, Option<String>),
-        name!(what, String),
+        name!(item, String),
         name!(ok, bool),
         name!(result, String),
         name!(hint, Option<String>),

@@ -18,15 +18,15 @@ use crate::{preload, roles};
 
 /// Gives a relation and what follows it new data keys, online. Returns the number of the job.
 #[pg_extern(sql = "
-    CREATE FUNCTION pagevault.rotate_data_key(rel regclass) RETURNS bigint
+    CREATE FUNCTION pagevault.rotate_data_key(relation regclass) RETURNS bigint
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
-fn rotate_data_key(rel: Oid) -> i64 {
+fn rotate_data_key(oid: Oid) -> i64 {
     let rotate = || {
         preload::require_active()?;
-        let facts = relation::require(rel)?;
-        let name = relation::qualified_name(rel);
-        roles::require_owner_or_admin(rel, &name)?;
+        let facts = relation::require(oid)?;
+        let name = relation::qualified_name(oid);
+        roles::require_owner_or_admin(oid, &name)?;
         require_primary("rotate data keys")?;
         if !any_sealed(&facts) {
             return Err(Report::new(
@@ -36,26 +36,26 @@ fn rotate_data_key(rel: Oid) -> i64 {
             .hint("Use pagevault.encrypt()."));
         }
         requests::refuse_destroyed(&facts)?;
-        jobs::submit(rel, &name, Kind::Rotate, None)
+        jobs::submit(oid, &name, Kind::Rotate, None)
     };
-    audited_on("rotate_data_key", rel, rotate).or_raise()
+    audited_on("rotate_data_key", oid, rotate).or_raise()
 }
 
 /// Has a relation and what follows it written as labels and settings want it, online. Returns the
 /// number of the job, or NULL where none is needed.
 #[pg_extern(sql = "
-    CREATE FUNCTION pagevault.reconcile(rel regclass) RETURNS bigint
+    CREATE FUNCTION pagevault.reconcile(relation regclass) RETURNS bigint
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
-fn reconcile(rel: Oid) -> Option<i64> {
+fn reconcile(oid: Oid) -> Option<i64> {
     let reconcile = || {
         preload::require_active()?;
-        relation::require(rel)?;
+        relation::require(oid)?;
         // As SECURITY LABEL would lock it.
-        relation::lock(rel, pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE);
-        let facts = relation::require(rel)?;
-        let name = relation::qualified_name(rel);
-        roles::require_owner_or_admin(rel, &name)?;
+        relation::lock(oid, pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE);
+        let facts = relation::require(oid)?;
+        let name = relation::qualified_name(oid);
+        roles::require_owner_or_admin(oid, &name)?;
         require_primary("change encryption")?;
         if !facts.user_made {
             return Err(Report::new(
@@ -66,21 +66,21 @@ fn reconcile(rel: Oid) -> Option<i64> {
         }
         requests::reconcile(&facts)
     };
-    audited_on("reconcile", rel, reconcile).or_raise()
+    audited_on("reconcile", oid, reconcile).or_raise()
 }
 
-/// Gives every encrypted relation of this database new data keys, online. Returns the number of
-/// jobs; what is being rekeyed already has its own.
+/// Gives every encrypted relation of this database new data keys, online. Returns the jobs; what is
+/// being rekeyed already has its own.
 #[pg_extern(sql = "
-    CREATE FUNCTION pagevault.rotate_all_data_keys() RETURNS bigint
+    CREATE FUNCTION pagevault.rotate_all_data_keys() RETURNS TABLE (relation regclass, job bigint)
     LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
-fn rotate_all_data_keys() -> i64 {
+fn rotate_all_data_keys() -> TableIterator<'static, (name!(relation, Oid), name!(job, i64))> {
     let rotate = || {
         preload::require_active()?;
         roles::require_admin("rotate all data keys")?;
         require_primary("rotate data keys")?;
-        let mut count = 0;
+        let mut asked = Vec::new();
         for facts in relation::all().into_iter().filter_map(relation::facts) {
             if facts.is_stored()
                 && relation::leads(&facts)
@@ -89,13 +89,12 @@ fn rotate_all_data_keys() -> i64 {
                 && jobs::unfinished_of(facts.oid)?.is_none()
             {
                 let name = relation::quoted_name(&facts);
-                jobs::submit(facts.oid, &name, Kind::Rotate, None)?;
-                count += 1;
+                asked.push((facts.oid, jobs::submit(facts.oid, &name, Kind::Rotate, None)?));
             }
         }
-        Ok(count)
+        Ok(asked)
     };
-    audited("rotate_all_data_keys", rotate).or_raise()
+    TableIterator::new(audited("rotate_all_data_keys", rotate).or_raise())
 }
 
 fn any_sealed(facts: &Facts) -> bool {
@@ -106,37 +105,37 @@ fn any_sealed(facts: &Facts) -> bool {
 
 /// Stops a job until it is resumed.
 #[pg_extern(sql = "
-    CREATE FUNCTION pagevault.rekey_pause(job bigint) RETURNS void
+    CREATE FUNCTION pagevault.pause_rekey(job bigint) RETURNS void
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
-fn rekey_pause(job: i64) {
-    audit_order("rekey_pause", job, Order::Pause).or_raise();
+fn pause_rekey(job: i64) {
+    audit_order("pause_rekey", job, Order::Pause).or_raise();
 }
 
 /// Has a job that was paused, was cancelled or has failed go on where it was.
 #[pg_extern(sql = "
-    CREATE FUNCTION pagevault.rekey_resume(job bigint) RETURNS void
+    CREATE FUNCTION pagevault.resume_rekey(job bigint) RETURNS void
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
-fn rekey_resume(job: i64) {
-    audit_order("rekey_resume", job, Order::Resume).or_raise();
+fn resume_rekey(job: i64) {
+    audit_order("resume_rekey", job, Order::Resume).or_raise();
 }
 
 /// Ends a job where it is. The relation stays readable; its pages are a mixture.
 #[pg_extern(sql = "
-    CREATE FUNCTION pagevault.rekey_cancel(job bigint) RETURNS void
+    CREATE FUNCTION pagevault.cancel_rekey(job bigint) RETURNS void
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
-fn rekey_cancel(job: i64) {
-    audit_order("rekey_cancel", job, Order::Cancel).or_raise();
+fn cancel_rekey(job: i64) {
+    audit_order("cancel_rekey", job, Order::Cancel).or_raise();
 }
 
 /// Waits for a job: true once it is done, false if the time is up or it was paused or cancelled.
 #[pg_extern(sql = "
-    CREATE FUNCTION pagevault.rekey_wait(job bigint, timeout interval DEFAULT NULL) RETURNS boolean
+    CREATE FUNCTION pagevault.wait_for_rekey(job bigint, timeout interval DEFAULT NULL) RETURNS boolean
     LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
-fn rekey_wait(job: Option<i64>, timeout: Option<Interval>) -> Option<bool> {
+fn wait_for_rekey(job: Option<i64>, timeout: Option<Interval>) -> Option<bool> {
     let waited = |job| {
         allowed(job)?;
         jobs::subject_of(job)?;
@@ -147,31 +146,31 @@ fn rekey_wait(job: Option<i64>, timeout: Option<Interval>) -> Option<bool> {
 
 /// As above: a number without a cast could mean either of the other two.
 #[pg_extern(
-    name = "rekey_wait",
+    name = "wait_for_rekey",
     sql = "
-    CREATE FUNCTION pagevault.rekey_wait(job integer, timeout interval DEFAULT NULL) RETURNS boolean
+    CREATE FUNCTION pagevault.wait_for_rekey(job integer, timeout interval DEFAULT NULL) RETURNS boolean
     LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 "
 )]
-fn rekey_wait_for_integer(job: Option<i32>, timeout: Option<Interval>) -> Option<bool> {
-    rekey_wait(job.map(i64::from), timeout)
+fn wait_for_rekey_of_integer(job: Option<i32>, timeout: Option<Interval>) -> Option<bool> {
+    wait_for_rekey(job.map(i64::from), timeout)
 }
 
 /// Waits for the job of a relation; true as well where there never was one.
 #[pg_extern(
-    name = "rekey_wait",
+    name = "wait_for_rekey",
     sql = "
-    CREATE FUNCTION pagevault.rekey_wait(rel regclass, timeout interval DEFAULT NULL) RETURNS boolean
+    CREATE FUNCTION pagevault.wait_for_rekey(relation regclass, timeout interval DEFAULT NULL) RETURNS boolean
     LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 "
 )]
-fn rekey_wait_for_relation(rel: Option<Oid>, timeout: Option<Interval>) -> Option<bool> {
-    let rel = rel?;
+fn wait_for_rekey_of_relation(oid: Option<Oid>, timeout: Option<Interval>) -> Option<bool> {
+    let oid = oid?;
     let waited = || {
         preload::require_active()?;
-        let name = relation::quoted_name(&relation::require(rel)?);
-        roles::require_owner_or_admin(rel, &name)?;
-        match jobs::last_of(rel)? {
+        let name = relation::quoted_name(&relation::require(oid)?);
+        roles::require_owner_or_admin(oid, &name)?;
+        match jobs::last_of(oid)? {
             Some(job) => wait(job, limit_of(timeout)),
             None => Ok(true),
         }
@@ -202,7 +201,7 @@ fn wait(job: i64, limit: Option<Duration>) -> Result<bool> {
                 )
                 .detail(error)
                 .hint(format!(
-                    "Nothing is lost. Remove the cause, then use pagevault.rekey_resume({job})."
+                    "Nothing is lost. Remove the cause, then use pagevault.resume_rekey({job})."
                 )));
             }
             _ => {}
@@ -258,16 +257,16 @@ fn allowed(job: i64) -> Result<()> {
     }
 }
 
-/// Serves the view rekey_progress. Takes no lock on what it tells of.
+/// Serves the view rekey_jobs. Takes no lock on what it tells of.
 #[pg_extern(sql = "
-    CREATE FUNCTION pagevault.rekey_rows()
+    CREATE FUNCTION pagevault.rekey_job_rows()
     RETURNS TABLE (job bigint, relation oid, kind text, state text, pages_done bigint, pages_total bigint,
                    bytes_per_second double precision, requested_by oid, requested_at timestamptz,
                    started_at timestamptz, finished_at timestamptz, error text)
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
 #[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
-fn rekey_rows() -> TableIterator<
+fn rekey_job_rows() -> TableIterator<
     'static,
     (
         name!(job, i64),

@@ -20,13 +20,13 @@ type Row = (String, String, Option<String>, Option<i32>, String);
 
 /// Destroys the data keys of a relation and of all that follows it.
 #[pg_extern(sql = "
-    CREATE FUNCTION pagevault.shred(rel regclass, confirm text)
-    RETURNS TABLE (item text, object text, file text, keys integer, detail text)
+    CREATE FUNCTION pagevault.shred(relation regclass, confirm text)
+    RETURNS TABLE (item text, object text, file text, data_keys integer, detail text)
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
 #[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
 fn shred(
-    rel: Oid,
+    relation: Oid,
     confirm: &[u8],
     fcinfo: pg_sys::FunctionCallInfo,
 ) -> TableIterator<
@@ -35,17 +35,18 @@ fn shred(
         name!(item, String),
         name!(object, String),
         name!(file, Option<String>),
-        name!(keys, Option<i32>),
+        name!(data_keys, Option<i32>),
         name!(detail, String),
     ),
 > {
-    rows("shred", confirm, fcinfo, || shred::relation("shred", rel, &shown(confirm))).or_raise()
+    rows("shred", confirm, fcinfo, || shred::relation("shred", relation, &shown(confirm)))
+        .or_raise()
 }
 
 /// Destroys the data keys of all relations in a schema.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.shred_schema(schema regnamespace, confirm text)
-    RETURNS TABLE (item text, object text, file text, keys integer, detail text)
+    RETURNS TABLE (item text, object text, file text, data_keys integer, detail text)
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
 #[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
@@ -59,7 +60,7 @@ fn shred_schema(
         name!(item, String),
         name!(object, String),
         name!(file, Option<String>),
-        name!(keys, Option<i32>),
+        name!(data_keys, Option<i32>),
         name!(detail, String),
     ),
 > {
@@ -70,7 +71,7 @@ fn shred_schema(
 /// Destroys all data keys of a database that nobody is connected to.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.shred_database(database text, confirm text)
-    RETURNS TABLE (item text, object text, file text, keys integer, detail text)
+    RETURNS TABLE (item text, object text, file text, data_keys integer, detail text)
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
 #[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
@@ -84,7 +85,7 @@ fn shred_database(
         name!(item, String),
         name!(object, String),
         name!(file, Option<String>),
-        name!(keys, Option<i32>),
+        name!(data_keys, Option<i32>),
         name!(detail, String),
     ),
 > {
@@ -98,7 +99,7 @@ fn shred_database(
 /// Destroys the data keys of files of this database that are gone.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.shred_former_files(confirm text)
-    RETURNS TABLE (item text, object text, file text, keys integer, detail text)
+    RETURNS TABLE (item text, object text, file text, data_keys integer, detail text)
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
 #[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
@@ -111,7 +112,7 @@ fn shred_former_files(
         name!(item, String),
         name!(object, String),
         name!(file, Option<String>),
-        name!(keys, Option<i32>),
+        name!(data_keys, Option<i32>),
         name!(detail, String),
     ),
 > {
@@ -167,7 +168,7 @@ fn proof(shredded: &Shredded) -> Result<Vec<Row>> {
             "not encrypted",
             "",
             format!(
-                "{} relation files of the database are in plaintext and stay readable; system catalogs are, unless they were encrypted too; with them, where pagevault.protect_statistics was off, sampled values.",
+                "{} relation files of the database are in plaintext and stay readable; system catalogs are, unless they were encrypted too; with them, where pagevault.data_catalog_encryption was off, sampled values.",
                 shredded.plaintext_files
             ),
         ));
@@ -226,8 +227,8 @@ fn destroyed(shredded: &Shredded) -> Vec<Row> {
         let object = names.get(&file.file).map_or_else(String::new, |name| (*name).clone());
         let path = compat::relation_path(file.file, ForkNumber::MAIN_FORKNUM);
         let detail = match file.keys {
-            0 => format!("Its keys through epoch {} were destroyed before.", file.through),
-            _ => format!("Its keys through epoch {} are destroyed.", file.through),
+            0 => format!("Its keys through version {} were destroyed before.", file.through),
+            _ => format!("Its keys through version {} are destroyed.", file.through),
         };
         let keys = i32::try_from(file.keys).unwrap_or(i32::MAX);
         ("destroyed".to_owned(), object, Some(path), Some(keys), detail)

@@ -6,20 +6,20 @@ use crate::pg::report::OrRaise;
 use crate::shmem::counters::StatsKind;
 use crate::{preload, shmem};
 
-/// What was sealed and opened since the server started; times are in milliseconds.
+/// What was sealed and opened since the server started.
 #[pg_extern]
 #[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
-fn stats() -> TableIterator<
+fn stats_rows() -> TableIterator<
     'static,
     (
         name!(kind, &'static str),
-        name!(sealed, i64),
-        name!(opened, i64),
-        name!(bytes_sealed, i64),
-        name!(bytes_opened, i64),
-        name!(seal_time, f64),
-        name!(open_time, f64),
-        name!(open_failures, i64),
+        name!(pages_encrypted, i64),
+        name!(pages_decrypted, i64),
+        name!(bytes_encrypted, i64),
+        name!(bytes_decrypted, i64),
+        name!(encrypt_time_ms, f64),
+        name!(decrypt_time_ms, f64),
+        name!(decrypt_failures, i64),
     ),
 > {
     preload::require_active().or_raise();

@@ -18,31 +18,31 @@ use crate::{preload, roles, shmem, verify};
 /// Behind the view `pagevault.status`.
 #[pg_extern]
 #[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
-fn status_row() -> TableIterator<
+fn status_rows() -> TableIterator<
     'static,
     (
         name!(loaded, bool),
         name!(state, &'static str),
-        name!(locked_keys, i64),
-        name!(last_unlock_error, Option<String>),
+        name!(locked_database_keys, i64),
+        name!(unlock_error, Option<String>),
         name!(relation_files, i64),
         name!(data_keys, i64),
-        name!(max_keys, i64),
+        name!(max_data_keys, i64),
         name!(keyring_command, Option<String>),
         name!(unreachable_providers, Option<Vec<String>>),
         name!(last_revalidation_at, Option<TimestampWithTimeZone>),
-        name!(wal, Option<&'static str>),
-        name!(wal_key_generation, Option<i64>),
-        name!(wal_problem, Option<String>),
+        name!(wal_encrypted, Option<bool>),
+        name!(wal_key_version, Option<i64>),
+        name!(wal_error, Option<String>),
         name!(last_escrow_at, Option<TimestampWithTimeZone>),
-        name!(keys_not_in_escrow, Option<i64>),
-        name!(audit_problem, Option<String>),
+        name!(database_keys_not_in_escrow, Option<i64>),
+        name!(audit_error, Option<String>),
     ),
 > {
     if preload::require_active().is_err() {
         return TableIterator::once((
             false,
-            "not loaded",
+            "not_loaded",
             0,
             None,
             0,
@@ -73,9 +73,9 @@ fn status_row() -> TableIterator<
         (shared.control.unlock_failure(), revalidation)
     };
     let wal_key = shared.wal.written().sealed();
-    let wal_problem = wal_switch::problem().or_raise();
+    let wal_error = wal_switch::problem().or_raise();
     let state = match (keys.is_empty(), locked) {
-        (true, _) => "no master key",
+        (true, _) => "no_master_key",
         (false, 0) => "unlocked",
         (false, _) => "locked",
     };
@@ -94,9 +94,9 @@ fn status_row() -> TableIterator<
         privileged.then(|| helper::program().display().to_string()),
         privileged.then(|| unreachable_providers().or_raise()),
         timestamp(last_revalidation),
-        Some(if wal_key.is_some() { "encrypted" } else { "plaintext" }),
+        Some(wal_key.is_some()),
         wal_key.map(i64::from),
-        wal_problem.filter(|_| privileged),
+        wal_error.filter(|_| privileged),
         escrow.as_ref().map(|mark| pgrx::datum::datetime_support::to_timestamp(mark.made as f64)),
         Some(missing as i64),
         Some(shared.trail.problem()).filter(|text| privileged && !text.is_empty()),
@@ -122,7 +122,7 @@ fn timestamp(moment: Moment) -> Option<TimestampWithTimeZone> {
 fn provider_rows() -> TableIterator<
     'static,
     (
-        name!(name, String),
+        name!(provider, String),
         name!(kind, String),
         name!(options, pgrx::JsonB),
         name!(in_use, bool),
@@ -133,7 +133,7 @@ fn provider_rows() -> TableIterator<
         name!(last_error, Option<String>),
         name!(consecutive_failures, i64),
         name!(latency_ms, Option<f64>),
-        name!(key_versions, pgrx::JsonB),
+        name!(master_key_versions, pgrx::JsonB),
     ),
 > {
     preload::require_active().or_raise();
@@ -166,17 +166,17 @@ fn provider_rows() -> TableIterator<
     TableIterator::new(rows)
 }
 
-/// Behind the view `pagevault.master_keys`.
+/// Behind the view `pagevault.database_keys`.
 #[pg_extern]
 #[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
-fn master_key_rows() -> TableIterator<
+fn database_key_rows() -> TableIterator<
     'static,
     (
         name!(scope, pg_sys::Oid),
+        name!(version, i64),
         name!(provider, String),
         name!(master_key, String),
         name!(master_key_version, i64),
-        name!(database_key_version, i64),
         name!(state, &'static str),
         name!(wrapped_at, TimestampWithTimeZone),
     ),
@@ -194,10 +194,10 @@ fn master_key_rows() -> TableIterator<
             };
             (
                 pg_sys::Oid::from(scope),
+                i64::from(version),
                 key.provider.clone(),
                 key.master_key.clone(),
                 key.master_version as i64,
-                i64::from(version),
                 usable,
                 pgrx::datum::datetime_support::to_timestamp(key.created as f64),
             )
@@ -214,7 +214,7 @@ fn data_key_rows() -> TableIterator<
     (
         name!(tablespace, pg_sys::Oid),
         name!(filenode, pg_sys::Oid),
-        name!(epoch, i32),
+        name!(version, i32),
         name!(cipher, String),
         name!(is_current, bool),
         name!(scope, pg_sys::Oid),
@@ -261,7 +261,7 @@ fn relation_rows() -> TableIterator<
     'static,
     (
         name!(relation, pg_sys::Oid),
-        name!(epoch, Option<i32>),
+        name!(data_key_version, Option<i32>),
         name!(cipher, Option<String>),
         name!(bytes, i64),
     ),
@@ -272,9 +272,9 @@ fn relation_rows() -> TableIterator<
         .relations()
         .filter(|facts| facts.is_stored())
         .map(|facts| {
-            let epoch = directory::current_epoch(facts.file).map(|epoch| i32::from(epoch.get()));
+            let version = directory::current_epoch(facts.file).map(|epoch| i32::from(epoch.get()));
             let cipher = directory::current_cipher(facts.file).map(|cipher| cipher.to_string());
-            Ok((facts.oid, epoch, cipher, verify::main_fork_bytes(facts.file)?))
+            Ok((facts.oid, version, cipher, verify::main_fork_bytes(facts.file)?))
         })
         .collect();
     TableIterator::new(rows.or_raise())

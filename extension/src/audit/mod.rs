@@ -3,7 +3,7 @@
 //!
 //! ```text
 //! pagevault audit: {"action":"rewrap","by":"rotate_cluster_master_key","role":"postgres","database":"app",
-//!   "scope":"cluster","provider":"vault","key":"main","key_version":3,"outcome":"ok","duration_ms":3.2}
+//!   "scope":"cluster","provider":"vault","master_key":"main","master_key_version":3,"outcome":"ok","duration_ms":3.2}
 //! ```
 //!
 //! (In the log it is one line.) `by` is the SQL function or the worker that asked; `role` and
@@ -34,11 +34,11 @@ pub(crate) struct Event<'a> {
     /// Whose database key, if any.
     pub(crate) scope: Option<u32>,
     pub(crate) provider: &'a str,
-    pub(crate) key: Option<&'a str>,
+    pub(crate) master_key: Option<&'a str>,
     /// The master key that is being left.
-    pub(crate) from_key: Option<&'a str>,
+    pub(crate) from_master_key: Option<&'a str>,
     /// The master key's version in the answer.
-    pub(crate) key_version: Option<u64>,
+    pub(crate) master_key_version: Option<u64>,
     pub(crate) outcome: &'a str,
     pub(crate) elapsed_us: Option<u64>,
 }
@@ -50,10 +50,10 @@ pub(crate) fn log(who: &Identity, event: &Event<'_>) {
     struct Facts<'a> {
         scope: Option<String>,
         provider: &'a str,
-        key: Option<&'a str>,
+        master_key: Option<&'a str>,
         #[serde(skip_serializing_if = "Option::is_none")]
-        from_key: Option<&'a str>,
-        key_version: Option<u64>,
+        from_master_key: Option<&'a str>,
+        master_key_version: Option<u64>,
         outcome: &'a str,
         duration_ms: Option<f64>,
     }
@@ -63,9 +63,9 @@ pub(crate) fn log(who: &Identity, event: &Event<'_>) {
             database => format!("database {database}"),
         }),
         provider: event.provider,
-        key: event.key.filter(|key| !key.is_empty()),
-        from_key: event.from_key,
-        key_version: event.key_version,
+        master_key: event.master_key.filter(|key| !key.is_empty()),
+        from_master_key: event.from_master_key,
+        master_key_version: event.master_key_version,
         outcome: event.outcome,
         duration_ms: event.elapsed_us.map(|us| us as f64 / 1000.0),
     };
@@ -104,15 +104,15 @@ fn write(who: &Identity, action: &str, by: &str, facts: impl Serialize) {
 }
 
 /// Database keys that were locked and are not any more: from here on lines may have a MAC.
-pub(crate) fn unlocked(by: &str, keys: usize, locked: usize) {
+pub(crate) fn unlocked(by: &str, database_keys: usize, locked: usize) {
     #[derive(Serialize)]
     struct Facts {
-        keys: usize,
+        database_keys: usize,
         locked: usize,
         outcome: &'static str,
     }
-    let outcome = if locked == 0 { "ok" } else { "in part" };
-    write(&session::identity(), "unlock", by, Facts { keys, locked, outcome });
+    let outcome = if locked == 0 { "ok" } else { "partial" };
+    write(&session::identity(), "unlock", by, Facts { database_keys, locked, outcome });
 }
 
 /// What the line of keys that were destroyed tells: what of, how many, and how that ended.
@@ -120,7 +120,7 @@ pub(crate) fn unlocked(by: &str, keys: usize, locked: usize) {
 pub(crate) struct Destruction<'a> {
     pub(crate) object: &'a str,
     pub(crate) files: usize,
-    pub(crate) keys: u64,
+    pub(crate) data_keys: u64,
     /// `ok`, or the SQLSTATE's message.
     pub(crate) outcome: &'a str,
 }

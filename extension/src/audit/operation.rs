@@ -27,7 +27,7 @@ pub(crate) struct Operation {
     pub(crate) by: &'static str,
     pub(crate) object: Option<String>,
     pub(crate) provider: Option<String>,
-    pub(crate) key: Option<String>,
+    pub(crate) master_key: Option<String>,
     /// Of what is replaced: a label, a value of a setting.
     pub(crate) from: Option<String>,
     pub(crate) to: Option<String>,
@@ -54,7 +54,7 @@ impl Operation {
             #[serde(skip_serializing_if = "Option::is_none")]
             provider: Option<Cow<'a, str>>,
             #[serde(skip_serializing_if = "Option::is_none")]
-            key: Option<Cow<'a, str>>,
+            master_key: Option<Cow<'a, str>>,
             #[serde(skip_serializing_if = "Option::is_none")]
             from: Option<Cow<'a, str>>,
             #[serde(skip_serializing_if = "Option::is_none")]
@@ -75,7 +75,7 @@ impl Operation {
         let facts = Facts {
             object: cut(&self.object),
             provider: cut(&self.provider),
-            key: cut(&self.key),
+            master_key: cut(&self.master_key),
             from: cut(&self.from),
             to: cut(&self.to),
             outcome,

@@ -2,7 +2,7 @@
 //!
 //! They can be rolled back. So a line says what is attempted when the statement begins, and the
 //! outcome has a line when the transaction, or the subtransaction that it was in, has ended: `ok`,
-//! `rolled back`, `prepared`, or why the statement failed. What the server refuses before it comes
+//! `rolled_back`, `prepared`, or why the statement failed. What the server refuses before it comes
 //! to us is known by its error.
 
 use pgrx::pg_sys::SubTransactionId;
@@ -150,7 +150,7 @@ fn settings_changed() {
 pub(crate) fn subtransaction_aborted(subtransaction: SubTransactionId) {
     let aborted = |pending: &mut Pending| pending.subtransaction == subtransaction;
     let gone: Vec<Pending> = PENDING.with(|all| all.extract_if(.., aborted).collect());
-    gone.iter().for_each(|pending| pending.end("rolled back"));
+    gone.iter().for_each(|pending| pending.end("rolled_back"));
 }
 
 /// A subtransaction has become a part of its parent.

@@ -203,7 +203,7 @@ unsafe fn denied(message: *mut pg_sys::ErrorData) -> Option<Operation> {
             }
             _ => return None,
         };
-        Some(Operation { by: "the server", ..operation })
+        Some(Operation { by: "server", ..operation })
     }
 }
 
@@ -211,27 +211,27 @@ unsafe fn denied(message: *mut pg_sys::ErrorData) -> Option<Operation> {
 pub(super) const FUNCTIONS: [&str; 28] = [
     "add_provider",
     "alter_provider",
+    "cancel_rekey",
     "check_provider",
+    "database_key_rows",
     "decrypt",
     "decrypt_database",
     "drop_provider",
     "encrypt",
     "encrypt_catalogs",
     "encrypt_database",
-    "master_key_rows",
+    "pause_rekey",
     "provider_rows",
     "reconcile",
-    "rekey_cancel",
-    "rekey_pause",
-    "rekey_resume",
+    "resume_rekey",
     "rotate_all_data_keys",
     "rotate_cluster_master_key",
     "rotate_data_key",
     "rotate_database_key",
-    "rotate_master_key",
+    "rotate_database_master_key",
     "rotate_wal_key",
     "set_cluster_master_key",
-    "set_master_key",
+    "set_database_master_key",
     "shred",
     "shred_database",
     "shred_former_files",

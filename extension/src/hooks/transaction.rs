@@ -61,7 +61,7 @@ unsafe extern "C-unwind" fn transaction_event(
     match event {
         XACT_EVENT_COMMIT => statements::transaction_ended("ok"),
         XACT_EVENT_PREPARE => statements::transaction_ended("prepared"),
-        XACT_EVENT_ABORT => statements::transaction_ended("rolled back"),
+        XACT_EVENT_ABORT => statements::transaction_ended("rolled_back"),
         _ => {}
     }
     if matches!(event, XACT_EVENT_ABORT | XACT_EVENT_PARALLEL_ABORT) {

@@ -201,7 +201,7 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
     let existing = logs.iter().flat_map(|log| &log.records);
     let existing =
         existing.filter(|r| matches!(r, Record::DataKey { .. } | Record::Destroyed { .. })).count();
-    let capacity = u32::try_from(guc::max_keys().max(existing))
+    let capacity = u32::try_from(guc::max_data_keys().max(existing))
         .ok()
         .and_then(|keys| keys.checked_add(persist::RESERVED_KEYS))
         .ok_or_else(|| internal("the keystore holds too many data keys".into()))?;
@@ -296,5 +296,5 @@ fn no_memory(words: usize, error: &std::io::Error) -> Report {
             words / (256 * 1024)
         ),
     )
-    .hint("Lower pagevault.max_keys.")
+    .hint("Lower pagevault.max_data_keys.")
 }

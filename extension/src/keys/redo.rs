@@ -124,7 +124,7 @@ fn require_consistent(scope: u32, id: &[u8; 16], records: &[Record]) -> Result<(
     shared.directory.check(records).map_err(|error| match error {
         DirectoryError::Full { .. } => {
             Report::new(PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED, error.to_string())
-                .hint("Raise pagevault.max_keys and start the server again.")
+                .hint("Raise pagevault.max_data_keys and start the server again.")
         }
         _ => contradiction(error.to_string()),
     })

@@ -18,12 +18,11 @@ use super::session;
 use super::text::ServerText;
 
 static DEFAULT_ENCRYPTION: GucSetting<bool> = GucSetting::<bool>::new(false);
-static ENFORCE: GucSetting<bool> = GucSetting::<bool>::new(false);
-static PROTECT_STATISTICS: GucSetting<bool> = GucSetting::<bool>::new(true);
+static ENFORCE_ENCRYPTION: GucSetting<bool> = GucSetting::<bool>::new(false);
+static DATA_CATALOG_ENCRYPTION: GucSetting<bool> = GucSetting::<bool>::new(true);
 static RECOVERY_WAITS_FOR_KEYS: GucSetting<bool> = GucSetting::<bool>::new(true);
-static PROTECT_SHARED_CATALOGS: GucSetting<bool> = GucSetting::<bool>::new(false);
-static CIPHER: GucSetting<Option<CString>> =
-    GucSetting::<Option<CString>>::new(Some(c"aes-256-xts"));
+static SHARED_CATALOG_ENCRYPTION: GucSetting<bool> = GucSetting::<bool>::new(false);
+static CIPHER: GucSetting<Cipher> = GucSetting::<Cipher>::new(Cipher::Aes256Xts);
 static KEYRING_COMMAND: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 static UNLOCK_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30);
 static KEYRING_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30);
@@ -34,11 +33,11 @@ static AUDIT_DESTINATION: GucSetting<Option<CString>> =
 static AUDIT_FILE: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
 static AUDIT_SYSLOG_SOCKET: GucSetting<Option<CString>> =
     GucSetting::<Option<CString>>::new(Some(c"/dev/log"));
-static MAX_KEYS: GucSetting<i32> = GucSetting::<i32>::new(1_000_000);
+static MAX_DATA_KEYS: GucSetting<i32> = GucSetting::<i32>::new(1_000_000);
 
 static REKEY_WORKERS: GucSetting<i32> = GucSetting::<i32>::new(2);
 static REKEY_THRESHOLD: GucSetting<i32> = GucSetting::<i32>::new(1024);
-static REKEY_RATE: GucSetting<i32> = GucSetting::<i32>::new(32);
+static REKEY_RATE: GucSetting<i32> = GucSetting::<i32>::new(32 * 1024);
 
 static WRITERS_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(60_000);
 
@@ -49,6 +48,15 @@ static REVOKED_KEY_ACTION: GucSetting<RevokedKeyAction> =
 
 static TEMP_ENCRYPTION: GucSetting<TempEncryption> =
     GucSetting::<TempEncryption>::new(TempEncryption::Auto);
+
+/// The ciphers of data keys.
+#[derive(Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
+enum Cipher {
+    #[name = c"aes-256-xts"]
+    Aes256Xts,
+    #[name = c"aes-128-xts"]
+    Aes128Xts,
+}
 
 /// Which temporary data is encrypted.
 #[derive(Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
@@ -96,24 +104,24 @@ pub(crate) fn define(changed: Changed) {
         default_encryption_assigned,
     );
     define_protection(
-        c"pagevault.enforce",
+        c"pagevault.enforce_encryption",
         c"Refuses whatever would leave a relation in plaintext that a label or setting wants encrypted.",
         c"For everyone, superusers too.",
-        &ENFORCE,
-        enforce_assigned,
+        &ENFORCE_ENCRYPTION,
+        enforce_encryption_assigned,
     );
     define_protection(
-        c"pagevault.protect_statistics",
+        c"pagevault.data_catalog_encryption",
         c"Encrypts the catalogs that hold values of user tables as soon as anything in the database is encrypted.",
         c"pg_statistic, pg_statistic_ext_data and pg_largeobject.",
-        &PROTECT_STATISTICS,
-        protect_statistics_assigned,
+        &DATA_CATALOG_ENCRYPTION,
+        data_catalog_encryption_assigned,
     );
     GucRegistry::define_bool_guc(
-        c"pagevault.protect_shared_catalogs",
+        c"pagevault.shared_catalog_encryption",
         c"Wants the catalogs that all databases share to be encrypted.",
         c"While the key of the cluster is locked nobody can log in then.",
-        &PROTECT_SHARED_CATALOGS,
+        &SHARED_CATALOG_ENCRYPTION,
         GucContext::Sighup,
         GucFlags::default(),
     );
@@ -125,7 +133,7 @@ pub(crate) fn define(changed: Changed) {
         GucContext::Sighup,
         GucFlags::default(),
     );
-    GucRegistry::define_string_guc(
+    GucRegistry::define_enum_guc(
         c"pagevault.cipher",
         c"Cipher of new data keys: aes-256-xts or aes-128-xts.",
         c"Existing data keys keep the cipher they were made with.",
@@ -162,10 +170,10 @@ pub(crate) fn define(changed: Changed) {
         GucFlags::UNIT_S,
     );
     GucRegistry::define_int_guc(
-        c"pagevault.max_keys",
+        c"pagevault.max_data_keys",
         c"Most data keys that the server can hold.",
         c"Reserves address space; memory is used only for keys that exist.",
-        &MAX_KEYS,
+        &MAX_DATA_KEYS,
         1_000,
         16_000_000,
         GucContext::Postmaster,
@@ -201,13 +209,13 @@ pub(crate) fn define(changed: Changed) {
     );
     GucRegistry::define_int_guc(
         c"pagevault.rekey_rate",
-        c"Most megabytes per second that each rekey worker rewrites.",
-        c"Changes running jobs. 0 means as fast as it can.",
+        c"How much each rekey worker rewrites per second, at most.",
+        c"Changes running jobs. 0 means no limit.",
         &REKEY_RATE,
         0,
-        1_000_000,
+        i32::MAX,
         GucContext::Sighup,
-        GucFlags::default(),
+        GucFlags::UNIT_KB,
     );
     GucRegistry::define_int_guc(
         c"pagevault.writers_timeout",
@@ -362,14 +370,14 @@ unsafe extern "C-unwind" fn default_encryption_assigned(new: bool, _extra: *mut 
 
 /// Contract: as above.
 #[pg_guard]
-unsafe extern "C-unwind" fn enforce_assigned(new: bool, _extra: *mut c_void) {
-    assigned("pagevault.enforce", ENFORCE.get(), new);
+unsafe extern "C-unwind" fn enforce_encryption_assigned(new: bool, _extra: *mut c_void) {
+    assigned("pagevault.enforce_encryption", ENFORCE_ENCRYPTION.get(), new);
 }
 
 /// Contract: as above.
 #[pg_guard]
-unsafe extern "C-unwind" fn protect_statistics_assigned(new: bool, _extra: *mut c_void) {
-    assigned("pagevault.protect_statistics", PROTECT_STATISTICS.get(), new);
+unsafe extern "C-unwind" fn data_catalog_encryption_assigned(new: bool, _extra: *mut c_void) {
+    assigned("pagevault.data_catalog_encryption", DATA_CATALOG_ENCRYPTION.get(), new);
 }
 
 /// Told that this session changes a protection: its name, the old value and the new.
@@ -400,19 +408,19 @@ pub(crate) fn default_encryption() -> bool {
     DEFAULT_ENCRYPTION.get()
 }
 
-/// `pagevault.enforce`
-pub(crate) fn enforce() -> bool {
-    ENFORCE.get()
+/// `pagevault.enforce_encryption`
+pub(crate) fn enforce_encryption() -> bool {
+    ENFORCE_ENCRYPTION.get()
 }
 
-/// `pagevault.protect_statistics`
-pub(crate) fn protect_statistics() -> bool {
-    PROTECT_STATISTICS.get()
+/// `pagevault.data_catalog_encryption`
+pub(crate) fn data_catalog_encryption() -> bool {
+    DATA_CATALOG_ENCRYPTION.get()
 }
 
-/// `pagevault.protect_shared_catalogs`
-pub(crate) fn protect_shared_catalogs() -> bool {
-    PROTECT_SHARED_CATALOGS.get()
+/// `pagevault.shared_catalog_encryption`
+pub(crate) fn shared_catalog_encryption() -> bool {
+    SHARED_CATALOG_ENCRYPTION.get()
 }
 
 /// `pagevault.wal_encryption`; `None` to keep it as it is.
@@ -454,10 +462,12 @@ pub(crate) fn bound_read_ahead() {
     .send(PgLogLevel::LOG);
 }
 
-/// `pagevault.cipher`; an unknown name is an error to report to the user.
-pub(crate) fn cipher() -> Result<CipherId, String> {
-    let name = CIPHER.get().map(|s| s.to_string_lossy().into_owned()).unwrap_or_default();
-    name.parse().map_err(|_| name)
+/// `pagevault.cipher`
+pub(crate) fn cipher() -> CipherId {
+    match CIPHER.get() {
+        Cipher::Aes256Xts => CipherId::Aes256Xts,
+        Cipher::Aes128Xts => CipherId::Aes128Xts,
+    }
 }
 
 /// `pagevault.keyring_command`, empty for the default.
@@ -487,7 +497,7 @@ pub(crate) fn rekey_threshold() -> u64 {
 
 /// `pagevault.rekey_rate` in bytes per second, unless it is unlimited.
 pub(crate) fn rekey_rate() -> Option<f64> {
-    Some(f64::from(REKEY_RATE.get()) * 1_048_576.0).filter(|rate| *rate > 0.0)
+    Some(f64::from(REKEY_RATE.get()) * 1024.0).filter(|rate| *rate > 0.0)
 }
 
 /// `pagevault.writers_timeout`, unless there is no limit.
@@ -526,7 +536,7 @@ fn seconds(setting: &GucSetting<i32>) -> Duration {
     Duration::from_secs(setting.get().max(0) as u64)
 }
 
-/// `pagevault.max_keys`
-pub(crate) fn max_keys() -> usize {
-    MAX_KEYS.get().max(1_000) as usize
+/// `pagevault.max_data_keys`
+pub(crate) fn max_data_keys() -> usize {
+    MAX_DATA_KEYS.get().max(1_000) as usize
 }

@@ -9,7 +9,7 @@
 //!   before it names the table.
 //! - An empty table that is attached follows the partitioned table; pg_dump restores partitions so.
 //!   One with pages stays what it is. The same where one is detached.
-//! - `pagevault.enforce` refuses plaintext relations that come to where encryption is wanted.
+//! - `pagevault.enforce_encryption` refuses plaintext relations that come to where encryption is wanted.
 //!
 //! A new partition is told its partitioned table before its file has a block, and decided at once.
 
@@ -52,7 +52,7 @@ pub(crate) fn relation_altered(oid: Oid) {
     if facts.kind == Kind::Sequence {
         note(Altered::Sequence(oid));
     }
-    if guc::enforce() {
+    if guc::enforce_encryption() {
         note(Altered::Relation(oid, facts.schema));
     }
 }
@@ -66,7 +66,7 @@ pub(crate) fn parent_changed(child: Oid, parent: Oid) -> Result<()> {
     match relation::facts(child) {
         Some(facts) if is_new(&facts) => {
             let wanted = decision::wanted_below(Some(parent), &facts, facts.tablespace)?;
-            seal_empty_file(facts.file, cipher_of(wanted)?)
+            seal_empty_file(facts.file, cipher_of(wanted))
         }
         _ => {
             note(Altered::Attached(child));
@@ -147,7 +147,7 @@ fn encrypt_if_wanted(facts: &Facts) -> Result<()> {
     match decision::wanted(facts)?.filter(Decision::is_encrypted) {
         Some(decision) if !decision.is_met_by(current) => {
             memo::forget_content();
-            rewrite::encrypt(facts.oid, Some(decision.cipher(None)?))
+            rewrite::encrypt(facts.oid, Some(decision.cipher(None)))
         }
         _ => Ok(()),
     }

@@ -1,16 +1,16 @@
 //! System catalogs: which of them are sealed, and when that happens.
 //!
 //! - `pg_statistic`, `pg_statistic_ext_data` and `pg_largeobject` hold values of user tables. As
-//!   soon as anything in a database is encrypted, they are too (`pagevault.protect_statistics`).
+//!   soon as anything in a database is encrypted, they are too (`pagevault.data_catalog_encryption`).
 //! - A label on the database covers all its catalogs.
-//! - Shared catalogs are sealed if `pagevault.protect_shared_catalogs` says so.
+//! - Shared catalogs are sealed if `pagevault.shared_catalog_encryption` says so.
 //!
 //! A catalog that is replaced follows the policy as any relation does ([`super::decision`]). One
 //! that is there is sealed in place, where the first two begin to hold: at the end of the command
 //! that made it so, or at the latest before its transaction commits. Nobody is kept from reading or
 //! writing it meanwhile.
 
-use pagevault_cipher::CipherId;
+use pagevault_cipher::{CipherId, Epoch};
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Oid};
 
@@ -95,7 +95,7 @@ fn seal(pending: Pending) -> Result<()> {
             }
         }
     }
-    if pending != Pending::Nothing && guc::protect_statistics() && !values_are_sealed() {
+    if pending != Pending::Nothing && guc::data_catalog_encryption() && !values_are_sealed() {
         for oid in WITH_VALUES.into_iter().filter(|oid| !is_brought_by_pg_upgrade(*oid)) {
             seal_now(oid, None)?;
         }
@@ -147,28 +147,48 @@ pub(super) fn wanted(catalog: &Facts) -> Result<Option<Decision>> {
     }
     let holds_values = WITH_VALUES.contains(&catalog.oid);
     let protected = holds_values
-        && guc::protect_statistics()
+        && guc::data_catalog_encryption()
         && directory::anything_sealed_in(process::my_database());
-    Ok(protected.then(|| by_setting("pagevault.protect_statistics")))
+    Ok(protected.then(|| by_setting("pagevault.data_catalog_encryption")))
 }
 
 /// What is wanted of shared catalogs.
 pub(super) fn wanted_of_shared() -> Option<Decision> {
-    guc::protect_shared_catalogs().then(|| by_setting("pagevault.protect_shared_catalogs"))
+    guc::shared_catalog_encryption().then(|| by_setting("pagevault.shared_catalog_encryption"))
 }
 
 fn by_setting(name: &'static str) -> Decision {
     Decision::new(Label::Encrypted(None), Source::Setting(name))
 }
 
-/// `pagevault.encrypt_catalogs()`: seals every catalog of which that is wanted. Returns their
-/// number.
-pub(crate) fn encrypt_wanted() -> Result<i64> {
-    let wanted = wanted_encrypted()?;
-    for (catalog, decision) in &wanted {
+/// `pagevault.encrypt_catalogs()`: seals every catalog of which that is wanted.
+pub(crate) fn encrypt_wanted() -> Result<()> {
+    for (catalog, decision) in wanted_encrypted()? {
         rewrite::encrypt_catalog(catalog.oid, decision.named_cipher())?;
     }
-    Ok(wanted.len() as i64)
+    Ok(())
+}
+
+/// Under which keys catalogs, with what follows them, are written.
+pub(crate) struct Keys(Vec<(Oid, Vec<Option<Epoch>>)>);
+
+impl Keys {
+    pub(crate) fn current() -> Keys {
+        let catalogs = relation::all().into_iter().filter_map(relation::facts);
+        let catalogs = catalogs.filter(|facts| !facts.user_made && facts.kind == Kind::Table);
+        Keys(catalogs.map(|catalog| (catalog.oid, keys_of(catalog.oid))).collect())
+    }
+
+    /// The catalogs that have other keys by now.
+    pub(crate) fn changed(self) -> impl Iterator<Item = Oid> {
+        let changed = self.0.into_iter().filter(|(catalog, keys)| keys_of(*catalog) != *keys);
+        changed.map(|(catalog, _)| catalog)
+    }
+}
+
+fn keys_of(catalog: Oid) -> Vec<Option<Epoch>> {
+    let members = relation::family_as_it_is(catalog);
+    members.iter().map(|member| directory::current_epoch(member.file)).collect()
 }
 
 /// Catalogs, without their indexes and TOAST tables, of which encryption is wanted.
@@ -195,14 +215,15 @@ pub(crate) fn encrypt(catalog: &Facts, cipher: Option<CipherId>) -> Result<()> {
             format!("\"{}\" is a shared catalog, and these are not protected", catalog.name),
         )
         .detail("While the key of the cluster is locked nobody could log in.")
-        .hint("To accept that, set pagevault.protect_shared_catalogs = on."));
+        .hint("To accept that, set pagevault.shared_catalog_encryption = on."));
     }
     let named = || wanted.and_then(|wanted| wanted.named_cipher());
     rewrite::encrypt_catalog(catalog.oid, cipher.or_else(named))
 }
 
-/// `pagevault.decrypt()` of a catalog, unless that is against the policy.
-pub(crate) fn decrypt(catalog: &Facts) -> Result<()> {
+/// `pagevault.decrypt()` of a catalog, unless that is against the policy. Returns the number of the
+/// job, if it takes one.
+pub(crate) fn decrypt(catalog: &Facts) -> Result<Option<i64>> {
     require_table(catalog)?;
     if let Some(wanted) = decision::wanted(catalog)?.filter(Decision::is_encrypted) {
         let (detail, hint) = match wanted.source {
@@ -219,7 +240,7 @@ pub(crate) fn decrypt(catalog: &Facts) -> Result<()> {
         .detail(detail)
         .hint(hint));
     }
-    requests::decrypt(catalog).map(|_| ())
+    requests::decrypt(catalog)
 }
 
 fn require_table(catalog: &Facts) -> Result<()> {

@@ -7,7 +7,7 @@ use pagevault_keystore::precedence::{self, Decided, Location, Surroundings};
 use pgrx::pg_sys::Oid;
 
 use super::label::Label;
-use super::{catalogs, default_cipher, memo, repack};
+use super::{catalogs, memo, repack};
 use crate::keys::store::directory;
 use crate::pg::guc;
 use crate::pg::labels::Object;
@@ -83,8 +83,8 @@ impl Decision {
 
     /// The cipher for a new file: the one that the label names, else that of the file it replaces,
     /// of the relation it follows, or the default.
-    pub(crate) fn cipher(&self, replaced: Option<CipherId>) -> Result<CipherId> {
-        self.named_cipher().or(replaced).or(self.like).map_or_else(default_cipher, Ok)
+    pub(crate) fn cipher(&self, replaced: Option<CipherId>) -> CipherId {
+        self.named_cipher().or(replaced).or(self.like).unwrap_or_else(guc::cipher)
     }
 }
 

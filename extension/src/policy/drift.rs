@@ -17,12 +17,12 @@ use crate::verify::{self, PageState};
 /// A relation that is not as it should be.
 pub(crate) struct Drift {
     pub(crate) relation: Oid,
-    pub(crate) wanted: String,
+    pub(crate) expected: String,
     /// The label or setting that decides.
-    pub(crate) why: ServerText,
+    pub(crate) reason: ServerText,
     pub(crate) actual: String,
     /// SQL that puts it right.
-    pub(crate) heal: ServerText,
+    pub(crate) fix: ServerText,
     /// True if it is to be sealed and is not, or not wholly, and no job has been asked to do that.
     pub(crate) wants_encryption: bool,
 }
@@ -61,21 +61,21 @@ fn drift_of_jobs() -> Result<(Vec<Drift>, Vec<Oid>)> {
         if stopped && job.request.kind == JobKind::Decrypt && is_wanted_encrypted(relation)? {
             continue; // nobody is to go on with it
         }
-        let wanted = match job.request.kind {
+        let expected = match job.request.kind {
             JobKind::Encrypt => "encrypted",
-            JobKind::Decrypt => "plain",
+            JobKind::Decrypt => "plaintext",
             JobKind::Rotate => "encrypted with a new data key",
         };
-        let heal = if stopped { "rekey_resume" } else { "rekey_wait" };
+        let fix = if stopped { "resume_rekey" } else { "wait_for_rekey" };
         found.push(Drift {
             relation,
-            wanted: wanted.to_owned(),
-            why: ServerText::from_bytes(format!("rekey job {id}").as_bytes()),
+            expected: expected.to_owned(),
+            reason: ServerText::from_bytes(format!("rekey job {id}").as_bytes()),
             actual: format!(
                 "{state}, {} of {} pages done",
                 progress.pages_done, progress.pages_total
             ),
-            heal: ServerText::from_bytes(format!("SELECT pagevault.{heal}({id})").as_bytes()),
+            fix: ServerText::from_bytes(format!("SELECT pagevault.{fix}({id})").as_bytes()),
             wants_encryption: false,
         });
     }
@@ -96,17 +96,17 @@ fn drift_of(facts: &Facts, check_files: bool) -> Result<Option<Drift>> {
     if decision.is_met_by(current) && stray == 0 {
         return Ok(None);
     }
-    let mut actual = current.map_or_else(|| "plain".to_owned(), |c| format!("encrypted {c}"));
+    let mut actual = current.map_or_else(|| "plaintext".to_owned(), |c| format!("encrypted {c}"));
     if stray > 0 {
-        let kind = if decision.is_encrypted() { "plaintext" } else { "sealed" };
+        let kind = if decision.is_encrypted() { "plaintext" } else { "encrypted" };
         actual.push_str(&format!(", {stray} {kind} pages"));
     }
     Ok(Some(Drift {
         relation: facts.oid,
-        wanted: decision.label.to_string(),
-        why: decision.source.describe(),
+        expected: decision.label.to_string(),
+        reason: decision.source.describe(),
         actual,
-        heal: heal(facts)?,
+        fix: fix(facts)?,
         wants_encryption: decision.is_encrypted(),
     }))
 }
@@ -124,7 +124,7 @@ fn stray_pages(facts: &Facts, decision: &Decision) -> Result<i64> {
 }
 
 /// Online, and without a label that stays behind. Catalogs have none anyway.
-fn heal(facts: &Facts) -> Result<ServerText> {
+fn fix(facts: &Facts) -> Result<ServerText> {
     let function: &[u8] = if facts.user_made { b"reconcile" } else { b"encrypt" };
     let name = statement::quoted_literal(&relation::sql_name(&root_of(facts)?));
     Ok(ServerText::join(&[b"SELECT pagevault.", function, b"(", name.bytes(), b")"]))

@@ -1,4 +1,4 @@
-//! `pagevault.enforce`: nothing becomes plaintext where encryption is wanted.
+//! `pagevault.enforce_encryption`: nothing becomes plaintext where encryption is wanted.
 //!
 //! New storage follows the policy anyway. What is left to refuse is a policy that is taken away,
 //! and a plaintext relation that is brought to where one holds.
@@ -19,7 +19,7 @@ use crate::pg::report::{Report, Result};
 
 /// Refuses a relation that is written in plaintext although encryption is wanted of it.
 pub(super) fn refuse_plaintext(facts: &Facts) -> Result<()> {
-    if !guc::enforce() || !facts.is_stored() || directory::is_sealed(facts.file) {
+    if !guc::enforce_encryption() || !facts.is_stored() || directory::is_sealed(facts.file) {
         return Ok(());
     }
     match decision::wanted(facts)?.filter(Decision::is_encrypted) {
@@ -37,7 +37,7 @@ pub(super) fn refuse_plaintext(facts: &Facts) -> Result<()> {
 
 /// Refuses a label of a relation that takes encryption away, from it or from one of its partitions.
 pub(super) fn refuse_loss(facts: &Facts, name: &str, label: Option<Label>) -> Result<()> {
-    if !guc::enforce() {
+    if !guc::enforce_encryption() {
         return Ok(());
     }
     let changed = Labels::with(Object::relation(facts.oid), label);
@@ -54,7 +54,7 @@ pub(super) fn refuse_loss(facts: &Facts, name: &str, label: Option<Label>) -> Re
     Ok(())
 }
 
-const TURN_OFF: &str = "A superuser may SET pagevault.enforce = off.";
+const TURN_OFF: &str = "A superuser may SET pagevault.enforce_encryption = off.";
 
 /// A label of something around relations takes encryption away, in this database or in another one.
 /// `elsewise` is what wanted it if not that label.
@@ -80,8 +80,8 @@ pub(super) fn loss(
         detail.push_str(&format!(" Relations of database \"{}\" would lose it.", database.name));
     }
     match database {
-        Some(database) if !guc::enforce() => report.detail(detail).hint(format!(
-            "pagevault.enforce is set for database \"{}\", where a superuser may turn it off with ALTER DATABASE.",
+        Some(database) if !guc::enforce_encryption() => report.detail(detail).hint(format!(
+            "pagevault.enforce_encryption is set for database \"{}\", where a superuser may turn it off with ALTER DATABASE.",
             database.name
         )),
         _ => report.detail(detail).hint(TURN_OFF),
@@ -96,7 +96,7 @@ pub(super) fn plaintext_files(database: &str, tablespace: Oid, files: usize) -> 
         format!("relations of database \"{database}\" would be in plaintext in {tablespace}, where encryption is enforced"),
     )
     .detail(format!("Their files are copied as they are. In plaintext: {files}."))
-    .hint("Connect to the database that they are in, and encrypt them first: SELECT pagevault.encrypt_database().")
+    .hint("Connect to the database that they are in, and encrypt them first: SELECT * FROM pagevault.encrypt_database().")
 }
 
 fn refused(message: &str, source: Source) -> Report {

@@ -9,7 +9,7 @@ use crate::pg::text::ServerText;
 pub(crate) use pagevault_keystore::label::Label;
 
 /// A HINT that names the ciphers.
-pub(crate) const KNOWN_CIPHERS: &str = "Known ciphers are aes-256-xts and aes-128-xts.";
+const KNOWN_CIPHERS: &str = "Known ciphers are aes-256-xts and aes-128-xts.";
 
 /// Reads a label as the server holds it. All of them are ASCII.
 pub(crate) fn of_text(text: &ServerText) -> Result<Label> {
@@ -26,7 +26,7 @@ pub(crate) fn parse(text: &str) -> Result<Label> {
             match error {
                 LabelError::UnknownCipher(_) => KNOWN_CIPHERS,
                 LabelError::Malformed(_) => {
-                    "Labels are 'encrypted', 'encrypted aes-128-xts' and 'plain'."
+                    "Labels are 'encrypted', 'encrypted aes-128-xts' and 'plaintext'."
                 }
             },
         )

@@ -30,6 +30,8 @@ pub(crate) struct Labelling {
     /// What it is meant for, if it is a statement of ours.
     meant_for: Option<Object>,
     begun: bool,
+    /// The rekey job that it has made.
+    job: Option<i64>,
 }
 
 /// Those that this session is carrying out, the innermost last: event triggers may label something
@@ -46,7 +48,7 @@ pub(crate) fn mark() -> Mark {
 pub(crate) fn labelling_begins() {
     LABELLINGS.with(|notes| match notes.last() {
         Some(ours) if !ours.begun => ours.begun = true,
-        _ => notes.push(Labelling { meant_for: None, begun: true }),
+        _ => notes.push(Labelling { meant_for: None, begun: true, job: None }),
     });
 }
 
@@ -63,8 +65,8 @@ pub(crate) fn with_notes(at_end: impl FnOnce(&mut Notes<Labelling>)) {
 /// Sets a label (in quotes, or NULL) as the caller would, with the statement, so that event
 /// triggers and others that look at statements hear of it. The statement names the object, and
 /// names may change their bearers until the server has looked them up; so the label provider
-/// compares.
-pub(crate) fn set(object: Object, label: &str) -> Result<()> {
+/// compares. Returns the number of the rekey job, if it takes one.
+pub(crate) fn set(object: Object, label: &str) -> Result<Option<i64>> {
     let Some(target) = object.label_target() else { return Err(gone(object)) };
     let statement = ServerText::join(&[
         b"SECURITY LABEL FOR pagevault ON ",
@@ -73,11 +75,13 @@ pub(crate) fn set(object: Object, label: &str) -> Result<()> {
         label.as_bytes(),
     ]);
     let before = mark();
-    LABELLINGS.with(|notes| notes.push(Labelling { meant_for: Some(object), begun: false }));
+    let ours = Labelling { meant_for: Some(object), begun: false, job: None };
+    LABELLINGS.with(|notes| notes.push(ours));
     // Where it fails, the end of the (sub)transaction forgets it.
     let done = statement::run(statement.as_c_str());
+    let job = LABELLINGS.with(|notes| notes.last().and_then(|ours| ours.job));
     command_ends(before);
-    done
+    done.map(|()| job)
 }
 
 fn gone(object: Object) -> Report {
@@ -114,7 +118,7 @@ pub(crate) fn relabelled(object: Object, column: i32, text: Option<ServerText>) 
     let label = text.as_ref().map(label::of_text).transpose()?;
     let outcome = match object.class {
         pg_sys::RelationRelationId => match relation::facts(object.oid) {
-            Some(facts) => relation_relabelled(&facts, label),
+            Some(facts) => relation_relabelled(&facts, label).map(note_job),
             None => Ok(()),
         },
         _ => surroundings_relabelled(object, label),
@@ -122,6 +126,15 @@ pub(crate) fn relabelled(object: Object, column: i32, text: Option<ServerText>) 
     memo::forget();
     CHANGED.with(|changed| *changed = true);
     outcome
+}
+
+/// The label that is being set takes a rekey job.
+fn note_job(job: Option<i64>) {
+    LABELLINGS.with(|notes| {
+        if let Some(labelling) = notes.last() {
+            labelling.job = job;
+        }
+    });
 }
 
 /// Whether this transaction has changed labels, be it in a subtransaction that was rolled back.
@@ -141,7 +154,8 @@ pub(crate) fn database_is_labelled_encrypted() -> Result<bool> {
     Ok(matches!(label, Some(Label::Encrypted(_))))
 }
 
-fn relation_relabelled(facts: &Facts, label: Option<Label>) -> Result<()> {
+/// Returns the number of the rekey job, if it takes one.
+fn relation_relabelled(facts: &Facts, label: Option<Label>) -> Result<Option<i64>> {
     let name = relation::qualified_name(facts.oid);
     if label.is_some() {
         check_relation(facts, &name)?;
@@ -149,22 +163,22 @@ fn relation_relabelled(facts: &Facts, label: Option<Label>) -> Result<()> {
     // pg_upgrade brings a file that is as the label says, or as the job that is in the way to that.
     // It comes later: what there is now holds no rows.
     if process::is_binary_upgrade() {
-        return Ok(());
+        return Ok(None);
     }
     if takes_encryption_away(Object::relation(facts.oid), label)?.is_some() {
         roles::require_admin(&format!("remove the encryption of {name}"))?;
         enforce::refuse_loss(facts, &name, label)?;
     }
     match label {
-        None => Ok(()),
+        None => Ok(None),
         Some(Label::Encrypted(_)) if facts.kind == Kind::PartitionedTable => {
             data_keys::require_master_key(process::my_database())?;
             catalogs::note_encryption();
-            Ok(())
+            Ok(None)
         }
-        Some(Label::Plain) if facts.kind == Kind::PartitionedTable => Ok(()),
-        Some(Label::Encrypted(cipher)) => requests::encrypt(facts, cipher).map(|_| ()),
-        Some(Label::Plain) => requests::decrypt(facts).map(|_| ()),
+        Some(Label::Plain) if facts.kind == Kind::PartitionedTable => Ok(None),
+        Some(Label::Encrypted(cipher)) => requests::encrypt(facts, cipher),
+        Some(Label::Plain) => requests::decrypt(facts),
     }
 }
 

@@ -98,8 +98,8 @@ fn cipher_for_new_storage(file: RelFile) -> Result<Option<CipherId>> {
     }
     match undecided {
         false => Ok(None),
-        true if file.database == catalogs::SHARED => cipher_of(catalogs::wanted_of_shared()),
-        true => cipher_of(decision::wanted_of_place(tablespace)?),
+        true if file.database == catalogs::SHARED => Ok(cipher_of(catalogs::wanted_of_shared())),
+        true => Ok(cipher_of(decision::wanted_of_place(tablespace)?)),
     }
 }
 
@@ -112,7 +112,7 @@ fn cipher_for_replacement(replaced: &Facts, file: RelFile) -> Result<Option<Ciph
     };
     let current = directory::current_cipher(replaced.file);
     match wanted {
-        Some(decision) if decision.is_encrypted() => decision.cipher(current).map(Some),
+        Some(decision) if decision.is_encrypted() => Ok(Some(decision.cipher(current))),
         Some(decision) if decision.is_plain_by_own_label() => Ok(None),
         _ => Ok(current),
     }
@@ -126,7 +126,7 @@ pub(crate) fn relation_created(oid: Oid) -> Result<()> {
         return Ok(());
     }
     altered::note_created(&facts);
-    let wanted = match cipher_of(decision::wanted(&facts)?)? {
+    let wanted = match cipher_of(decision::wanted(&facts)?) {
         // Made for a serial column, it is owned later than it is created; the table is locked, and
         // that has decided.
         None if facts.kind == Kind::Sequence => directory::current_cipher(facts.file),
@@ -171,26 +171,12 @@ fn seal_empty_file(file: RelFile, wanted: Option<CipherId>) -> Result<()> {
 }
 
 /// The cipher for the file of a new relation.
-fn cipher_of(wanted: Option<Decision>) -> Result<Option<CipherId>> {
-    wanted.filter(Decision::is_encrypted).map(|decision| decision.cipher(None)).transpose()
+fn cipher_of(wanted: Option<Decision>) -> Option<CipherId> {
+    wanted.filter(Decision::is_encrypted).map(|decision| decision.cipher(None))
 }
 
 /// The cipher that a relation is to be sealed with where none is named: its label's, or the
 /// default.
 pub(crate) fn cipher_wanted_of(facts: &Facts) -> Result<CipherId> {
-    match decision::wanted(facts)?.filter(Decision::is_encrypted) {
-        Some(decision) => decision.cipher(None),
-        None => default_cipher(),
-    }
-}
-
-/// The cipher of new data keys where none is named.
-pub(crate) fn default_cipher() -> Result<CipherId> {
-    guc::cipher().map_err(|name| {
-        Report::new(
-            PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
-            format!("pagevault.cipher is set to the unknown cipher \"{name}\""),
-        )
-        .hint(label::KNOWN_CIPHERS)
-    })
+    Ok(cipher_of(decision::wanted(facts)?).unwrap_or_else(guc::cipher))
 }

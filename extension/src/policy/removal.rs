@@ -47,7 +47,7 @@ fn refuse_if_anything_is_sealed() -> Result<()> {
         "cannot drop extension pagevault: this database has encrypted relations",
     )
     .detail(format!("Encrypted, or not wholly decrypted: {}.", names.join(", ")))
-    .hint("Turn off pagevault.protect_statistics, run pagevault.decrypt_database() and wait for its jobs, then pagevault.decrypt() of what pagevault.relations still shows as encrypted."))
+    .hint("Turn off pagevault.data_catalog_encryption, run pagevault.decrypt_database() and wait for its jobs, then pagevault.decrypt() of what pagevault.relations still shows as encrypted."))
 }
 
 /// Relations of this database, without those that follow others, that have sealed pages on disk or

@@ -28,7 +28,7 @@ struct View {
 /// Of every database that anything can be in.
 fn views() -> Result<Vec<View>> {
     let defaults = catalog::settings_of_databases(c"pagevault.default_encryption");
-    let enforced = catalog::settings_of_databases(c"pagevault.enforce");
+    let enforced = catalog::settings_of_databases(c"pagevault.enforce_encryption");
     let set = |settings: &[(Oid, bool)], oid: Oid| -> Option<bool> {
         let mut values = settings.iter().filter(|(of, _)| *of == oid).map(|(_, on)| *on);
         let first = values.next()?;
@@ -41,7 +41,8 @@ fn views() -> Result<Vec<View>> {
             label: memo::label_of(Object::database(database.oid))?,
             default_encryption: default.unwrap_or_else(guc::default_encryption),
             // Here a superuser may have turned it off. There it is not this session's to turn off.
-            enforces: guc::enforce() || (!here && set(&enforced, database.oid) == Some(true)),
+            enforces: guc::enforce_encryption()
+                || (!here && set(&enforced, database.oid) == Some(true)),
             database,
         })
     });
@@ -79,7 +80,7 @@ pub(super) fn refuse_loss(object: Object, change: Change) -> Result<()> {
 }
 
 fn schema(object: Object, change: Change) -> Result<()> {
-    if !guc::enforce() {
+    if !guc::enforce_encryption() {
         return Ok(());
     }
     let database = memo::label_of(Object::my_database())?;
@@ -142,5 +143,5 @@ pub(super) fn is_wanted_in(database: Oid, tablespace: Oid) -> Result<bool> {
 /// True if nothing of a database may become plaintext where encryption is wanted.
 pub(super) fn is_enforced_in(database: Oid) -> Result<bool> {
     let view = views()?.into_iter().find(|view| view.database.oid == database);
-    Ok(view.map_or_else(guc::enforce, |view| view.enforces))
+    Ok(view.map_or_else(guc::enforce_encryption, |view| view.enforces))
 }

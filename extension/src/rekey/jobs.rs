@@ -98,7 +98,7 @@ fn require(number: i64) -> Result<Known> {
             PgSqlErrorCode::ERRCODE_UNDEFINED_OBJECT,
             format!("rekey job {number} does not exist in this database"),
         )
-        .hint("See pagevault.rekey_progress.")
+        .hint("See pagevault.rekey_jobs.")
     })
 }
 
@@ -212,7 +212,7 @@ fn in_use(name: &str, other: &Known) -> Report {
     Report::new(PgSqlErrorCode::ERRCODE_OBJECT_IN_USE, format!("{name} is being rekeyed already"))
         .detail(format!("Job {id} ({kind}) is {state}."))
         .hint(format!(
-            "Wait with pagevault.rekey_wait({id}), or end it with pagevault.rekey_cancel({id})."
+            "Wait with pagevault.wait_for_rekey({id}), or end it with pagevault.cancel_rekey({id})."
         ))
 }
 
@@ -340,7 +340,7 @@ fn end_as(job: &Job, state: JobState, error: &str) -> Result<()> {
         JobState::Failed => "failed",
         _ => "cancelled",
     };
-    let (action, by) = (job.kind.name(), "rekey worker");
+    let (action, by) = (job.kind.name(), "rekey_worker");
     let (relation, database) = (job.relation.to_u32(), process::my_database());
     let relation = format!("relation {relation} of database {database}, job {}", job.id);
     log_operation(&Operation { action, by, ..Operation::default() }.on(relation), outcome);

@@ -80,7 +80,9 @@ pub(super) fn is_still_to_be_plain(job: &Job, oid: Oid) -> Result<Wanted> {
 /// settings.)
 fn refusal(facts: &Facts) -> Result<Option<String>> {
     let wanted = policy::decision::wanted(facts)?.filter(|decision| match decision.source {
-        Source::Setting(_) => decision.is_encrypted() && guc::enforce() && facts.user_made,
+        Source::Setting(_) => {
+            decision.is_encrypted() && guc::enforce_encryption() && facts.user_made
+        }
         // It follows what is encrypted still, and what the job decrypts as well.
         Source::Leader(_) => false,
         Source::Own(_) | Source::Around(_) => decision.is_encrypted(),
@@ -97,7 +99,9 @@ fn refusal(facts: &Facts) -> Result<Option<String>> {
 /// Refuses to go on with the decryption of a relation that is wanted encrypted by now.
 pub(crate) fn refuse_wanted(facts: &Facts) -> Result<()> {
     match policy::decision::wanted(facts)?.filter(Decision::is_encrypted) {
-        Some(decision) if guc::enforce() || !matches!(decision.source, Source::Setting(_)) => {
+        Some(decision)
+            if guc::enforce_encryption() || !matches!(decision.source, Source::Setting(_)) =>
+        {
             Err(Report::new(
                 PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
                 format!("{} is to be encrypted", relation::quoted_name(facts)),
@@ -154,7 +158,7 @@ fn submit(facts: &Facts, kind: Kind, cipher: Option<CipherId>) -> Result<i64> {
         PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
         format!("{name} will be {done} in the background by rekey job {job}"),
     )
-    .hint(format!("See pagevault.rekey_progress, or wait with pagevault.rekey_wait({job})."))
+    .hint(format!("See pagevault.rekey_jobs, or wait with pagevault.wait_for_rekey({job})."))
     .send(PgLogLevel::NOTICE);
     Ok(job)
 }
@@ -184,9 +188,9 @@ pub(crate) fn reconcile(facts: &Facts) -> Result<Option<i64>> {
     }
 }
 
-/// Has everything sealed in this database that is wanted so and is not. Returns the number of
-/// relations.
-pub(crate) fn encrypt_all_wanted() -> Result<i64> {
+/// Has all relations sealed in this database, and all catalogs, that are wanted so and are not.
+/// Returns these relations, with the numbers of the jobs where it takes one.
+pub(crate) fn encrypt_all_wanted() -> Result<Vec<(Oid, Option<i64>)>> {
     let mut roots: Vec<Oid> = Vec::new();
     for drift in policy::drift::find(false)? {
         let root = policy::drift::root_of(&relation::require(drift.relation)?)?;
@@ -198,17 +202,19 @@ pub(crate) fn encrypt_all_wanted() -> Result<i64> {
             roots.push(root.oid);
         }
     }
-    for root in &roots {
-        reconcile(&relation::require(*root)?)?;
+    let mut changed = Vec::with_capacity(roots.len());
+    for root in roots {
+        changed.push((root, reconcile(&relation::require(root)?)?));
     }
-    policy::catalogs::encrypt_wanted().map(|catalogs| catalogs + roots.len() as i64)
+    policy::catalogs::encrypt_wanted()?;
+    Ok(changed)
 }
 
 /// Has everything in this database written in plaintext that nothing wants encrypted any more.
-/// Returns the number of jobs. Catalogs that hold values stay sealed:
-/// `pagevault.protect_statistics`.
-pub(crate) fn decrypt_all() -> Result<i64> {
-    let mut count = 0;
+/// Returns these relations, with the numbers of their jobs. Catalogs that hold values stay sealed:
+/// `pagevault.data_catalog_encryption`.
+pub(crate) fn decrypt_all() -> Result<Vec<(Oid, i64)>> {
+    let mut jobs = Vec::new();
     for facts in relation::all().into_iter().filter_map(relation::facts) {
         let is_sealed = |member: &Facts| {
             directory::is_sealed(member.file) && !directory::is_destroyed(member.file)
@@ -226,12 +232,11 @@ pub(crate) fn decrypt_all() -> Result<i64> {
             }
             Some(wanted) if wanted.is_encrypted() => {}
             _ => {
-                submit(&facts, Kind::Decrypt, None)?;
-                count += 1;
+                jobs.push((facts.oid, submit(&facts, Kind::Decrypt, None)?));
             }
         }
     }
-    Ok(count)
+    Ok(jobs)
 }
 
 fn still_wanted(facts: &Facts, why: &str) -> Report {

@@ -31,6 +31,6 @@ pub extern "C-unwind" fn pagevault_unlock_main(_argument: pg_sys::Datum) {
     let mut pause = INTERVAL;
     while !unlock::locked_keys().is_empty() {
         process::wait_in_worker(pause);
-        pause = unlock::unlock_quietly("unlock worker");
+        pause = unlock::unlock_quietly("unlock_worker");
     }
 }

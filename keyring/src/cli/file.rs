@@ -38,7 +38,9 @@ pub(super) fn create(
             ErrorClass::BadOptions,
             format!("key file \"{path}\" already holds a key \"{}\"", printable(name)),
         )
-        .with_hint("A new version of it is made by SQL: SELECT pagevault.rotate_master_key()"));
+        .with_hint(
+            "A new version of it is made by SQL: SELECT pagevault.rotate_database_master_key()",
+        ));
     }
     add_version(&mut locked.keys, name)?;
     locked.replace()?;

@@ -450,7 +450,7 @@ fn cannot_rotate(key: &str) -> ProviderError {
         ))
         .with_hint(
             "Make a new version of the key with the tools of the key server and try again; or make \
-             a new key, and give its name to set_master_key() or set_cluster_master_key().",
+             a new key, and give its name to set_database_master_key() or set_cluster_master_key().",
         )
 }
 

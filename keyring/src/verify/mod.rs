@@ -188,12 +188,12 @@ fn tell(
     }
     writeln!(
         out,
-        "relations    {} files: {} pages sealed, {} in plaintext, {} empty, {} whose keys were destroyed",
+        "relations    {} files: {} pages encrypted, {} in plaintext, {} empty, {} whose keys were destroyed",
         findings.files, findings.sealed, findings.plaintext, findings.empty, findings.shredded
     )?;
     writeln!(
         out,
-        "WAL          {} pages sealed, {} in plaintext; {} records",
+        "WAL          {} pages encrypted, {} in plaintext; {} records",
         findings.wal_sealed, findings.wal_plaintext, findings.records
     )?;
     for damage in &findings.listed {

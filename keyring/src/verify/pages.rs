@@ -250,16 +250,17 @@ pub(super) fn open(
     }
     if let Entry::Vacant(place) = keys.entry(epoch) {
         let record = entry.and_then(|entry| entry.keys.get(&epoch));
-        let record = record.ok_or_else(|| format!("the keystore has no key for epoch {epoch}"))?;
+        let record =
+            record.ok_or_else(|| format!("the keystore has no data key of version {epoch}"))?;
         let unwrapped = without_trace(|| {
             let key = work.unlocked.data_key(file.file, epoch, record)?;
             place.insert(PageKey::new(&key));
             Some(())
         });
-        unwrapped.ok_or_else(|| format!("the key for epoch {epoch} cannot be unwrapped"))?;
+        unwrapped.ok_or_else(|| format!("data key version {epoch} cannot be unwrapped"))?;
     }
     if checksums && stored_checksum(page) != page_checksum(page, block) {
-        return Err("the checksum of the sealed page is wrong".to_owned());
+        return Err("the checksum of the encrypted page is wrong".to_owned());
     }
     if let Some(key) = keys.get(&epoch) {
         page::open(page, key, block, file.fork, checksums);

@@ -104,7 +104,7 @@ pub(super) fn look(
             Some(())
         });
         if unwrapped.is_none() {
-            findings.damage(format!("WAL key {generation} cannot be unwrapped"));
+            findings.damage(format!("WAL key version {generation} cannot be unwrapped"));
         }
     }
     let mut reader = Reader::default();
@@ -154,8 +154,10 @@ pub(super) fn look(
             if let Err(fault) = wal_pages::open(&keys, &mut page, |_, found| found == address) {
                 let generation = fault.generation;
                 let path = work.show(&segment.path);
-                findings
-                    .damage(format!("{path}, {}: no key of generation {generation}", lsn(address)));
+                findings.damage(format!(
+                    "{path}, {}: no WAL key of version {generation}",
+                    lsn(address)
+                ));
                 reader.reset();
                 continue;
             }

@@ -383,7 +383,7 @@ fn without_such_a_program_a_rotation_by_other_tools_counts() {
     let rotate = json!({"rotate": {"wrapped": programs.wrap(&[1; 32])}});
     let failed = programs.failed(&programs.one(rotate.clone()), "bad_options");
     assert_eq!(failed.message, "provider has no program that rotates keys");
-    assert!(failed.hint.contains("set_master_key()"), "{failed:?}");
+    assert!(failed.hint.contains("set_database_master_key()"), "{failed:?}");
     failure(&programs.one(rotate_action()), "bad_options");
     fs::write(programs.note(), "4\n").unwrap();
     assert_eq!(programs.one(rotate), json!({"rotated": {"key_version": 4}}));

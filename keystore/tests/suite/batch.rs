@@ -229,11 +229,11 @@ fn descriptions() {
             "provider disk kind file",
             "drop provider disk",
             "database key 5/2 provider disk master key main version 3",
-            "data key rel 1663/5/16384 epoch 1 aes-256-xts key 5/1",
-            "data key rel 1663/5/16384 epoch 2 cipher 99 key 0/1",
-            "current rel 1663/5/16384 epoch 1 owner 16384",
-            "plaintext rel 1663/5/16384 after epoch 2",
-            "retired rel 1663/5/16384 after epoch 2 lsn 1/6B374D8F",
+            "data key rel 1663/5/16384 version 1 aes-256-xts key 5/1",
+            "data key rel 1663/5/16384 version 2 cipher 99 key 0/1",
+            "current rel 1663/5/16384 version 1 owner 16384",
+            "plaintext rel 1663/5/16384 after version 2",
+            "retired rel 1663/5/16384 after version 2 lsn 1/6B374D8F",
         ]
     );
     assert_eq!(batch::describe_all(&all[..2]), "provider disk kind file; drop provider disk");

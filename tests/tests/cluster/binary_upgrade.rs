@@ -28,12 +28,12 @@ fn a_cluster_with_encrypted_relations_is_not_upgraded() -> Result<()> {
     ensure!(cluster.text("SELECT id FROM secret")? == "7", "the table");
 
     // Nothing is left behind where nothing is encrypted.
-    cluster.set(&[("pagevault.protect_statistics", "off")])?;
+    cluster.set(&[("pagevault.data_catalog_encryption", "off")])?;
     for catalog in ["pg_statistic", "pg_statistic_ext_data", "pg_largeobject"] {
         cluster.sql(&format!("SELECT pagevault.decrypt('{catalog}')"))?;
     }
-    cluster.sql(&label("TABLE secret", "'plain'"))?;
-    cluster.sql("SELECT pagevault.rekey_wait(job) FROM pagevault.rekey_progress")?;
+    cluster.sql(&label("TABLE secret", "'plaintext'"))?;
+    cluster.sql("SELECT pagevault.wait_for_rekey(job) FROM pagevault.rekey_jobs")?;
     cluster.stop(StopMode::Fast)?;
     cluster.start_server_with(&BINARY_UPGRADE)?;
     ensure!(cluster.text("SELECT id FROM secret")? == "7", "the table, in plaintext");
@@ -62,7 +62,7 @@ fn no_key_is_made_for_a_file_that_pg_upgrade_replaces() -> Result<()> {
     // Afterwards there is drift, and nothing else.
     cluster.restart()?;
     expect(&cluster, "t", "plain")?;
-    let heal = "SELECT heal FROM pagevault.drift WHERE relation = 't'::regclass";
+    let heal = "SELECT fix FROM pagevault.drift WHERE relation = 't'::regclass";
     let heal = cluster.text(heal)?;
     ensure!(heal == "SELECT pagevault.reconcile('public.t')", "{heal}");
     cluster.sql(&heal)?;

@@ -76,7 +76,7 @@ fn expect(cluster: &Cluster, client: &mut Client, shared: bool, sealed: bool) ->
 fn expect_no_drift(client: &mut Client) -> Result<()> {
     let rows = column(
         client,
-        "SELECT concat_ws(', ', relation, wanted, why, actual) FROM pagevault.drift(true)
+        "SELECT concat_ws(', ', relation, expected, reason, actual) FROM pagevault.drift(true)
          WHERE relation::oid < 16384",
     )?;
     ensure!(rows.is_empty(), "drift: {rows:?}");
@@ -137,11 +137,11 @@ fn a_label_on_the_database_seals_its_catalogs() -> Result<()> {
 
     // Without the label they stay what they are, until they are decrypted.
     let mut app = cluster.client_to("app")?;
-    run_sql(&mut app, "SET pagevault.protect_statistics = off")?;
+    run_sql(&mut app, "SET pagevault.data_catalog_encryption = off")?;
     let refused =
         pagevault_tests::cluster::expect_error(&mut app, "SELECT pagevault.decrypt('pg_class')")?;
     ensure!(refused.detail.contains("database app says encrypted"), "{refused}");
-    run_sql(&mut app, &label(APP, "'plain'"))?;
+    run_sql(&mut app, &label(APP, "'plaintext'"))?;
     run_sql(&mut app, "VACUUM FULL pg_proc")?;
     expect(&cluster, &mut app, false, true)?;
     expect_no_drift(&mut app)?;
@@ -149,7 +149,7 @@ fn a_label_on_the_database_seals_its_catalogs() -> Result<()> {
         &mut app,
         "SELECT pagevault.decrypt(oid) FROM pg_class WHERE oid < 16384 AND relkind = 'r' AND NOT relisshared",
     )?;
-    run_sql(&mut app, "SELECT pagevault.rekey_wait(job) FROM pagevault.rekey_progress")?;
+    run_sql(&mut app, "SELECT pagevault.wait_for_rekey(job) FROM pagevault.rekey_jobs")?;
     expect(&cluster, &mut app, false, false)?;
     expect_no_drift(&mut app)?;
     drop(app);
@@ -165,17 +165,18 @@ fn a_label_from_outside_shows_as_drift_inside() -> Result<()> {
     let mut app = cluster.client_to("app")?;
     expect(&cluster, &mut app, false, false)?;
     let drift =
-        "SELECT wanted || ', ' || why || ', ' || actual || ', ' || heal FROM pagevault.drift
+        "SELECT expected || ', ' || reason || ', ' || actual || ', ' || fix FROM pagevault.drift
                  WHERE relation = 'pg_class'::regclass";
     let found = text(&mut app, drift)?;
-    let wanted = "encrypted aes-128-xts, database app, plain, SELECT pagevault.encrypt('pg_catalog.pg_class')";
+    let wanted = "encrypted aes-128-xts, database app, plaintext, SELECT pagevault.encrypt('pg_catalog.pg_class')";
     ensure!(found == wanted, "{found}");
     run_sql(&mut app, "SELECT pagevault.encrypt('pg_catalog.pg_class')")?;
     ensure!(column(&mut app, drift)?.is_empty(), "not healed");
     // What is made anew is sealed; the rest with one call.
     run_sql(&mut app, "VACUUM FULL pg_proc")?;
     ensure!(text(&mut app, "SELECT pagevault.is_encrypted('pg_proc')")? == "t", "pg_proc");
-    let sealed: u32 = text(&mut app, "SELECT pagevault.encrypt_catalogs()")?.parse()?;
+    let sealed: u32 =
+        text(&mut app, "SELECT count(*) FROM pagevault.encrypt_catalogs()")?.parse()?;
     ensure!(sealed > 50, "{sealed} catalogs");
     expect(&cluster, &mut app, false, true)?;
     expect_no_drift(&mut app)?;
@@ -203,7 +204,7 @@ fn who_may_encrypt_catalogs() -> Result<()> {
     // No labels on catalogs, nothing by an index, nothing by accident.
     for (statement, code) in [
         ("SECURITY LABEL FOR pagevault ON TABLE pg_proc IS 'encrypted'", "0A000"),
-        ("SECURITY LABEL FOR pagevault ON TABLE pg_proc IS 'plain'", "0A000"),
+        ("SECURITY LABEL FOR pagevault ON TABLE pg_proc IS 'plaintext'", "0A000"),
         ("SELECT pagevault.encrypt('pg_proc_oid_index')", "42809"),
         ("SELECT pagevault.encrypt('pg_authid')", "55000"),
         ("SELECT pagevault.encrypt('pg_proc', 'rot13')", "22023"),
@@ -264,7 +265,7 @@ fn a_locked_database_keeps_users_out_of_itself_only() -> Result<()> {
     let near = cluster.key_file("near", "main")?;
     cluster.sql(&near.add_provider("near"))?;
     let mut app = cluster.client_to("app")?;
-    run_sql(&mut app, "SELECT pagevault.set_master_key('local', 'main')")?;
+    run_sql(&mut app, "SELECT pagevault.set_database_master_key('local', 'main')")?;
     run_sql(&mut app, &label(APP, "'encrypted'"))?;
     drop(app);
     cluster.sql("SELECT pagevault.set_cluster_master_key('near', 'main')")?;
@@ -296,7 +297,7 @@ fn a_locked_database_keeps_users_out_of_itself_only() -> Result<()> {
             }
         }
     }
-    let state = "SELECT state FROM pagevault.master_keys WHERE database = 'app'";
+    let state = "SELECT state FROM pagevault.database_keys WHERE database = 'app'";
     ensure!(cluster.text(state)? == "locked", "{}", cluster.text(state)?);
     keys.bring_back()?;
     cluster.eventually("SELECT state FROM pagevault.status", "unlocked")?;
@@ -313,17 +314,19 @@ fn shared_catalogs_are_sealed_on_demand() -> Result<()> {
     let mut client = cluster.client()?;
     run_sql(&mut client, "CREATE ROLE wellensittich LOGIN PASSWORD 'x'")?;
     expect(&cluster, &mut client, true, false)?;
-    cluster.set(&[("pagevault.protect_shared_catalogs", "on")])?;
+    cluster.set(&[("pagevault.shared_catalog_encryption", "on")])?;
     let mut client = cluster.client()?;
     expect(&cluster, &mut client, true, false)?;
     let drift =
-        "SELECT wanted || ', ' || why || ', ' || actual || ', ' || heal FROM pagevault.drift
+        "SELECT expected || ', ' || reason || ', ' || actual || ', ' || fix FROM pagevault.drift
                  WHERE relation = 'pg_authid'::regclass";
     let found = text(&mut client, drift)?;
-    let wanted = "encrypted, setting pagevault.protect_shared_catalogs, plain, \
+    let wanted = "encrypted, setting pagevault.shared_catalog_encryption, plaintext, \
                   SELECT pagevault.encrypt('pg_catalog.pg_authid')";
     ensure!(found == wanted, "{found}");
-    ensure!(text(&mut client, "SELECT pagevault.encrypt_catalogs()")?.parse::<u32>()? > 8, "few");
+    let encrypted = "SELECT count(*) > 8 AND count(job) = 0 FROM pagevault.encrypt_catalogs()";
+    ensure!(text(&mut client, encrypted)? == "t", "few");
+    ensure!(text(&mut client, encrypted)? == "f", "twice");
     expect(&cluster, &mut client, true, true)?;
     expect_no_drift(&mut client)?;
     expect(&cluster, &mut client, false, false)?;
@@ -358,8 +361,8 @@ fn shared_catalogs_are_sealed_on_demand() -> Result<()> {
 
     // Off: they stay what they are, and can be decrypted.
     let refused = cluster.error("SELECT pagevault.decrypt('pg_authid')")?;
-    ensure!(refused.detail.contains("protect_shared_catalogs is on"), "{refused}");
-    cluster.set(&[("pagevault.protect_shared_catalogs", "off")])?;
+    ensure!(refused.detail.contains("shared_catalog_encryption is on"), "{refused}");
+    cluster.set(&[("pagevault.shared_catalog_encryption", "off")])?;
     cluster.sql("VACUUM FULL pg_authid")?;
     let mut client = cluster.client()?;
     expect(&cluster, &mut client, true, true)?;
@@ -368,7 +371,7 @@ fn shared_catalogs_are_sealed_on_demand() -> Result<()> {
         &mut client,
         "SELECT pagevault.decrypt(oid) FROM pg_class WHERE oid < 16384 AND relkind = 'r' AND relisshared",
     )?;
-    run_sql(&mut client, "SELECT pagevault.rekey_wait(job) FROM pagevault.rekey_progress")?;
+    run_sql(&mut client, "SELECT pagevault.wait_for_rekey(job) FROM pagevault.rekey_jobs")?;
     expect(&cluster, &mut client, true, false)?;
     drop(client);
     cluster.crash()?;
@@ -384,7 +387,7 @@ fn a_locked_cluster_with_sealed_shared_catalogs_unlocks_by_itself() -> Result<()
     cluster.allow_log("pagevault");
     cluster.allow_log("background worker");
     // All that runs without a client is to be there: the launchers of autovacuum and replication.
-    cluster.set(&[("pagevault.protect_shared_catalogs", "on")])?;
+    cluster.set(&[("pagevault.shared_catalog_encryption", "on")])?;
     cluster.append_conf("autovacuum = on")?;
     cluster.sql("SELECT pagevault.encrypt_catalogs()")?;
     assert_sealed(&cluster.files("pg_authid")?)?;
@@ -421,7 +424,7 @@ fn a_standby_follows_and_takes_over() -> Result<()> {
     let (cluster, keys) = cluster()?;
     let standby = standby_of(&cluster, &[])?;
     // All that is sealed is sealed while it follows.
-    cluster.set(&[("pagevault.protect_shared_catalogs", "on")])?;
+    cluster.set(&[("pagevault.shared_catalog_encryption", "on")])?;
     cluster.sql("SELECT pagevault.encrypt_catalogs()")?;
     let mut app = cluster.client_to("app")?;
     run_sql(&mut app, &label(APP, "'encrypted'"))?;

@@ -81,7 +81,7 @@ fn copies_of_a_database_are_sealed_under_keys_of_their_own_database() -> Result<
     // The copy does not depend on the original's keys: it outlives it and takes another master key.
     cluster.sql("DROP DATABASE model")?;
     let mut copy = cluster.client_to("copy_file_copy")?;
-    run_sql(&mut copy, "SELECT pagevault.set_master_key('local', 'main')")?;
+    run_sql(&mut copy, "SELECT pagevault.set_database_master_key('local', 'main')")?;
     run_sql(&mut copy, "SELECT pagevault.rotate_database_key()")?;
     drop(copy);
     cluster.restart()?;
@@ -96,12 +96,12 @@ fn copies_of_a_database_are_sealed_under_keys_of_their_own_database() -> Result<
 fn a_database_with_its_own_master_key_is_copied_too() -> Result<()> {
     let (cluster, _keys) = cluster()?;
     let mut model = cluster.client_to("model")?;
-    run_sql(&mut model, "SELECT pagevault.set_master_key('local', 'main')")?;
+    run_sql(&mut model, "SELECT pagevault.set_database_master_key('local', 'main')")?;
     let sum = text(&mut model, SUM)?;
     drop(model);
     cluster.sql("CREATE DATABASE copy TEMPLATE model STRATEGY FILE_COPY")?;
     check(&cluster, "copy", &sum)?;
-    let wrapped = "SELECT string_agg(DISTINCT wrapped_by, ' ') FROM pagevault.data_keys";
+    let wrapped = "SELECT string_agg(DISTINCT scope, ' ') FROM pagevault.data_keys";
     let found = text(&mut cluster.client_to("copy")?, wrapped)?;
     ensure!(found == "cluster", "wrapped by {found}");
     cluster.finish()

@@ -1,5 +1,5 @@
 //! What differs from labels and settings is in `pagevault.drift`, and goes with the command that
-//! stands there; `pagevault.enforce` keeps it from coming about.
+//! stands there; `pagevault.enforce_encryption` keeps it from coming about.
 
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::StopMode;
@@ -26,10 +26,10 @@ fn drift_names_the_reason_and_the_remedy() -> Result<()> {
     cluster.sql(&label("SCHEMA \"My App\"", "'encrypted aes-128-xts'"))?;
     let rows = column(
         &mut client,
-        "SELECT relation || '|' || wanted || '|' || why || '|' || actual || '|' || heal
+        "SELECT relation || '|' || expected || '|' || reason || '|' || actual || '|' || fix
          FROM pagevault.drift WHERE relation::text !~ 'pg_toast' ORDER BY relation::text COLLATE \"C\"",
     )?;
-    let why = "encrypted aes-128-xts|schema \"My App\"|plain";
+    let why = "encrypted aes-128-xts|schema \"My App\"|plaintext";
     let why = why.replace("schema \"My App\"", "schema My App");
     let heal = |name: &str| format!("SELECT pagevault.reconcile('\"My App\".{name}')");
     let expected = [
@@ -91,7 +91,7 @@ fn enforcement_lets_through_what_stays_encrypted() -> Result<()> {
     cluster.sql("CREATE SCHEMA app; CREATE TABLE old (id int); INSERT INTO old VALUES (1)")?;
     cluster.sql(&label("SCHEMA app", "'encrypted'"))?;
     cluster.sql("CREATE TABLE app.t (id serial PRIMARY KEY); INSERT INTO app.t DEFAULT VALUES")?;
-    cluster.set(&[("pagevault.enforce", "on")])?;
+    cluster.set(&[("pagevault.enforce_encryption", "on")])?;
     // Out of the schema: it stays encrypted. Back in: it is.
     cluster.sql("ALTER TABLE app.t SET SCHEMA public")?;
     cluster.sql("VACUUM FULL t")?;
@@ -113,13 +113,13 @@ fn enforcement_lets_through_what_stays_encrypted() -> Result<()> {
     drop(client);
     // Off in the session of a superuser, the labels alone decide.
     cluster.sql(&format!(
-        "SET pagevault.enforce = off; {}",
+        "SET pagevault.enforce_encryption = off; {}",
         label("TABLE app.t", "'encrypted aes-128-xts'")
     ))?;
     let mut client = cluster.client()?;
-    run_sql(&mut client, "SET pagevault.enforce = off")?;
-    run_sql(&mut client, &label("TABLE app.t", "'plain'"))?;
-    run_sql(&mut client, "SELECT pagevault.rekey_wait('app.t'::regclass, '60 s')")?;
+    run_sql(&mut client, "SET pagevault.enforce_encryption = off")?;
+    run_sql(&mut client, &label("TABLE app.t", "'plaintext'"))?;
+    run_sql(&mut client, "SELECT pagevault.wait_for_rekey('app.t'::regclass, '60 s')")?;
     drop(client);
     expect(&cluster, "app.t", "plain")?;
     cluster.finish()

@@ -48,7 +48,7 @@ fn files(cluster: &Cluster, client: &mut Client, oid: &str) -> Result<Vec<DataFi
     DataFile::find(&cluster.data_directory().join(path))
 }
 
-const WAIT: &str = "SELECT pagevault.rekey_wait(job) FROM pagevault.rekey_progress
+const WAIT: &str = "SELECT pagevault.wait_for_rekey(job) FROM pagevault.rekey_jobs
     WHERE state IN ('waiting', 'running')";
 
 #[test]
@@ -117,10 +117,10 @@ fn commands_that_heal_name_what_they_heal() -> Result<()> {
             execute(&mut client, "CREATE SEQUENCE %1$I.\"it''s %1$s\"", name)?;
         }
         execute(&mut client, "SECURITY LABEL FOR pagevault ON SCHEMA %I IS 'encrypted'", NAME)?;
-        let why = format!("SELECT DISTINCT why = 'schema ' || {NAME} FROM pagevault.drift");
+        let why = format!("SELECT DISTINCT reason = 'schema ' || {NAME} FROM pagevault.drift");
         ensure!(column(&mut client, &why)? == ["t"], "{encoding}: why");
         let heal = "DO $$ DECLARE c text; BEGIN
-                FOR c IN SELECT heal FROM pagevault.drift LOOP EXECUTE c; END LOOP; END $$";
+                FOR c IN SELECT fix FROM pagevault.drift LOOP EXECUTE c; END LOOP; END $$";
         run_sql(&mut client, heal)?;
         ensure!(text(&mut client, "SELECT count(*) FROM pagevault.drift(true)")? == "0", "drift");
         let sealed = format!(
@@ -138,7 +138,7 @@ fn commands_that_heal_name_what_they_heal() -> Result<()> {
         )?;
         run_sql(
             &mut client,
-            "SET pagevault.protect_statistics = off; SELECT pagevault.decrypt_database()",
+            "SET pagevault.data_catalog_encryption = off; SELECT pagevault.decrypt_database()",
         )?;
         run_sql(&mut client, WAIT)?;
         ensure!(
@@ -205,8 +205,8 @@ fn arguments_that_are_not_utf8_are_refused() -> Result<()> {
             "drop_provider('p' || chr(233))".to_owned(),
             "check_provider('p' || chr(233))".to_owned(),
             "check_provider('local', 'k' || chr(233))".to_owned(),
-            "set_master_key('p' || chr(233), 'main')".to_owned(),
-            "set_master_key('local', 'k' || chr(233))".to_owned(),
+            "set_database_master_key('p' || chr(233), 'main')".to_owned(),
+            "set_database_master_key('local', 'k' || chr(233))".to_owned(),
             "set_cluster_master_key('local', 'k' || chr(233))".to_owned(),
         ] {
             // Messages name arguments, in bytes that this client would not take.

@@ -66,8 +66,8 @@ fn providers_and_master_keys() -> Result<()> {
             "SELECT pagevault.set_cluster_master_key('nobody', 'main')",
             "SELECT pagevault.set_cluster_master_key('local', 'typo')",
             "SELECT pagevault.set_cluster_master_key('local', '')",
-            "SELECT pagevault.set_master_key('local', 'typo')",
-            "SELECT pagevault.rotate_master_key()",
+            "SELECT pagevault.set_database_master_key('local', 'typo')",
+            "SELECT pagevault.rotate_database_master_key()",
         ],
     )?;
     cluster.finish()
@@ -87,7 +87,7 @@ fn before_there_is_a_master_key() -> Result<()> {
             "SELECT pagevault.encrypt('t')",
             "SECURITY LABEL FOR pagevault ON SCHEMA public IS 'encrypted'",
             "SELECT pagevault.set_cluster_master_key('local', 'main')",
-            "SELECT pagevault.rotate_master_key()",
+            "SELECT pagevault.rotate_database_master_key()",
             "SELECT pagevault.rotate_cluster_master_key()",
             "SELECT pagevault.rotate_database_key()",
         ],
@@ -126,7 +126,7 @@ fn labels() -> Result<()> {
             "SECURITY LABEL FOR pagevault ON TABLESPACE pg_global IS 'encrypted'",
             "SECURITY LABEL FOR pagevault ON DATABASE postgres IS 'encrypted rot13'",
             "SECURITY LABEL FOR pagevault ON ROLE postgres IS 'encrypted'",
-            "SET pagevault.cipher = 'rot13'; SELECT pagevault.encrypt('t')",
+            "SET pagevault.cipher = 'rot13'",
             "SET pagevault.nonsense = 1",
             "SELECT * FROM pagevault.verify(1)",
             "SELECT pagevault.is_encrypted(1)",
@@ -161,13 +161,13 @@ fn roles() -> Result<()> {
             "SELECT pagevault.unlock()",
             "SELECT * FROM pagevault.providers",
             "SELECT pagevault.encrypt('foreign_table')",
-            "SECURITY LABEL FOR pagevault ON TABLE own IS 'plain'",
+            "SECURITY LABEL FOR pagevault ON TABLE own IS 'plaintext'",
             "SECURITY LABEL FOR pagevault ON TABLE own IS NULL",
-            "SECURITY LABEL FOR pagevault ON SCHEMA own_schema IS 'plain'",
+            "SECURITY LABEL FOR pagevault ON SCHEMA own_schema IS 'plaintext'",
             "SECURITY LABEL FOR pagevault ON SCHEMA own_schema IS NULL",
             "SECURITY LABEL FOR pagevault ON SCHEMA public IS 'encrypted'",
             "SECURITY LABEL FOR pagevault ON DATABASE postgres IS 'encrypted'",
-            "SET pagevault.enforce = on",
+            "SET pagevault.enforce_encryption = on",
             "SELECT * FROM pagevault.drift",
             "SET pagevault.default_encryption = on",
             "SELECT * FROM pagevault.verify('own')",
@@ -192,7 +192,7 @@ fn roles() -> Result<()> {
          SELECT pagevault.rotate_cluster_master_key();
          SELECT pagevault.rotate_database_key();
          SELECT * FROM pagevault.providers;
-         SELECT * FROM pagevault.master_keys",
+         SELECT * FROM pagevault.database_keys",
     )?;
     drop(keeper);
     cluster.finish()
@@ -216,21 +216,21 @@ fn enforcement() -> Result<()> {
     cluster.sql("SECURITY LABEL FOR pagevault ON DATABASE sealed IS 'encrypted'")?;
     cluster.sql("CREATE DATABASE model")?;
     run_sql(&mut cluster.client_to("model")?, "CREATE TABLE open (id int)")?;
-    cluster.set(&[("pagevault.enforce", "on")])?;
+    cluster.set(&[("pagevault.enforce_encryption", "on")])?;
     check(
         "enforcement",
         &cluster,
         None,
         &[
-            "SECURITY LABEL FOR pagevault ON TABLE app.t IS 'plain'",
-            "SECURITY LABEL FOR pagevault ON SCHEMA app IS 'plain'",
+            "SECURITY LABEL FOR pagevault ON TABLE app.t IS 'plaintext'",
+            "SECURITY LABEL FOR pagevault ON SCHEMA app IS 'plaintext'",
             "SECURITY LABEL FOR pagevault ON SCHEMA app IS NULL",
             "SECURITY LABEL FOR pagevault ON TABLESPACE space IS NULL",
             "SECURITY LABEL FOR pagevault ON DATABASE sealed IS NULL",
             "ALTER DATABASE model SET TABLESPACE space",
             "ALTER TABLE open SET SCHEMA app",
             "ALTER TABLE parts ATTACH PARTITION open FOR VALUES IN (1)",
-            "SET pagevault.default_encryption = on; SECURITY LABEL FOR pagevault ON TABLE open IS 'plain'",
+            "SET pagevault.default_encryption = on; SECURITY LABEL FOR pagevault ON TABLE open IS 'plaintext'",
         ],
     )?;
     cluster.finish()

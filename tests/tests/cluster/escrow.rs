@@ -15,8 +15,7 @@ use pagevault_tests::{Cluster, KeyFile, Settings, StopMode};
 
 use crate::wal::{count, insert, sealing};
 
-const ESCROW: &str =
-    "SELECT concat_ws(' ', last_escrow_at IS NOT NULL, keys_not_in_escrow) FROM pagevault.status";
+const ESCROW: &str = "SELECT concat_ws(' ', last_escrow_at IS NOT NULL, database_keys_not_in_escrow) FROM pagevault.status";
 
 /// A private key in a file of the server user, and its public half.
 fn key_pair(cluster: &Cluster, name: &str) -> Result<(PathBuf, String)> {
@@ -77,7 +76,7 @@ fn taken_over(cluster: &Cluster) -> Result<()> {
     cluster
         .eventually("SELECT count(*) FROM pg_ls_dir('pagevault') f WHERE f = 'restored'", "0")?;
     ensure!(
-        cluster.text("SELECT string_agg(DISTINCT provider, ' ') FROM pagevault.master_keys")?
+        cluster.text("SELECT string_agg(DISTINCT provider, ' ') FROM pagevault.database_keys")?
             == "restored"
     );
     Ok(())
@@ -89,7 +88,7 @@ fn with_a_bundle_another_provider_takes_over() -> Result<()> {
     cluster.allow_log("cannot start without keys");
     cluster.sql("CREATE TABLE sealed AS SELECT i AS id FROM generate_series(1, 1000) i")?;
     cluster.sql("SELECT pagevault.encrypt('sealed')")?;
-    cluster.sql("SELECT pagevault.set_master_key('local', 'main')")?;
+    cluster.sql("SELECT pagevault.set_database_master_key('local', 'main')")?;
     cluster.sql("SELECT pagevault.rotate_database_key()")?;
     let (identity, recipient) = key_pair(&cluster, "identity")?;
     let bundle = cluster.directory().join("bundle");
@@ -232,7 +231,7 @@ fn a_bundle_that_does_not_fit_changes_nothing() -> Result<()> {
     let said = refused(&mut restore(&cluster, &bundle, &identity, &found))?;
     ensure!(said.contains("a server is running"), "{said}");
     cluster
-        .sql("SELECT pagevault.rotate_database_key(), pagevault.set_master_key('local', 'main')")?;
+        .sql("SELECT pagevault.rotate_database_key(), pagevault.set_database_master_key('local', 'main')")?;
     cluster.stop(StopMode::Fast)?;
     let before = keystore(&cluster)?;
 
@@ -312,7 +311,7 @@ fn status_tells_which_keys_are_not_in_escrow() -> Result<()> {
     says("t 0")?;
     cluster.sql("SELECT pagevault.rotate_database_key()")?;
     says("t 1")?;
-    cluster.sql("SELECT pagevault.set_master_key('local', 'main')")?;
+    cluster.sql("SELECT pagevault.set_database_master_key('local', 'main')")?;
     says("t 2")?;
     export("second")?;
     says("t 0")?;

@@ -67,7 +67,7 @@ fn open(archive: &Path) -> Result<()> {
     cluster.sql("SELECT pagevault.rotate_database_key()")?;
     cluster.sql("SELECT pagevault.rotate_wal_key()")?;
     cluster.sql("SELECT pagevault.rotate_data_key('t')")?;
-    cluster.sql("SELECT pagevault.rekey_wait('t'::regclass, '60 s')")?;
+    cluster.sql("SELECT pagevault.wait_for_rekey('t'::regclass, '60 s')")?;
     cluster.crash()?;
     check(&cluster)?;
     cluster.stop(StopMode::Fast)?;
@@ -105,17 +105,10 @@ fn check(cluster: &Cluster) -> Result<()> {
          UNION ALL SELECT count(*) || ' ' || sum(id) FROM was
          UNION ALL SELECT encode(lo_get(4711), 'escape')
          UNION ALL SELECT pagevault.is_encrypted('t')::text || pagevault.is_encrypted('other') || pagevault.is_encrypted('was')
-         UNION ALL SELECT wal FROM pagevault.status",
+         UNION ALL SELECT wal_encrypted::text FROM pagevault.status",
     )?;
-    let expected = [
-        "10 55",
-        "500 v 99",
-        "5 16000",
-        "500 125250",
-        "a large object",
-        "truetruefalse",
-        "encrypted",
-    ];
+    let expected =
+        ["10 55", "500 v 99", "5 16000", "500 125250", "a large object", "truetruefalse", "true"];
     ensure!(answers == expected, "{answers:?}");
     Ok(())
 }
@@ -128,14 +121,14 @@ fn make() -> Result<()> {
     let settings = Settings::default().wal_segment_size(1).conf("min_wal_size = '2MB'");
     let (cluster, _keys) = Cluster::with_keys(&settings)?;
     cluster.set(&[("pagevault.wal_encryption", "on")])?;
-    cluster.eventually("SELECT wal FROM pagevault.status", "encrypted")?;
+    cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "t")?;
     run_sql(&mut cluster.client()?, CONTENT)?;
     cluster.sql("SELECT pagevault.rotate_wal_key()")?;
     cluster.sql("SELECT pagevault.rotate_data_key('t')")?;
-    cluster.sql("SELECT pagevault.rekey_wait('t'::regclass, '60 s')")?;
+    cluster.sql("SELECT pagevault.wait_for_rekey('t'::regclass, '60 s')")?;
     cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
     cluster.sql("SELECT pagevault.decrypt('was')")?;
-    cluster.sql("SELECT pagevault.rekey_wait('was'::regclass, '60 s')")?;
+    cluster.sql("SELECT pagevault.wait_for_rekey('was'::regclass, '60 s')")?;
     cluster.sql("UPDATE pg_database SET datistemplate = false")?;
     cluster.sql("DROP DATABASE template0")?;
     cluster.sql("DROP DATABASE template1")?;

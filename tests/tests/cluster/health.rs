@@ -13,7 +13,7 @@ const ROTATE: &str = "SELECT pagevault.rotate_cluster_master_key()";
 /// Columns of the provider `local` in one string.
 fn local(cluster: &Cluster, columns: &str) -> Result<String> {
     cluster.text(&format!(
-        "SELECT concat_ws(' ', {columns}) FROM pagevault.providers WHERE name = 'local'"
+        "SELECT concat_ws(' ', {columns}) FROM pagevault.providers WHERE provider = 'local'"
     ))
 }
 
@@ -21,7 +21,7 @@ fn local(cluster: &Cluster, columns: &str) -> Result<String> {
 fn views_tell_how_a_provider_answered_last() -> Result<()> {
     let (cluster, keys) = Cluster::with_keys(&Settings::default())?;
     let columns = "reachable, last_success_at IS NOT NULL, last_error_at IS NOT NULL,
-                   coalesce(last_error_class, '-'), consecutive_failures, latency_ms > 0, key_versions";
+                   coalesce(last_error_class, '-'), consecutive_failures, latency_ms > 0, master_key_versions";
     let is = |expected: &str| -> Result<()> {
         let got = local(&cluster, columns)?;
         ensure!(got == expected, "{got}, not {expected}");
@@ -57,9 +57,9 @@ fn views_tell_how_a_provider_answered_last() -> Result<()> {
     cluster.sql(&other.add_provider("other"))?;
     cluster.set(&[("pagevault.keyring_command", "/nonexistent/helper")])?;
     let query = "SELECT count(*) FROM pagevault.providers
-                 WHERE name = 'other' AND reachable IS NULL AND last_error IS NULL AND key_versions = '{}'";
+                 WHERE provider = 'other' AND reachable IS NULL AND last_error IS NULL AND master_key_versions = '{}'";
     ensure!(cluster.text(query)? == "1", "a provider that nobody asked");
-    cluster.sql("SELECT * FROM pagevault.status, pagevault.master_keys, pagevault.relations")?;
+    cluster.sql("SELECT * FROM pagevault.status, pagevault.database_keys, pagevault.relations")?;
     ensure!(local(&cluster, "reachable")? == "t", "a view asked");
     // Options that are only tried out say nothing about the provider.
     cluster.set(&[("pagevault.keyring_command", "")])?;
@@ -83,13 +83,13 @@ fn check_provider_finds_what_is_wrong_and_raises_nothing() -> Result<()> {
     };
     ensure!(count("'local'", "NOT ok OR result = ''")? == "0", "all is well");
     ensure!(
-        count("'local'", "master_key = 'main' AND what LIKE '%unwraps%'")? == "1",
+        count("'local'", "master_key = 'main' AND item LIKE '%unwraps%'")? == "1",
         "round trip"
     );
     keys.add_key("second")?;
-    cluster.sql("SELECT pagevault.set_master_key('local', 'second')")?;
+    cluster.sql("SELECT pagevault.set_database_master_key('local', 'second')")?;
     for key in ["main", "second"] {
-        let condition = format!("master_key = '{key}' AND what LIKE '%unwraps%' AND ok");
+        let condition = format!("master_key = '{key}' AND item LIKE '%unwraps%' AND ok");
         ensure!(count("'local'", &condition)? == "1", "{key}");
     }
     ensure!(count("'local', 'second'", "master_key = 'main'")? == "0", "another key");
@@ -104,7 +104,7 @@ fn check_provider_finds_what_is_wrong_and_raises_nothing() -> Result<()> {
     other.take_away()?;
     ensure!(count("'other'", "NOT ok AND hint <> ''")? == "1", "a file that is away");
     ensure!(
-        cluster.text("SELECT reachable FROM pagevault.providers WHERE name = 'other'")? == "f",
+        cluster.text("SELECT reachable FROM pagevault.providers WHERE provider = 'other'")? == "f",
         "what a check finds is remembered"
     );
 
@@ -158,7 +158,7 @@ fn a_provider_that_never_answers_keeps_nobody_else_waiting() -> Result<()> {
         "TRUNCATE u",
         "CHECKPOINT",
         "SELECT count(*) FROM t",
-        "SELECT * FROM pagevault.status, pagevault.providers, pagevault.master_keys",
+        "SELECT * FROM pagevault.status, pagevault.providers, pagevault.database_keys",
         "CREATE DATABASE other",
     ] {
         run_sql(&mut client, statement)?;

@@ -101,7 +101,7 @@ fn a_crash_between_file_and_wal_leaves_all_servers_of_one_mind() -> Result<()> {
         wait_for(&standby, &cluster)?;
         ensure!(standby.text(SUM)? == sum, "{statement}: the standby differs");
     }
-    cluster.eventually("SELECT pagevault.rekey_wait('t'::regclass)", "t")?;
+    cluster.eventually("SELECT pagevault.wait_for_rekey('t'::regclass)", "t")?;
     before.start_server()?;
     let sum = cluster.text(SUM)?;
     for standby in [standby, before] {
@@ -175,13 +175,11 @@ fn a_standby_is_not_consistent_before_what_its_key_files_say() -> Result<()> {
         standby.sql("CHECKPOINT")?;
         let before = cluster.text("SELECT pg_current_wal_insert_lsn()")?;
         let keys = |server: &Cluster| -> Result<String> {
-            server.text(
-                "SELECT count(*) || ' ' || max(database_key_version) FROM pagevault.master_keys",
-            )
+            server.text("SELECT count(*) || ' ' || max(version) FROM pagevault.database_keys")
         };
         cluster.sql(statement)?;
         if statement.contains("data_key") {
-            cluster.sql("SELECT pagevault.rekey_wait('t'::regclass)")?;
+            cluster.sql("SELECT pagevault.wait_for_rekey('t'::regclass)")?;
         }
         wait_for(&standby, &cluster)?;
         ensure!(keys(&standby)? == keys(&cluster)?);
@@ -201,7 +199,7 @@ fn a_standby_is_not_consistent_before_what_its_key_files_say() -> Result<()> {
             settled.extend(contents.records);
         }
         let newest = newest_version(&settled);
-        let state = standby.text("SELECT max(database_key_version) FROM pagevault.master_keys")?;
+        let state = standby.text("SELECT max(version) FROM pagevault.database_keys")?;
         ensure!(newest.to_string() == state, "the files say {newest}, memory {state}");
         let backup = Standby::default().create(&standby)?;
         backup.append_conf("primary_conninfo = ''\nrestore_command = 'false'")?;
@@ -213,8 +211,7 @@ fn a_standby_is_not_consistent_before_what_its_key_files_say() -> Result<()> {
         backup.allow_log("could not");
         backup.start_server()?;
         backup.eventually("SELECT pg_is_in_recovery()", "f")?;
-        let restored =
-            backup.text("SELECT max(database_key_version) FROM pagevault.master_keys")?;
+        let restored = backup.text("SELECT max(version) FROM pagevault.database_keys")?;
         ensure!(restored == state, "restored {restored}, before {state}");
         // Another standby hears of all of it from the new timeline.
         let follower = standby_of(&backup, &["restore_command = ''"])?;
@@ -248,7 +245,7 @@ fn a_standby_has_the_keys_of_files_in_use_after_a_power_cut() -> Result<()> {
     wait_for(&standby, &cluster)?;
     standby.sql("CHECKPOINT")?;
     each(&cluster, &["VACUUM t", "SELECT pagevault.rotate_data_key('t')"])?;
-    ensure!(cluster.text("SELECT pagevault.rekey_wait('t'::regclass)")? == "t");
+    ensure!(cluster.text("SELECT pagevault.wait_for_rekey('t'::regclass)")? == "t");
     let sum = cluster.text(SUM)?;
     wait_for(&standby, &cluster)?;
     // The table has no room in its buffers: pages are on its disk.
@@ -332,7 +329,7 @@ fn what_contradicts_is_refused_before_it_is_written_down() -> Result<()> {
 fn recovery_that_is_cut_short_keeps_the_newest_wrapping() -> Result<()> {
     let (cluster, keys) = cluster()?;
     cluster.sql("SELECT pagevault.encrypt('t')")?;
-    ensure!(cluster.text("SELECT pagevault.rekey_wait('t'::regclass)")? == "t");
+    ensure!(cluster.text("SELECT pagevault.wait_for_rekey('t'::regclass)")? == "t");
     let older = cluster.key_file("older", "k")?;
     let newer = cluster.key_file("newer", "k")?;
     cluster.sql(&older.add_provider("older"))?;
@@ -356,7 +353,7 @@ fn recovery_that_is_cut_short_keeps_the_newest_wrapping() -> Result<()> {
     cluster.go_on();
     cluster.start_server()?;
     ensure!(cluster.text(SUM)? == sum, "contents differ");
-    let by = "SELECT DISTINCT provider FROM pagevault.master_keys";
+    let by = "SELECT DISTINCT provider FROM pagevault.database_keys";
     ensure!(cluster.text(by)? == "newer", "{}", cluster.text(by)?);
     cluster.finish()
 }
@@ -403,7 +400,7 @@ fn killed_without_fsync(step: &str, meanwhile: impl FnOnce(&Cluster) -> Result<(
     let sum = cluster.text(SUM)?;
     wait_for(&standby, &cluster)?;
     ensure!(standby.text(SUM)? == sum, "the standby differs");
-    let keys = "SELECT count(*) || ' ' || max(epoch) FROM pagevault.data_keys";
+    let keys = "SELECT count(*) || ' ' || max(version) FROM pagevault.data_keys";
     ensure!(standby.text(keys)? == cluster.text(keys)?, "other keys");
     standby.finish()?;
     cluster.finish()

@@ -52,7 +52,7 @@ pub(crate) fn expect(cluster: &Cluster, relation: &str, wanted: &str) -> Result<
 pub(crate) fn drift(cluster: &Cluster) -> Result<Vec<String>> {
     column(
         &mut cluster.client()?,
-        "SELECT relation || ': ' || wanted || ' (' || why || ')' FROM pagevault.drift
+        "SELECT relation || ': ' || expected || ' (' || reason || ')' FROM pagevault.drift
          ORDER BY relation::text COLLATE \"C\"",
     )
 }
@@ -60,7 +60,7 @@ pub(crate) fn drift(cluster: &Cluster) -> Result<Vec<String>> {
 pub(crate) fn expect_no_drift(cluster: &Cluster) -> Result<()> {
     let rows = column(
         &mut cluster.client()?,
-        "SELECT relation || ': ' || wanted || ', ' || why || ', ' || actual FROM pagevault.drift(true)",
+        "SELECT relation || ': ' || expected || ', ' || reason || ', ' || actual FROM pagevault.drift(true)",
     )?;
     ensure!(rows.is_empty(), "drift: {rows:?}");
     Ok(())
@@ -71,7 +71,7 @@ pub(crate) fn heal(cluster: &Cluster) -> Result<()> {
     let mut client = cluster.client()?;
     for _ in 0..20 {
         let Some(command) =
-            column(&mut client, "SELECT heal FROM pagevault.drift(true)")?.into_iter().next()
+            column(&mut client, "SELECT fix FROM pagevault.drift(true)")?.into_iter().next()
         else {
             return Ok(());
         };
@@ -98,16 +98,16 @@ fn the_nearest_label_wins() -> Result<()> {
     cluster.sql(&label("DATABASE postgres", "'encrypted'"))?;
     make("of_database", "", XTS)?;
     // Of the two that are not this database's alone neither takes away what the other wants.
-    cluster.sql(&label("TABLESPACE pg_default", "'plain'"))?;
+    cluster.sql(&label("TABLESPACE pg_default", "'plaintext'"))?;
     make("of_default_tablespace", "", XTS)?;
     cluster.sql(&label("TABLESPACE space", "'encrypted aes-128-xts'"))?;
     make("of_tablespace", "TABLESPACE space", "aes-128-xts")?;
-    cluster.sql(&label("SCHEMA app", "'plain'"))?;
+    cluster.sql(&label("SCHEMA app", "'plaintext'"))?;
     make("app.of_schema", "TABLESPACE space", "plain")?;
     cluster.sql(&label("SCHEMA app", "'encrypted'"))?;
     make("app.of_schema_2", "", XTS)?;
-    cluster.sql(&label("TABLE app.of_schema_2", "'plain'"))?;
-    cluster.sql("SELECT pagevault.rekey_wait('app.of_schema_2'::regclass)")?;
+    cluster.sql(&label("TABLE app.of_schema_2", "'plaintext'"))?;
+    cluster.sql("SELECT pagevault.wait_for_rekey('app.of_schema_2'::regclass)")?;
     expect(&cluster, "app.of_schema_2", "plain")?;
     cluster.sql("TRUNCATE app.of_schema_2")?;
     expect(&cluster, "app.of_schema_2", "plain")?;
@@ -171,7 +171,7 @@ fn partitions_follow_their_own_label_else_their_parents() -> Result<()> {
          CREATE INDEX ON p (name)",
     )?;
     cluster.sql(&label("TABLE p", "'encrypted aes-128-xts'"))?;
-    cluster.sql(&label("SCHEMA plain_schema", "'plain'"))?;
+    cluster.sql(&label("SCHEMA plain_schema", "'plaintext'"))?;
     cluster.sql("CREATE TABLE p1 PARTITION OF p FOR VALUES FROM (10) TO (20)")?;
     cluster.sql("CREATE TABLE plain_schema.p2 PARTITION OF p FOR VALUES FROM (20) TO (30)")?;
     cluster.sql("CREATE TABLE sub1 PARTITION OF sub FOR VALUES IN (101)")?;
@@ -181,12 +181,12 @@ fn partitions_follow_their_own_label_else_their_parents() -> Result<()> {
     expect(&cluster, "plain_schema.p2", XTS_128)?;
     expect(&cluster, "sub1", XTS_128)?;
 
-    cluster.sql(&label("TABLE sub", "'plain'"))?;
+    cluster.sql(&label("TABLE sub", "'plaintext'"))?;
     cluster.sql("CREATE TABLE sub2 PARTITION OF sub FOR VALUES IN (102)")?;
     expect(&cluster, "sub2", "plain")?;
     cluster.sql(&label("TABLE sub", "NULL"))?;
-    cluster.sql(&label("TABLE sub1", "'plain'"))?;
-    cluster.sql("SELECT pagevault.rekey_wait('sub1'::regclass)")?;
+    cluster.sql(&label("TABLE sub1", "'plaintext'"))?;
+    cluster.sql("SELECT pagevault.wait_for_rekey('sub1'::regclass)")?;
     expect(&cluster, "sub1", "plain")?;
 
     // Attached: an empty table follows, one with rows stays what it is.
@@ -291,12 +291,12 @@ fn encryption_stays_until_the_own_label_says_plain() -> Result<()> {
     let (cluster, _keys) = cluster()?;
     cluster.sql(&label("SCHEMA public", "'encrypted'"))?;
     cluster.sql("CREATE TABLE t (id int PRIMARY KEY, name text); INSERT INTO t VALUES (1, 'x')")?;
-    cluster.sql(&label("SCHEMA public", "'plain'"))?;
+    cluster.sql(&label("SCHEMA public", "'plaintext'"))?;
     cluster.sql("VACUUM FULL t")?;
     expect(&cluster, "t", XTS)?;
     cluster.sql("CREATE INDEX ON t (name)")?;
     expect(&cluster, "t", XTS)?;
-    ensure!(drift(&cluster)? == ["t: plain (schema public)"], "{:?}", drift(&cluster)?);
+    ensure!(drift(&cluster)? == ["t: plaintext (schema public)"], "{:?}", drift(&cluster)?);
     heal(&cluster)?;
     expect(&cluster, "t", "plain")?;
     ensure!(drift(&cluster)?.is_empty(), "{:?}", drift(&cluster)?);
@@ -325,16 +325,16 @@ fn who_may_label_and_look() -> Result<()> {
     for (role, object, word, outcome) in [
         ("owner", "SCHEMA app", "'encrypted'", None),
         ("owner", "SCHEMA app", "'encrypted aes-128-xts'", None),
-        ("owner", "SCHEMA app", "'plain'", denied.clone()),
+        ("owner", "SCHEMA app", "'plaintext'", denied.clone()),
         ("owner", "SCHEMA app", "NULL", denied.clone()),
         ("owner", "DATABASE theirs", "'encrypted'", None),
         ("owner", "DATABASE postgres", "'encrypted'", denied.clone()),
         ("owner", "TABLESPACE space", "'encrypted'", denied.clone()),
         ("owner", "SCHEMA kept", "'encrypted'", denied.clone()),
         // The administrator's power is over encryption, not over the objects of others.
-        ("keeper", "SCHEMA app", "'plain'", denied.clone()),
+        ("keeper", "SCHEMA app", "'plaintext'", denied.clone()),
         ("keeper", "SCHEMA kept", "'encrypted'", None),
-        ("keeper", "SCHEMA kept", "'plain'", None),
+        ("keeper", "SCHEMA kept", "'plaintext'", None),
         ("keeper", "SCHEMA kept", "NULL", None),
         ("postgres", "SCHEMA app", "NULL", None),
         ("postgres", "DATABASE theirs", "NULL", None),
@@ -436,12 +436,12 @@ fn a_dump_carries_every_label() -> Result<()> {
     )?;
     for (object, word) in [
         ("SCHEMA sealed", "'encrypted aes-128-xts'"),
-        ("SCHEMA open", "'plain'"),
+        ("SCHEMA open", "'plaintext'"),
         ("DATABASE app", "'encrypted'"),
-        ("TABLESPACE space", "'plain'"),
+        ("TABLESPACE space", "'plaintext'"),
         ("TABLE parts", "'encrypted aes-128-xts'"),
         ("TABLE lone", "'encrypted aes-128-xts'"),
-        ("TABLE free", "'plain'"),
+        ("TABLE free", "'plaintext'"),
         ("SEQUENCE numbers", "'encrypted'"),
         ("MATERIALIZED VIEW folded", "'encrypted'"),
     ] {
@@ -537,9 +537,9 @@ fn names_of_copies_that_pg_repack_makes_are_no_way_out() -> Result<()> {
         "CREATE ROLE stranger; GRANT CREATE ON DATABASE postgres TO stranger;
          CREATE TABLE open (id int)",
     )?;
-    cluster.sql(&label("TABLE open", "'plain'"))?;
+    cluster.sql(&label("TABLE open", "'plaintext'"))?;
     cluster.sql(&label("DATABASE postgres", "'encrypted'"))?;
-    cluster.set(&[("pagevault.enforce", "on")])?;
+    cluster.set(&[("pagevault.enforce_encryption", "on")])?;
     let open = cluster.text("SELECT 'open'::regclass::oid")?;
     let mut client = cluster.client()?;
     run_sql(&mut client, "SET SESSION AUTHORIZATION stranger; CREATE SCHEMA repack")?;

@@ -17,9 +17,9 @@ const MAX_KEYS: u32 = 1000;
 #[test]
 fn a_full_key_directory_refuses_and_survives_a_crash() -> Result<()> {
     let settings = Settings::default()
-        .conf(&format!("pagevault.max_keys = {MAX_KEYS}"))
+        .conf(&format!("pagevault.max_data_keys = {MAX_KEYS}"))
         .conf("pagevault.default_encryption = on")
-        .conf("pagevault.protect_statistics = off");
+        .conf("pagevault.data_catalog_encryption = off");
     let (cluster, _keys) = Cluster::with_keys(&settings)?;
     cluster.sql(&format!(
         "DO $$ BEGIN FOR i IN 1..{MAX_KEYS} LOOP
@@ -37,7 +37,7 @@ fn a_full_key_directory_refuses_and_survives_a_crash() -> Result<()> {
     cluster.crash()?;
     ensure!(keys()? == MAX_KEYS.to_string(), "after a crash {} keys", keys()?);
     ensure!(cluster.text(&format!("SELECT id FROM full_{MAX_KEYS}"))? == MAX_KEYS.to_string());
-    cluster.append_conf("pagevault.max_keys = 1010")?;
+    cluster.append_conf("pagevault.max_data_keys = 1010")?;
     cluster.restart()?;
     cluster.sql("CREATE TABLE one_more (id int)")?;
     cluster.finish()

@@ -20,7 +20,7 @@ fn cluster() -> Result<(Cluster, KeyFile)> {
         .conf("pagevault.unlock_timeout = 1");
     let (cluster, keys) = Cluster::with_keys(&settings)?;
     cluster.sql("CREATE TABLE t (id int); SELECT pagevault.encrypt('t')")?;
-    ensure!(cluster.text("SELECT pagevault.rekey_wait('t'::regclass)")? == "t");
+    ensure!(cluster.text("SELECT pagevault.wait_for_rekey('t'::regclass)")? == "t");
     cluster.sql("CHECKPOINT; SET pagevault.default_encryption = on")?;
     Ok((cluster, keys))
 }

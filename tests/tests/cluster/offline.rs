@@ -23,7 +23,7 @@ fn mixed() -> Result<(Cluster, KeyFile)> {
     )?;
     cluster.sql("SELECT pagevault.encrypt('sealed'); SELECT pagevault.encrypt('gone')")?;
     cluster.sql("SELECT pagevault.rotate_data_key('sealed')")?;
-    cluster.sql("SELECT pagevault.rekey_wait('sealed'::regclass, '1min')")?;
+    cluster.sql("SELECT pagevault.wait_for_rekey('sealed'::regclass, '1min')")?;
     cluster.sql("DELETE FROM sealed WHERE id % 9 = 0; SELECT pagevault.rotate_database_key()")?;
     cluster.sql("VACUUM sealed")?;
     cluster.sql("SELECT pagevault.rotate_wal_key()")?;
@@ -120,17 +120,25 @@ fn inspect_needs_no_keys() -> Result<()> {
     let said = inspect(&cluster.data_directory())?;
     ensure!(said.contains("key file of the cluster, format 1, keystore"), "{said}");
     ensure!(
-        said.contains("provider local kind file") && said.contains("epoch 2 aes-256-xts"),
+        said.contains("provider local kind file") && said.contains("version 2 aes-256-xts"),
         "{said}"
     );
     let said = inspect(&table)?;
-    ensure!(said.contains("sealed, epoch 2") && !said.contains("plaintext"), "{said}");
+    ensure!(
+        said.contains("encrypted, data key version 2") && !said.contains("plaintext"),
+        "{said}"
+    );
     ensure!(inspect(&plain)?.contains("plaintext"));
     let mut all = String::new();
     for segment in Segment::all(&cluster.data_directory().join("pg_wal"))? {
         all += &inspect(&segment.path)?;
     }
-    for state in ["plaintext", "sealed, key 1", "sealed, key 2", "sealed, key 3"] {
+    for state in [
+        "plaintext",
+        "encrypted, WAL key version 1",
+        "encrypted, WAL key version 2",
+        "encrypted, WAL key version 3",
+    ] {
         ensure!(all.contains(state), "no page is {state}: {all}");
     }
     keys.bring_back()?;
@@ -157,7 +165,7 @@ fn verify_looks_at_every_kind_of_file() -> Result<()> {
         cluster.sql(&format!("SELECT pagevault.encrypt('{table}')"))?;
     }
     cluster.sql("SELECT pagevault.rotate_data_key('elsewhere')")?;
-    cluster.sql("SELECT pagevault.rekey_wait('elsewhere'::regclass, '1min')")?;
+    cluster.sql("SELECT pagevault.wait_for_rekey('elsewhere'::regclass, '1min')")?;
     cluster.sql("DELETE FROM sealed WHERE id % 9 = 0")?;
     cluster.sql("VACUUM ANALYZE sealed")?;
     let data = cluster.data_directory();
@@ -197,7 +205,7 @@ fn verify_looks_at_every_kind_of_file() -> Result<()> {
     ensure!(code == Some(2) && said.contains(&place), "{said}");
     std::fs::copy(&elsewhere, &sealed)?;
     let (said, _) = verify(&cluster, &data)?;
-    let place = format!("{} block 0: the keystore has no key for epoch 2", show(&sealed));
+    let place = format!("{} block 0: the keystore has no data key of version 2", show(&sealed));
     ensure!(said.contains(&place), "{said}");
     std::fs::write(&sealed, &whole)?;
     let beyond = PathBuf::from(format!("{}.1", sealed.display()));

@@ -42,18 +42,18 @@ fn the_extension_stays_while_anything_is_encrypted() -> Result<()> {
     refused(&mut client, "public.notes")?;
     // The catalogs are encrypted as well.
     run_sql(&mut client, "SELECT pagevault.decrypt('notes')")?;
-    run_sql(&mut client, "SELECT pagevault.rekey_wait('notes'::regclass, '60 s')")?;
+    run_sql(&mut client, "SELECT pagevault.wait_for_rekey('notes'::regclass, '60 s')")?;
     refused(&mut client, "pg_catalog.pg_statistic")?;
-    run_sql(&mut client, "SET pagevault.protect_statistics = off")?;
+    run_sql(&mut client, "SET pagevault.data_catalog_encryption = off")?;
     for catalog in ["pg_statistic", "pg_statistic_ext_data"] {
         run_sql(&mut client, &format!("SELECT pagevault.decrypt('{catalog}')"))?;
-        let wait = format!("SELECT pagevault.rekey_wait('{catalog}'::regclass, '60 s')");
+        let wait = format!("SELECT pagevault.wait_for_rekey('{catalog}'::regclass, '60 s')");
         run_sql(&mut client, &wait)?;
     }
     refused(&mut client, "pg_catalog.pg_largeobject")?;
     // Another extension goes, and so does the database, which takes everything along.
     run_sql(&mut client, "SELECT pagevault.decrypt('pg_largeobject')")?;
-    run_sql(&mut client, "SELECT pagevault.rekey_wait('pg_largeobject'::regclass, '60 s')")?;
+    run_sql(&mut client, "SELECT pagevault.wait_for_rekey('pg_largeobject'::regclass, '60 s')")?;
     run_sql(&mut client, "BEGIN; DROP EXTENSION pagevault; ROLLBACK")?;
     run_sql(&mut client, "DROP SCHEMA pagevault CASCADE")?;
     ensure!(text(&mut client, "SELECT count(*) FROM notes")? == "5000", "rows");
@@ -69,13 +69,14 @@ fn the_extension_stays_while_anything_is_encrypted() -> Result<()> {
 #[test]
 fn and_until_decrypting_has_ended() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
-    cluster.set(&[("pagevault.rekey_threshold", "0"), ("pagevault.protect_statistics", "off")])?;
+    cluster
+        .set(&[("pagevault.rekey_threshold", "0"), ("pagevault.data_catalog_encryption", "off")])?;
     cluster.sql(
         "CREATE TABLE big AS SELECT i, repeat('x', 1000) AS v FROM generate_series(1, 30000) i",
     )?;
     cluster.sql("SELECT pagevault.encrypt('big')")?;
-    cluster.sql("SELECT pagevault.rekey_wait('big'::regclass, '120 s')")?;
-    cluster.set(&[("pagevault.rekey_rate", "1")])?;
+    cluster.sql("SELECT pagevault.wait_for_rekey('big'::regclass, '120 s')")?;
+    cluster.set(&[("pagevault.rekey_rate", "1MB")])?;
     cluster.sql("SELECT pagevault.decrypt('big')")?;
     cluster.eventually(
         "SELECT NOT encrypted FROM pagevault.relations WHERE relation = 'big'::regclass",
@@ -84,8 +85,9 @@ fn and_until_decrypting_has_ended() -> Result<()> {
     let error = cluster.error("DROP EXTENSION pagevault")?;
     ensure!(error.detail.contains("public.big"), "{error}");
     cluster.set(&[("pagevault.rekey_rate", "0")])?;
-    cluster
-        .sql("SELECT pagevault.rekey_wait('big'::regclass, '120 s'); DROP EXTENSION pagevault")?;
+    cluster.sql(
+        "SELECT pagevault.wait_for_rekey('big'::regclass, '120 s'); DROP EXTENSION pagevault",
+    )?;
     cluster.finish()
 }
 
@@ -94,9 +96,9 @@ fn and_until_decrypting_has_ended() -> Result<()> {
 fn nothing_is_left() -> Result<()> {
     let settings = Settings::default().conf("pagevault.wal_encryption = on").wal_segment_size(1);
     let (mut cluster, keys) = Cluster::with_keys(&settings)?;
-    cluster.eventually("SELECT wal FROM pagevault.status", "encrypted")?;
+    cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "t")?;
     cluster.allow_log("cannot encrypt WAL: the cluster has no master key");
-    cluster.set(&[("pagevault.protect_shared_catalogs", "on")])?;
+    cluster.set(&[("pagevault.shared_catalog_encryption", "on")])?;
     cluster.sql("SELECT pagevault.encrypt('pg_authid')")?;
     cluster.sql("SECURITY LABEL FOR pagevault ON DATABASE postgres IS 'encrypted'")?;
     cluster.sql(
@@ -110,18 +112,18 @@ fn nothing_is_left() -> Result<()> {
     cluster.set(&[
         ("pagevault.wal_encryption", "off"),
         ("pagevault.temp_encryption", "off"),
-        ("pagevault.protect_statistics", "off"),
-        ("pagevault.protect_shared_catalogs", "off"),
+        ("pagevault.data_catalog_encryption", "off"),
+        ("pagevault.shared_catalog_encryption", "off"),
         ("pagevault.default_encryption", "off"),
     ])?;
     cluster.sql("SECURITY LABEL FOR pagevault ON DATABASE postgres IS NULL")?;
     cluster.sql("SELECT pagevault.decrypt_database()")?;
-    cluster.sql("SELECT pagevault.rekey_wait(job) FROM pagevault.rekey_progress")?;
+    cluster.sql("SELECT pagevault.wait_for_rekey(job) FROM pagevault.rekey_jobs")?;
     let mut client = cluster.client()?;
     let rest = "SELECT relation FROM pagevault.relations WHERE encrypted AND kind = 'r'";
     for catalog in column(&mut client, rest)? {
         run_sql(&mut client, &format!("SELECT pagevault.decrypt('{catalog}')"))?;
-        let wait = format!("SELECT pagevault.rekey_wait('{catalog}'::regclass, '60 s')");
+        let wait = format!("SELECT pagevault.wait_for_rekey('{catalog}'::regclass, '60 s')");
         run_sql(&mut client, &wait)?;
     }
     ensure!(
@@ -129,7 +131,7 @@ fn nothing_is_left() -> Result<()> {
         "{rest}"
     );
     drop(client);
-    cluster.eventually("SELECT wal FROM pagevault.status", "plaintext")?;
+    cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "f")?;
     cluster.sql("DROP EXTENSION pagevault; DROP SCHEMA pagevault; DROP ROLE pagevault_admin")?;
     // A server reads the first page of a segment before any other.
     cluster.sql("SELECT pg_switch_wal()")?;
@@ -195,7 +197,7 @@ fn sealed_files(cluster: &Cluster) -> Result<Vec<String>> {
 /// comes back with it.
 #[test]
 fn taken_away_too_early() -> Result<()> {
-    let settings = Settings::default().conf("pagevault.protect_statistics = off");
+    let settings = Settings::default().conf("pagevault.data_catalog_encryption = off");
     let (mut cluster, _keys) = Cluster::with_keys(&settings)?;
     cluster.allow_log("resource manager with ID");
     cluster.allow_log("could not locate a valid checkpoint record");
@@ -221,7 +223,7 @@ fn taken_away_too_early() -> Result<()> {
     ensure!(cluster.text("SELECT id FROM t")? == "7", "the table");
     // WAL is sealed.
     cluster.set(&[("pagevault.wal_encryption", "on")])?;
-    cluster.eventually("SELECT wal FROM pagevault.status", "encrypted")?;
+    cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "t")?;
     cluster.sql("SELECT pg_switch_wal(); CHECKPOINT")?;
     cluster.stop(StopMode::Fast)?;
     let said = without(&cluster)?;
@@ -230,7 +232,7 @@ fn taken_away_too_early() -> Result<()> {
     ensure!(cluster.text("SELECT id FROM t")? == "7", "the table");
     // Neither, but a table is sealed: the server starts, and refuses it.
     cluster.set(&[("pagevault.wal_encryption", "off")])?;
-    cluster.eventually("SELECT wal FROM pagevault.status", "plaintext")?;
+    cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "f")?;
     cluster.stop(StopMode::Fast)?;
     // The segment began sealed.
     let said = without(&cluster)?;
@@ -239,7 +241,7 @@ fn taken_away_too_early() -> Result<()> {
     cluster.sql("SELECT pg_switch_wal()")?;
     for catalog in ["pg_statistic", "pg_statistic_ext_data", "pg_largeobject"] {
         cluster.sql(&format!("SELECT pagevault.decrypt('{catalog}')"))?;
-        cluster.sql(&format!("SELECT pagevault.rekey_wait('{catalog}'::regclass, '60 s')"))?;
+        cluster.sql(&format!("SELECT pagevault.wait_for_rekey('{catalog}'::regclass, '60 s')"))?;
     }
     cluster.stop(StopMode::Fast)?;
     cluster.append_conf("shared_preload_libraries = ''")?;

@@ -18,7 +18,7 @@ const TABLES: &str = "CREATE TABLE open (id int);
     CREATE TABLE part PARTITION OF parts FOR VALUES FROM (0) TO (10)";
 
 pub(crate) const STATE: &str = "SELECT state FROM pagevault.status";
-const KEY_STATES: &str = "SELECT string_agg(DISTINCT state, ' ') FROM pagevault.master_keys";
+const KEY_STATES: &str = "SELECT string_agg(DISTINCT state, ' ') FROM pagevault.database_keys";
 
 /// Asks every second.
 pub(crate) fn watchful() -> Settings {
@@ -172,7 +172,7 @@ fn assert_locked(cluster: &Cluster) -> Result<()> {
         "SELECT pagevault.rotate_cluster_master_key()",
         "SELECT pagevault.rotate_database_key()",
         "SELECT pagevault.set_cluster_master_key('other', 'main')",
-        "SELECT pagevault.set_master_key('other', 'main')",
+        "SELECT pagevault.set_database_master_key('other', 'main')",
     ] {
         let error = cluster.error(statement)?;
         ensure!(
@@ -198,8 +198,8 @@ fn a_revoked_key_locks_what_it_protects_until_it_is_good_again() -> Result<()> {
     cluster.sql(TABLES)?;
     // Turned back into plaintext, it is not the key's business any more.
     cluster.sql("SET pagevault.default_encryption = on; CREATE TABLE once AS SELECT 1 AS id; CREATE TABLE dropped AS SELECT 1 AS id")?;
-    cluster.sql("SECURITY LABEL FOR pagevault ON TABLE once IS 'plain'")?;
-    cluster.sql("SELECT pagevault.rekey_wait('once'::regclass, '60 s')")?;
+    cluster.sql("SECURITY LABEL FOR pagevault ON TABLE once IS 'plaintext'")?;
+    cluster.sql("SELECT pagevault.wait_for_rekey('once'::regclass, '60 s')")?;
     let other = cluster.key_file("other", "main")?;
     cluster.sql(&other.add_provider("other"))?;
     // This session has the table's pages in shared buffers, and its key ready.
@@ -212,9 +212,12 @@ fn a_revoked_key_locks_what_it_protects_until_it_is_good_again() -> Result<()> {
     replace(&cluster, &keys, "main")?;
     cluster.set(&[("pagevault.revalidate_interval", "1s")])?;
     cluster.eventually(STATE, "locked")?;
-    ensure!(cluster.text("SELECT locked_keys FROM pagevault.status")? == "1", "locked_keys");
+    ensure!(
+        cluster.text("SELECT locked_database_keys FROM pagevault.status")? == "1",
+        "locked_database_keys"
+    );
     ensure!(cluster.text(KEY_STATES)? == "locked", "master keys");
-    let cause = cluster.text("SELECT last_unlock_error FROM pagevault.status")?;
+    let cause = cluster.text("SELECT unlock_error FROM pagevault.status")?;
     ensure!(cause.contains("\"local\"") && cause.contains("not the one"), "{cause}");
     assert_locked(&cluster)?;
     for statement in ["SELECT count(*) FROM secret", "EXECUTE cached"] {
@@ -243,16 +246,13 @@ fn a_revoked_key_locks_what_it_protects_until_it_is_good_again() -> Result<()> {
 
     // An outage does not lift it.
     std::fs::remove_file(keys.path())?;
-    let class = "SELECT last_error_class FROM pagevault.providers WHERE name = 'local'";
+    let class = "SELECT last_error_class FROM pagevault.providers WHERE provider = 'local'";
     cluster.eventually(class, "unreachable")?;
     assert_locked(&cluster)?;
     put_back(&keys)?;
-    ensure!(cluster.text("SELECT pagevault.unlock()")? == "t", "unlock()");
+    cluster.sql("SELECT pagevault.unlock()")?;
     ensure!(cluster.text(STATE)? == "unlocked", "status");
-    ensure!(
-        cluster.text("SELECT last_unlock_error IS NULL FROM pagevault.status")? == "t",
-        "cause"
-    );
+    ensure!(cluster.text("SELECT unlock_error IS NULL FROM pagevault.status")? == "t", "cause");
     ensure!(text(&mut session, "EXECUTE cached")? == "1000", "rows are missing");
     ensure!(
         text(&mut session, "SELECT name FROM secret WHERE id = 7")? == "dirty",
@@ -383,10 +383,10 @@ fn wal_gets_no_key_while_that_of_the_cluster_is_locked() -> Result<()> {
         ensure!(cluster.log().contains(failed), "it has not tried");
         Ok(())
     })?;
-    let problem = "SELECT wal_problem FROM pagevault.status";
+    let problem = "SELECT wal_error FROM pagevault.status";
     cluster.eventually(problem, "the key of the cluster is locked")?;
     put_back(&keys)?;
-    cluster.eventually("SELECT wal FROM pagevault.status", "encrypted")?;
+    cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "t")?;
     replace(&cluster, &keys, "another")?;
     cluster.eventually(STATE, "locked")?;
     let error = cluster.error("SELECT pagevault.rotate_wal_key()")?;

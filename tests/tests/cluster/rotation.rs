@@ -35,9 +35,9 @@ fn a_database_gets_its_own_master_key() -> Result<()> {
     let (cluster, keys) = Cluster::with_keys(&Settings::default())?;
     cluster.sql(TABLE)?;
     keys.add_key("of-this-database")?;
-    cluster.sql("SELECT pagevault.set_master_key('local', 'of-this-database')")?;
+    cluster.sql("SELECT pagevault.set_database_master_key('local', 'of-this-database')")?;
     cluster.sql("SET pagevault.default_encryption = on; CREATE TABLE u AS SELECT * FROM t")?;
-    cluster.sql("SELECT pagevault.rotate_master_key()")?;
+    cluster.sql("SELECT pagevault.rotate_database_master_key()")?;
     for _ in 0..2 {
         ensure!(cluster.text("SELECT count(name) FROM t")? == "2000", "t");
         ensure!(cluster.text("SELECT count(name) FROM u")? == "2000", "u");
@@ -101,7 +101,8 @@ fn kill_during_rotation_is_wholly_old_or_wholly_new() -> Result<()> {
         let count = cluster.text(&format!("SELECT count(name) FROM t_{round}"))?;
         ensure!(count == "2000", "t_{round} has {count} rows");
     }
-    let made = "SELECT string_agg(database_key_version::text, ' ' ORDER BY database_key_version) FROM pagevault.master_keys";
+    let made =
+        "SELECT string_agg(version::text, ' ' ORDER BY version) FROM pagevault.database_keys";
     witnesses.judge(&cluster, &[made, "SELECT count(name) FROM t_5"], &["t", "t_0", "t_5"])?;
     cluster.finish()
 }
@@ -197,7 +198,7 @@ fn moving_to_another_provider_is_one_call_and_needs_the_old_one_no_more() -> Res
     // All versions of the key are in memory: the provider that is left may be gone already.
     keys.take_away()?;
     cluster.sql("SELECT pagevault.set_cluster_master_key('other', 'elsewhere')")?;
-    let elsewhere = "SELECT count(*) FROM pagevault.master_keys
+    let elsewhere = "SELECT count(*) FROM pagevault.database_keys
                      WHERE provider = 'other' AND master_key = 'elsewhere' AND state = 'unlocked'";
     ensure!(cluster.text(elsewhere)? == "2", "not all versions were moved");
     cluster.sql("SELECT pagevault.drop_provider('local')")?;
@@ -208,7 +209,7 @@ fn moving_to_another_provider_is_one_call_and_needs_the_old_one_no_more() -> Res
     // To another key of the same provider, which wraps again itself.
     other.add_key("next")?;
     cluster.sql("SELECT pagevault.set_cluster_master_key('other', 'next')")?;
-    let next = "SELECT count(*) FROM pagevault.master_keys WHERE master_key = 'next'";
+    let next = "SELECT count(*) FROM pagevault.database_keys WHERE master_key = 'next'";
     ensure!(cluster.text(next)? == "2", "not all versions were moved");
     cluster.restart()?;
     ensure!(cluster.text("SELECT count(name) FROM t")? == "2000", "rows are missing");
@@ -224,7 +225,7 @@ fn a_backup_from_before_ten_rotations_opens() -> Result<()> {
     for _ in 0..10 {
         cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
     }
-    let version = "SELECT max(master_key_version) FROM pagevault.master_keys";
+    let version = "SELECT max(master_key_version) FROM pagevault.database_keys";
     ensure!(cluster.text(version)? == "11", "no ten rotations");
     cluster.sql("DROP TABLE t")?;
     // Both have the same key file: its path is in the provider's options.

@@ -27,7 +27,7 @@ printf '%s' "$reply"
 /// What witnesses are asked: how database keys are wrapped, and what data keys under them seal.
 const QUESTIONS: [&str; 3] = [
     "SELECT string_agg(concat_ws(' ', provider, master_key, master_key_version), ', ' ORDER BY provider, master_key, master_key_version)
-       FROM pagevault.master_keys",
+       FROM pagevault.database_keys",
     "SELECT concat(count(name), ' ', sum(hashtext(name))) FROM t",
     "SELECT concat(count(name), ' ', sum(hashtext(name))) FROM u",
 ];
@@ -85,7 +85,7 @@ fn runs(cluster: &Cluster) -> Result<u32> {
 fn wrapped_by(cluster: &Cluster) -> Result<Vec<String>> {
     column(
         &mut cluster.client()?,
-        "SELECT DISTINCT concat_ws(' ', provider, master_key, master_key_version) FROM pagevault.master_keys",
+        "SELECT DISTINCT concat_ws(' ', provider, master_key, master_key_version) FROM pagevault.database_keys",
     )
 }
 

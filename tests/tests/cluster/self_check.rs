@@ -52,7 +52,7 @@ fn it_is_done_with_direct_io() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&settings)?;
     proven(&cluster)?;
     cluster.set(&[("pagevault.wal_encryption", "on")])?;
-    cluster.eventually("SELECT wal FROM pagevault.status", "encrypted")?;
+    cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "t")?;
     cluster.sql(
         "CREATE TABLE t AS SELECT i, repeat(md5(i::text), 8) AS t FROM generate_series(1, 20000) i;
          CREATE INDEX ON t (i); UPDATE t SET t = t || i WHERE i % 7 = 0; CHECKPOINT",

@@ -30,8 +30,8 @@ fn databases() -> Result<(Cluster, pagevault_tests::KeyFile)> {
 #[test]
 fn a_tablespace_takes_nothing_from_a_database() -> Result<()> {
     let (cluster, _keys) = databases()?;
-    cluster.sql(&label("TABLESPACE pg_default", "'plain'"))?;
-    cluster.sql(&label("TABLESPACE space", "'plain'"))?;
+    cluster.sql(&label("TABLESPACE pg_default", "'plaintext'"))?;
+    cluster.sql(&label("TABLESPACE space", "'plaintext'"))?;
     for (database, wanted) in [("sealed", XTS), ("open", "plain")] {
         run_sql(
             &mut cluster.client_to(database)?,
@@ -48,7 +48,7 @@ fn a_tablespace_takes_nothing_from_a_database() -> Result<()> {
     run_sql(&mut open, &label("DATABASE open", "'encrypted'"))?;
     let mut drift = column(
         &mut open,
-        "SELECT relation || ' ' || why FROM pagevault.drift WHERE relation > 16383 ORDER BY 1",
+        "SELECT relation || ' ' || reason FROM pagevault.drift WHERE relation > 16383 ORDER BY 1",
     )?;
     drift.retain(|row| !row.contains("pagevault."));
     let expected = ["far", "moved", "t"].map(|table| format!("{table} database open"));
@@ -61,12 +61,12 @@ fn a_tablespace_takes_nothing_from_a_database() -> Result<()> {
 fn what_another_database_would_lose_is_enforced() -> Result<()> {
     let (cluster, _keys) = databases()?;
     cluster.sql(&label("TABLESPACE space", "'encrypted'"))?;
-    cluster.sql("ALTER DATABASE open SET pagevault.enforce = on")?;
-    let hint = "pagevault.enforce is set for database \"open\", where a superuser may turn it off with ALTER DATABASE.";
+    cluster.sql("ALTER DATABASE open SET pagevault.enforce_encryption = on")?;
+    let hint = "pagevault.enforce_encryption is set for database \"open\", where a superuser may turn it off with ALTER DATABASE.";
     // From a database with a label of its own, and from one without: neither is what is asked.
     for database in ["sealed", "postgres"] {
         let mut client = cluster.client_to(database)?;
-        for word in ["'plain'", "NULL"] {
+        for word in ["'plaintext'", "NULL"] {
             let error = expect_error(&mut client, &label("TABLESPACE space", word))?;
             ensure!(error.sqlstate == "42501", "{database}, {word}: {error}");
             ensure!(error.message == "the encryption of tablespace space is enforced", "{error}");
@@ -86,9 +86,9 @@ fn what_another_database_would_lose_is_enforced() -> Result<()> {
     // Another cipher is no loss, nor is what its own label keeps encrypted.
     cluster.sql(&label("TABLESPACE space", "'encrypted aes-128-xts'"))?;
     cluster.sql(&label("DATABASE open", "'encrypted'"))?;
-    cluster.sql(&label("TABLESPACE space", "'plain'"))?;
+    cluster.sql(&label("TABLESPACE space", "'plaintext'"))?;
     cluster.sql(&label("TABLESPACE space", "NULL"))?;
-    for word in ["'plain'", "NULL"] {
+    for word in ["'plaintext'", "NULL"] {
         let error = expect_error(&mut cluster.client()?, &label("DATABASE open", word))?;
         ensure!(error.message == "the encryption of database open is enforced", "{error}");
         ensure!(error.detail == "The label of database open says encrypted.", "{error}");
@@ -96,7 +96,7 @@ fn what_another_database_would_lose_is_enforced() -> Result<()> {
     }
     // A setting there wants it, too.
     cluster.sql(
-        "ALTER DATABASE open RESET pagevault.enforce;
+        "ALTER DATABASE open RESET pagevault.enforce_encryption;
          ALTER DATABASE sealed SET pagevault.default_encryption = on",
     )?;
     cluster.sql(&format!(
@@ -104,17 +104,17 @@ fn what_another_database_would_lose_is_enforced() -> Result<()> {
         label("DATABASE open", "NULL"),
         label("DATABASE sealed", "NULL")
     ))?;
-    cluster.set(&[("pagevault.enforce", "on")])?;
-    let error = cluster.error(&label("TABLESPACE space", "'plain'"))?;
+    cluster.set(&[("pagevault.enforce_encryption", "on")])?;
+    let error = cluster.error(&label("TABLESPACE space", "'plaintext'"))?;
     ensure!(
         error.detail
             == "pagevault.default_encryption is on. Relations of database \"sealed\" would lose it.",
         "{error}"
     );
-    ensure!(error.hint == "A superuser may SET pagevault.enforce = off.", "{error}");
+    ensure!(error.hint == "A superuser may SET pagevault.enforce_encryption = off.", "{error}");
     let mut client = cluster.client()?;
-    run_sql(&mut client, "SET pagevault.enforce = off")?;
-    run_sql(&mut client, &label("TABLESPACE space", "'plain'"))?;
+    run_sql(&mut client, "SET pagevault.enforce_encryption = off")?;
+    run_sql(&mut client, &label("TABLESPACE space", "'plaintext'"))?;
     drop(client);
     cluster.finish()
 }
@@ -132,7 +132,7 @@ fn a_tablespace_is_labelled_where_every_database_has_a_key() -> Result<()> {
     cluster.sql(&format!("CREATE TABLESPACE space OWNER owner LOCATION '{place}'"))?;
     cluster.sql("CREATE DATABASE other")?;
     cluster.sql(&keys.add_provider("local"))?;
-    cluster.sql("SELECT pagevault.set_master_key('local', 'main')")?;
+    cluster.sql("SELECT pagevault.set_database_master_key('local', 'main')")?;
     let mut other = cluster.client_to("other")?;
     run_sql(&mut other, "CREATE TABLE t TABLESPACE space AS SELECT 1 AS id")?;
     let mut owner = cluster.client()?;
@@ -165,11 +165,11 @@ fn what_something_farther_off_wanted_is_enforced() -> Result<()> {
         "CREATE TABLE p (id int) PARTITION BY LIST (id);
          CREATE TABLE kept.p1 PARTITION OF p FOR VALUES IN (1)",
     )?;
-    cluster.set(&[("pagevault.enforce", "on")])?;
-    let error = cluster.error(&label("SCHEMA app", "'plain'"))?;
+    cluster.set(&[("pagevault.enforce_encryption", "on")])?;
+    let error = cluster.error(&label("SCHEMA app", "'plaintext'"))?;
     ensure!(error.message == "the encryption of schema app is enforced", "{error}");
     ensure!(error.detail == "The label of tablespace space says encrypted.", "{error}");
-    let error = cluster.error(&label("TABLE p", "'plain'"))?;
+    let error = cluster.error(&label("TABLE p", "'plaintext'"))?;
     ensure!(error.message == "the encryption of public.p is enforced", "{error}");
     ensure!(error.detail == "The label of schema kept says encrypted.", "{error}");
     cluster.finish()
@@ -183,7 +183,7 @@ fn databases_bring_no_plaintext_to_where_encryption_is_enforced() -> Result<()> 
     let mut open = cluster.client_to("open")?;
     run_sql(&mut open, "CREATE TABLE t AS SELECT 7 AS id")?;
     drop(open);
-    cluster.set(&[("pagevault.enforce", "on")])?;
+    cluster.set(&[("pagevault.enforce_encryption", "on")])?;
     for (statement, database) in [
         ("ALTER DATABASE open SET TABLESPACE space", "open"),
         ("CREATE DATABASE copy TEMPLATE open TABLESPACE space", "copy"),
@@ -202,7 +202,7 @@ fn databases_bring_no_plaintext_to_where_encryption_is_enforced() -> Result<()> 
             error.detail.starts_with("Their files are copied as they are. In plaintext: "),
             "{error}"
         );
-        ensure!(error.hint.contains("SELECT pagevault.encrypt_database()"), "{error}");
+        ensure!(error.hint.contains("SELECT * FROM pagevault.encrypt_database()"), "{error}");
     }
     ensure!(text(&mut cluster.client_to("open")?, "SELECT id FROM t")? == "7", "the row");
     // Nothing of a user's is in these.

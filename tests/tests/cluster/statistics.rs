@@ -71,7 +71,7 @@ fn expect_sealed_in(client: &mut Client) -> Result<()> {
     }
     let rows = column(
         client,
-        "SELECT concat_ws(', ', relation, wanted, why, actual) FROM pagevault.drift(true)
+        "SELECT concat_ws(', ', relation, expected, reason, actual) FROM pagevault.drift(true)
          WHERE relation::oid < 16384",
     )?;
     ensure!(rows.is_empty(), "drift: {rows:?}");
@@ -215,7 +215,7 @@ fn statements(script: &str) -> Vec<String> {
 #[test]
 fn without_protection_values_are_in_plain_files() -> Result<()> {
     let (cluster, _keys) = start()?;
-    cluster.set(&[("pagevault.protect_statistics", "off")])?;
+    cluster.set(&[("pagevault.data_catalog_encryption", "off")])?;
     cluster.sql(&format!("{TABLE}; SELECT pagevault.encrypt('secret')"))?;
     cluster.sql(FILL)?;
     check_statistics(&cluster)?;
@@ -227,14 +227,14 @@ fn without_protection_values_are_in_plain_files() -> Result<()> {
     expect_no_drift(&cluster)?;
 
     // Turned on, the difference shows, and the view says what to do.
-    cluster.set(&[("pagevault.protect_statistics", "on")])?;
+    cluster.set(&[("pagevault.data_catalog_encryption", "on")])?;
     let rows = drift(&cluster)?;
     for catalog in CATALOGS {
-        let row = format!("{catalog}: encrypted (setting pagevault.protect_statistics)");
+        let row = format!("{catalog}: encrypted (setting pagevault.data_catalog_encryption)");
         ensure!(rows.contains(&row), "{row} is not in {rows:?}");
     }
     let mut client = cluster.client()?;
-    for heal in column(&mut client, "SELECT DISTINCT heal FROM pagevault.drift")? {
+    for heal in column(&mut client, "SELECT DISTINCT fix FROM pagevault.drift")? {
         run_sql(&mut client, &heal)?;
     }
     drop(client);
@@ -242,14 +242,14 @@ fn without_protection_values_are_in_plain_files() -> Result<()> {
 
     // And off again, what is sealed stays so, until it is decrypted.
     let refused = cluster.error("SELECT pagevault.decrypt('pg_statistic')")?;
-    ensure!(refused.detail.contains("protect_statistics is on"), "{refused}");
-    cluster.set(&[("pagevault.protect_statistics", "off")])?;
+    ensure!(refused.detail.contains("data_catalog_encryption is on"), "{refused}");
+    cluster.set(&[("pagevault.data_catalog_encryption", "off")])?;
     cluster.sql("ANALYZE")?;
     expect_sealed(&cluster)?;
     cluster.sql("VACUUM FULL pg_statistic")?;
     expect_sealed(&cluster)?;
     cluster.sql("SELECT pagevault.decrypt('pg_statistic')")?;
-    cluster.sql("SELECT pagevault.rekey_wait('pg_statistic'::regclass, '60 s')")?;
+    cluster.sql("SELECT pagevault.wait_for_rekey('pg_statistic'::regclass, '60 s')")?;
     cluster.sql("CHECKPOINT")?;
     assert_plain(&cluster.family_files("pg_statistic")?)?;
     cluster.crash()?;
@@ -280,10 +280,10 @@ fn new_storage_of_protected_catalogs_is_sealed() -> Result<()> {
     expect_sealed(&cluster)?;
     check_statistics(&cluster)?;
     // Rebuilt where it is wanted but not so: sealed as well.
-    cluster.set(&[("pagevault.protect_statistics", "off")])?;
+    cluster.set(&[("pagevault.data_catalog_encryption", "off")])?;
     cluster.sql("SELECT pagevault.decrypt('pg_statistic')")?;
-    cluster.sql("SELECT pagevault.rekey_wait('pg_statistic'::regclass, '60 s')")?;
-    cluster.set(&[("pagevault.protect_statistics", "on")])?;
+    cluster.sql("SELECT pagevault.wait_for_rekey('pg_statistic'::regclass, '60 s')")?;
+    cluster.set(&[("pagevault.data_catalog_encryption", "on")])?;
     cluster.sql("VACUUM FULL pg_statistic")?;
     expect_sealed(&cluster)?;
     cluster.finish()
@@ -310,17 +310,19 @@ fn many_old_large_objects_wait_for_a_command() -> Result<()> {
     ensure!(found.is_empty(), "the canary is in {found:?}");
     let state = "SELECT string_agg(DISTINCT state, ' ' ORDER BY state) FROM pagevault.verify('pg_largeobject')
                  WHERE relation = 'pg_largeobject'::regclass AND fork = 'main'";
-    ensure!(cluster.text(state)? == "plaintext sealed", "{}", cluster.text(state)?);
+    ensure!(cluster.text(state)? == "encrypted plaintext", "{}", cluster.text(state)?);
     ensure!(cluster.text("SELECT pagevault.is_encrypted('pg_largeobject')")? == "f");
     let rows = drift(&cluster)?;
     ensure!(
-        rows == ["pg_largeobject_loid_pn_index: encrypted (setting pagevault.protect_statistics)"],
+        rows == [
+            "pg_largeobject_loid_pn_index: encrypted (setting pagevault.data_catalog_encryption)"
+        ],
         "{rows:?}"
     );
     // More encrypted relations change nothing about that.
     cluster.sql("SET pagevault.default_encryption = on; CREATE TABLE more (id int)")?;
-    ensure!(cluster.text(state)? == "plaintext sealed", "sealed by the way");
-    let heal = cluster.text("SELECT DISTINCT heal FROM pagevault.drift")?;
+    ensure!(cluster.text(state)? == "encrypted plaintext", "sealed by the way");
+    let heal = cluster.text("SELECT DISTINCT fix FROM pagevault.drift")?;
     ensure!(heal == "SELECT pagevault.encrypt('pg_catalog.pg_largeobject')", "{heal}");
     cluster.sql(&heal)?;
     expect_sealed(&cluster)?;

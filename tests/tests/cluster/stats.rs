@@ -17,7 +17,7 @@ fn quiet() -> Settings {
         .conf("bgwriter_lru_maxpages = 0")
         .conf("checkpoint_timeout = 1h")
         .conf("max_wal_size = 10GB")
-        .conf("pagevault.protect_statistics = off")
+        .conf("pagevault.data_catalog_encryption = off")
 }
 
 /// A row of the view.
@@ -35,13 +35,13 @@ struct Row {
 fn row(client: &mut Client, kind: &str) -> Result<Row> {
     let row = client.query_one("SELECT * FROM pagevault.stats WHERE kind = $1", &[&kind])?;
     Ok(Row {
-        sealed: row.try_get("sealed")?,
-        opened: row.try_get("opened")?,
-        bytes_sealed: row.try_get("bytes_sealed")?,
-        bytes_opened: row.try_get("bytes_opened")?,
-        seal_time: row.try_get("seal_time")?,
-        open_time: row.try_get("open_time")?,
-        failures: row.try_get("open_failures")?,
+        sealed: row.try_get("pages_encrypted")?,
+        opened: row.try_get("pages_decrypted")?,
+        bytes_sealed: row.try_get("bytes_encrypted")?,
+        bytes_opened: row.try_get("bytes_decrypted")?,
+        seal_time: row.try_get("encrypt_time_ms")?,
+        open_time: row.try_get("decrypt_time_ms")?,
+        failures: row.try_get("decrypt_failures")?,
     })
 }
 
@@ -66,7 +66,7 @@ fn during(cluster: &Cluster, kind: &str, f: impl FnOnce() -> Result<()>) -> Resu
 fn on_disk(cluster: &Cluster, table: &str, fork: &str) -> Result<i64> {
     let pages = cluster.text(&format!(
         "SELECT coalesce(sum(pages), 0) FROM pagevault.verify('{table}')
-          WHERE relation = '{table}'::regclass AND state = 'sealed' AND fork LIKE '{fork}'"
+          WHERE relation = '{table}'::regclass AND state = 'encrypted' AND fork LIKE '{fork}'"
     ))?;
     pages.parse().context("a number of pages")
 }
@@ -207,7 +207,7 @@ fn wal_counts_when_it_is_written_and_when_it_is_replayed() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&quiet())?;
     cluster.sql("CREATE TABLE t (id int, t text)")?;
     cluster.set(&[("pagevault.wal_encryption", "on")])?;
-    cluster.eventually("SELECT wal FROM pagevault.status", "encrypted")?;
+    cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "t")?;
     cluster.sql("SELECT pg_switch_wal(); CHECKPOINT")?;
     let start = cluster.text("SELECT pg_current_wal_lsn()")?;
     let written = during(&cluster, "wal", || {

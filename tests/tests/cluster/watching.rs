@@ -15,18 +15,18 @@ const TABLES: &str = "CREATE SCHEMA app;
 const LOOKS: [&str; 15] = [
     "SELECT * FROM pagevault.status",
     "SELECT * FROM pagevault.providers",
-    "SELECT * FROM pagevault.master_keys",
+    "SELECT * FROM pagevault.database_keys",
     "SELECT * FROM pagevault.data_keys",
     "SELECT * FROM pagevault.relations",
     "SELECT * FROM pagevault.drift",
     "SELECT * FROM pagevault.drift(true)",
-    "SELECT * FROM pagevault.rekey_progress",
+    "SELECT * FROM pagevault.rekey_jobs",
     "SELECT * FROM pagevault.stats",
     "SELECT * FROM pagevault.verify('app.sealed')",
     "SELECT * FROM pagevault.verify('app.plain')",
     "SELECT pagevault.is_encrypted('app.sealed')",
     "SELECT pagevault.is_encrypted('app.plain')",
-    "SELECT pagevault.rekey_wait('app.sealed'::regclass)",
+    "SELECT pagevault.wait_for_rekey('app.sealed'::regclass)",
     "SELECT pagevault.check_provider('local')",
 ];
 

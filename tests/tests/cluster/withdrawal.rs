@@ -234,7 +234,7 @@ fn a_relation_that_is_being_decrypted_is_locked_with_its_key() -> Result<()> {
     let (cluster, keys) = cluster(&strict().conf("pagevault.rekey_rate = 0"))?;
     cluster.sql("CHECKPOINT")?;
     cluster.stop_at("rekey.barrier_passed")?;
-    cluster.sql("SECURITY LABEL FOR pagevault ON TABLE secret IS 'plain'")?;
+    cluster.sql("SECURITY LABEL FOR pagevault ON TABLE secret IS 'plaintext'")?;
     cluster.stopped_at("rekey.barrier_passed")?;
     let new = cluster.text(
         "SELECT NOT encrypted FROM pagevault.relations WHERE relation = 'secret'::regclass",
@@ -253,7 +253,7 @@ fn a_relation_that_is_being_decrypted_is_locked_with_its_key() -> Result<()> {
     put_back(&keys)?;
     cluster.eventually(STATE, "unlocked")?;
     cluster.go_on();
-    let done = cluster.text("SELECT pagevault.rekey_wait('secret'::regclass, '60s')")?;
+    let done = cluster.text("SELECT pagevault.wait_for_rekey('secret'::regclass, '60s')")?;
     ensure!(done == "t", "the job did not end");
     ensure!(cluster.text("SELECT count(*) FROM secret")? == "1000", "rows are missing");
     cluster.finish()

@@ -20,6 +20,7 @@ const NOT_OURS: &[&str] = &[
     "permission denied for view ...",
     "must be owner of ...",
     "invalid configuration parameter name \"pagevault....\"",
+    "invalid value for parameter \"pagevault....\"",
     "canceling statement due to ...",
     "could not create temporary file \"...\": Operation not supported",
     "could not open file \"pg_replslot/...\": Operation not supported",

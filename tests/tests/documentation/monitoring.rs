@@ -13,8 +13,8 @@ use yaml_rust2::{Yaml, YamlLoader};
 
 const ROLE: &str = "CREATE ROLE monitor LOGIN;
     GRANT pg_monitor TO monitor;
-    GRANT SELECT ON pagevault.providers, pagevault.master_keys TO monitor;
-    GRANT EXECUTE ON FUNCTION pagevault.provider_rows(), pagevault.master_key_rows() TO monitor;";
+    GRANT SELECT ON pagevault.providers, pagevault.database_keys TO monitor;
+    GRANT EXECUTE ON FUNCTION pagevault.provider_rows(), pagevault.database_key_rows() TO monitor;";
 
 pub(crate) fn fit_together() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;

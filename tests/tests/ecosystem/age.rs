@@ -41,7 +41,7 @@ fn escrow(cluster: &Cluster, verb: &str, bundle: &Path) -> Command {
 fn hands_an_escrow_on_to_another_key() -> Result<()> {
     let (cluster, lost) = Cluster::with_keys(&Settings::default())?;
     cluster.sql("CREATE TABLE t AS SELECT 7 AS id; SELECT pagevault.encrypt('t')")?;
-    cluster.sql("SELECT pagevault.set_master_key('local', 'main')")?;
+    cluster.sql("SELECT pagevault.set_database_master_key('local', 'main')")?;
     let (identity, recipient) = key_pair(&cluster, "officer")?;
     let bundle = cluster.directory().join("bundle");
     let mut export = cluster.program("pagevault-keyring");

@@ -32,11 +32,11 @@ pub(crate) fn everything(settings: Settings) -> Result<(Cluster, KeyFile)> {
     let (cluster, keys) = Cluster::with_keys(&settings)?;
     cluster.set(&[
         ("pagevault.default_encryption", "on"),
-        ("pagevault.protect_shared_catalogs", "on"),
+        ("pagevault.shared_catalog_encryption", "on"),
         ("pagevault.wal_encryption", "on"),
     ])?;
     cluster.sql("SELECT pagevault.encrypt_database(); SELECT pagevault.encrypt_catalogs()")?;
-    cluster.eventually("SELECT wal FROM pagevault.status", "encrypted")?;
+    cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "t")?;
     cluster.eventually("SELECT count(*) FROM pagevault.drift(true)", "0")?;
     let space = folder(&cluster, "space")?;
     cluster.sql(&format!("CREATE TABLESPACE space LOCATION '{}'", space.display()))?;
@@ -100,7 +100,7 @@ pub(crate) fn rotate(cluster: &Cluster) -> Result<()> {
 /// Waits until all pages of both tables are written anew.
 pub(crate) fn rekeyed(cluster: &Cluster) -> Result<()> {
     for table in ["t", "large"] {
-        let wait = format!("SELECT pagevault.rekey_wait('{table}'::regclass, '1min')");
+        let wait = format!("SELECT pagevault.wait_for_rekey('{table}'::regclass, '1min')");
         ensure!(cluster.text(&wait)? == "t", "the pages of {table} are not written in time");
     }
     Ok(())

@@ -142,10 +142,10 @@ fn schema_of_others() -> Result<()> {
     cluster.sql(
         "CREATE ROLE stranger; GRANT USAGE, CREATE ON SCHEMA repack TO stranger;
          ALTER SCHEMA repack RENAME TO packed;
-         SECURITY LABEL FOR pagevault ON TABLE open IS 'plain'",
+         SECURITY LABEL FOR pagevault ON TABLE open IS 'plaintext'",
     )?;
     cluster.sql("SELECT pagevault.encrypt_database()")?;
-    cluster.set(&[("pagevault.enforce", "on")])?;
+    cluster.set(&[("pagevault.enforce_encryption", "on")])?;
     let open = cluster.text("SELECT 'open'::regclass::oid")?;
     let make = |role: &str, name: &str| -> Result<String> {
         cluster.sql(&format!(

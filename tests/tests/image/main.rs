@@ -50,7 +50,7 @@ fn docker_run_alone_gives_an_encrypting_server() -> Result<()> {
     let server = Container::run(&PASSWORD, &[])?;
     server.ready()?;
     ensure!(server.shell("id -un")? == "postgres", "the server runs as root");
-    ensure!(server.sql("SELECT state, wal FROM pagevault.status")? == "unlocked|encrypted");
+    ensure!(server.sql("SELECT state, wal_encrypted FROM pagevault.status")? == "unlocked|t");
 
     server.sql("CREATE TABLE t AS SELECT 'Rosalind Franklin ' || i AS name FROM generate_series(1, 2000) i")?;
     server.sql("CREATE INDEX ON t (name)")?;
@@ -60,7 +60,7 @@ fn docker_run_alone_gives_an_encrypting_server() -> Result<()> {
     ensure!(server.in_data_directory("Rosalind Franklin")? == 0, "it is on disk in plaintext");
     // The search finds what is there.
     server.sql("CREATE TABLE plain (name text)")?;
-    server.sql("SECURITY LABEL FOR pagevault ON TABLE plain IS 'plain'")?;
+    server.sql("SECURITY LABEL FOR pagevault ON TABLE plain IS 'plaintext'")?;
     server.sql("INSERT INTO plain VALUES ('Maurice Wilkins')")?;
     server.sql("CHECKPOINT")?;
     ensure!(server.in_data_directory("Maurice Wilkins")? > 0);
@@ -180,7 +180,7 @@ fn a_first_start_that_fails_is_begun_again() -> Result<()> {
     docker(&["start", server.name()])?;
     server.ready()?;
     ensure!(server.log()?.contains("beginning again"), "{}", server.log()?);
-    ensure!(server.sql("SELECT state, wal FROM pagevault.status")? == "unlocked|encrypted");
+    ensure!(server.sql("SELECT state, wal_encrypted FROM pagevault.status")? == "unlocked|t");
     Ok(())
 }
 
@@ -189,7 +189,7 @@ fn nothing_is_encrypted_if_so_wanted() -> Result<()> {
     server.ready()?;
     server.sql("CREATE TABLE t AS SELECT 1 AS id")?;
     ensure!(server.sql("SELECT pagevault.is_encrypted('t')")? == "f");
-    ensure!(server.sql("SELECT state, wal FROM pagevault.status")? == "unlocked|plaintext");
+    ensure!(server.sql("SELECT state, wal_encrypted FROM pagevault.status")? == "unlocked|f");
     server.sql("SELECT pagevault.encrypt('t')")?;
     ensure!(server.sql("SELECT pagevault.is_encrypted('t')")? == "t");
     Ok(())

@@ -59,7 +59,9 @@ fn a_token_wraps_and_unwraps() -> Result<()> {
     // Without a program that rotates, moving to another key is the rotation.
     let rotate = json!({"rotate": {"wrapped": wrapped}});
     let refused = provider.refused("db-kek", "", rotate, "bad_options")?;
-    ensure!(refused["hint"].as_str().is_some_and(|hint| hint.contains("set_master_key()")));
+    ensure!(
+        refused["hint"].as_str().is_some_and(|hint| hint.contains("set_database_master_key()"))
+    );
     let (moved, _) = provider.rewrap("db-kek", "db other", CONTEXT, &wrapped)?;
     ensure!(provider.unwrap("db other", CONTEXT, &moved)? == SECRET);
     Ok(())

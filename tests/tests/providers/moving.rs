@@ -45,7 +45,7 @@ fn on_file(settings: &Settings) -> Result<Cluster> {
 }
 
 fn provider_in_use(cluster: &Cluster) -> Result<String> {
-    cluster.text("SELECT string_agg(DISTINCT provider, ' ') FROM pagevault.master_keys")
+    cluster.text("SELECT string_agg(DISTINCT provider, ' ') FROM pagevault.database_keys")
 }
 
 struct Load(Child);
@@ -74,16 +74,16 @@ fn under_load() -> Result<()> {
     let mut load = Load(cluster.pgbench_in_background(&["-c", "2", "-T", "600"])?);
     std::thread::sleep(Duration::from_secs(1));
     // The database has a master key of its own, so it moves on its own.
-    cluster.sql("SELECT pagevault.set_master_key('local', 'main')")?;
+    cluster.sql("SELECT pagevault.set_database_master_key('local', 'main')")?;
     cluster.sql("SELECT pagevault.set_cluster_master_key('vault', 'db-kek')")?;
     ensure!(provider_in_use(&cluster)? == "local vault");
     cluster.error("SELECT pagevault.drop_provider('local')")?;
-    cluster.sql("SELECT pagevault.set_master_key('vault', 'db-kek')")?;
+    cluster.sql("SELECT pagevault.set_database_master_key('vault', 'db-kek')")?;
     ensure!(provider_in_use(&cluster)? == "vault");
     cluster.sql("SELECT pagevault.drop_provider('local')")?;
     ensure!(cluster.text("SELECT pagevault.rotate_cluster_master_key()")? == "2");
     cluster.sql(&format!("SELECT pagevault.set_cluster_master_key('kms', '{key}')"))?;
-    cluster.sql(&format!("SELECT pagevault.set_master_key('kms', '{key}')"))?;
+    cluster.sql(&format!("SELECT pagevault.set_database_master_key('kms', '{key}')"))?;
     ensure!(provider_in_use(&cluster)? == "kms");
     // Within one provider, to another key: wrapped again where it is.
     let other = kms.create_key()?;
@@ -152,13 +152,13 @@ fn refused() -> Result<()> {
     cluster.allow_log("pagevault");
     let vault = Vault::start()?;
     cluster.sql(&add_provider("vault", "vault", &vault.approle()?))?;
-    let before = cluster.text("SELECT string_agg(m::text, ' ') FROM pagevault.master_keys m")?;
+    let before = cluster.text("SELECT string_agg(m::text, ' ') FROM pagevault.database_keys m")?;
     // It may wrap but not unwrap, so nothing is proven.
     let policy = pagevault_tests::key_servers::vault::POLICY.replace("decrypt", "elsewhere");
     vault.write_policy("db-kek", &policy)?;
     let error = cluster.error("SELECT pagevault.set_cluster_master_key('vault', 'db-kek')")?;
     ensure!(error.sqlstate == "42501" && error.hint.contains("transit/decrypt/db-kek"), "{error}");
-    let after = cluster.text("SELECT string_agg(m::text, ' ') FROM pagevault.master_keys m")?;
+    let after = cluster.text("SELECT string_agg(m::text, ' ') FROM pagevault.database_keys m")?;
     ensure!(after == before, "{after}");
     cluster.sql("SELECT pagevault.drop_provider('vault')")?;
     cluster.restart()?;

@@ -36,7 +36,7 @@ fn down_at_start() -> Result<()> {
     ensure!(cluster.text("SELECT id FROM open")? == "1" && cluster.text(STATE)? == "locked");
     let error = cluster.error("SELECT count(*) FROM secret")?;
     ensure!(error.sqlstate == "55000" && !error.hint.is_empty(), "{error}");
-    let why = cluster.text("SELECT last_unlock_error FROM pagevault.status")?;
+    let why = cluster.text("SELECT unlock_error FROM pagevault.status")?;
     ensure!(why.contains(&vault.address()), "{why}");
     vault.restart()?;
     cluster.eventually(STATE, "unlocked")?;
@@ -52,7 +52,7 @@ fn sealed_at_start() -> Result<()> {
     vault.seal()?;
     cluster.start_server()?;
     ensure!(cluster.text(STATE)? == "locked");
-    let why = cluster.text("SELECT last_unlock_error FROM pagevault.status")?;
+    let why = cluster.text("SELECT unlock_error FROM pagevault.status")?;
     ensure!(why.contains("is sealed"), "{why}");
     vault.unseal()?;
     cluster.eventually(STATE, "unlocked")?;
@@ -179,7 +179,7 @@ fn revoked() -> Result<()> {
     cluster.allow_log("pagevault");
     let deny = "path \"transit/keys/db-kek\" { capabilities = [\"read\"] }";
     let allow = pagevault_tests::key_servers::vault::POLICY;
-    let key_state = "SELECT state FROM pagevault.master_keys";
+    let key_state = "SELECT state FROM pagevault.database_keys";
 
     // Only told, by default.
     vault.write_policy("db-kek", deny)?;

@@ -115,7 +115,7 @@ fn pair() -> Result<(Cluster, Cluster, Vault, Detour)> {
         .conf("pagevault.wal_encryption = on");
     let (mut primary, vault) = cluster_on_vault(&settings)?;
     primary.set(&[("pagevault.default_encryption", "on")])?;
-    primary.eventually("SELECT wal FROM pagevault.status", "encrypted")?;
+    primary.eventually("SELECT wal_encrypted FROM pagevault.status", "t")?;
     for text in ["could not send", "connection to client lost", "pagevault"] {
         primary.allow_log(text);
     }
@@ -163,7 +163,7 @@ fn rotate(primary: &Cluster) -> Result<()> {
         "SELECT pagevault.rotate_database_key()",
         "SELECT pagevault.rotate_wal_key()",
         "SELECT pagevault.rotate_data_key('secret')",
-        "SELECT pagevault.rekey_wait('secret'::regclass, '1min')",
+        "SELECT pagevault.wait_for_rekey('secret'::regclass, '1min')",
     ] {
         primary.sql(statement)?;
     }
@@ -193,14 +193,14 @@ fn own_way() -> Result<()> {
     same(&standby, &primary)?;
     // Another key, and one of a database of its own.
     vault.make_key("db-next")?;
-    primary.sql("SELECT pagevault.set_master_key('vault', 'db-next')")?;
-    primary.sql("SELECT pagevault.rotate_master_key()")?;
+    primary.sql("SELECT pagevault.set_database_master_key('vault', 'db-next')")?;
+    primary.sql("SELECT pagevault.rotate_database_master_key()")?;
     primary.sql("SELECT pagevault.set_cluster_master_key('vault', 'db-next')")?;
     rotate(&primary)?;
     same(&standby, &primary)?;
     ensure!(detour.used() > before, "it replayed new keys without asking");
     let checks =
-        "SELECT string_agg(what, ' ') FILTER (WHERE NOT ok) FROM pagevault.check_provider('vault')";
+        "SELECT string_agg(item, ' ') FILTER (WHERE NOT ok) FROM pagevault.check_provider('vault')";
     let failed = standby.text(checks)?;
     ensure!(failed.is_empty(), "{failed}");
     standby.restart()?;
@@ -212,7 +212,7 @@ fn own_way() -> Result<()> {
     vault.write("secret-id", "00000000-0000-0000-0000-000000000000", 0o600)?;
     standby.promote()?;
     rotate(&standby)?;
-    standby.sql("SELECT pagevault.rotate_master_key()")?;
+    standby.sql("SELECT pagevault.rotate_database_master_key()")?;
     readable(&standby)?;
     standby.crash()?;
     readable(&standby)?;
@@ -235,7 +235,7 @@ fn cut() -> Result<()> {
     primary.sql("SELECT pagevault.rotate_cluster_master_key()")?;
     primary.sql("SELECT pagevault.rotate_wal_key()")?;
     primary.sql("SELECT pagevault.rotate_data_key('secret')")?;
-    primary.sql("SELECT pagevault.rekey_wait('secret'::regclass, '1min')")?;
+    primary.sql("SELECT pagevault.wait_for_rekey('secret'::regclass, '1min')")?;
     write(&primary)?;
     same(&standby, &primary)?;
     ensure!(standby.text("SELECT state FROM pagevault.status")? == "unlocked");

@@ -31,18 +31,19 @@ fn keys_live_in_vault() -> Result<()> {
     vault.cli(&["write", "-f", "transit/keys/db-kek/rotate"])?;
     ensure!(cluster.text("SELECT pagevault.rotate_cluster_master_key()")? == "3");
     vault.make_key("db-own")?;
-    cluster.sql("SELECT pagevault.set_master_key('vault', 'db-own')")?;
+    cluster.sql("SELECT pagevault.set_database_master_key('vault', 'db-own')")?;
     cluster.sql("SELECT pagevault.rotate_database_key()")?;
-    ensure!(cluster.text("SELECT pagevault.rotate_master_key()")? == "2");
+    ensure!(cluster.text("SELECT pagevault.rotate_database_master_key()")? == "2");
     ensure!(
-        cluster.text("SELECT count(*) FROM pagevault.master_keys WHERE provider = 'vault'")? == "3"
+        cluster.text("SELECT count(*) FROM pagevault.database_keys WHERE provider = 'vault'")?
+            == "3"
     );
     readable(&cluster)?;
     cluster.crash()?;
     readable(&cluster)?;
 
     let told = "SELECT reachable::text || ' ' || (last_success_at > now() - interval '5 min')::text
-        || ' ' || (latency_ms > 0)::text || ' ' || key_versions::text FROM pagevault.providers";
+        || ' ' || (latency_ms > 0)::text || ' ' || master_key_versions::text FROM pagevault.providers";
     let told = cluster.text(told)?;
     ensure!(told.starts_with("true true true"), "{told}");
     ensure!(told.contains("\"db-kek\": 3") && told.contains("\"db-own\": 2"), "{told}");
@@ -184,7 +185,7 @@ fn killed_rotation() -> Result<()> {
         let _ = rotation.join();
         readable(&cluster)?;
         let now: u64 =
-            cluster.text("SELECT max(master_key_version) FROM pagevault.master_keys")?.parse()?;
+            cluster.text("SELECT max(master_key_version) FROM pagevault.database_keys")?.parse()?;
         ensure!(now >= before, "version {now} after {before}");
         before = now;
     }

@@ -80,7 +80,7 @@ pub(crate) fn drop(name: &str) -> Result<()> {
         let hint = if scopes.iter().all(|scope| is_gone(*scope)) {
             "These databases are gone. Nobody asks the provider for their keys any more; its name is kept for backups of their time."
         } else {
-            "Move them to another provider with pagevault.set_master_key() or pagevault.set_cluster_master_key() first."
+            "Move them to another provider with pagevault.set_database_master_key() or pagevault.set_cluster_master_key() first."
         };
         let scopes: Vec<String> = scopes.into_iter().map(master_keys::scope_name).collect();
         return Err(Report::new(

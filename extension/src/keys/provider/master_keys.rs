@@ -252,6 +252,6 @@ fn no_master_key(scope: u32) -> Report {
     if scope == 0 {
         report.hint("Set one with pagevault.set_cluster_master_key().")
     } else {
-        report.hint("Set one with pagevault.set_master_key(), or rotate the cluster's with pagevault.rotate_cluster_master_key().")
+        report.hint("Set one with pagevault.set_database_master_key(), or rotate the cluster's with pagevault.rotate_cluster_master_key().")
     }
 }

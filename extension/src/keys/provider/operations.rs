@@ -283,9 +283,9 @@ impl Asking<'_> {
             by: self.by,
             scope: asked.scope,
             provider,
-            key: Some(&asked.subject.key),
-            from_key: asked.from_key.as_deref(),
-            key_version: ended.as_ref().ok().copied().flatten(),
+            master_key: Some(&asked.subject.key),
+            from_master_key: asked.from_key.as_deref(),
+            master_key_version: ended.as_ref().ok().copied().flatten(),
             outcome: ended.as_ref().err().map_or("ok", |trouble| trouble.class),
             elapsed_us: Some(elapsed_us),
         };

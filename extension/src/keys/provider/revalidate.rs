@@ -28,7 +28,7 @@ use crate::shmem;
 use crate::shmem::secrets::{Revocation, State as KeyState};
 
 /// The `by` of the audit trail.
-const BY: &str = "revalidate worker";
+const BY: &str = "revalidate_worker";
 
 /// Who cannot be asked where no provider can be.
 const HELPER: &str = "the keyring helper";

@@ -144,5 +144,5 @@ pub(crate) fn warning(
         ),
     )
     .detail(format!("It wraps the key of {whose} and has been refused since {since}: {cause}. {consequence}"))
-    .hint("Make the key usable again, or move to another one with pagevault.set_cluster_master_key() or pagevault.set_master_key() before it is locked.")
+    .hint("Make the key usable again, or move to another one with pagevault.set_cluster_master_key() or pagevault.set_database_master_key() before it is locked.")
 }

@@ -163,9 +163,9 @@ fn attempt_and_remember(by: &str, wanted: impl Fn(KeyState) -> bool) -> Result<A
 
 /// `pagevault.unlock()`: asks for keys that are locked, and for those that were revoked meanwhile.
 /// An ERROR says why keys stay locked.
-pub(crate) fn unlock_now() -> Result<bool> {
+pub(crate) fn unlock_now() -> Result<()> {
     match attempt_and_remember("unlock", |state| state != KeyState::Ready)? {
-        Attempt::Unlocked => Ok(true),
+        Attempt::Unlocked => Ok(()),
         Attempt::Locked { report, .. } => Err(report),
     }
 }

@@ -75,7 +75,7 @@ fn require_room(scope: u32, records: &[Record]) -> Result<()> {
         format!("all {limit} data keys are in use"),
     )
     .detail("Keys of dropped relations are kept for old backups, and count.")
-    .hint("Raise pagevault.max_keys and restart the server."))
+    .hint("Raise pagevault.max_data_keys and restart the server."))
 }
 
 /// Whether the keystore has or had keys of a database: a database key of its own, or data keys of
@@ -283,7 +283,7 @@ pub(crate) fn apply(_lock: &KeystoreLock, records: &[Record]) -> Result<()> {
         }
         shared.directory.apply(record).map_err(|e| {
             Report::new(PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED, e.to_string())
-                .hint("Raise pagevault.max_keys and restart the server.")
+                .hint("Raise pagevault.max_data_keys and restart the server.")
         })?;
         shared.jobs.apply(record).map_err(|job_table::Full| recovery_needs_room("rekey job"))?;
         match record {

@@ -34,7 +34,7 @@ pub(crate) fn require_master_key(database: u32) -> Result<(u32, u32)> {
             "cannot encrypt: no master key is set",
         )
         .detail("Neither this database nor the cluster has a master key.")
-        .hint("Use pagevault.add_provider() and then pagevault.set_cluster_master_key() or pagevault.set_master_key().")
+        .hint("Use pagevault.add_provider() and then pagevault.set_cluster_master_key() or pagevault.set_database_master_key().")
     })
 }
 

@@ -136,7 +136,7 @@ fn switch_to(sealed: bool) -> Result<()> {
 fn audited<T>(to: &str, changes: bool, switch: impl FnOnce() -> Result<T>) -> Result<T> {
     let operation = Operation {
         action: "wal_encryption",
-        by: "wal worker",
+        by: "wal_worker",
         to: Some(to.to_owned()),
         ..Operation::default()
     };
@@ -183,12 +183,7 @@ fn begun(lock: &KeystoreLock) -> Result<&'static Wal> {
 /// Steps 1 to 4, if WAL is sealed, or not yet, as the caller expects. `None` if it is not so, from
 /// the beginning or after the barrier.
 fn seal_with_new_key(is_sealed: bool) -> Result<Option<u32>> {
-    let cipher = guc::cipher().map_err(|name| {
-        Report::new(
-            PgSqlErrorCode::ERRCODE_INVALID_PARAMETER_VALUE,
-            format!("unknown cipher \"{name}\""),
-        )
-    })?;
+    let cipher = guc::cipher();
     let expected = |wal: &Wal| wal.heading().sealed().is_some() == is_sealed;
     // Looked at before the lock is taken, for what it says of a refused key stands in the keystore.
     let usable = revoked::require_usable(SCOPE);

@@ -72,7 +72,7 @@ fn explain(refused: Refused) -> ProviderError {
     };
     ProviderError::new(ErrorClass::Denied, message).with_detail(error.detail).with_hint(
         "Create a new key. Then move the alias to it and rotate again, or make it the master key \
-         with set_master_key() or set_cluster_master_key(). A multi-Region key can be rotated in its \
+         with set_database_master_key() or set_cluster_master_key(). A multi-Region key can be rotated in its \
          primary region.",
     )
 }

@@ -24,7 +24,7 @@ fn no_setting_keeps_lines_out_of_the_log() -> Result<()> {
         ensure!(of(&lines, "encrypt").len() == 2, "{least}: {lines:#?}");
     }
     let mut client = cluster.client()?;
-    run_sql(&mut client, "SET log_min_messages = panic; SET pagevault.enforce = on")?;
+    run_sql(&mut client, "SET log_min_messages = panic; SET pagevault.enforce_encryption = on")?;
     ensure!(
         trail(&cluster)?.iter().any(|line| line["by"] == "session"),
         "a setting is not told of"
@@ -44,9 +44,9 @@ fn a_session_that_changes_a_setting_out_of_any_statement_is_told_of() -> Result<
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster.sql(
         "CREATE FUNCTION set_it(value text) RETURNS text IMMUTABLE LANGUAGE plpgsql
-            AS $$ BEGIN RETURN set_config('pagevault.enforce', value, false); END $$;
+            AS $$ BEGIN RETURN set_config('pagevault.enforce_encryption', value, false); END $$;
         CREATE FUNCTION at_commit() RETURNS trigger LANGUAGE plpgsql
-            AS $$ BEGIN PERFORM set_config('pagevault.enforce', 'off', false); RETURN NULL; END $$;
+            AS $$ BEGIN PERFORM set_config('pagevault.enforce_encryption', 'off', false); RETURN NULL; END $$;
         CREATE TABLE t (id int);
         CREATE CONSTRAINT TRIGGER late AFTER INSERT ON t DEFERRABLE INITIALLY DEFERRED
             FOR EACH ROW EXECUTE FUNCTION at_commit()",
@@ -66,7 +66,7 @@ fn a_session_that_changes_a_setting_out_of_any_statement_is_told_of() -> Result<
     server.args(["--single", "-D"]).arg(cluster.data_directory()).arg("postgres");
     let mut server = server.stdin(Stdio::piped()).stderr(Stdio::piped()).spawn()?;
     let mut input = server.stdin.take().context("its input")?;
-    input.write_all(b"SET pagevault.enforce = on\n")?;
+    input.write_all(b"SET pagevault.enforce_encryption = on\n")?;
     drop(input);
     let output = server.wait_with_output()?;
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
@@ -82,10 +82,11 @@ fn values_are_told_as_they_are() -> Result<()> {
         let mut set = of(&lines, "set").into_iter().filter(|line| line["by"] != "session");
         set.next_back().cloned().with_context(|| format!("{statement}: {lines:#?}"))
     };
-    let line =
-        set("SET pagevault.enforce = on; ALTER ROLE postgres SET pagevault.enforce FROM CURRENT")?;
+    let line = set(
+        "SET pagevault.enforce_encryption = on; ALTER ROLE postgres SET pagevault.enforce_encryption FROM CURRENT",
+    )?;
     ensure!(line["to"] == "on", "{line}");
-    let line = set("ALTER ROLE postgres RESET pagevault.enforce")?;
+    let line = set("ALTER ROLE postgres RESET pagevault.enforce_encryption")?;
     ensure!(line["to"] == "(default)", "{line}");
     let long = format!("/{}/helper", "./".repeat(300));
     let line = set(&format!("ALTER SYSTEM SET pagevault.keyring_command = '{long}'"))?;
@@ -131,7 +132,7 @@ fn who_is_let_to_the_keys_is_told() -> Result<()> {
         (
             "GRANT SET ON PARAMETER work_mem, Pagevault.Enforce TO app",
             "grant",
-            "setting pagevault.enforce",
+            "setting pagevault.enforce_encryption",
             "app",
         ),
     ] {
@@ -170,7 +171,7 @@ fn what_is_refused_while_shared_catalogs_are_locked_harms_nobody() -> Result<()>
     let (mut cluster, keys) = Cluster::with_keys(&strict())?;
     cluster.allow_log("was revoked");
     cluster.sql("CREATE ROLE nobody LOGIN")?;
-    cluster.set(&[("pagevault.protect_shared_catalogs", "on")])?;
+    cluster.set(&[("pagevault.shared_catalog_encryption", "on")])?;
     cluster.sql("SELECT pagevault.encrypt_catalogs()")?;
     let mut watching = cluster.client()?;
     run_sql(&mut watching, "SELECT count(*) FROM pagevault.status")?;

@@ -38,34 +38,34 @@ fn last(cluster: &Cluster, action: &str, by: &str, outcome: &str) -> Result<Valu
 fn every_operation_leaves_a_line() -> Result<()> {
     let (mut cluster, keys) = Cluster::with_keys(&Settings::default())?;
     let line = last(&cluster, "add_provider", "add_provider", "ok")?;
-    ensure!(line["provider"] == "local" && line["key"].is_null(), "{line}");
+    ensure!(line["provider"] == "local" && line["master_key"].is_null(), "{line}");
     last(&cluster, "add_provider", "add_provider", "attempted")?;
     let line = last(&cluster, "wrap", "set_cluster_master_key", "ok")?;
-    ensure!(line["scope"] == "cluster" && line["key"] == "main", "{line}");
-    ensure!(line["key_version"] == 1 && line["provider"] == "local", "{line}");
+    ensure!(line["scope"] == "cluster" && line["master_key"] == "main", "{line}");
+    ensure!(line["master_key_version"] == 1 && line["provider"] == "local", "{line}");
     ensure!(line["role"] == "postgres" && line["database"] == "postgres", "{line}");
     ensure!(line["duration_ms"].as_f64().is_some(), "{line}");
 
     keys.add_key("second")?;
-    cluster.sql("SELECT pagevault.set_master_key('local', 'second')")?;
-    cluster.sql("SELECT pagevault.rotate_master_key()")?;
-    let by = "rotate_master_key";
+    cluster.sql("SELECT pagevault.set_database_master_key('local', 'second')")?;
+    cluster.sql("SELECT pagevault.rotate_database_master_key()")?;
+    let by = "rotate_database_master_key";
     let scope = last(&cluster, "rewrap", by, "ok")?["scope"].clone();
     let oid = cluster.text("SELECT oid FROM pg_database WHERE datname = 'postgres'")?;
     ensure!(scope == format!("database {oid}").as_str(), "{scope}");
     let rotation: Vec<_> = trail(&cluster)?
         .into_iter()
         .filter(|line| line["by"] == by && line["action"] != by)
-        .map(|line| (line["action"].clone(), line["key_version"].clone()))
+        .map(|line| (line["action"].clone(), line["master_key_version"].clone()))
         .collect();
     let expected = ["rotate", "rewrap", "unwrap"].map(|action| (action.into(), 2.into()));
     ensure!(rotation == expected, "{rotation:?}");
-    cluster.sql("SELECT pagevault.set_master_key('local', 'main')")?;
-    let line = last(&cluster, "rewrap", "set_master_key", "ok")?;
-    ensure!(line["from_key"] == "second" && line["key"] == "main", "{line}");
+    cluster.sql("SELECT pagevault.set_database_master_key('local', 'main')")?;
+    let line = last(&cluster, "rewrap", "set_database_master_key", "ok")?;
+    ensure!(line["from_master_key"] == "second" && line["master_key"] == "main", "{line}");
 
-    cluster.error("SELECT pagevault.set_master_key('local', 'typo')")?;
-    last(&cluster, "rewrap", "set_master_key", "key_missing")?;
+    cluster.error("SELECT pagevault.set_database_master_key('local', 'typo')")?;
+    last(&cluster, "rewrap", "set_database_master_key", "key_missing")?;
     keys.take_away()?;
     cluster.error("SELECT pagevault.rotate_cluster_master_key()")?;
     last(&cluster, "rotate", "rotate_cluster_master_key", "unreachable")?;
@@ -90,13 +90,13 @@ fn every_operation_leaves_a_line() -> Result<()> {
     let line = last(&cluster, "unwrap", "start", "unreachable")?;
     ensure!(line["role"].is_null() && line["database"].is_null(), "{line}");
     cluster.eventually_that("audit", || {
-        last(&cluster, "unwrap", "unlock worker", "unreachable").map(drop)
+        last(&cluster, "unwrap", "unlock_worker", "unreachable").map(drop)
     })?;
     keys.bring_back()?;
     cluster.sql("SELECT pagevault.unlock()")?;
     // The worker may have been quicker.
     last(&cluster, "unwrap", "unlock", "ok")
-        .or_else(|_| last(&cluster, "unwrap", "unlock worker", "ok"))?;
+        .or_else(|_| last(&cluster, "unwrap", "unlock_worker", "ok"))?;
     cluster.finish()
 }
 

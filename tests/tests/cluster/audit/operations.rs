@@ -48,9 +48,9 @@ pub(super) fn settle(client: &mut Client) -> Result<()> {
 fn every_function_says_what_it_attempts_and_how_it_ends() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster.set(&[("pagevault.wal_encryption", "on")])?;
-    cluster.eventually("SELECT wal FROM pagevault.status", "encrypted")?;
+    cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "t")?;
     cluster.sql("CREATE TABLE t (id int); CREATE TABLE u AS SELECT 1 AS id")?;
-    let job = "(SELECT max(job) FROM pagevault.rekey_progress)";
+    let job = "(SELECT max(job) FROM pagevault.rekey_jobs)";
     for (action, call) in [
         ("encrypt", "SELECT pagevault.encrypt('t')".to_owned()),
         ("decrypt", "SELECT pagevault.decrypt('t')".to_owned()),
@@ -58,16 +58,16 @@ fn every_function_says_what_it_attempts_and_how_it_ends() -> Result<()> {
         ("encrypt_catalogs", "SELECT pagevault.encrypt_catalogs()".to_owned()),
         ("encrypt_database", "SELECT pagevault.encrypt_database()".to_owned()),
         ("rotate_data_key", "ALTER SYSTEM SET pagevault.rekey_workers = 0; SELECT pg_reload_conf(); SELECT pagevault.rotate_data_key('u')".to_owned()),
-        ("rekey_pause", format!("SELECT pagevault.rekey_pause({job})")),
-        ("rekey_resume", format!("SELECT pagevault.rekey_resume({job})")),
-        ("rekey_cancel", format!("SELECT pagevault.rekey_cancel({job})")),
+        ("pause_rekey", format!("SELECT pagevault.pause_rekey({job})")),
+        ("resume_rekey", format!("SELECT pagevault.resume_rekey({job})")),
+        ("cancel_rekey", format!("SELECT pagevault.cancel_rekey({job})")),
         ("rotate_all_data_keys", "SELECT pagevault.rotate_all_data_keys()".to_owned()),
-        ("decrypt_database", "ALTER SYSTEM RESET pagevault.rekey_workers; SELECT pg_reload_conf(); SELECT count(pagevault.rekey_wait(job)) FROM pagevault.rekey_progress WHERE state NOT IN ('cancelled', 'done'); SELECT pagevault.decrypt_database()".to_owned()),
+        ("decrypt_database", "ALTER SYSTEM RESET pagevault.rekey_workers; SELECT pg_reload_conf(); SELECT count(pagevault.wait_for_rekey(job)) FROM pagevault.rekey_jobs WHERE state NOT IN ('cancelled', 'done'); SELECT pagevault.decrypt_database()".to_owned()),
         ("rotate_wal_key", "SELECT pagevault.rotate_wal_key()".to_owned()),
         ("rotate_database_key", "SELECT pagevault.rotate_database_key()".to_owned()),
         ("rotate_cluster_master_key", "SELECT pagevault.rotate_cluster_master_key()".to_owned()),
-        ("set_master_key", "SELECT pagevault.set_master_key('local', 'main')".to_owned()),
-        ("rotate_master_key", "SELECT pagevault.rotate_master_key()".to_owned()),
+        ("set_database_master_key", "SELECT pagevault.set_database_master_key('local', 'main')".to_owned()),
+        ("rotate_database_master_key", "SELECT pagevault.rotate_database_master_key()".to_owned()),
         ("unlock", "SELECT pagevault.unlock()".to_owned()),
     ] {
         let lines = written(&cluster, || {
@@ -109,26 +109,26 @@ fn a_label_has_its_outcome_when_its_transaction_ends() -> Result<()> {
         let said = of_statement(&cluster, &label(object, to), "label")?;
         ensure!(said == "attempted ok", "{object} {to}: {said}");
     }
-    let lines = written(&cluster, || cluster.sql(&label("TABLE t", "'plain'")))?;
+    let lines = written(&cluster, || cluster.sql(&label("TABLE t", "'plaintext'")))?;
     let line = of(&lines, "label")[1];
-    ensure!(line["from"] == "encrypted" && line["to"] == "plain", "{line}");
+    ensure!(line["from"] == "encrypted" && line["to"] == "plaintext", "{line}");
     // Rolled back, wholly and in part.
     for (statements, expected) in [
-        (format!("BEGIN; {encrypt}; ROLLBACK"), "attempted rolled back"),
-        (format!("BEGIN; SAVEPOINT a; {encrypt}; ROLLBACK TO a; COMMIT"), "attempted rolled back"),
+        (format!("BEGIN; {encrypt}; ROLLBACK"), "attempted rolled_back"),
+        (format!("BEGIN; SAVEPOINT a; {encrypt}; ROLLBACK TO a; COMMIT"), "attempted rolled_back"),
         (format!("BEGIN; SAVEPOINT a; {encrypt}; RELEASE a; COMMIT"), "attempted ok"),
-        (format!("BEGIN; {encrypt}; SELECT 1/0; COMMIT"), "attempted rolled back"),
+        (format!("BEGIN; {encrypt}; SELECT 1/0; COMMIT"), "attempted rolled_back"),
         (
             format!(
                 "DO $$ BEGIN {}; EXCEPTION WHEN others THEN END $$",
-                label("VIEW pg_class", "'plain'")
+                label("VIEW pg_class", "'plaintext'")
             ),
             "attempted failed",
         ),
         // Refused by the server, and by us.
         (format!("SET ROLE other; {encrypt}"), "attempted denied"),
-        (format!("SET ROLE owner; {}", label("TABLE t", "'plain'")), "attempted denied"),
-        (label("TABLE nothing", "'plain'"), "attempted failed"),
+        (format!("SET ROLE owner; {}", label("TABLE t", "'plaintext'")), "attempted denied"),
+        (label("TABLE nothing", "'plaintext'"), "attempted failed"),
         (label("TABLE t", "'nonsense'"), "attempted failed"),
     ] {
         let said = of_statement(&cluster, &statements, "label")?;
@@ -142,19 +142,19 @@ fn settings_that_matter_are_told() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     let lines = trail(&cluster)?;
     let start = of(&lines, "start")[0]["settings"].as_str().context("no settings")?.to_owned();
-    ensure!(start.contains("pagevault.enforce='off'"), "{start}");
+    ensure!(start.contains("pagevault.enforce_encryption='off'"), "{start}");
     // By the configuration.
-    cluster.set(&[("pagevault.enforce", "on"), ("pagevault.wal_encryption", "on")])?;
-    cluster.eventually("SELECT wal FROM pagevault.status", "encrypted")?;
+    cluster.set(&[("pagevault.enforce_encryption", "on"), ("pagevault.wal_encryption", "on")])?;
+    cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "t")?;
     cluster.set(&[("pagevault.wal_encryption", "off")])?;
-    cluster.eventually("SELECT wal FROM pagevault.status", "plaintext")?;
+    cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "f")?;
     cluster.eventually_that("reload", || {
         let lines = trail(&cluster)?;
         let reloaded = |name: &str, from: &str, to: &str| {
             let mut set = lines.iter().filter(|line| line["by"] == "reload");
             set.any(|l| l["object"] == name && l["from"] == from && l["to"] == to)
         };
-        ensure!(reloaded("pagevault.enforce", "off", "on"), "{lines:#?}");
+        ensure!(reloaded("pagevault.enforce_encryption", "off", "on"), "{lines:#?}");
         ensure!(reloaded("pagevault.wal_encryption", "keep", "on"), "{lines:#?}");
         ensure!(reloaded("pagevault.wal_encryption", "on", "off"), "{lines:#?}");
         ensure!(outcomes(&lines, "wal_encryption") == "attempted ok attempted ok", "{lines:#?}");
@@ -166,17 +166,21 @@ fn settings_that_matter_are_told() -> Result<()> {
     };
     // By statements, for others and for later.
     for (who, statement, object) in [
-        ("ALTER SYSTEM", "ALTER SYSTEM RESET pagevault.enforce", "pagevault.enforce"),
+        (
+            "ALTER SYSTEM",
+            "ALTER SYSTEM RESET pagevault.enforce_encryption",
+            "pagevault.enforce_encryption",
+        ),
         ("ALTER SYSTEM", "ALTER SYSTEM RESET ALL", "ALL"),
         (
             "ALTER ROLE",
             "ALTER ROLE postgres SET Pagevault.Enforce = off",
-            "pagevault.enforce of role postgres",
+            "pagevault.enforce_encryption of role postgres",
         ),
         (
             "ALTER DATABASE",
-            "ALTER DATABASE template1 SET pagevault.enforce = off",
-            "pagevault.enforce of database template1",
+            "ALTER DATABASE template1 SET pagevault.enforce_encryption = off",
+            "pagevault.enforce_encryption of database template1",
         ),
     ] {
         let lines = by(who, statement)?;
@@ -187,9 +191,12 @@ fn settings_that_matter_are_told() -> Result<()> {
     let mut client = cluster.client()?;
     for (statement, to) in [
         ("SELECT 1", "off"),
-        ("SET pagevault.enforce = on", "on"),
-        ("SELECT set_config('pagevault.enforce', 'off', false)", "off"),
-        ("DO $$ BEGIN SET LOCAL pagevault.enforce = on; RAISE EXCEPTION 'no'; END $$", "on"),
+        ("SET pagevault.enforce_encryption = on", "on"),
+        ("SELECT set_config('pagevault.enforce_encryption', 'off', false)", "off"),
+        (
+            "DO $$ BEGIN SET LOCAL pagevault.enforce_encryption = on; RAISE EXCEPTION 'no'; END $$",
+            "on",
+        ),
     ] {
         let before = trail(&cluster)?.len();
         let _ = run_sql(&mut client, statement);
@@ -203,7 +210,7 @@ fn settings_that_matter_are_told() -> Result<()> {
         let set = set.with_context(|| format!("{statement}: {lines:#?}"))?;
         ensure!(set["to"] == to && set["role"] == "postgres", "{statement}: {set}");
     }
-    ensure!(text(&mut client, "SHOW pagevault.enforce")? == "off", "rolled back");
+    ensure!(text(&mut client, "SHOW pagevault.enforce_encryption")? == "off", "rolled back");
     drop(client);
     cluster.finish()
 }
@@ -218,7 +225,7 @@ fn what_is_refused_has_a_line() -> Result<()> {
         ("SELECT pagevault.shred('t', 'public.t')", "function shred"),
         ("SELECT pagevault.add_provider('x', 'file', '{}')", "function add_provider"),
         ("SELECT pagevault.decrypt_database()", "function decrypt_database"),
-        ("SET pagevault.enforce = off", "pagevault.enforce"),
+        ("SET pagevault.enforce_encryption = off", "pagevault.enforce_encryption"),
     ] {
         let before = trail(&cluster)?.len();
         let error = expect_error(&mut client, statement)?;
@@ -247,7 +254,7 @@ fn the_extension_itself_comes_and_goes_with_a_line() -> Result<()> {
     ensure!(outcomes(&lines, "create_extension") == "attempted ok", "{lines:#?}");
     let said =
         of_statement(&cluster, "BEGIN; DROP EXTENSION pagevault; ROLLBACK", "drop_extension")?;
-    ensure!(said == "attempted rolled back", "{said}");
+    ensure!(said == "attempted rolled_back", "{said}");
     cluster.sql("CREATE TABLE t (id int); SELECT pagevault.encrypt('t')")?;
     let said = of_statement(&cluster, "DROP SCHEMA pagevault CASCADE", "drop_extension")?;
     ensure!(said == "attempted failed" || said.is_empty(), "{said}");
@@ -274,11 +281,11 @@ fn a_job_that_ends_and_a_key_that_is_revoked_have_a_line() -> Result<()> {
     cluster.allow_log("pagevault");
     cluster.sql("CREATE TABLE t AS SELECT 1 AS id")?;
     cluster.sql("SELECT pagevault.encrypt('t')")?;
-    cluster.sql("SELECT pagevault.rekey_wait('t'::regclass)")?;
+    cluster.sql("SELECT pagevault.wait_for_rekey('t'::regclass)")?;
     cluster.eventually_that("the end of the job", || {
         let lines = trail(&cluster)?;
         let ended =
-            lines.iter().any(|line| line["by"] == "rekey worker" && line["outcome"] == "ok");
+            lines.iter().any(|line| line["by"] == "rekey_worker" && line["outcome"] == "ok");
         ensure!(ended, "{lines:#?}");
         Ok(())
     })?;

@@ -11,7 +11,7 @@ use pagevault_tests::{Cluster, Settings};
 
 use super::trail;
 
-const PROBLEM: &str = "SELECT audit_problem FROM pagevault.status";
+const PROBLEM: &str = "SELECT audit_error FROM pagevault.status";
 
 fn lines(path: &Path) -> Result<Vec<serde_json::Value>> {
     fs::read_to_string(path)?.lines().map(|line| Ok(serde_json::from_str(line)?)).collect()

@@ -90,7 +90,7 @@ fn content(cluster: &Cluster) -> Result<String> {
 fn rotate(cluster: &Cluster) -> Result<()> {
     cluster.sql("SELECT pagevault.rotate_wal_key()")?;
     cluster.sql("SELECT pagevault.rotate_data_key('sealed')")?;
-    cluster.sql("SELECT pagevault.rekey_wait('sealed'::regclass, '1min')")
+    cluster.sql("SELECT pagevault.wait_for_rekey('sealed'::regclass, '1min')")
 }
 
 /// `pg_rewind` of `target`, by exec.

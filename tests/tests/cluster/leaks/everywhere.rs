@@ -189,9 +189,11 @@ impl Scene {
 
 /// WAL, the database with its catalogs, and the catalogs that all databases share.
 fn encrypt_everything(cluster: &Cluster) -> Result<()> {
-    cluster
-        .set(&[("pagevault.wal_encryption", "on"), ("pagevault.protect_shared_catalogs", "on")])?;
-    cluster.eventually("SELECT wal FROM pagevault.status", "encrypted")?;
+    cluster.set(&[
+        ("pagevault.wal_encryption", "on"),
+        ("pagevault.shared_catalog_encryption", "on"),
+    ])?;
+    cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "t")?;
     let mut client = cluster.client_to("birds")?;
     for statement in [
         "CREATE EXTENSION pagevault",

@@ -121,7 +121,7 @@ fn keys_change_during_a_backup_of_a_standby() -> Result<()> {
         wait_for(&standby, &primary)?;
         standby.sql("CHECKPOINT")
     })?;
-    ensure!(primary.text("SELECT pagevault.rekey_wait('large'::regclass, '1min')")? == "t");
+    ensure!(primary.text("SELECT pagevault.wait_for_rekey('large'::regclass, '1min')")? == "t");
     run(standby.program("pg_verifybackup").arg("--no-parse-wal").arg(&backup))?;
     std::fs::remove_file(backup.join("standby.signal"))?;
     let copy = restored(&backup)?;
@@ -156,7 +156,8 @@ fn a_chain_of_incremental_backups_over_new_keys() -> Result<()> {
             )?,
         }
         for table in ["large", "t"] {
-            cluster.sql(&format!("SELECT pagevault.rekey_wait('{table}'::regclass, '1min')"))?;
+            cluster
+                .sql(&format!("SELECT pagevault.wait_for_rekey('{table}'::regclass, '1min')"))?;
         }
         cluster.sql("UPDATE large SET name = 'zeisig' WHERE id % 500 = 0")?;
         insert(&cluster, "drossel", 100)?;

@@ -36,7 +36,7 @@ pub(crate) fn everything(settings: Settings) -> Result<(Cluster, KeyFile)> {
 fn encrypt_everything(cluster: &Cluster) -> Result<()> {
     cluster.set(&[
         ("pagevault.default_encryption", "on"),
-        ("pagevault.protect_shared_catalogs", "on"),
+        ("pagevault.shared_catalog_encryption", "on"),
     ])?;
     cluster.sql("SELECT pagevault.encrypt_database(); SELECT pagevault.encrypt_catalogs()")?;
     switch(cluster, true)?;
@@ -73,7 +73,7 @@ fn rotate_wrapping(cluster: &Cluster) -> Result<()> {
 fn rotate_all(cluster: &Cluster) -> Result<()> {
     rotate_wrapping(cluster)?;
     cluster.sql("SELECT pagevault.rotate_data_key('t')")?;
-    let done = cluster.text("SELECT pagevault.rekey_wait('t'::regclass, '1min')")?;
+    let done = cluster.text("SELECT pagevault.wait_for_rekey('t'::regclass, '1min')")?;
     ensure!(done == "t", "new pages are not written in time");
     Ok(())
 }

@@ -83,15 +83,15 @@ fn any_time_in_the_life_of_the_keys() -> Result<()> {
     )?;
     moments.push(moment(&cluster, "every key is another")?);
     // In the middle of a job: pages of two keys.
-    cluster.set(&[("pagevault.rekey_rate", "1")])?;
+    cluster.set(&[("pagevault.rekey_rate", "1MB")])?;
     let job = cluster.text("SELECT pagevault.rotate_data_key('large')")?;
     cluster.eventually(
-        &format!("SELECT pages_done > 100 FROM pagevault.rekey_progress WHERE job = {job}"),
+        &format!("SELECT pages_done > 100 FROM pagevault.rekey_jobs WHERE job = {job}"),
         "t",
     )?;
     moments.push(moment(&cluster, "a job is under way")?);
     cluster.set(&[("pagevault.rekey_rate", "0")])?;
-    ensure!(cluster.text(&format!("SELECT pagevault.rekey_wait({job}, '1min')"))? == "t");
+    ensure!(cluster.text(&format!("SELECT pagevault.wait_for_rekey({job}, '1min')"))? == "t");
     let other = cluster.key_file("other", "elsewhere")?;
     cluster.sql(&other.add_provider("other"))?;
     cluster.sql("SELECT pagevault.set_cluster_master_key('other', 'elsewhere')")?;

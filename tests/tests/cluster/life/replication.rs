@@ -19,9 +19,9 @@ fn live(primary: &Cluster, canary: &str) -> Result<()> {
         &[
             "VACUUM FULL t",
             "SELECT pagevault.decrypt('large')",
-            "SELECT pagevault.rekey_wait('large'::regclass, '1min')",
+            "SELECT pagevault.wait_for_rekey('large'::regclass, '1min')",
             "SELECT pagevault.encrypt('large')",
-            "SELECT pagevault.rekey_wait('large'::regclass, '1min')",
+            "SELECT pagevault.wait_for_rekey('large'::regclass, '1min')",
             "UPDATE large SET name = md5(name) WHERE id % 100 = 0",
             "CHECKPOINT",
         ],
@@ -162,7 +162,7 @@ fn a_standby_is_killed_while_it_replays_any_kind_of_key() -> Result<()> {
         add.as_str(),
         "SELECT pagevault.set_cluster_master_key('other', 'elsewhere')",
         "SELECT pagevault.rotate_database_key()",
-        "SELECT pagevault.set_master_key('local', 'main')",
+        "SELECT pagevault.set_database_master_key('local', 'main')",
         "SELECT pagevault.rotate_wal_key()",
         "TRUNCATE t",
     ] {
@@ -184,7 +184,7 @@ fn a_standby_is_killed_while_it_replays_any_kind_of_key() -> Result<()> {
             let (found, wanted) = (standby.text(CONTENT)?, primary.text(CONTENT)?);
             ensure!(found == wanted, "{statement} at {point}: {found} instead of {wanted}");
             let keys = "SELECT string_agg(m::text, ' ' ORDER BY m::text) FROM
-                (SELECT scope, provider, master_key, master_key_version FROM pagevault.master_keys) m";
+                (SELECT scope, provider, master_key, master_key_version FROM pagevault.database_keys) m";
             let (found, wanted) = (standby.text(keys)?, primary.text(keys)?);
             ensure!(found == wanted, "{statement} at {point}: {found} instead of {wanted}");
         }

@@ -166,7 +166,7 @@ fn a_key_that_nothing_needs_any_more_can_be_passed_by() -> Result<()> {
     primary.sql("CREATE DATABASE brief")?;
     let mut brief = primary.client_to("brief")?;
     run_sql(&mut brief, "CREATE EXTENSION pagevault")?;
-    run_sql(&mut brief, "SELECT pagevault.set_master_key('other', 'key')")?;
+    run_sql(&mut brief, "SELECT pagevault.set_database_master_key('other', 'key')")?;
     drop(brief);
     primary.sql("DROP DATABASE brief")?;
     std::fs::remove_file(other.path())?;

@@ -24,7 +24,7 @@ fn small() -> Settings {
     Settings::default()
         .conf("shared_buffers = 2MB")
         .conf("wal_buffers = 1MB")
-        .conf("pagevault.max_keys = 10000")
+        .conf("pagevault.max_data_keys = 10000")
         .conf("pagevault.revalidate_interval = 0")
 }
 
@@ -95,10 +95,10 @@ fn no_key_is_left_in_memory() -> Result<()> {
         }
     }
 
-    cluster.sql("SELECT pagevault.set_master_key('local', 'main')")?;
+    cluster.sql("SELECT pagevault.set_database_master_key('local', 'main')")?;
     cluster.sql("SELECT pagevault.rotate_database_key()")?;
     look(&cluster, pieces, "after a new database key")?;
-    cluster.sql("SELECT pagevault.rotate_wal_key(), pagevault.rotate_master_key()")?;
+    cluster.sql("SELECT pagevault.rotate_wal_key(), pagevault.rotate_database_master_key()")?;
     work(&mut client)?;
     look(&cluster, pieces, "after a new WAL key")?;
     cluster.sql("SELECT pagevault.rotate_data_key('sealed')")?;
@@ -124,7 +124,7 @@ fn a_rekey_worker_that_is_stopped_has_no_key_in_sight() -> Result<()> {
         cluster.stopped_at(point)?;
         look(&cluster, pieces, point)?;
         cluster.go_on();
-        client.batch_execute("SELECT pagevault.rekey_wait('sealed'::regclass)")?;
+        client.batch_execute("SELECT pagevault.wait_for_rekey('sealed'::regclass)")?;
     }
     cluster.finish()
 }

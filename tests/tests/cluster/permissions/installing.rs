@@ -37,7 +37,7 @@ fn where_default_privileges_are_generous() -> Result<()> {
     for statement in [
         "SELECT * FROM pagevault.providers",
         "SELECT * FROM pagevault.provider_rows()",
-        "SELECT * FROM pagevault.master_key_rows()",
+        "SELECT * FROM pagevault.database_key_rows()",
         "SELECT * FROM pagevault.drift",
         "SELECT * FROM pagevault.verify('pg_class')",
         "SELECT pagevault.unlock()",

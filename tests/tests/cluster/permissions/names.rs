@@ -14,7 +14,7 @@ const TRAPS: &str = "
     CREATE FUNCTION spring(text) RETURNS boolean LANGUAGE sql VOLATILE
         AS $$ INSERT INTO public.sprung VALUES (current_user, $1) RETURNING true $$;
     CREATE TABLE pg_class (oid oid); CREATE TABLE pg_database (oid oid); CREATE TABLE pg_seclabel (oid oid);
-    CREATE VIEW status_row AS SELECT spring('status_row');
+    CREATE VIEW status_rows AS SELECT spring('status_rows');
     CREATE FUNCTION current_database() RETURNS name LANGUAGE sql AS $$ SELECT CASE WHEN trap.spring('current_database') THEN 'x'::name END $$;
     CREATE FUNCTION pg_relation_size(oid) RETURNS bigint LANGUAGE sql AS $$ SELECT trap.spring('pg_relation_size')::int::bigint $$;
     CREATE FUNCTION pg_relation_filenode(oid) RETURNS oid LANGUAGE sql AS $$ SELECT trap.spring('pg_relation_filenode')::int::oid $$;
@@ -44,23 +44,23 @@ fn in_a_hostile_search_path() -> Result<()> {
         "SELECT * FROM pagevault.relations",
         "SELECT * FROM pagevault.data_keys",
         "SELECT * FROM pagevault.providers",
-        "SELECT * FROM pagevault.master_keys",
+        "SELECT * FROM pagevault.database_keys",
         "SELECT * FROM pagevault.drift",
         "SELECT * FROM pagevault.drift(true)",
         "SELECT pagevault.encrypt('app.t')",
         "SELECT pagevault.is_encrypted('app.t')",
         "SELECT * FROM pagevault.verify('app.t')",
         "SELECT pagevault.check_provider('local')",
-        "SELECT pagevault.set_master_key('local', 'main')",
-        "SELECT pagevault.rotate_master_key()",
+        "SELECT pagevault.set_database_master_key('local', 'main')",
+        "SELECT pagevault.rotate_database_master_key()",
         "SELECT pagevault.rotate_database_key()",
         "SELECT pagevault.unlock()",
-        "SET pagevault.protect_statistics = off",
+        "SET pagevault.data_catalog_encryption = off",
         "SELECT pagevault.decrypt('app.t')",
         "SELECT pagevault.decrypt('pg_statistic')",
         "SELECT pagevault.decrypt('pg_statistic_ext_data')",
         "SELECT pagevault.decrypt('pg_largeobject')",
-        "SELECT pagevault.rekey_wait(job) FROM pagevault.rekey_progress",
+        "SELECT pagevault.wait_for_rekey(job) FROM pagevault.rekey_jobs",
         "DROP EXTENSION pagevault",
         "CREATE EXTENSION pagevault",
         &format!("SELECT pagevault.add_provider('other', 'file', '{options}')"),
@@ -94,13 +94,13 @@ fn in_commands_that_heal() -> Result<()> {
                CREATE INDEX "i"" ON app.t; DROP TABLE public.spare; --" ON app."t'\'; x" (id);
                SECURITY LABEL FOR pagevault ON SCHEMA app IS 'encrypted'"#,
         )?;
-        let commands = column(&mut client, "SELECT heal FROM pagevault.drift")?;
+        let commands = column(&mut client, "SELECT fix FROM pagevault.drift")?;
         ensure!(commands.len() == 3, "{commands:?}");
         run_sql(&mut client, &format!("SET standard_conforming_strings = {strings}"))?;
         for command in commands {
             run_sql(&mut client, &command)?;
         }
-        ensure!(column(&mut client, "SELECT heal FROM pagevault.drift")?.is_empty(), "left");
+        ensure!(column(&mut client, "SELECT fix FROM pagevault.drift")?.is_empty(), "left");
         run_sql(&mut client, "RESET standard_conforming_strings; DROP TABLE public.spare")?;
         run_sql(&mut client, "DROP SCHEMA app CASCADE; CREATE SCHEMA app")?;
     }
@@ -139,7 +139,7 @@ fn that_change_their_bearer_meanwhile() -> Result<()> {
 fn of_tables_that_are_being_rewritten() -> Result<()> {
     let (cluster, _keys) = cluster()?;
     cluster.sql(
-        "CREATE TABLE app.open (id int); SECURITY LABEL FOR pagevault ON TABLE app.open IS 'plain';
+        "CREATE TABLE app.open (id int); SECURITY LABEL FOR pagevault ON TABLE app.open IS 'plaintext';
          ALTER TABLE app.open OWNER TO owner;
          CREATE SCHEMA sealed AUTHORIZATION owner;
          SECURITY LABEL FOR pagevault ON SCHEMA sealed IS 'encrypted'",

@@ -131,12 +131,12 @@ const ATTACHED: &str = "
     SECURITY LABEL FOR pagevault ON TABLE app.p IS 'encrypted';
     CREATE TABLE app.loose (id int); INSERT INTO app.loose VALUES (1), (20)";
 
-/// `pagevault.enforce` refuses at the end of a command what it has brought about. A function within
+/// `pagevault.enforce_encryption` refuses at the end of a command what it has brought about. A function within
 /// the command cannot take that upon itself, and catch it.
 #[test]
 fn functions_within_a_command_do_not_get_past_enforcement() -> Result<()> {
     let (cluster, _keys) = cluster()?;
-    cluster.set(&[("pagevault.enforce", "on")])?;
+    cluster.set(&[("pagevault.enforce_encryption", "on")])?;
     let mut client = cluster.client()?;
     run_sql(&mut client, "SET SESSION AUTHORIZATION owner")?;
     run_sql(&mut client, ATTACHED)?;
@@ -161,7 +161,7 @@ fn what_failed_is_forgotten() -> Result<()> {
     )?;
     // Plaintext where encryption is wanted from now on: that is drift, and hurts nobody.
     run_sql(&mut client, "SECURITY LABEL FOR pagevault ON SCHEMA app IS 'encrypted'")?;
-    run_sql(&mut client, "SET pagevault.enforce = on")?;
+    run_sql(&mut client, "SET pagevault.enforce_encryption = on")?;
     let attach = "ALTER TABLE app.p ATTACH PARTITION app.loose FOR VALUES FROM (0) TO (10)";
     let caught = format!("DO $$ BEGIN {attach}; EXCEPTION WHEN check_violation THEN NULL; END $$");
     for failing in [attach, &caught] {

@@ -20,7 +20,7 @@ const OBJECTS: &str = "
     CREATE TABLE app.parts (id int) PARTITION BY LIST (id);
     CREATE VIEW app.view AS SELECT 1 AS id;
     CREATE TABLE app.sealed (id int); SELECT pagevault.encrypt('app.sealed');
-    CREATE TABLE app.kept (id int); SECURITY LABEL FOR pagevault ON TABLE app.kept IS 'plain';
+    CREATE TABLE app.kept (id int); SECURITY LABEL FOR pagevault ON TABLE app.kept IS 'plaintext';
     ALTER TABLE app.t OWNER TO owner; ALTER MATERIALIZED VIEW app.seen OWNER TO owner;
     ALTER SEQUENCE app.counter OWNER TO owner; ALTER TABLE app.parts OWNER TO owner;
     ALTER TABLE app.sealed OWNER TO owner; ALTER TABLE app.kept OWNER TO owner;
@@ -36,35 +36,35 @@ const UNLABEL: &str = "
 const LABELS: &[Row] = &[
     //                                                                owner member stranger keeper trustee watcher postgres
     ("SECURITY LABEL FOR pagevault ON TABLE app.t IS 'encrypted'",          ". . x x . x ."),
-    ("SECURITY LABEL FOR pagevault ON TABLE app.t IS 'plain'",              "x x x x . x ."),
+    ("SECURITY LABEL FOR pagevault ON TABLE app.t IS 'plaintext'",              "x x x x . x ."),
     ("SECURITY LABEL FOR pagevault ON TABLE app.t IS NULL",                 ". . x x . x ."),
     ("SECURITY LABEL FOR pagevault ON TABLE app.sealed IS 'encrypted aes-128-xts'", ". . x x . x ."),
-    ("SECURITY LABEL FOR pagevault ON TABLE app.sealed IS 'plain'",         "x x x x . x ."),
+    ("SECURITY LABEL FOR pagevault ON TABLE app.sealed IS 'plaintext'",         "x x x x . x ."),
     ("SECURITY LABEL FOR pagevault ON TABLE app.sealed IS NULL",            "x x x x . x ."),
     ("SECURITY LABEL FOR pagevault ON TABLE app.kept IS 'encrypted'",       ". . x x . x ."),
     ("SECURITY LABEL FOR pagevault ON TABLE app.kept IS NULL",              ". . x x . x ."),
     ("SECURITY LABEL FOR pagevault ON MATERIALIZED VIEW app.seen IS 'encrypted'", ". . x x . x ."),
     ("SECURITY LABEL FOR pagevault ON SEQUENCE app.counter IS 'encrypted'", ". . x x . x ."),
     ("SECURITY LABEL FOR pagevault ON TABLE app.parts IS 'encrypted'",      ". . x x . x ."),
-    ("SECURITY LABEL FOR pagevault ON TABLE app.parts IS 'plain'",          "x x x x . x ."),
+    ("SECURITY LABEL FOR pagevault ON TABLE app.parts IS 'plaintext'",          "x x x x . x ."),
     ("SECURITY LABEL FOR pagevault ON SCHEMA app IS 'encrypted'",           ". . x x . x ."),
-    ("SECURITY LABEL FOR pagevault ON SCHEMA app IS 'plain'",               "x x x x . x ."),
+    ("SECURITY LABEL FOR pagevault ON SCHEMA app IS 'plaintext'",               "x x x x . x ."),
     ("SECURITY LABEL FOR pagevault ON TABLESPACE space IS 'encrypted'",     ". . x x . x ."),
-    ("SECURITY LABEL FOR pagevault ON TABLESPACE space IS 'plain'",         "x x x x . x ."),
+    ("SECURITY LABEL FOR pagevault ON TABLESPACE space IS 'plaintext'",         "x x x x . x ."),
     ("SECURITY LABEL FOR pagevault ON DATABASE theirs IS 'encrypted'",      ". . x x . x ."),
-    ("SECURITY LABEL FOR pagevault ON DATABASE theirs IS 'plain'",          "x x x x . x ."),
+    ("SECURITY LABEL FOR pagevault ON DATABASE theirs IS 'plaintext'",          "x x x x . x ."),
     ("SECURITY LABEL FOR pagevault ON DATABASE postgres IS 'encrypted'",    "x x x x x x ."),
     // What takes no label takes none from anyone.
     ("SECURITY LABEL FOR pagevault ON VIEW app.view IS 'encrypted'",        "0A000 0A000 x x 0A000 x 0A000"),
     ("SECURITY LABEL FOR pagevault ON COLUMN app.t.name IS 'encrypted'",    "0A000 0A000 x x 0A000 x 0A000"),
     ("SECURITY LABEL FOR pagevault ON TABLE pg_class IS 'encrypted'",       "x x x x x x 0A000"),
     ("SECURITY LABEL FOR pagevault ON ROLE stranger IS 'encrypted'",         "x x x x x x 0A000"),
-    ("SECURITY LABEL FOR pagevault ON FUNCTION pagevault.unlock() IS 'plain'", "x x x x x x 0A000"),
+    ("SECURITY LABEL FOR pagevault ON FUNCTION pagevault.unlock() IS 'plaintext'", "x x x x x x 0A000"),
     // No way around the statement.
-    ("INSERT INTO pg_seclabel VALUES ('app.sealed'::regclass, 'pg_class'::regclass, 0, 'pagevault', 'plain')",
+    ("INSERT INTO pg_seclabel VALUES ('app.sealed'::regclass, 'pg_class'::regclass, 0, 'pagevault', 'plaintext')",
                                                                             "x x x x x x 23505"),
     ("DELETE FROM pg_seclabel WHERE provider = 'pagevault'",                "x x x x x x ."),
-    ("UPDATE pg_seclabels SET label = 'plain'",         "55000 55000 55000 55000 55000 55000 55000"),
+    ("UPDATE pg_seclabels SET label = 'plaintext'",         "55000 55000 55000 55000 55000 55000 55000"),
 ];
 
 #[rustfmt::skip]
@@ -82,14 +82,14 @@ const CALLS: &[Row] = &[
     ("SELECT * FROM pagevault.shred_schema('app', 'ap')",                   "x x x 22023 22023 x 22023"),
     ("SELECT * FROM pagevault.shred_database('theirs', 'their')",           "x x x 22023 22023 x 22023"),
     ("SELECT * FROM pagevault.shred_former_files('postgre')",               "x x x 22023 22023 x 22023"),
-    ("SELECT pagevault.rekey_pause(999)",                                   "x x x 42704 42704 x 42704"),
-    ("SELECT pagevault.rekey_resume(999)",                                  "x x x 42704 42704 x 42704"),
-    ("SELECT pagevault.rekey_cancel(999)",                                  "x x x 42704 42704 x 42704"),
-    ("SELECT pagevault.rekey_wait(999)",                "42704 42704 42704 42704 42704 42704 42704"),
-    ("SELECT pagevault.rekey_wait('app.plain'::regclass)",                  ". . x . . x ."),
-    ("SELECT pagevault.rekey_wait('app.foreign'::regclass)",                "x x x . . x ."),
-    ("SELECT * FROM pagevault.rekey_progress",                              "x x x . . . ."),
-    ("SELECT * FROM pagevault.rekey_rows()",                                "x x x . . . ."),
+    ("SELECT pagevault.pause_rekey(999)",                                   "x x x 42704 42704 x 42704"),
+    ("SELECT pagevault.resume_rekey(999)",                                  "x x x 42704 42704 x 42704"),
+    ("SELECT pagevault.cancel_rekey(999)",                                  "x x x 42704 42704 x 42704"),
+    ("SELECT pagevault.wait_for_rekey(999)",                "42704 42704 42704 42704 42704 42704 42704"),
+    ("SELECT pagevault.wait_for_rekey('app.plain'::regclass)",                  ". . x . . x ."),
+    ("SELECT pagevault.wait_for_rekey('app.foreign'::regclass)",                "x x x . . x ."),
+    ("SELECT * FROM pagevault.rekey_jobs",                              "x x x . . . ."),
+    ("SELECT * FROM pagevault.rekey_job_rows()",                                "x x x . . . ."),
     ("SELECT pagevault.is_encrypted('app.t')",                              ". . x . . . ."),
     ("SELECT pagevault.is_encrypted('app.foreign')",                        "x x x . . . ."),
     ("SELECT pagevault.is_encrypted('app.t_pkey')",                         ". . x . . . ."),
@@ -98,25 +98,25 @@ const CALLS: &[Row] = &[
     ("SELECT * FROM pagevault.drift(true)",                                 "x x x . . . ."),
     ("SELECT * FROM pagevault.drift",                                       "x x x . . . ."),
     ("SELECT * FROM pagevault.stats",                                       "x x x . . . ."),
-    ("SELECT * FROM pagevault.stats()",                                     "x x x . . . ."),
+    ("SELECT * FROM pagevault.stats_rows()",                                     "x x x . . . ."),
     ("SELECT * FROM pagevault.status",                                      ". . . . . . ."),
-    ("SELECT * FROM pagevault.status_row()",                                ". . . . . . ."),
+    ("SELECT * FROM pagevault.status_rows()",                                ". . . . . . ."),
     ("SELECT * FROM pagevault.relations",                                   ". . . . . . ."),
     ("SELECT * FROM pagevault.data_keys",                                   ". . . . . . ."),
     ("SELECT * FROM pagevault.data_key_rows()",                             ". . . . . . ."),
     ("SELECT * FROM pagevault.relation_rows()",                             ". . . . . . ."),
     ("SELECT * FROM pagevault.providers",                                   "x x x . . x ."),
     ("SELECT * FROM pagevault.provider_rows()",                             "x x x . . x ."),
-    ("SELECT * FROM pagevault.master_keys",                                 "x x x . . x ."),
-    ("SELECT * FROM pagevault.master_key_rows()",                           "x x x . . x ."),
+    ("SELECT * FROM pagevault.database_keys",                                 "x x x . . x ."),
+    ("SELECT * FROM pagevault.database_key_rows()",                           "x x x . . x ."),
     ("SELECT pagevault.add_provider('of_{who}', 'file', '{options}')",      "x x x . . x ."),
     ("SELECT pagevault.add_provider('run_by_{who}', 'command', '{programs}')", "x x x x x x 22023"),
     ("SELECT pagevault.alter_provider('local', '{options}')",               "x x x . . x ."),
     ("SELECT pagevault.drop_provider('of_{who}')",                          "x x x . . x ."),
     ("SELECT pagevault.check_provider('local')",                            "x x x . . x ."),
-    ("SELECT pagevault.set_master_key('local', 'main')",                    "x x x . . x ."),
+    ("SELECT pagevault.set_database_master_key('local', 'main')",                    "x x x . . x ."),
     ("SELECT pagevault.set_cluster_master_key('local', 'main')",            "x x x . . x ."),
-    ("SELECT pagevault.rotate_master_key()",                                "x x x . . x ."),
+    ("SELECT pagevault.rotate_database_master_key()",                                "x x x . . x ."),
     ("SELECT pagevault.rotate_cluster_master_key()",                        "x x x . . x ."),
     ("SELECT pagevault.rotate_database_key()",                              "x x x . . x ."),
     ("SELECT pagevault.unlock()",                                           "x x x . . x ."),
@@ -130,16 +130,16 @@ const CALLS: &[Row] = &[
     ("SELECT pagevault.decrypt_database()",                                 "x x x x x x ."),
     // Settings.
     ("SET pagevault.rekey_threshold = 0",                                   "x x x x x x ."),
-    ("SET pagevault.protect_statistics = off",                              "x x x x x x ."),
+    ("SET pagevault.data_catalog_encryption = off",                              "x x x x x x ."),
     ("SET pagevault.default_encryption = on",                               "x x x x x x ."),
-    ("SET pagevault.enforce = off",                                         "x x x x x x ."),
+    ("SET pagevault.enforce_encryption = off",                                         "x x x x x x ."),
     ("SET pagevault.cipher = 'aes-128-xts'",                                "x x x x x x ."),
     ("SET pagevault.keyring_timeout = 1",                                   "x x x x x x ."),
     ("SET pagevault.keyring_command = '/bin/sh'", "55P02 55P02 55P02 55P02 55P02 55P02 55P02"),
     ("ALTER ROLE {who} SET pagevault.default_encryption = off",             "x x x x x x ."),
     ("ALTER DATABASE theirs SET pagevault.default_encryption = off",        "x x x x x x ."),
     ("ALTER SYSTEM SET pagevault.keyring_command = ''",                     "x x x x x x ."),
-    ("CREATE FUNCTION app.f() RETURNS int LANGUAGE sql SET pagevault.enforce = off AS 'SELECT 1'",
+    ("CREATE FUNCTION app.f() RETURNS int LANGUAGE sql SET pagevault.enforce_encryption = off AS 'SELECT 1'",
                                                                             "x x x x x x ."),
     ("SET pagevault.key = 'misspelt'",      "42602 42602 42602 42602 42602 42602 42602"),
     ("SHOW pagevault.default_encryption",                                   ". . . . . . ."),
@@ -192,11 +192,11 @@ fn of_functions_views_and_settings() -> Result<()> {
 const PUBLIC: [&str; 7] = [
     "data_key_rows()",
     "is_encrypted(rel regclass)",
-    "rekey_wait(job bigint, timeout interval)",
-    "rekey_wait(job integer, timeout interval)",
-    "rekey_wait(rel regclass, timeout interval)",
+    "wait_for_rekey(job bigint, timeout interval)",
+    "wait_for_rekey(job integer, timeout interval)",
+    "wait_for_rekey(rel regclass, timeout interval)",
     "relation_rows()",
-    "status_row()",
+    "status_rows()",
 ];
 
 /// A function that is added is nobody's until the list above, or the grants, say otherwise.
@@ -237,7 +237,7 @@ fn of_everything_that_the_extension_has() -> Result<()> {
     run_sql(&mut client, "SET SESSION AUTHORIZATION stranger")?;
     let mut read = String::new();
     for source in
-        ["status", "relations", "data_keys", "status_row()", "data_key_rows()", "relation_rows()"]
+        ["status", "relations", "data_keys", "status_rows()", "data_key_rows()", "relation_rows()"]
     {
         let rows = column(&mut client, &format!("SELECT r::text FROM pagevault.{source} r"))?;
         ensure!(!rows.is_empty(), "{source} is empty");

@@ -7,7 +7,7 @@ use super::{cluster, said};
 
 /// Tried by functions of others.
 const UNLOCK: &str = "SELECT pagevault.unlock()";
-const PLAIN: &str = "SECURITY LABEL FOR pagevault ON SCHEMA app IS 'plain'";
+const PLAIN: &str = "SECURITY LABEL FOR pagevault ON SCHEMA app IS 'plaintext'";
 
 /// A function runs with the rights of its owner, no more and no less.
 #[test]
@@ -26,7 +26,7 @@ fn in_functions_that_run_as_their_owner() -> Result<()> {
         ("stranger", "postgres", "SELECT pagevault.is_encrypted('app.t')", Some("42501")),
         ("owner", "stranger", "SELECT pagevault.is_encrypted('app.t')", None),
         ("stranger", "postgres", "SELECT * FROM pagevault.verify('app.t')", Some("42501")),
-        ("stranger", "postgres", "SET pagevault.enforce = off", Some("42501")),
+        ("stranger", "postgres", "SET pagevault.enforce_encryption = off", Some("42501")),
         ("stranger", "postgres", "SELECT * FROM pagevault.providers", Some("42501")),
     ];
     cluster.sql("CREATE TABLE app.t (id int); ALTER TABLE app.t OWNER TO owner")?;
@@ -103,8 +103,8 @@ fn in_maintenance() -> Result<()> {
              FOREACH try IN ARRAY ARRAY[
                  'SELECT pagevault.unlock()', 'SELECT pagevault.rotate_cluster_master_key()',
                  'SELECT * FROM pagevault.providers', 'SELECT pagevault.encrypt(''app.victim'')',
-                 'SELECT pagevault.drift(true)', 'SET pagevault.enforce = off',
-                 'SECURITY LABEL FOR pagevault ON TABLE app.victim IS ''plain''']
+                 'SELECT pagevault.drift(true)', 'SET pagevault.enforce_encryption = off',
+                 'SECURITY LABEL FOR pagevault ON TABLE app.victim IS ''plaintext''']
              LOOP
                  BEGIN
                      EXECUTE try;

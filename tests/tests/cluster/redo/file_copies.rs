@@ -27,7 +27,7 @@ fn copied_meanwhile(afterwards: &str) -> Result<(Cluster, Cluster, String)> {
         cluster.sql("CREATE DATABASE copy TEMPLATE model STRATEGY file_copy")?;
         let mut model = cluster.client_to("model")?;
         run_sql(&mut model, "SELECT pagevault.rotate_data_key('t')")?;
-        let done = text(&mut model, "SELECT pagevault.rekey_wait('t'::regclass, '1min')")?;
+        let done = text(&mut model, "SELECT pagevault.wait_for_rekey('t'::regclass, '1min')")?;
         ensure!(done == "t", "the job does not end");
         run_sql(&mut cluster.client_to("copy")?, afterwards)?;
         cluster.sql("CHECKPOINT")

@@ -23,7 +23,7 @@ fn settings(settings: Settings) -> Settings {
 fn cluster(settings: Settings) -> Result<Cluster> {
     let (cluster, _keys) = Cluster::with_keys(&self::settings(settings))?;
     cluster.sql("CREATE TABLE first (); SELECT pagevault.encrypt('first')")?;
-    ensure!(cluster.text("SELECT pagevault.rekey_wait('first'::regclass, '1min')")? == "t");
+    ensure!(cluster.text("SELECT pagevault.wait_for_rekey('first'::regclass, '1min')")? == "t");
     Ok(cluster)
 }
 
@@ -45,7 +45,7 @@ fn backup(cluster: &Cluster, meanwhile: impl FnOnce() -> Result<()>) -> Result<C
 fn rekey(cluster: &Cluster, function: &str, table: &str) -> Result<()> {
     cluster.sql(&format!("SELECT pagevault.{function}('{table}')"))?;
     let done =
-        cluster.text(&format!("SELECT pagevault.rekey_wait('{table}'::regclass, '1min')"))?;
+        cluster.text(&format!("SELECT pagevault.wait_for_rekey('{table}'::regclass, '1min')"))?;
     ensure!(done == "t", "the job does not end");
     Ok(())
 }

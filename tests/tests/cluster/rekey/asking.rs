@@ -10,8 +10,8 @@ use crate::{assert_plain, assert_sealed};
 const ENCRYPT: &str = "SECURITY LABEL FOR pagevault ON TABLE t IS 'encrypted'";
 const JOBS: &str =
     "SELECT coalesce(string_agg(concat_ws(' ', relation, kind, state), ', ' ORDER BY job), 'none')
-    FROM pagevault.rekey_progress";
-const WAIT: &str = "SELECT pagevault.rekey_wait('t'::regclass)";
+    FROM pagevault.rekey_jobs";
+const WAIT: &str = "SELECT pagevault.wait_for_rekey('t'::regclass)";
 
 /// A table in plaintext that takes a job, and one that is sealed.
 fn cluster() -> Result<Cluster> {
@@ -41,12 +41,12 @@ fn a_job_comes_and_goes_with_its_transaction() -> Result<()> {
     run_sql(&mut first, "SELECT pagevault.rotate_data_key('s')")?;
     ensure!(text(&mut first, JOBS)? == "s rotate waiting");
     ensure!(cluster.text(JOBS)? == "none", "{}", cluster.text(JOBS)?);
-    let error = expect_error(&mut first, "SELECT pagevault.rekey_wait('s'::regclass)")?;
+    let error = expect_error(&mut first, "SELECT pagevault.wait_for_rekey('s'::regclass)")?;
     ensure!(error.sqlstate == "25001", "{error}");
     run_sql(&mut first, "ROLLBACK TO a")?;
     ensure!(text(&mut first, JOBS)? == "none");
     run_sql(&mut first, "SELECT pagevault.rotate_data_key('s'); SAVEPOINT b")?;
-    let pause = "SELECT pagevault.rekey_pause(job) FROM pagevault.rekey_progress";
+    let pause = "SELECT pagevault.pause_rekey(job) FROM pagevault.rekey_jobs";
     let error = expect_error(&mut first, pause)?;
     ensure!(
         error.sqlstate == "25001" && error.message.contains("begins when this transaction commits"),
@@ -54,7 +54,7 @@ fn a_job_comes_and_goes_with_its_transaction() -> Result<()> {
     );
     run_sql(&mut first, "ROLLBACK TO b")?;
     // Nobody else has seen it: cancelled, it never was.
-    run_sql(&mut first, "SELECT pagevault.rekey_cancel(job) FROM pagevault.rekey_progress")?;
+    run_sql(&mut first, "SELECT pagevault.cancel_rekey(job) FROM pagevault.rekey_jobs")?;
     ensure!(text(&mut first, JOBS)? == "none");
     let job = text(&mut first, "SELECT pagevault.rotate_data_key('s')")?;
     let second = std::thread::scope(|scope| -> Result<String> {
@@ -67,7 +67,7 @@ fn a_job_comes_and_goes_with_its_transaction() -> Result<()> {
         second.join().map_err(|_| anyhow::anyhow!("panic"))?
     })?;
     ensure!(second != job, "a number was used again");
-    ensure!(cluster.text("SELECT pagevault.rekey_wait('s'::regclass)")? == "t");
+    ensure!(cluster.text("SELECT pagevault.wait_for_rekey('s'::regclass)")? == "t");
     cluster.sql(ENCRYPT)?;
     ensure!(cluster.text(WAIT)? == "t");
     assert_sealed(&cluster.files("t")?)?;
@@ -103,7 +103,7 @@ fn decryption_that_is_rolled_back_was_never_begun() -> Result<()> {
     let cluster = cluster()?;
     let mut client = cluster.client()?;
     // Two commands in one message are one transaction, though no block.
-    let plain = "SECURITY LABEL FOR pagevault ON TABLE s IS 'plain'";
+    let plain = "SECURITY LABEL FOR pagevault ON TABLE s IS 'plaintext'";
     let error = expect_error(&mut client, &format!("{plain}; SELECT 1 / 0"))?;
     ensure!(error.sqlstate == "22012", "{error}");
     cluster.sql(
@@ -117,7 +117,7 @@ fn decryption_that_is_rolled_back_was_never_begun() -> Result<()> {
     cluster.sql("CHECKPOINT")?;
     assert_sealed(&cluster.files("s")?)?;
     cluster.sql(plain)?;
-    ensure!(cluster.text("SELECT pagevault.rekey_wait('s'::regclass)")? == "t");
+    ensure!(cluster.text("SELECT pagevault.wait_for_rekey('s'::regclass)")? == "t");
     assert_plain(&cluster.files("s")?)?;
     cluster.finish()
 }
@@ -162,8 +162,8 @@ fn what_is_wanted_is_asked_where_files_become_plaintext() -> Result<()> {
         "1",
     )?;
     run_sql(&mut labels, "COMMIT")?;
-    ensure!(cluster.text("SELECT pagevault.rekey_wait('app.s'::regclass)")? == "f");
-    let why = cluster.text("SELECT concat_ws(': ', state, error) FROM pagevault.rekey_progress")?;
+    ensure!(cluster.text("SELECT pagevault.wait_for_rekey('app.s'::regclass)")? == "f");
+    let why = cluster.text("SELECT concat_ws(': ', state, error) FROM pagevault.rekey_jobs")?;
     ensure!(why == "cancelled: app.s is to be encrypted: schema app", "{why}");
     ensure!(cluster.text("SELECT count(*) FROM pagevault.drift")? == "0", "drift");
     cluster.sql("INSERT INTO app.s VALUES (2); CHECKPOINT")?;
@@ -177,16 +177,16 @@ fn a_decryption_is_resumed_by_who_may_ask_for_it() -> Result<()> {
     let cluster = cluster()?;
     cluster.sql(
         "CREATE ROLE owner; CREATE ROLE admin IN ROLE pagevault_admin; ALTER TABLE s OWNER TO owner;
-         GRANT EXECUTE ON FUNCTION pagevault.rekey_resume(bigint) TO owner;
+         GRANT EXECUTE ON FUNCTION pagevault.resume_rekey(bigint) TO owner;
          CREATE SCHEMA app AUTHORIZATION owner; ALTER TABLE s SET SCHEMA app",
     )?;
     cluster.stop_at("rekey.claimed")?;
     let _ = cluster.sql("SELECT pagevault.decrypt('app.s')");
     cluster.stopped_at("rekey.claimed")?;
-    let job = cluster.text("SELECT max(job) FROM pagevault.rekey_progress")?;
-    cluster.sql(&format!("SELECT pagevault.rekey_cancel({job})"))?;
+    let job = cluster.text("SELECT max(job) FROM pagevault.rekey_jobs")?;
+    cluster.sql(&format!("SELECT pagevault.cancel_rekey({job})"))?;
     cluster.go_on();
-    let resume = |role: &str| format!("SET ROLE {role}; SELECT pagevault.rekey_resume({job})");
+    let resume = |role: &str| format!("SET ROLE {role}; SELECT pagevault.resume_rekey({job})");
     for (role, message) in [
         ("owner", "permission denied to remove the encryption of app.s"),
         ("admin", "must be owner of relation app.s"),
@@ -207,14 +207,14 @@ fn a_decryption_is_resumed_by_who_may_ask_for_it() -> Result<()> {
         "{error}"
     );
     cluster.sql("SECURITY LABEL FOR pagevault ON SCHEMA app IS NULL")?;
-    let enforced = "SET pagevault.enforce = on; SET pagevault.default_encryption = on";
+    let enforced = "SET pagevault.enforce_encryption = on; SET pagevault.default_encryption = on";
     let error = cluster.error(&format!("{enforced}; {}", resume("postgres")))?;
     ensure!(error.sqlstate == "55000", "{error}");
     // Of two jobs for one relation only one is under way.
     cluster.sql("SELECT pagevault.rotate_data_key('app.s')")?;
-    ensure!(cluster.text("SELECT pagevault.rekey_wait('app.s'::regclass)")? == "t");
+    ensure!(cluster.text("SELECT pagevault.wait_for_rekey('app.s'::regclass)")? == "t");
     cluster.sql(&resume("postgres"))?;
-    ensure!(cluster.text("SELECT pagevault.rekey_wait('app.s'::regclass)")? == "t");
+    ensure!(cluster.text("SELECT pagevault.wait_for_rekey('app.s'::regclass)")? == "t");
     assert_plain(&cluster.files("app.s")?)?;
     cluster.finish()
 }
@@ -225,7 +225,7 @@ fn waiting_takes_parts_of_seconds_seriously() -> Result<()> {
     cluster.stop_at("rekey.claimed")?;
     cluster.sql(ENCRYPT)?;
     cluster.stopped_at("rekey.claimed")?;
-    let waited = "SELECT pagevault.rekey_wait('t'::regclass, '500 ms')";
+    let waited = "SELECT pagevault.wait_for_rekey('t'::regclass, '500 ms')";
     let mut client = cluster.client()?;
     let start = std::time::Instant::now();
     ensure!(text(&mut client, waited)? == "f");

@@ -78,7 +78,7 @@ fn a_view_called_rekey_jobs_is_read_by_nobody() -> Result<()> {
     cluster.restart()?;
     cluster.sql(TABLE)?;
     cluster.sql(ENCRYPT)?;
-    ensure!(cluster.text("SELECT pagevault.rekey_wait('own'::regclass)")? == "t");
+    ensure!(cluster.text("SELECT pagevault.wait_for_rekey('own'::regclass)")? == "t");
     ensure!(cluster.text(IS_SUPERUSER)? == "f", "mallory is superuser");
     // One worker, for the one job.
     cluster.eventually_that("the worker has ended", || {
@@ -108,7 +108,7 @@ fn whoever_owns_what_the_extension_made_owns_no_jobs() -> Result<()> {
     run_sql(&mut his, TAKE_OVER)?;
     run_sql(
         &mut his,
-        "CREATE OR REPLACE VIEW pagevault.rekey_progress AS
+        "CREATE OR REPLACE VIEW pagevault.rekey_jobs AS
              SELECT pagevault.take_over() AS job, NULL::text AS relation, NULL::text AS kind, NULL::text AS state,
                     0::bigint AS pages_done, 0::bigint AS pages_total, 0::numeric AS percent, 0::numeric AS mb_per_second,
                     NULL::interval AS eta, NULL::text AS requested_by, NULL::timestamptz AS requested_at,
@@ -116,7 +116,7 @@ fn whoever_owns_what_the_extension_made_owns_no_jobs() -> Result<()> {
     )?;
     run_sql(&mut his, TABLE)?;
     run_sql(&mut his, ENCRYPT)?;
-    ensure!(text(&mut his, "SELECT pagevault.rekey_wait('own'::regclass)")? == "t");
+    ensure!(text(&mut his, "SELECT pagevault.wait_for_rekey('own'::regclass)")? == "t");
     ensure!(cluster.text(IS_SUPERUSER)? == "f", "mallory is superuser");
     drop((other, his));
     cluster.finish()
@@ -138,7 +138,7 @@ fn jobs_are_not_published() -> Result<()> {
     ))?;
     subscriber.eventually("SELECT count(*) FROM own", "200")?;
     publisher.sql(ENCRYPT)?;
-    ensure!(publisher.text("SELECT pagevault.rekey_wait('own'::regclass)")? == "t");
+    ensure!(publisher.text("SELECT pagevault.wait_for_rekey('own'::regclass)")? == "t");
     publisher.sql("SELECT pagevault.rotate_data_key('own')")?;
     publisher.sql("INSERT INTO own VALUES ('last')")?;
     subscriber.eventually("SELECT count(*) FROM own", "201")?;

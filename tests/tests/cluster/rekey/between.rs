@@ -34,7 +34,7 @@ fn torn_in(window: Window) -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&settings)?;
     // The catalogs that go along with the first encrypted relation.
     cluster.sql("CREATE TABLE first (); SELECT pagevault.encrypt('first')")?;
-    ensure!(cluster.text("SELECT pagevault.rekey_wait('first'::regclass, '1min')")? == "t");
+    ensure!(cluster.text("SELECT pagevault.wait_for_rekey('first'::regclass, '1min')")? == "t");
     for (make, rewrite) in REWRITINGS {
         cluster.sql(&format!("DROP TABLE IF EXISTS h; {make}"))?;
         cluster.sql("INSERT INTO h SELECT i, i * 7919 FROM generate_series(1, 5000) i")?;
@@ -53,7 +53,7 @@ fn torn_in(window: Window) -> Result<()> {
         let found = cluster.text(SUM)?;
         ensure!(found == wanted, "{rewrite}: {found} instead of {wanted}");
         ensure!(
-            cluster.text("SELECT pagevault.rekey_wait('h'::regclass, '1min')")? == "t",
+            cluster.text("SELECT pagevault.wait_for_rekey('h'::regclass, '1min')")? == "t",
             "{rewrite}: the job was not done"
         );
         ensure!(cluster.text(SUM)? == wanted, "{rewrite}: rows after the job");

@@ -87,7 +87,7 @@ fn cluster(work: Work) -> Result<Cluster> {
     cluster.allow_log("terminating connection because of crash of another server process");
     cluster.allow_log("terminated by signal 9");
     cluster.set(&[("pagevault.wal_encryption", "on")])?;
-    cluster.eventually("SELECT wal FROM pagevault.status", "encrypted")?;
+    cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "t")?;
     // Catalogs follow the first table that is encrypted, within its command.
     cluster.sql("SET pagevault.default_encryption = on; CREATE TABLE first (id int)")?;
     let wanted = if work == Work::Encrypt { "off" } else { "on" };
@@ -177,8 +177,10 @@ fn killed_at(work: Work, victim: Victim, steps: &[&str]) -> Result<()> {
     let mut witnesses = Witnesses::of(&cluster)?;
     let mut old = AtCheckpoint::of(&cluster)?;
     cluster.stop_at(steps[0])?;
-    let mut asker =
-        Asker::of(&cluster, &format!("{};SELECT pagevault.rekey_wait('t'::regclass)", work.sql()))?;
+    let mut asker = Asker::of(
+        &cluster,
+        &format!("{};SELECT pagevault.wait_for_rekey('t'::regclass)", work.sql()),
+    )?;
     for (at, step) in steps.iter().enumerate() {
         let stands = cluster.stopped_at(step)?;
         ensure!(stands != asker.pid, "{step}: there is no job");
@@ -198,7 +200,7 @@ fn killed_at(work: Work, victim: Victim, steps: &[&str]) -> Result<()> {
         old = AtCheckpoint::since_start(&cluster)?;
         // The launcher does not hurry after a start, unless it is woken.
         cluster.sql("SELECT pg_reload_conf()")?;
-        asker = Asker::of(&cluster, "SELECT pagevault.rekey_wait('t'::regclass)")?;
+        asker = Asker::of(&cluster, "SELECT pagevault.wait_for_rekey('t'::regclass)")?;
     }
     ensure!(asker.end(), "the job did not end");
     let sealed: &[&str] = if work == Work::Decrypt { &["first"] } else { &["t", "first"] };
@@ -213,10 +215,10 @@ fn assert_done(cluster: &Cluster, work: Work, before: &str) -> Result<()> {
     cluster.sql("CHECKPOINT")?;
     let on_disk = column(
         &mut cluster.client()?,
-        "SELECT concat_ws(' ', relation, string_agg(DISTINCT concat(state, ' ', epoch), ', '))
+        "SELECT concat_ws(' ', relation, string_agg(DISTINCT concat(state, ' ', data_key_version), ', '))
          FROM pagevault.verify('t') WHERE state <> 'empty' GROUP BY relation",
     )?;
-    let state = if work == Work::Decrypt { "plaintext" } else { "sealed" };
+    let state = if work == Work::Decrypt { "plaintext" } else { "encrypted" };
     let one = |row: &String| row.contains(state) && !row.contains(',');
     ensure!(on_disk.len() == 6 - 1 && on_disk.iter().all(one), "{on_disk:#?}");
     if work != Work::Encrypt {
@@ -303,13 +305,10 @@ fn who_asks_is_killed_before_it_is_written_down() -> Result<()> {
         ensure!(!asker.end(), "the session has not noticed");
         cluster.go_on();
         ensure!(come_back(&cluster, victim)? == before, "{victim:?}: contents differ");
-        ensure!(
-            cluster.text("SELECT count(*) FROM pagevault.rekey_progress")? == "0",
-            "{victim:?}"
-        );
+        ensure!(cluster.text("SELECT count(*) FROM pagevault.rekey_jobs")? == "0", "{victim:?}");
     }
     cluster.sql(Work::Rotate.sql())?;
-    ensure!(cluster.text("SELECT pagevault.rekey_wait('t'::regclass)")? == "t");
+    ensure!(cluster.text("SELECT pagevault.wait_for_rekey('t'::regclass)")? == "t");
     assert_done(&cluster, Work::Rotate, &before)?;
     cluster.finish()
 }
@@ -358,8 +357,10 @@ fn standby_at(work: Work, steps: &[&str]) -> Result<()> {
     let mut standby = standby_of(&primary, &[])?;
     standby.allow_log("could not");
     primary.stop_at(steps[0])?;
-    let asker =
-        Asker::of(&primary, &format!("{};SELECT pagevault.rekey_wait('t'::regclass)", work.sql()))?;
+    let asker = Asker::of(
+        &primary,
+        &format!("{};SELECT pagevault.wait_for_rekey('t'::regclass)", work.sql()),
+    )?;
     for (at, step) in steps.iter().enumerate() {
         primary.stopped_at(step)?;
         wait_for(&standby, &primary)?;
@@ -379,13 +380,16 @@ fn standby_at(work: Work, steps: &[&str]) -> Result<()> {
         heir.append_conf("primary_conninfo = ''")?;
         heir.start_server()?;
         heir.sql("SELECT pg_promote()")?;
-        let job = heir.text("SELECT coalesce(max(job), 0) FROM pagevault.rekey_progress")?;
+        let job = heir.text("SELECT coalesce(max(job), 0) FROM pagevault.rekey_jobs")?;
         if job == "0" {
             // The standby has not heard of it.
             heir.sql(work.sql())?;
         }
         heir.sql("SELECT pg_reload_conf()")?;
-        ensure!(heir.text("SELECT pagevault.rekey_wait('t'::regclass)")? == "t", "{step}: no end");
+        ensure!(
+            heir.text("SELECT pagevault.wait_for_rekey('t'::regclass)")? == "t",
+            "{step}: no end"
+        );
         assert_done(&heir, work, &before)?;
         heir.finish()?;
         standby.start_server()?;
@@ -440,7 +444,7 @@ fn a_standby_is_killed_while_it_replays_a_key() -> Result<()> {
         standby.kill()?;
         standby.go_on();
         standby.start_server()?;
-        ensure!(primary.text("SELECT pagevault.rekey_wait('t'::regclass)")? == "t");
+        ensure!(primary.text("SELECT pagevault.wait_for_rekey('t'::regclass)")? == "t");
         wait_for(&standby, &primary)?;
         ensure!(standby.text(SUM)? == before, "{step}: the standby has other contents");
     }
@@ -465,19 +469,19 @@ fn writers_are_waited_for_after_a_failure_too() -> Result<()> {
     let writer = Asker::of(&cluster, "INSERT INTO h SELECT generate_series(1, 20000)")?;
     ensure!(cluster.stopped_at(&point)? == writer.pid, "another process adds a page");
     cluster.sql("SELECT pagevault.encrypt('h')")?;
-    let job = cluster.text("SELECT max(job) FROM pagevault.rekey_progress")?;
+    let job = cluster.text("SELECT max(job) FROM pagevault.rekey_jobs")?;
     const WAITING: &str = "SELECT pid FROM pg_stat_activity
         WHERE backend_type = 'pagevault rekey' AND query LIKE 'pagevault:%waits for process%'";
     for _ in 0..4 {
         cluster.eventually(&format!("SELECT count(*) FROM ({WAITING}) w"), "1")?;
         cluster.sql(&format!("SELECT pg_cancel_backend(pid) FROM ({WAITING}) w"))?;
-        let state = format!("SELECT state FROM pagevault.rekey_progress WHERE job = {job}");
+        let state = format!("SELECT state FROM pagevault.rekey_jobs WHERE job = {job}");
         cluster.eventually(&state, "failed")?;
-        cluster.sql(&format!("SELECT pagevault.rekey_resume({job})"))?;
+        cluster.sql(&format!("SELECT pagevault.resume_rekey({job})"))?;
     }
     cluster.go_on();
     ensure!(writer.end(), "the writer has failed");
-    ensure!(cluster.text(&format!("SELECT pagevault.rekey_wait({job})"))? == "t");
+    ensure!(cluster.text(&format!("SELECT pagevault.wait_for_rekey({job})"))? == "t");
     crate::assert_sealed(&cluster.files("h_k")?)?;
     ensure!(cluster.text("SET enable_seqscan = off; SELECT count(*) FROM h WHERE k = 17")? == "1");
     cluster.finish()

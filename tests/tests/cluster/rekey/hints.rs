@@ -43,7 +43,7 @@ fn torn(make: &str, rewrite: &str, done: impl Fn(PageState) -> bool) -> Result<(
     let found = cluster.text(SUM)?;
     ensure!(found == wanted, "{torn} torn pages: {found} instead of {wanted}");
     ensure!(
-        cluster.text("SELECT pagevault.rekey_wait('h'::regclass)")? == "t",
+        cluster.text("SELECT pagevault.wait_for_rekey('h'::regclass)")? == "t",
         "the job was not done"
     );
     ensure!(cluster.text(SUM)? == wanted, "rows after the job");

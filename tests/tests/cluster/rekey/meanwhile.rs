@@ -9,26 +9,26 @@ use super::{SUM, assert_epoch, cluster, epochs};
 /// The job, once it has begun to write.
 pub(super) fn begun(cluster: &Cluster) -> Result<String> {
     let job = cluster.text("SELECT pagevault.rotate_data_key('t')")?;
-    let begun = "SELECT (max(pages_done) > 100)::text FROM pagevault.rekey_progress";
+    let begun = "SELECT (max(pages_done) > 100)::text FROM pagevault.rekey_jobs";
     cluster.eventually(begun, "true")?;
     Ok(job)
 }
 
 pub(super) fn end(cluster: &Cluster, job: &str) -> Result<()> {
     cluster.set(&[("pagevault.rekey_rate", "0")])?;
-    let done = cluster.text(&format!("SELECT pagevault.rekey_wait({job}, '60s')"))?;
+    let done = cluster.text(&format!("SELECT pagevault.wait_for_rekey({job}, '60s')"))?;
     ensure!(done == "t", "the job did not end");
     Ok(())
 }
 
 #[test]
 fn keys_above_rotate() -> Result<()> {
-    let cluster = cluster("pagevault.rekey_rate = 1")?;
+    let cluster = cluster("pagevault.rekey_rate = 1MB")?;
     let before = cluster.text(SUM)?;
     let job = begun(&cluster)?;
     cluster.sql("SELECT pagevault.rotate_cluster_master_key()")?;
     cluster.sql("SELECT pagevault.rotate_database_key()")?;
-    cluster.sql("SELECT pagevault.set_master_key('local', 'main')")?;
+    cluster.sql("SELECT pagevault.set_database_master_key('local', 'main')")?;
     end(&cluster, &job)?;
     cluster.crash()?;
     ensure!(cluster.text(SUM)? == before, "contents differ");
@@ -38,7 +38,7 @@ fn keys_above_rotate() -> Result<()> {
 
 #[test]
 fn a_base_backup_is_taken() -> Result<()> {
-    let cluster = cluster("pagevault.rekey_rate = 2")?;
+    let cluster = cluster("pagevault.rekey_rate = 2MB")?;
     let before = cluster.text(SUM)?;
     let job = begun(&cluster)?;
     // With verification of checksums: sealed pages carry them.
@@ -56,7 +56,7 @@ fn a_base_backup_is_taken() -> Result<()> {
 
 #[test]
 fn it_moves_to_another_tablespace() -> Result<()> {
-    let cluster = cluster("pagevault.rekey_rate = 2")?;
+    let cluster = cluster("pagevault.rekey_rate = 2MB")?;
     let before = cluster.text(SUM)?;
     let space = cluster.directory().join("space");
     std::fs::create_dir(&space)?;
@@ -75,7 +75,7 @@ fn it_moves_to_another_tablespace() -> Result<()> {
 
 #[test]
 fn a_database_is_dropped_before_its_worker_is_there() -> Result<()> {
-    let mut cluster = cluster("pagevault.rekey_rate = 1")?;
+    let mut cluster = cluster("pagevault.rekey_rate = 1MB")?;
     cluster.allow_log("background worker \"pagevault rekey\"");
     cluster.sql("CREATE DATABASE app")?;
     let oid = cluster.text("SELECT oid FROM pg_database WHERE datname = 'app'")?;
@@ -103,7 +103,7 @@ fn a_database_is_dropped_before_its_worker_is_there() -> Result<()> {
 
 #[test]
 fn its_database_is_dropped() -> Result<()> {
-    let mut cluster = cluster("pagevault.rekey_rate = 1")?;
+    let mut cluster = cluster("pagevault.rekey_rate = 1MB")?;
     cluster.allow_log("terminating background worker");
     cluster.allow_log("terminating connection");
     cluster.sql("CREATE DATABASE app")?;

@@ -83,7 +83,7 @@ fn assert_epoch(cluster: &Cluster, wanted: u16) -> Result<()> {
 
 const SUM: &str =
     "SELECT count(*) || ' ' || sum(hashtext(name)) || ' ' || sum(length(long)) FROM t";
-const STATE: &str = "SELECT state FROM pagevault.rekey_progress ORDER BY job DESC LIMIT 1";
+const STATE: &str = "SELECT state FROM pagevault.rekey_jobs ORDER BY job DESC LIMIT 1";
 
 #[test]
 fn every_page_gets_the_new_key() -> Result<()> {
@@ -92,13 +92,13 @@ fn every_page_gets_the_new_key() -> Result<()> {
     assert_epoch(&cluster, 1)?;
     let job = cluster.text("SELECT pagevault.rotate_data_key('t')")?;
     ensure!(
-        cluster.text(&format!("SELECT pagevault.rekey_wait({job}, '60s')"))? == "t",
+        cluster.text(&format!("SELECT pagevault.wait_for_rekey({job}, '60s')"))? == "t",
         "too slow"
     );
     assert_epoch(&cluster, 2)?;
     let told = cluster.text(
         "SELECT concat_ws(' ', relation, kind, state, percent, pages_done > 2000, requested_by, error,
-            finished_at > started_at) FROM pagevault.rekey_progress",
+            finished_at > started_at) FROM pagevault.rekey_jobs",
     )?;
     ensure!(told == "t rotate done 100.0 t postgres t", "{told}");
     // Old keys are kept for backups, but no page needs them.
@@ -107,7 +107,7 @@ fn every_page_gets_the_new_key() -> Result<()> {
     ensure!(cluster.text(SUM)? == before, "contents differ after a crash");
     ensure!(cluster.text("SELECT nextval('t_id_seq')")? != "1");
     cluster.sql("SELECT pagevault.rotate_data_key('t')")?;
-    cluster.sql("SELECT pagevault.rekey_wait('t'::regclass)")?;
+    cluster.sql("SELECT pagevault.wait_for_rekey('t'::regclass)")?;
     assert_epoch(&cluster, 3)?;
     cluster.finish()
 }
@@ -139,7 +139,7 @@ fn nobody_notices() -> Result<()> {
             .collect();
         for _ in 0..3 {
             let job = cluster.text("SELECT pagevault.rotate_data_key('t')")?;
-            let done = cluster.text(&format!("SELECT pagevault.rekey_wait({job}, '120s')"))?;
+            let done = cluster.text(&format!("SELECT pagevault.wait_for_rekey({job}, '120s')"))?;
             ensure!(done == "t", "too slow");
         }
         stop.store(true, Ordering::SeqCst);
@@ -159,20 +159,20 @@ fn nobody_notices() -> Result<()> {
 
 #[test]
 fn jobs_are_paused_resumed_and_cancelled() -> Result<()> {
-    let cluster = cluster("pagevault.rekey_rate = 1")?;
+    let cluster = cluster("pagevault.rekey_rate = 1MB")?;
     let before = cluster.text(SUM)?;
     let job = cluster.text("SELECT pagevault.rotate_data_key('t')")?;
-    cluster.eventually("SELECT (pages_done > 100)::text FROM pagevault.rekey_progress", "true")?;
+    cluster.eventually("SELECT (pages_done > 100)::text FROM pagevault.rekey_jobs", "true")?;
     let shown =
         "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'pagevault: rotate job%pages'";
     ensure!(cluster.text(shown)? == "1", "pg_stat_activity does not show it");
     let told = cluster.text(
         "SELECT concat_ws(' ', state, percent BETWEEN 1 AND 90, mb_per_second BETWEEN 0.5 AND 1.5,
-            eta BETWEEN '3s' AND '5min') FROM pagevault.rekey_progress",
+            eta BETWEEN '3s' AND '5min') FROM pagevault.rekey_jobs",
     )?;
     ensure!(told == "running t t t", "{told}");
 
-    cluster.sql(&format!("SELECT pagevault.rekey_pause({job})"))?;
+    cluster.sql(&format!("SELECT pagevault.pause_rekey({job})"))?;
     cluster.eventually(
         "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'pagevault rekey'",
         "0",
@@ -185,24 +185,24 @@ fn jobs_are_paused_resumed_and_cancelled() -> Result<()> {
         "nothing or everything was done: {mixed:?}"
     );
     ensure!(cluster.text(SUM)? == before, "a mixture is not readable");
-    ensure!(cluster.text(&format!("SELECT pagevault.rekey_wait({job})"))? == "f");
+    ensure!(cluster.text(&format!("SELECT pagevault.wait_for_rekey({job})"))? == "f");
     // Neither a restart nor a crash resumes it.
     cluster.crash()?;
     std::thread::sleep(Duration::from_secs(1));
     ensure!(cluster.text(STATE)? == "paused");
 
-    cluster.sql(&format!("SELECT pagevault.rekey_resume({job})"))?;
+    cluster.sql(&format!("SELECT pagevault.resume_rekey({job})"))?;
     cluster.eventually(STATE, "running")?;
-    cluster.sql(&format!("SELECT pagevault.rekey_cancel({job})"))?;
+    cluster.sql(&format!("SELECT pagevault.cancel_rekey({job})"))?;
     ensure!(cluster.text(STATE)? == "cancelled");
-    let error = cluster.error(&format!("SELECT pagevault.rekey_pause({job})"))?;
+    let error = cluster.error(&format!("SELECT pagevault.pause_rekey({job})"))?;
     ensure!(error.sqlstate == "55000" && error.message.contains("cancelled"), "{error}");
     // Another one finishes what this one began; a changed setting reaches the running job.
     let job = cluster.text("SELECT pagevault.rotate_data_key('t')")?;
     cluster.eventually(STATE, "running")?;
     cluster.set(&[("pagevault.rekey_rate", "0")])?;
     ensure!(
-        cluster.text(&format!("SELECT pagevault.rekey_wait({job}, '60s')"))? == "t",
+        cluster.text(&format!("SELECT pagevault.wait_for_rekey({job}, '60s')"))? == "t",
         "too slow"
     );
     let found = epochs(&cluster)?;
@@ -213,17 +213,15 @@ fn jobs_are_paused_resumed_and_cancelled() -> Result<()> {
 
 #[test]
 fn jobs_outlive_crashes() -> Result<()> {
-    let mut cluster = cluster("pagevault.rekey_rate = 8")?;
+    let mut cluster = cluster("pagevault.rekey_rate = 8MB")?;
     cluster.allow_log("terminated by signal 9");
     let before = cluster.text(SUM)?;
     let job = cluster.text("SELECT pagevault.rotate_data_key('t')")?;
     const WORKER: &str =
         "SELECT coalesce(min(pid), 0) FROM pg_stat_activity WHERE backend_type = 'pagevault rekey'";
     for victim in ["worker", "server", "worker", "server"] {
-        cluster.eventually(
-            "SELECT (state <> 'waiting')::text FROM pagevault.rekey_progress",
-            "true",
-        )?;
+        cluster
+            .eventually("SELECT (state <> 'waiting')::text FROM pagevault.rekey_jobs", "true")?;
         std::thread::sleep(Duration::from_millis(300));
         match (victim, cluster.text(WORKER)?.as_str()) {
             ("worker", pid) if pid != "0" => {
@@ -234,7 +232,7 @@ fn jobs_outlive_crashes() -> Result<()> {
         }
         ensure!(after_recovery(&cluster)? == before, "contents differ");
     }
-    let done = cluster.text(&format!("SELECT pagevault.rekey_wait({job}, '120s')"))?;
+    let done = cluster.text(&format!("SELECT pagevault.wait_for_rekey({job}, '120s')"))?;
     ensure!(done == "t", "it did not end");
     // The key was not changed once more for each crash.
     assert_epoch(&cluster, 2)?;
@@ -270,7 +268,7 @@ const CHANGES: [(&str, &str); 9] = [
 #[test]
 fn the_relation_may_change_meanwhile() -> Result<()> {
     let (cluster, _keys) =
-        Cluster::with_keys(&Settings::default().conf("pagevault.rekey_rate = 1"))?;
+        Cluster::with_keys(&Settings::default().conf("pagevault.rekey_rate = 1MB"))?;
     for (change, rows) in CHANGES {
         cluster.sql(
             "SET pagevault.default_encryption = on;
@@ -280,23 +278,21 @@ fn the_relation_may_change_meanwhile() -> Result<()> {
         cluster.sql("CHECKPOINT")?;
         let job = cluster.text("SELECT pagevault.rotate_data_key('t')")?;
         cluster.eventually(
-            &format!(
-                "SELECT (pages_done > 64)::text FROM pagevault.rekey_progress WHERE job = {job}"
-            ),
+            &format!("SELECT (pages_done > 64)::text FROM pagevault.rekey_jobs WHERE job = {job}"),
             "true",
         )?;
         let mut client = cluster.client()?;
         client.batch_execute("SET pagevault.default_encryption = on")?;
         // Afterwards it may be over: of what was replaced nothing is left to do.
-        let state = format!("SELECT state FROM pagevault.rekey_progress WHERE job = {job}");
+        let state = format!("SELECT state FROM pagevault.rekey_jobs WHERE job = {job}");
         ensure!(cluster.text(&state)? == "running", "{change}: it was over too early to tell");
         for statement in change.split(';') {
             client.batch_execute(statement)?;
         }
         cluster.set(&[("pagevault.rekey_rate", "0")])?;
-        let done = cluster.text(&format!("SELECT pagevault.rekey_wait({job}, '60s')"))?;
+        let done = cluster.text(&format!("SELECT pagevault.wait_for_rekey({job}, '60s')"))?;
         ensure!(done == "t", "{change}: the job did not end");
-        cluster.set(&[("pagevault.rekey_rate", "1")])?;
+        cluster.set(&[("pagevault.rekey_rate", "1MB")])?;
         ensure!(cluster.text("SELECT count(*) FROM t")? == rows, "{change}");
         cluster.sql("CHECKPOINT")?;
         for file in cluster.files("t")? {
@@ -322,15 +318,15 @@ fn a_page_that_does_not_open_ends_the_job() -> Result<()> {
     file.flip_bit(70, 5000, 3)?;
     cluster.start_server()?;
     let job = cluster.text("SELECT pagevault.rotate_data_key('t')")?;
-    let error = cluster.error(&format!("SELECT pagevault.rekey_wait({job}, '60s')"))?;
+    let error = cluster.error(&format!("SELECT pagevault.wait_for_rekey({job}, '60s')"))?;
     ensure!(error.message.contains("has failed"), "{error}");
     ensure!(error.detail.contains("block 70"), "{error}");
     // Repaired, it goes on and ends.
     cluster.stop(StopMode::Fast)?;
     file.write_page(70, &intact)?;
     cluster.start_server()?;
-    cluster.sql(&format!("SELECT pagevault.rekey_resume({job})"))?;
-    ensure!(cluster.text(&format!("SELECT pagevault.rekey_wait({job}, '60s')"))? == "t");
+    cluster.sql(&format!("SELECT pagevault.resume_rekey({job})"))?;
+    ensure!(cluster.text(&format!("SELECT pagevault.wait_for_rekey({job}, '60s')"))? == "t");
     ensure!(cluster.text(SUM)? == before, "contents differ");
     assert_epoch(&cluster, 2)?;
     cluster.finish()

@@ -52,13 +52,13 @@ impl AtCheckpoint {
 
 #[test]
 fn the_power_fails() -> Result<()> {
-    let cluster = cluster("pagevault.rekey_rate = 4\nshared_buffers = 1MB")?;
+    let cluster = cluster("pagevault.rekey_rate = 4MB\nshared_buffers = 1MB")?;
     let before = cluster.text(SUM)?;
     for round in 0..3_u16 {
         let old = AtCheckpoint::of(&cluster)?;
         let job = cluster.text("SELECT pagevault.rotate_data_key('t')")?;
         let far = format!(
-            "SELECT (pages_done > {})::text FROM pagevault.rekey_progress WHERE job = {job}",
+            "SELECT (pages_done > {})::text FROM pagevault.rekey_jobs WHERE job = {job}",
             300 * (round + 1)
         );
         cluster.eventually(&far, "true")?;
@@ -69,7 +69,7 @@ fn the_power_fails() -> Result<()> {
         cluster.start_server()?;
         ensure!(cluster.text(SUM)? == before, "round {round}: contents differ");
         end(&cluster, &job)?;
-        cluster.set(&[("pagevault.rekey_rate", "4")])?;
+        cluster.set(&[("pagevault.rekey_rate", "4MB")])?;
         // A key that was made just before the cut may not count as the job's yet: then there is one
         // more.
         for (name, epochs) in epochs(&cluster)? {

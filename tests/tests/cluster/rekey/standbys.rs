@@ -8,36 +8,34 @@ use super::{SUM, cluster, epochs};
 
 #[test]
 fn a_promoted_standby_goes_on() -> Result<()> {
-    let mut primary = cluster("pagevault.rekey_rate = 2\npagevault.wal_encryption = on")?;
+    let mut primary = cluster("pagevault.rekey_rate = 2MB\npagevault.wal_encryption = on")?;
     primary.allow_log("the cluster has no master key");
-    primary.eventually("SELECT wal FROM pagevault.status", "encrypted")?;
+    primary.eventually("SELECT wal_encrypted FROM pagevault.status", "t")?;
     let before = primary.text(SUM)?;
     let mut standby = standby_of(&primary, &[])?;
     standby.allow_log("could not");
     // One that it follows from begin to end, crashing on the way.
     primary.set(&[("pagevault.rekey_rate", "0")])?;
     let job = primary.text("SELECT pagevault.rotate_data_key('t')")?;
-    ensure!(primary.text(&format!("SELECT pagevault.rekey_wait({job}, '60s')"))? == "t");
+    ensure!(primary.text(&format!("SELECT pagevault.wait_for_rekey({job}, '60s')"))? == "t");
     standby.crash()?;
     wait_for(&standby, &primary)?;
     ensure!(standby.text(SUM)? == before, "the standby has other contents");
-    let error = standby.error(&format!("SELECT pagevault.rekey_resume({job})"))?;
+    let error = standby.error(&format!("SELECT pagevault.resume_rekey({job})"))?;
     ensure!(error.sqlstate == "25006", "{error}");
 
     // One that the primary cannot finish.
-    primary.set(&[("pagevault.rekey_rate", "1")])?;
+    primary.set(&[("pagevault.rekey_rate", "1MB")])?;
     let job = primary.text("SELECT pagevault.rotate_data_key('t')")?;
     let running =
-        format!("SELECT (pages_done > 200)::text FROM pagevault.rekey_progress WHERE job = {job}");
+        format!("SELECT (pages_done > 200)::text FROM pagevault.rekey_jobs WHERE job = {job}");
     primary.eventually(&running, "true")?;
     wait_for(&standby, &primary)?;
     primary.kill()?;
     standby.sql("SELECT pg_promote()")?;
     standby.set(&[("pagevault.rekey_rate", "0")])?;
-    standby.eventually(
-        &format!("SELECT state FROM pagevault.rekey_progress WHERE job = {job}"),
-        "done",
-    )?;
+    standby
+        .eventually(&format!("SELECT state FROM pagevault.rekey_jobs WHERE job = {job}"), "done")?;
     for (relation, epochs) in epochs(&standby)? {
         ensure!(epochs == [3], "{relation} has pages of epochs {epochs:?}");
     }
@@ -50,10 +48,8 @@ fn a_promoted_standby_goes_on() -> Result<()> {
     primary.append_conf("pagevault.rekey_rate = 0")?;
     std::fs::write(primary.data_directory().join("postgresql.auto.conf"), "")?;
     primary.start_server()?;
-    primary.eventually(
-        &format!("SELECT state FROM pagevault.rekey_progress WHERE job = {job}"),
-        "done",
-    )?;
+    primary
+        .eventually(&format!("SELECT state FROM pagevault.rekey_jobs WHERE job = {job}"), "done")?;
     ensure!(primary.text(SUM)? == before, "contents differ");
     primary.finish()
 }

@@ -46,7 +46,7 @@ fn a_job_waits_for_a_command() -> Result<()> {
     )?;
     cluster.go_on();
     command.join().map_err(|_| anyhow::anyhow!("panic"))??;
-    ensure!(cluster.text(&format!("SELECT pagevault.rekey_wait({job}, '60s')"))? == "t");
+    ensure!(cluster.text(&format!("SELECT pagevault.wait_for_rekey({job}, '60s')"))? == "t");
     ensure!(cluster.text("SELECT count(*) FROM t")? == "2000");
     assert_one_epoch(&cluster, 3)?;
     cluster.finish()
@@ -71,7 +71,7 @@ fn a_command_waits_for_a_job() -> Result<()> {
     cluster.eventually("SELECT count(*) FROM pg_locks WHERE NOT granted", "1")?;
     cluster.go_on();
     command.join().map_err(|_| anyhow::anyhow!("panic"))??;
-    ensure!(cluster.text(&format!("SELECT pagevault.rekey_wait({job}, '60s')"))? == "t");
+    ensure!(cluster.text(&format!("SELECT pagevault.wait_for_rekey({job}, '60s')"))? == "t");
     ensure!(cluster.text("SELECT count(*) FROM t")? == "2000");
     assert_one_epoch(&cluster, 3)?;
     cluster.finish()

@@ -64,14 +64,14 @@ fn a_locked_table_holds_up_no_other_job_and_its_own_can_be_cancelled() -> Result
     let mut holder = cluster.client()?;
     run_sql(&mut holder, "BEGIN; LOCK TABLE t, v IN ACCESS EXCLUSIVE MODE")?;
     cluster.set(&[("pagevault.rekey_workers", "1")])?;
-    cluster.sql("SELECT pagevault.rekey_wait('w'::regclass)")?;
+    cluster.sql("SELECT pagevault.wait_for_rekey('w'::regclass)")?;
     assert_sealed(&cluster.files("w")?)?;
     let states = "SELECT string_agg(CASE WHEN state IN ('done', 'cancelled') THEN state ELSE 'not yet' END, ', ' ORDER BY job)
-                    FROM pagevault.rekey_progress";
+                    FROM pagevault.rekey_jobs";
     ensure!(cluster.text(states)? == "not yet, not yet, done", "{}", cluster.text(states)?);
-    cluster.sql("SELECT pagevault.rekey_cancel(min(job)) FROM pagevault.rekey_progress")?;
+    cluster.sql("SELECT pagevault.cancel_rekey(min(job)) FROM pagevault.rekey_jobs")?;
     run_sql(&mut holder, "COMMIT")?;
-    cluster.sql("SELECT pagevault.rekey_wait('v'::regclass)")?;
+    cluster.sql("SELECT pagevault.wait_for_rekey('v'::regclass)")?;
     ensure!(cluster.text(states)? == "cancelled, done, done", "{}", cluster.text(states)?);
     cluster.finish()
 }
@@ -137,21 +137,21 @@ fn a_job_says_whom_it_waits_for_and_goes_on() -> Result<()> {
         cluster(&["pagevault.writers_timeout = 200ms", "pagevault.rekey_threshold = 0"])?;
     cluster.allow_log("is still writing");
     let (pid, checkpoint) = writing(&cluster, "t")?;
-    let job = "SELECT max(job) FROM pagevault.rekey_progress";
+    let job = "SELECT max(job) FROM pagevault.rekey_jobs";
     cluster.sql("SECURITY LABEL FOR pagevault ON TABLE t IS 'encrypted'")?;
     cluster
         .eventually_logs(&format!("process {} is still writing a page", pid.as_raw_nonzero()))?;
     // Paused or cancelled it ends although that process stands there.
     let job = cluster.text(job)?;
-    cluster.sql(&format!("SELECT pagevault.rekey_pause({job})"))?;
+    cluster.sql(&format!("SELECT pagevault.pause_rekey({job})"))?;
     cluster.eventually(
         "SELECT count(*)::text FROM pg_locks WHERE classid = 'pg_extension'::regclass AND locktype = 'object'",
         "0",
     )?;
-    cluster.sql(&format!("SELECT pagevault.rekey_resume({job})"))?;
+    cluster.sql(&format!("SELECT pagevault.resume_rekey({job})"))?;
     cluster.go_on();
     joined(checkpoint)?;
-    ensure!(cluster.text(&format!("SELECT pagevault.rekey_wait({job}, '60s')"))? == "t");
+    ensure!(cluster.text(&format!("SELECT pagevault.wait_for_rekey({job}, '60s')"))? == "t");
     assert_sealed(&cluster.files("t")?)?;
     cluster.finish()
 }
@@ -185,7 +185,7 @@ fn ddl_does_not_wait_for_the_looks_at_the_whole_file() -> Result<()> {
             }
             let rows = cluster.text("SELECT count(*) FROM t")?;
             cluster.go_on();
-            let done = cluster.text(&format!("SELECT pagevault.rekey_wait({job}, '60s')"))?;
+            let done = cluster.text(&format!("SELECT pagevault.wait_for_rekey({job}, '60s')"))?;
             ensure!(done == "t", "{change} at {step}: the job did not end");
             cluster.sql("CHECKPOINT")?;
             assert_sealed(&cluster.files("t")?)?;
@@ -208,7 +208,7 @@ fn nothing_is_held_up(cluster: &Cluster) -> Result<()> {
     run_sql(&mut client, "SECURITY LABEL FOR pagevault ON TABLE t IS 'encrypted'")?;
     assert_sealed(&cluster.files("t")?)?;
     let job = text(&mut client, "SELECT pagevault.rotate_data_key('t')")?;
-    let done = text(&mut client, &format!("SELECT pagevault.rekey_wait({job}, '20s')"))?;
+    let done = text(&mut client, &format!("SELECT pagevault.wait_for_rekey({job}, '20s')"))?;
     ensure!(done == "t", "the job did not end");
     run_sql(&mut client, "CREATE TABLE w AS SELECT 1 AS id; SELECT pagevault.encrypt('w')")?;
     run_sql(&mut client, "DROP TABLE w")?;

@@ -54,7 +54,7 @@ fn the_launcher_is_woken_by_its_latch() -> Result<()> {
     kill_process(launcher, Signal::CONT)?;
     asked?;
     ensure!(signals == [Signal::URG.as_raw()], "the launcher was sent signals {signals:?}");
-    ensure!(cluster.text("SELECT pagevault.rekey_wait('t'::regclass, '1min')")? == "t");
+    ensure!(cluster.text("SELECT pagevault.wait_for_rekey('t'::regclass, '1min')")? == "t");
     cluster.finish()
 }
 
@@ -116,6 +116,6 @@ fn who_has_the_number_of_the_launcher_by_now_is_left_alone() -> Result<()> {
     asked?;
     ensure!(signals.is_empty(), "another process was sent signals {signals:?}");
     // Another launcher comes, and finds the job.
-    ensure!(cluster.text("SELECT pagevault.rekey_wait('t'::regclass, '1min')")? == "t");
+    ensure!(cluster.text("SELECT pagevault.wait_for_rekey('t'::regclass, '1min')")? == "t");
     cluster.finish()
 }

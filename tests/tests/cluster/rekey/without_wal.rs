@@ -11,7 +11,7 @@ fn cluster(settings: Settings) -> Result<Cluster> {
     let (cluster, _keys) = Cluster::with_keys(&settings)?;
     // The catalogs that go along with the first encrypted relation.
     cluster.sql("CREATE TABLE first (); SELECT pagevault.encrypt('first')")?;
-    ensure!(cluster.text("SELECT pagevault.rekey_wait('first'::regclass, '1min')")? == "t");
+    ensure!(cluster.text("SELECT pagevault.wait_for_rekey('first'::regclass, '1min')")? == "t");
     Ok(cluster)
 }
 
@@ -88,7 +88,7 @@ fn a_torn_visibility_map() -> Result<()> {
     before.tear(&cluster)?;
     let (by_map, by_table) = counts(&cluster)?;
     ensure!((by_map.as_str(), by_table.as_str()) == ("2499", "2499"), "{by_map} of {by_table}");
-    ensure!(cluster.text("SELECT pagevault.rekey_wait('h'::regclass, '1min')")? == "t");
+    ensure!(cluster.text("SELECT pagevault.wait_for_rekey('h'::regclass, '1min')")? == "t");
     ensure!(counts(&cluster)? == ("2499".into(), "2499".into()), "after the job");
     cluster.finish()
 }
@@ -120,7 +120,7 @@ fn torn_meta_page(settings: Settings) -> Result<()> {
         .get(0);
     ensure!(found == 5001, "{found} rows");
     cluster.sql("INSERT INTO s VALUES (point(7, 7001))")?;
-    ensure!(cluster.text("SELECT pagevault.rekey_wait('s'::regclass, '1min')")? == "t");
+    ensure!(cluster.text("SELECT pagevault.wait_for_rekey('s'::regclass, '1min')")? == "t");
     cluster.finish()
 }
 
@@ -209,7 +209,7 @@ fn damaged_maps_do_not_keep_a_job_from_its_end() -> Result<()> {
         }
         cluster.start_server()?;
         cluster.sql(&format!("SELECT pagevault.{function}('h')"))?;
-        ensure!(cluster.text("SELECT pagevault.rekey_wait('h'::regclass, '1min')")? == "t");
+        ensure!(cluster.text("SELECT pagevault.wait_for_rekey('h'::regclass, '1min')")? == "t");
         cluster.sql("CHECKPOINT")?;
         for file in &files {
             use pagevault_tests::datafile::PageState::{Sealed, Zero};

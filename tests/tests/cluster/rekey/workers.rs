@@ -32,7 +32,7 @@ fn settings_of_the_database_do_not_stop_a_job() -> Result<()> {
         run_sql(&mut client, &format!("ALTER DATABASE postgres SET {name} = '{value}'"))?;
     }
     run_sql(&mut client, "SELECT pagevault.rotate_data_key('t')")?;
-    run_sql(&mut client, "DO $$BEGIN ASSERT pagevault.rekey_wait('t'::regclass); END$$")?;
+    run_sql(&mut client, "DO $$BEGIN ASSERT pagevault.wait_for_rekey('t'::regclass); END$$")?;
     run_sql(&mut client, "ALTER DATABASE postgres RESET ALL")?;
     assert_epoch(&cluster, 2)?;
     ensure!(cluster.text(SUM)? == before, "contents differ");
@@ -53,14 +53,14 @@ fn a_job_that_fails_has_failed_where_errors_end_sessions() -> Result<()> {
     cluster.start_server()?;
     cluster.sql("ALTER DATABASE postgres SET exit_on_error = on")?;
     let job = cluster.text("SELECT pagevault.rotate_data_key('t')")?;
-    let state = format!("SELECT state FROM pagevault.rekey_progress WHERE job = {job}");
+    let state = format!("SELECT state FROM pagevault.rekey_jobs WHERE job = {job}");
     cluster.eventually(&state, "failed")?;
     cluster.finish()
 }
 
 #[test]
 fn a_job_is_taken_up_again_when_its_worker_is_gone() -> Result<()> {
-    let mut cluster = cluster("pagevault.rekey_rate = 1")?;
+    let mut cluster = cluster("pagevault.rekey_rate = 1MB")?;
     cluster.allow_log("terminating");
     let before = cluster.text(SUM)?;
     let job = begun(&cluster)?;
@@ -70,7 +70,7 @@ fn a_job_is_taken_up_again_when_its_worker_is_gone() -> Result<()> {
     cluster.sql(&format!("SELECT pg_terminate_backend({first})"))?;
     cluster
         .eventually(&format!("SELECT count(*) FROM pg_stat_activity WHERE pid = {first}"), "0")?;
-    cluster.eventually("SELECT state FROM pagevault.rekey_progress", "running")?;
+    cluster.eventually("SELECT state FROM pagevault.rekey_jobs", "running")?;
     ensure!(cluster.text(worker)? != first);
     end(&cluster, &job)?;
     assert_epoch(&cluster, 2)?;
@@ -83,7 +83,7 @@ fn a_job_is_taken_up_again_when_its_worker_is_gone() -> Result<()> {
 #[test]
 fn nobody_is_sent_into_an_invalid_database() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(
-        &Settings::default().conf("pagevault.rekey_rate = 1").conf("log_min_messages = debug1"),
+        &Settings::default().conf("pagevault.rekey_rate = 1MB").conf("log_min_messages = debug1"),
     )?;
     cluster.sql("CREATE DATABASE app")?;
     cluster.sql("CREATE DATABASE empty")?;
@@ -106,7 +106,7 @@ fn nobody_is_sent_into_an_invalid_database() -> Result<()> {
     cluster.set(&[("pagevault.rekey_rate", "0")])?;
     cluster.sql("SET pagevault.default_encryption = on; CREATE TABLE t AS SELECT 1 AS id")?;
     cluster.sql("SELECT pagevault.rotate_data_key('t')")?;
-    ensure!(cluster.text("SELECT pagevault.rekey_wait('t'::regclass)")? == "t");
+    ensure!(cluster.text("SELECT pagevault.wait_for_rekey('t'::regclass)")? == "t");
     cluster.eventually_that("the worker has ended", || {
         let ended = ended(&cluster) - before;
         ensure!(ended == 1, "{ended} workers have ended");
@@ -121,7 +121,7 @@ fn nobody_is_sent_into_an_invalid_database() -> Result<()> {
 fn a_copy_of_a_database_has_no_jobs() -> Result<()> {
     let cluster = cluster("pagevault.rekey_rate = 0")?;
     cluster.sql("SELECT pagevault.rotate_data_key('t')")?;
-    ensure!(cluster.text("SELECT pagevault.rekey_wait('t'::regclass)")? == "t");
+    ensure!(cluster.text("SELECT pagevault.wait_for_rekey('t'::regclass)")? == "t");
     for strategy in ["wal_log", "file_copy"] {
         let name = format!("copy_{strategy}");
         let mut other = cluster.client_to("template1")?;
@@ -130,13 +130,11 @@ fn a_copy_of_a_database_has_no_jobs() -> Result<()> {
             &format!("CREATE DATABASE {name} TEMPLATE postgres STRATEGY {strategy}"),
         )?;
         let mut copy = cluster.client_to(&name)?;
-        let jobs = pagevault_tests::cluster::text(
-            &mut copy,
-            "SELECT count(*) FROM pagevault.rekey_progress",
-        )?;
+        let jobs =
+            pagevault_tests::cluster::text(&mut copy, "SELECT count(*) FROM pagevault.rekey_jobs")?;
         ensure!(jobs == "0", "{name} has {jobs} jobs");
         run_sql(&mut copy, "SELECT pagevault.rotate_data_key('t')")?;
-        let done = "SELECT pagevault.rekey_wait(1)";
+        let done = "SELECT pagevault.wait_for_rekey(1)";
         ensure!(pagevault_tests::cluster::text(&mut copy, done)? == "t");
     }
     cluster.finish()

@@ -62,9 +62,9 @@ fn a_subscriber_decides_for_itself() -> Result<()> {
     check("1000", "initial copy")?;
     // No utility hook hears of what the worker does.
     let mut careless = cluster.client_to("subscriber")?;
-    run_sql(&mut careless, "SET pagevault.protect_statistics = off")?;
+    run_sql(&mut careless, "SET pagevault.data_catalog_encryption = off")?;
     run_sql(&mut careless, "SELECT pagevault.decrypt('pg_statistic')")?;
-    run_sql(&mut careless, "SELECT pagevault.rekey_wait('pg_statistic'::regclass, '60 s')")?;
+    run_sql(&mut careless, "SELECT pagevault.wait_for_rekey('pg_statistic'::regclass, '60 s')")?;
     for table in ["secret", "open"] {
         cluster.sql(&format!(
             "TRUNCATE {table} RESTART IDENTITY; INSERT INTO {table} (name) VALUES ('kanarienvogel')"

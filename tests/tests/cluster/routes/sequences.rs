@@ -20,7 +20,7 @@ fn sequences_that_are_altered() -> Result<()> {
 fn values_are_not_given_twice_after_a_crash() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster.sql("CREATE SEQUENCE s; SELECT nextval('s')")?;
-    for label in ["encrypted", "plain"] {
+    for label in ["encrypted", "plaintext"] {
         cluster.sql(&format!("SECURITY LABEL FOR pagevault ON SEQUENCE s IS '{label}'"))?;
         let before = cluster.text("SELECT nextval('s')")?;
         cluster.crash()?;

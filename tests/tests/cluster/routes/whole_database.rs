@@ -37,7 +37,7 @@ fn make(cluster: &Cluster) -> Result<()> {
     )?;
     cluster.sql("SELECT pagevault.encrypt('secret'), pagevault.encrypt('secret_view')")?;
     for table in ["open", "kept"] {
-        cluster.sql(&format!("SECURITY LABEL FOR pagevault ON TABLE {table} IS 'plain'"))?;
+        cluster.sql(&format!("SECURITY LABEL FOR pagevault ON TABLE {table} IS 'plaintext'"))?;
     }
     cluster.sql("INSERT INTO secret SELECT * FROM kept; INSERT INTO open SELECT * FROM kept")?;
     cluster.sql("REFRESH MATERIALIZED VIEW secret_view")

@@ -115,8 +115,7 @@ fn no_worker_is_free() -> Result<()> {
     ensure!(error.hint.contains("max_worker_processes"), "{error}");
     ensure!(cluster.text("SELECT count(*) FROM t")? == "1000");
     cluster.go_on();
-    cluster
-        .eventually("SELECT count(*) FROM pagevault.rekey_progress WHERE state = 'done'", "2")?;
+    cluster.eventually("SELECT count(*) FROM pagevault.rekey_jobs WHERE state = 'done'", "2")?;
     cluster.eventually(
         "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'pagevault rekey'",
         "0",

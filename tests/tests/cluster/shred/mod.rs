@@ -124,7 +124,7 @@ fn ensure_shredded(cluster: &Cluster, u: &str) -> Result<()> {
         "CREATE INDEX ON t (long)",
         "ALTER TABLE t ADD other double precision DEFAULT random()",
         "SELECT pagevault.rotate_data_key('t')",
-        "SECURITY LABEL FOR pagevault ON TABLE t IS 'plain'",
+        "SECURITY LABEL FOR pagevault ON TABLE t IS 'plaintext'",
     ] {
         let error = cluster.error(statement)?;
         ensure!(error.text().contains("were destroyed"), "{statement}: {error}");

@@ -4,7 +4,7 @@ use super::*;
 
 #[test]
 fn it_is_refused_unless_it_is_meant_and_complete() -> Result<()> {
-    let (mut cluster, _keys) = cluster("pagevault.rekey_rate = 1")?;
+    let (mut cluster, _keys) = cluster("pagevault.rekey_rate = 1MB")?;
     cluster.allow_log("there is");
     cluster.sql(
         "CREATE TABLE open (id int PRIMARY KEY); INSERT INTO open VALUES (1);
@@ -86,8 +86,8 @@ fn it_is_refused_unless_it_is_meant_and_complete() -> Result<()> {
     let error = expect_error(&mut eve, "SELECT * FROM pagevault.shred('u', 'public.u')")?;
     ensure!(error.sqlstate == "42501", "{error}");
     // One page in plaintext is enough.
-    cluster.sql("SECURITY LABEL FOR pagevault ON TABLE mixed IS 'plain'")?;
-    cluster.sql("SELECT pagevault.rekey_wait('mixed'::regclass)")?;
+    cluster.sql("SECURITY LABEL FOR pagevault ON TABLE mixed IS 'plaintext'")?;
+    cluster.sql("SELECT pagevault.wait_for_rekey('mixed'::regclass)")?;
     refused(
         "SELECT * FROM pagevault.shred('mixed', 'public.mixed')",
         "55000",
@@ -96,7 +96,7 @@ fn it_is_refused_unless_it_is_meant_and_complete() -> Result<()> {
     // A relation that is being rekeyed.
     let job = cluster.text("SELECT pagevault.rotate_data_key('t')")?;
     refused(SHRED, "55006", &format!("Rekey job {job} is not finished"))?;
-    cluster.sql(&format!("SELECT pagevault.rekey_cancel({job})"))?;
+    cluster.sql(&format!("SELECT pagevault.cancel_rekey({job})"))?;
     for (sum, before) in sums.iter().zip(before) {
         ensure!(cluster.text(sum)? == before, "contents differ after refusals");
     }
@@ -120,7 +120,7 @@ fn labels_are_refused() -> Result<()> {
     let before = cluster.files("t")?.remove(0).states()?;
     for threshold in ["0", "8GB"] {
         for statement in [
-            "SECURITY LABEL FOR pagevault ON TABLE t IS 'plain'",
+            "SECURITY LABEL FOR pagevault ON TABLE t IS 'plaintext'",
             "SECURITY LABEL FOR pagevault ON TABLE t IS 'encrypted aes-128-xts'",
             "SELECT pagevault.reconcile('t')",
             "SELECT pagevault.rotate_data_key('t')",
@@ -137,10 +137,13 @@ fn labels_are_refused() -> Result<()> {
     cluster.sql("CHECKPOINT")?;
     ensure!(cluster.files("t")?.remove(0).states()? == before, "pages were written");
     // Its keys are not rotated with all others.
-    ensure!(cluster.text("SELECT pagevault.rotate_all_data_keys()")? != "0", "no other job");
+    ensure!(
+        cluster.text("SELECT count(*) FROM pagevault.rotate_all_data_keys()")? != "0",
+        "no other job"
+    );
     cluster.eventually(
-        "SELECT count(*) FILTER (WHERE state <> 'done') || ' ' || count(*) FILTER (WHERE relation = 't')
-         FROM pagevault.rekey_progress",
+        "SELECT count(*) FILTER (WHERE state <> 'done') || ' ' || count(*) FILTER (WHERE relation = 't'::regclass)
+         FROM pagevault.rekey_jobs",
         "0 0",
     )?;
     cluster.sql("TRUNCATE t")?;

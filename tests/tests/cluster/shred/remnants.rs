@@ -185,7 +185,7 @@ fn files_that_are_locked_are_told() -> Result<()> {
 /// Where statistics are not sealed they are cleared as well, and the proof does not say more.
 #[test]
 fn statistics_in_plaintext() -> Result<()> {
-    let (cluster, _keys) = sampled("pagevault.protect_statistics = off")?;
+    let (cluster, _keys) = sampled("pagevault.data_catalog_encryption = off")?;
     let told = told(&cluster, SHRED)?;
     for place in PLACES {
         let row = told.iter().find(|(object, _, _)| object == place);
@@ -570,7 +570,7 @@ fn rows_that_cannot_be_deleted() -> Result<()> {
 /// A full directory of keys keeps nobody from shredding; what that costs is told.
 #[test]
 fn no_room_for_new_keys() -> Result<()> {
-    let (cluster, _keys) = sampled("pagevault.max_keys = 1000")?;
+    let (cluster, _keys) = sampled("pagevault.max_data_keys = 1000")?;
     let error = cluster.error(
         "SET pagevault.default_encryption = on;
          DO $$ BEGIN FOR i IN 1..1001 LOOP
@@ -585,7 +585,7 @@ fn no_room_for_new_keys() -> Result<()> {
         ensure!(keys.is_empty() && detail.contains("It has no new key: all 1000"), "{detail}");
     }
     ensure_no_canary(&cluster)?;
-    cluster.append_conf("pagevault.max_keys = 2000")?;
+    cluster.append_conf("pagevault.max_data_keys = 2000")?;
     cluster.restart()?;
     let again = told(&cluster, SHRED)?;
     ensure!(again.iter().filter(|(_, keys, _)| keys == "1").count() == PLACES.len(), "{again:?}");

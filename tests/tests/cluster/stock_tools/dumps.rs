@@ -26,7 +26,7 @@ const APP: &str = "
     SECURITY LABEL FOR pagevault ON TABLE parts IS 'encrypted';
     CREATE TABLE part PARTITION OF parts FOR VALUES FROM (0) TO (1000);
     CREATE INDEX ON parts (name);
-    CREATE TABLE free (id int); SECURITY LABEL FOR pagevault ON TABLE free IS 'plain';
+    CREATE TABLE free (id int); SECURITY LABEL FOR pagevault ON TABLE free IS 'plaintext';
     INSERT INTO sealed.notes (name, wide)
         SELECT '{canary}' || i, repeat('{canary}', 200) FROM generate_series(1, 100) i;
     INSERT INTO lone (name) SELECT '{canary}' || i FROM generate_series(1, 100) i;
@@ -64,8 +64,8 @@ fn cluster() -> Result<(Cluster, KeyFile, Canary)> {
 
 /// What there is to compare of a database.
 fn portrait(client: &mut Client) -> Result<(Vec<String>, Vec<String>, String)> {
-    // Of the label `plain`, which is looked after when its transaction is over.
-    column(client, "SELECT pagevault.rekey_wait(job)::text FROM pagevault.rekey_progress")?;
+    // Of the label `plaintext`, which is looked after when its transaction is over.
+    column(client, "SELECT pagevault.wait_for_rekey(job)::text FROM pagevault.rekey_jobs")?;
     let drift = column(client, "SELECT d::text FROM pagevault.drift(true) d")?;
     ensure!(drift.is_empty(), "not what labels want: {drift:?}");
     Ok((column(client, LABELS)?, column(client, STATES)?, text(client, ROWS)?))

@@ -61,7 +61,7 @@ fn forced(left: Left, by_exec: bool) -> Result<()> {
     ensure!(cluster.text(CONTENT)? == content, "rows");
     insert(&cluster, "zeisig", 1000)?;
     let content = cluster.text(CONTENT)?;
-    ensure!(cluster.text("SELECT wal FROM pagevault.status")? == "encrypted", "WAL");
+    ensure!(cluster.text("SELECT wal_encrypted FROM pagevault.status")? == "t", "WAL");
     // A page that is begun in plaintext goes on so: without keys the program can but write one.
     let mut plain = Vec::new();
     for segment in segments(&cluster)? {

@@ -29,7 +29,7 @@ fn a_job_that_is_asked_for_runs_when_the_server_does() -> Result<()> {
     ensure!(said.contains("count = \"300000\""), "{said}");
     cluster.start_server()?;
     assert_sealed(&cluster.family_files("small")?)?;
-    let done = cluster.text("SELECT pagevault.rekey_wait('large'::regclass, '1min')")?;
+    let done = cluster.text("SELECT pagevault.wait_for_rekey('large'::regclass, '1min')")?;
     ensure!(done == "t", "{done}\n{said}");
     cluster.sql("CHECKPOINT")?;
     assert_sealed(&cluster.family_files("large")?)?;

@@ -9,7 +9,7 @@ use super::TABLE;
 #[test]
 fn a_server_without_pagevault_refuses_sealed_pages() -> Result<()> {
     // With sealed statistics such a server could plan no query at all.
-    let statistics = Settings::default().conf("pagevault.protect_statistics = off");
+    let statistics = Settings::default().conf("pagevault.data_catalog_encryption = off");
     let (mut cluster, _keys) = Cluster::with_keys(&statistics)?;
     cluster.sql(TABLE)?;
     cluster.sql("INSERT INTO plain_beside VALUES (7)")?;

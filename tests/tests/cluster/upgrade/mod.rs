@@ -27,7 +27,7 @@ fn old_cluster(conf: &str) -> Result<(Cluster, KeyFile)> {
     let settings = settings().on(Installation::to_upgrade_from()?).conf(conf);
     let (mut old, keys) = Cluster::with_keys(&settings)?;
     old.allow_log("cannot encrypt WAL: the cluster has no master key");
-    old.eventually("SELECT wal FROM pagevault.status", "encrypted")?;
+    old.eventually("SELECT wal_encrypted FROM pagevault.status", "t")?;
     Ok((old, keys))
 }
 

@@ -87,9 +87,9 @@ fn a_plain_cluster_with_labels() -> Result<()> {
         let old = Cluster::start(&settings)?;
         old.sql("CREATE EXTENSION pagevault; CREATE SCHEMA app")?;
         old.sql("CREATE TABLE app.t AS SELECT i AS id FROM generate_series(1, 1000) i")?;
-        old.sql(&label("SCHEMA app", "'plain'"))?;
+        old.sql(&label("SCHEMA app", "'plaintext'"))?;
         old.stop(StopMode::Fast)?;
-        let new = Cluster::create(&Settings::default().conf("pagevault.enforce = on"))?;
+        let new = Cluster::create(&Settings::default().conf("pagevault.enforce_encryption = on"))?;
         run(&mut if with_exec { upgrading(&old, &new) } else { alone(&old, &new) })?;
         new.start_server()?;
         ensure!(new.text("SELECT sum(id) FROM app.t")? == "500500", "rows");
@@ -104,16 +104,16 @@ fn a_plain_cluster_with_labels() -> Result<()> {
 /// A job that has not ended goes on in the new cluster.
 #[test]
 fn jobs_go_on() -> Result<()> {
-    let (old, _keys) = old_cluster("pagevault.rekey_rate = 1")?;
+    let (old, _keys) = old_cluster("pagevault.rekey_rate = 1MB")?;
     old.sql("CREATE TABLE big AS SELECT i AS id, repeat('x', 500) AS v FROM generate_series(1, 30000) i")?;
     old.sql("SET pagevault.rekey_threshold = 0; SECURITY LABEL FOR pagevault ON TABLE big IS 'encrypted'")?;
-    old.eventually("SELECT pages_done > 0 FROM pagevault.rekey_progress", "t")?;
+    old.eventually("SELECT pages_done > 0 FROM pagevault.rekey_jobs", "t")?;
     old.stop(StopMode::Fast)?;
     let new = new_cluster()?;
     run(&mut upgrading(&old, &new))?;
     new.start_server()?;
     ensure!(new.text("SELECT count(*) || ' ' || sum(id) FROM big")? == "30000 450015000", "rows");
-    new.sql("SELECT pagevault.rekey_wait('big'::regclass, '120 s')")?;
+    new.sql("SELECT pagevault.wait_for_rekey('big'::regclass, '120 s')")?;
     ensure!(new.text("SELECT pagevault.is_encrypted('big')")? == "t", "the job did not end");
     old.finish()?;
     new.finish()

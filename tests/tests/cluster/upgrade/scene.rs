@@ -102,13 +102,13 @@ impl Scene {
         // Files of all ages: rewritten, rotated, with a statistics catalog that has another number
         // than initdb gave it.
         old.sql("SELECT pagevault.rotate_data_key('app.t')")?;
-        old.sql("SELECT pagevault.rekey_wait('app.t'::regclass, '60 s')")?;
+        old.sql("SELECT pagevault.wait_for_rekey('app.t'::regclass, '60 s')")?;
         old.sql("VACUUM FULL app.parted_1")?;
         old.sql("VACUUM FULL pg_statistic")?;
         old.sql("VACUUM FULL pg_largeobject")?;
         let mut birds = old.client_to("birds")?;
         run_sql(&mut birds, "CREATE EXTENSION pagevault")?;
-        run_sql(&mut birds, "SELECT pagevault.set_master_key('local', 'main')")?;
+        run_sql(&mut birds, "SELECT pagevault.set_database_master_key('local', 'main')")?;
         run_sql(&mut birds, "SECURITY LABEL FOR pagevault ON DATABASE birds IS 'encrypted'")?;
         run_sql(
             &mut birds,
@@ -146,7 +146,7 @@ impl Scene {
             let encrypted = format!("SELECT pagevault.is_encrypted('{relation}')");
             ensure!(text(&mut client, &encrypted)? == "t", "{relation} is not encrypted");
         }
-        let drift = "SELECT relation::text || ' ' || heal FROM pagevault.drift";
+        let drift = "SELECT relation::text || ' ' || fix FROM pagevault.drift";
         ensure!(column(&mut client, drift)?.is_empty(), "{:?}", column(&mut client, drift)?);
         let mut birds = cluster.client_to("birds")?;
         ensure!(column(&mut birds, drift)?.is_empty(), "birds: {:?}", column(&mut birds, drift)?);
@@ -154,7 +154,7 @@ impl Scene {
             text(&mut birds, "SELECT pagevault.is_encrypted('pg_proc')")? == "t",
             "pg_proc of birds"
         );
-        cluster.eventually("SELECT wal FROM pagevault.status", "encrypted")
+        cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "t")
     }
 
     /// That the cluster can be used: written, rotated, restarted after a crash.
@@ -166,7 +166,7 @@ impl Scene {
         cluster.sql("DELETE FROM app.t WHERE name = 'new'")?;
         cluster.sql("SELECT setval('app.t_id_seq', 5000)")?;
         cluster.sql("SELECT pagevault.rotate_data_key('app.t')")?;
-        cluster.sql("SELECT pagevault.rekey_wait('app.t'::regclass, '60 s')")?;
+        cluster.sql("SELECT pagevault.wait_for_rekey('app.t'::regclass, '60 s')")?;
         cluster.sql("SELECT pagevault.rotate_wal_key(); SELECT pagevault.rotate_cluster_master_key(); SELECT pagevault.rotate_database_key()")?;
         cluster.sql("CREATE TABLE app.later AS SELECT generate_series(1, 10) AS id")?;
         ensure!(cluster.text("SELECT pagevault.is_encrypted('app.later')")? == "t", "a new table");

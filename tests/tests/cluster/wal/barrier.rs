@@ -15,7 +15,7 @@ use super::{STATE, assert_hidden, count, insert, sealing, switch};
 fn others_go_on_while_a_barrier_is_written() -> Result<()> {
     let settings = Settings::default().conf("pagevault.default_encryption = on");
     let (cluster, _keys) = sealing(&settings)?;
-    let key = || cluster.text("SELECT wal_key_generation FROM pagevault.status");
+    let key = || cluster.text("SELECT wal_key_version FROM pagevault.status");
     let rotate = |point: &str| -> Result<_> {
         cluster.stop_at(point)?;
         let mut client = cluster.client()?;
@@ -44,7 +44,7 @@ fn others_go_on_while_a_barrier_is_written() -> Result<()> {
     cluster.go_on();
     let said = done(rotation)?;
     ensure!(said.contains("WAL is not encrypted"), "{said}");
-    ensure!(cluster.text(STATE)? == "plaintext");
+    ensure!(cluster.text(STATE)? == "f");
     switch(&cluster, true)?;
     ensure!(key()? == "4", "key {}", key()?);
 

@@ -8,7 +8,7 @@ use pagevault_tests::{Cluster, Settings};
 
 use super::{STATE, assert_hidden, count, insert, leaks, sealing, segments, switch};
 
-const PROBLEM: &str = "SELECT coalesce(wal_problem, 'none') FROM pagevault.status";
+const PROBLEM: &str = "SELECT coalesce(wal_error, 'none') FROM pagevault.status";
 
 /// The setting at the next start; the server is down.
 fn set_offline(cluster: &Cluster, value: &str) -> Result<()> {
@@ -50,7 +50,7 @@ fn off_that_was_lost_does_not_come_back() -> Result<()> {
     wait_for(&standby, &cluster)?;
     for server in [&cluster, &standby] {
         assert_hidden(server, "fink")?;
-        ensure!(server.text(STATE)? == "encrypted" && server.text(PROBLEM)? == "none");
+        ensure!(server.text(STATE)? == "t" && server.text(PROBLEM)? == "none");
     }
     for round in 1..=2 {
         cluster.crash()?;
@@ -58,7 +58,7 @@ fn off_that_was_lost_does_not_come_back() -> Result<()> {
         assert_hidden(&cluster, "meise")?;
         ensure!(count(&cluster, "meise")? == (1000 * round).to_string(), "rows are missing");
     }
-    ensure!(cluster.text("SELECT wal_key_generation FROM pagevault.status")? == "1", "another key");
+    ensure!(cluster.text("SELECT wal_key_version FROM pagevault.status")? == "1", "another key");
     ensure!(count(&cluster, "drossel")? == "1000", "rows are missing");
     standby.finish()?;
     cluster.finish()
@@ -79,12 +79,12 @@ fn on_and_another_key_that_were_lost_do_not_come_back() -> Result<()> {
     cluster.go_on();
     set_offline(&cluster, "off")?;
     cluster.start_server()?;
-    cluster.eventually(STATE, "plaintext")?;
+    cluster.eventually(STATE, "f")?;
     insert(&cluster, "amsel", 1000)?;
     ensure!(leaks(&segments(&cluster)?, "amsel"), "WAL is encrypted");
     ensure!(cluster.text(PROBLEM)? == "none", "{}", cluster.text(PROBLEM)?);
     switch(&cluster, true)?;
-    let generation = "SELECT wal_key_generation FROM pagevault.status";
+    let generation = "SELECT wal_key_version FROM pagevault.status";
     ensure!(cluster.text(generation)? == "3", "key {}", cluster.text(generation)?);
 
     cluster.stop_at("wal_switch.in_memory")?;
@@ -142,7 +142,7 @@ fn switches_behind_the_point_of_a_restore_do_not_count() -> Result<()> {
     restored.eventually("SELECT pg_is_in_recovery()", "f")?;
     insert(&restored, "drossel", 5000)?;
     assert_hidden_since_fork(&restored, "drossel")?;
-    ensure!(restored.text(STATE)? == "encrypted" && restored.text(PROBLEM)? == "none");
+    ensure!(restored.text(STATE)? == "t" && restored.text(PROBLEM)? == "none");
     restored.crash()?;
     insert(&restored, "fink", 5000)?;
     assert_hidden_since_fork(&restored, "fink")?;
@@ -171,7 +171,7 @@ fn the_setting_of_a_standby_counts_when_it_is_promoted() -> Result<()> {
     standby.restart()?;
     insert(&primary, "amsel", 100)?;
     wait_for(&standby, &primary)?;
-    ensure!(standby.text(STATE)? == "plaintext", "{}", standby.text(STATE)?);
+    ensure!(standby.text(STATE)? == "f", "{}", standby.text(STATE)?);
     let problem = standby.text(PROBLEM)?;
     ensure!(
         problem.starts_with(
@@ -180,7 +180,7 @@ fn the_setting_of_a_standby_counts_when_it_is_promoted() -> Result<()> {
         "{problem}"
     );
     standby.promote()?;
-    standby.eventually(STATE, "encrypted")?;
+    standby.eventually(STATE, "t")?;
     standby.eventually(PROBLEM, "none")?;
     insert(&standby, "drossel", 1000)?;
     assert_hidden(&standby, "drossel")?;

@@ -17,7 +17,7 @@ use pagevault_tests::datafile::holds_numbered;
 use pagevault_tests::wal::{PAGE, Segment, WalPage};
 use pagevault_tests::{Cluster, Installation, KeyFile, Settings};
 
-const STATE: &str = "SELECT wal FROM pagevault.status";
+const STATE: &str = "SELECT wal_encrypted FROM pagevault.status";
 
 /// A cluster that seals its WAL, with a plain table `t`: what leaks must come from WAL.
 pub(crate) fn sealing(settings: &Settings) -> Result<(Cluster, KeyFile)> {
@@ -30,7 +30,7 @@ pub(crate) fn sealing(settings: &Settings) -> Result<(Cluster, KeyFile)> {
 /// Turns WAL encryption on or off and waits until it is so.
 pub(crate) fn switch(cluster: &Cluster, on: bool) -> Result<()> {
     cluster.set(&[("pagevault.wal_encryption", if on { "on" } else { "off" })])?;
-    cluster.eventually(STATE, if on { "encrypted" } else { "plaintext" })
+    cluster.eventually(STATE, if on { "t" } else { "f" })
 }
 
 /// Adds rows that hold `canary`.

@@ -32,7 +32,7 @@ fn what_is_logged_after_the_switch_is_hidden() -> Result<()> {
     {
         ensure!(count(&cluster, canary)? == rows, "{canary}: {}", count(&cluster, canary)?);
     }
-    ensure!(cluster.text(STATE)? == "encrypted", "the switch is forgotten");
+    ensure!(cluster.text(STATE)? == "t", "the switch is forgotten");
     insert(&cluster, "meise", 1000)?;
     assert_hidden(&cluster, "meise")?;
     cluster.restart()?;
@@ -48,7 +48,7 @@ fn a_server_that_never_switched_writes_plaintext() -> Result<()> {
     cluster.crash()?;
     ensure!(count(&cluster, "amsel")? == "1000", "rows are missing");
     ensure!(marks(&segments(&cluster)?)?.is_empty(), "pages are sealed");
-    ensure!(cluster.text(STATE)? == "plaintext");
+    ensure!(cluster.text(STATE)? == "f");
     cluster.finish()
 }
 
@@ -59,17 +59,17 @@ fn without_a_master_key_of_the_cluster_it_says_so_and_goes_on() -> Result<()> {
     cluster.allow_log("cannot encrypt WAL: the cluster has no master key");
     cluster.sql("CREATE EXTENSION pagevault")?;
     cluster.eventually(
-        "SELECT wal || ': ' || wal_problem FROM pagevault.status",
-        "plaintext: cannot encrypt WAL: the cluster has no master key",
+        "SELECT wal_encrypted || ': ' || wal_error FROM pagevault.status",
+        "false: cannot encrypt WAL: the cluster has no master key",
     )?;
     cluster.eventually_logs("WARNING:  cannot encrypt WAL: the cluster has no master key")?;
     let keys = cluster.key_file("keys", "main")?;
     cluster.sql(&keys.add_provider("local"))?;
     cluster.sql("SELECT pagevault.set_cluster_master_key('local', 'main')")?;
-    cluster.eventually(STATE, "encrypted")?;
-    ensure!(cluster.text("SELECT wal_problem IS NULL FROM pagevault.status")? == "t");
+    cluster.eventually(STATE, "t")?;
+    ensure!(cluster.text("SELECT wal_error IS NULL FROM pagevault.status")? == "t");
     cluster.crash()?;
-    ensure!(cluster.text(STATE)? == "encrypted");
+    ensure!(cluster.text(STATE)? == "t");
     cluster.finish()
 }
 
@@ -99,7 +99,7 @@ fn keys_are_rotated_under_load_with_kills() -> Result<()> {
     assert_hidden(&cluster, "drossel")?;
     let marks = marks(&segments(&cluster)?)?;
     ensure!(marks == expected, "keys {marks:?}, not {expected:?}");
-    let key = cluster.text("SELECT wal_key_generation FROM pagevault.status")?;
+    let key = cluster.text("SELECT wal_key_version FROM pagevault.status")?;
     ensure!(Some(key.parse()?) == expected.last().copied(), "key {key}");
     // The keys are wrapped anew with the database key, and are the same.
     cluster.sql("SELECT pagevault.rotate_database_key()")?;
@@ -148,7 +148,7 @@ fn who_may_rotate_and_when() -> Result<()> {
     ensure!(error.text().contains("pagevault.wal_encryption"), "{error:?}");
     switch(&cluster, true)?;
     cluster.sql("SET ROLE admin; SELECT pagevault.rotate_wal_key()")?;
-    ensure!(cluster.text("SELECT wal_key_generation FROM pagevault.status")? == "2");
+    ensure!(cluster.text("SELECT wal_key_version FROM pagevault.status")? == "2");
     cluster.finish()
 }
 

@@ -11,9 +11,9 @@ use rustix::process::Pid;
 
 use super::{STATE, assert_hidden, count, insert, leaks, sealing, segments};
 
-const PROBLEM: &str = "SELECT coalesce(wal_problem, 'none') FROM pagevault.status";
+const PROBLEM: &str = "SELECT coalesce(wal_error, 'none') FROM pagevault.status";
 const IS_UNRECORDED: &str =
-    "SELECT wal_problem LIKE 'a switch of WAL encryption is not recorded%could not write key file%'
+    "SELECT wal_error LIKE 'a switch of WAL encryption is not recorded%could not write key file%'
     FROM pagevault.status";
 const IN_FORCE: &str = "wal_switch.in_memory";
 
@@ -79,7 +79,7 @@ fn a_switch_that_could_not_be_recorded_is_recorded_later() -> Result<()> {
     wait_for(&standby, &cluster)?;
     for server in [&cluster, &standby] {
         assert_hidden(server, "drossel")?;
-        ensure!(server.text(STATE)? == "encrypted" && server.text(PROBLEM)? == "none");
+        ensure!(server.text(STATE)? == "t" && server.text(PROBLEM)? == "none");
     }
     cluster.crash()?;
     insert(&cluster, "fink", 1000)?;
@@ -90,7 +90,7 @@ fn a_switch_that_could_not_be_recorded_is_recorded_later() -> Result<()> {
             ensure!(count(server, canary)? == "1000", "{canary}: {}", count(server, canary)?);
         }
     }
-    ensure!(cluster.text("SELECT wal_key_generation FROM pagevault.status")? == "1", "another key");
+    ensure!(cluster.text("SELECT wal_key_version FROM pagevault.status")? == "1", "another key");
     standby.finish()?;
     cluster.finish()
 }
@@ -113,7 +113,7 @@ fn others_record_a_rotation_and_a_start_decides_anew() -> Result<()> {
     cluster.eventually_logs("is recorded now")?;
     insert(&cluster, "amsel", 1000)?;
     cluster.crash()?;
-    let generation = "SELECT wal_key_generation FROM pagevault.status";
+    let generation = "SELECT wal_key_version FROM pagevault.status";
     ensure!(cluster.text(generation)? == "2", "key {}", cluster.text(generation)?);
 
     leave_unrecorded(&cluster, "off")?;
@@ -121,7 +121,7 @@ fn others_record_a_rotation_and_a_start_decides_anew() -> Result<()> {
     insert(&cluster, "fink", 1000)?;
     ensure!(leaks(&segments(&cluster)?, "fink"), "WAL is encrypted");
     cluster.crash()?;
-    cluster.eventually(STATE, "plaintext")?;
+    cluster.eventually(STATE, "f")?;
     cluster.eventually(PROBLEM, "none")?;
 
     // As does a start whose checkpoint stands in a page that is sealed without a switch.
@@ -131,7 +131,7 @@ fn others_record_a_rotation_and_a_start_decides_anew() -> Result<()> {
     insert(&cluster, "meise", 1000)?;
     assert_hidden(&cluster, "meise")?;
     cluster.restart()?;
-    cluster.eventually(STATE, "encrypted")?;
+    cluster.eventually(STATE, "t")?;
     cluster.eventually(PROBLEM, "none")?;
     for canary in ["amsel", "fink", "meise"] {
         ensure!(count(&cluster, canary)? == "1000", "{canary}: {}", count(&cluster, canary)?);

@@ -62,7 +62,7 @@ fn rotate(node: &Node) -> Result<()> {
     ] {
         node.sql(statement).with_context(|| node.name.clone())?;
     }
-    let done = node.text("SELECT pagevault.rekey_wait('t'::regclass, '1min')")?;
+    let done = node.text("SELECT pagevault.wait_for_rekey('t'::regclass, '1min')")?;
     ensure!(done == "t", "new pages are not written in time");
     Ok(())
 }

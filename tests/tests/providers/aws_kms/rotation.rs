@@ -137,7 +137,10 @@ fn what_cannot_be_rotated_says_how_to_go_on() -> Result<()> {
     let message = told["message"].as_str().unwrap_or_default();
     ensure!(message.ends_with("key cannot be rotated on demand"), "{told}");
     let hint = told["hint"].as_str().unwrap_or_default();
-    ensure!(hint.contains("move the alias") && hint.contains("set_master_key()"), "{told}");
+    ensure!(
+        hint.contains("move the alias") && hint.contains("set_database_master_key()"),
+        "{told}"
+    );
     ensure!(provider.unwrap(&key, CONTEXT, &wrapped)? == SECRET);
     Ok(())
 }
