@@ -90,10 +90,10 @@ COMMENT ON COLUMN pagevault.database_keys.master_key_version IS 'version of the 
 COMMENT ON COLUMN pagevault.database_keys.state IS 'unlocked; revoked: the provider would not unwrap it any more, it is still usable; locked';
 COMMENT ON COLUMN pagevault.database_keys.wrapped_at IS 'when it was wrapped';
 
-COMMENT ON COLUMN pagevault.data_keys.relation IS 'whose key; null for files that are gone';
+COMMENT ON COLUMN pagevault.data_keys.relation IS 'whose key it is; null for files that are gone';
 COMMENT ON COLUMN pagevault.data_keys.filenode IS 'number of the relation''s file';
-COMMENT ON COLUMN pagevault.data_keys.version IS 'which key of this file, 1 to 8191; the pages name it';
-COMMENT ON COLUMN pagevault.data_keys.cipher IS 'what it is used with';
+COMMENT ON COLUMN pagevault.data_keys.version IS 'version of the file''s key, 1 to 8191; each page names the one that it is encrypted with';
+COMMENT ON COLUMN pagevault.data_keys.cipher IS 'the cipher that it is used with';
 COMMENT ON COLUMN pagevault.data_keys.is_current IS 'pages are written with it now';
 COMMENT ON COLUMN pagevault.data_keys.scope IS 'whose database key wraps it: cluster or database';
 COMMENT ON COLUMN pagevault.data_keys.database_key_version IS 'version of that database key';
@@ -102,8 +102,8 @@ COMMENT ON COLUMN pagevault.relations.relation IS 'its name';
 COMMENT ON COLUMN pagevault.relations.kind IS 'r table, i index, t TOAST, m materialized view, S sequence';
 COMMENT ON COLUMN pagevault.relations.label IS 'its own security label';
 COMMENT ON COLUMN pagevault.relations.encrypted IS 'pages are encrypted when they are written from now on';
-COMMENT ON COLUMN pagevault.relations.data_key_version IS 'with which key of its file';
-COMMENT ON COLUMN pagevault.relations.cipher IS 'with which cipher';
+COMMENT ON COLUMN pagevault.relations.data_key_version IS 'version of the data key that they are encrypted with';
+COMMENT ON COLUMN pagevault.relations.cipher IS 'and the cipher';
 COMMENT ON COLUMN pagevault.relations.bytes IS 'size of its main fork';
 
 COMMENT ON COLUMN pagevault.drift.relation IS 'its name';
@@ -112,17 +112,17 @@ COMMENT ON COLUMN pagevault.drift.reason IS 'what decides: schema app, table t (
 COMMENT ON COLUMN pagevault.drift.actual IS 'plaintext, or encrypted and the cipher, for new pages; from drift(true) also the number of pages on disk that are otherwise';
 COMMENT ON COLUMN pagevault.drift.fix IS 'the command that fixes it; for what follows a table, that of the table often does';
 
-COMMENT ON COLUMN pagevault.rekey_jobs.job IS 'number for wait_for_rekey(), pause_rekey() and the like';
+COMMENT ON COLUMN pagevault.rekey_jobs.job IS 'its number, for wait_for_rekey(), pause_rekey() and the like';
 COMMENT ON COLUMN pagevault.rekey_jobs.relation IS 'its name; null if it is gone';
 COMMENT ON COLUMN pagevault.rekey_jobs.kind IS 'encrypt, rotate or decrypt';
 COMMENT ON COLUMN pagevault.rekey_jobs.state IS 'waiting, running, paused, done, cancelled or failed';
 COMMENT ON COLUMN pagevault.rekey_jobs.pages_done IS 'pages of the relation, its indexes, TOAST table and owned sequences that are as they should be';
-COMMENT ON COLUMN pagevault.rekey_jobs.pages_total IS 'how many there are';
-COMMENT ON COLUMN pagevault.rekey_jobs.percent IS 'the first of the second';
+COMMENT ON COLUMN pagevault.rekey_jobs.pages_total IS 'how many pages there are';
+COMMENT ON COLUMN pagevault.rekey_jobs.percent IS 'pages_done of pages_total';
 COMMENT ON COLUMN pagevault.rekey_jobs.mb_per_second IS 'how fast it is at present; null if it does not run';
 COMMENT ON COLUMN pagevault.rekey_jobs.eta IS 'how long it will take at this speed';
 COMMENT ON COLUMN pagevault.rekey_jobs.requested_by IS 'the session user who asked for it';
-COMMENT ON COLUMN pagevault.rekey_jobs.requested_at IS 'when';
+COMMENT ON COLUMN pagevault.rekey_jobs.requested_at IS 'when that was';
 COMMENT ON COLUMN pagevault.rekey_jobs.started_at IS 'when a worker began; of an unfinished job, since the server was started';
 COMMENT ON COLUMN pagevault.rekey_jobs.finished_at IS 'when it was done, cancelled or failed';
 COMMENT ON COLUMN pagevault.rekey_jobs.error IS 'why it has failed, or was cancelled by something else than cancel_rekey()';
@@ -157,7 +157,7 @@ COMMENT ON FUNCTION pagevault.reconcile(regclass) IS 'Has a relation, and what f
 COMMENT ON FUNCTION pagevault.rotate_data_key(regclass) IS 'Makes new data keys for a relation and what follows it, and rewrites it under them, online. Returns the number of the job.';
 COMMENT ON FUNCTION pagevault.rotate_all_data_keys() IS 'The same for everything in the current database. One row for each job.';
 COMMENT ON FUNCTION pagevault.pause_rekey(bigint) IS 'Stops a job for now.';
-COMMENT ON FUNCTION pagevault.resume_rekey(bigint) IS 'Lets a job that was paused or has failed go on.';
+COMMENT ON FUNCTION pagevault.resume_rekey(bigint) IS 'Lets a job that was paused or cancelled, or has failed, go on.';
 COMMENT ON FUNCTION pagevault.cancel_rekey(bigint) IS 'Gives a job up. The relation stays readable, as a mixture of pages.';
 COMMENT ON FUNCTION pagevault.wait_for_rekey(bigint, interval) IS 'Waits until a job is done: true. False when the time is up, or it is paused or cancelled; an error if it has failed. For the relation''s owner and pagevault_admin.';
 COMMENT ON FUNCTION pagevault.wait_for_rekey(integer, interval) IS 'The same, so that a number needs no cast.';

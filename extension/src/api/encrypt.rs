@@ -56,8 +56,8 @@ fn lock_as_label(oid: Oid) {
     }
 }
 
-/// The label 'plaintext' as a function; of system catalogs, which have no label, where nothing wants
-/// them encrypted.
+/// The label 'plaintext' as a function; of system catalogs, which have no label, where nothing
+/// wants them encrypted.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.decrypt(relation regclass) RETURNS bigint
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';

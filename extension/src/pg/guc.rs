@@ -7,15 +7,18 @@ use std::time::Duration;
 
 use pagevault_cipher::CipherId;
 use pgrx::prelude::PgLogLevel;
-use pgrx::{
-    GucContext, GucFlags, GucRegistry, GucSetting, PgSqlErrorCode, PostgresGucEnum, pg_guard,
-};
+use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PgSqlErrorCode, pg_guard};
 
+use self::choices::{Cipher, RevokedKeyAction, WalEncryption};
 use super::audit_destination::Destination;
 use super::process::ProcessLocal;
 use super::report::Report;
 use super::session;
 use super::text::ServerText;
+
+pub(crate) use self::choices::TempEncryption;
+
+mod choices;
 
 static DEFAULT_ENCRYPTION: GucSetting<bool> = GucSetting::<bool>::new(false);
 static ENFORCE_ENCRYPTION: GucSetting<bool> = GucSetting::<bool>::new(false);
@@ -48,50 +51,6 @@ static REVOKED_KEY_ACTION: GucSetting<RevokedKeyAction> =
 
 static TEMP_ENCRYPTION: GucSetting<TempEncryption> =
     GucSetting::<TempEncryption>::new(TempEncryption::Auto);
-
-/// The ciphers of data keys.
-#[derive(Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
-enum Cipher {
-    #[name = c"aes-256-xts"]
-    Aes256Xts,
-    #[name = c"aes-128-xts"]
-    Aes128Xts,
-}
-
-/// Which temporary data is encrypted.
-#[derive(Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
-pub(crate) enum TempEncryption {
-    /// All that is made while the cluster has a database key, so that something can be encrypted.
-    #[name = c"auto"]
-    Auto,
-    /// All.
-    #[name = c"on"]
-    On,
-    /// None.
-    #[name = c"off"]
-    Off,
-}
-
-/// What becomes of data whose master key was revoked.
-#[derive(Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
-enum RevokedKeyAction {
-    #[name = c"log"]
-    Log,
-    #[name = c"lock"]
-    Lock,
-}
-
-/// How WAL is to be written. A primary that is made of a standby or a backup goes on as the one
-/// before it, unless its own configuration says otherwise.
-#[derive(Clone, Copy, PartialEq, Eq, PostgresGucEnum)]
-enum WalEncryption {
-    #[name = c"keep"]
-    Keep,
-    #[name = c"on"]
-    On,
-    #[name = c"off"]
-    Off,
-}
 
 /// Defines every setting; from `_PG_init`.
 pub(crate) fn define(changed: Changed) {

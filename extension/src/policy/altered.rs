@@ -9,7 +9,8 @@
 //!   before it names the table.
 //! - An empty table that is attached follows the partitioned table; pg_dump restores partitions so.
 //!   One with pages stays what it is. The same where one is detached.
-//! - `pagevault.enforce_encryption` refuses plaintext relations that come to where encryption is wanted.
+//! - `pagevault.enforce_encryption` refuses plaintext relations that come to where encryption is
+//!   wanted.
 //!
 //! A new partition is told its partitioned table before its file has a block, and decided at once.
 

@@ -1,7 +1,8 @@
 //! System catalogs: which of them are sealed, and when that happens.
 //!
 //! - `pg_statistic`, `pg_statistic_ext_data` and `pg_largeobject` hold values of user tables. As
-//!   soon as anything in a database is encrypted, they are too (`pagevault.data_catalog_encryption`).
+//!   soon as anything in a database is encrypted, they are too
+//!   (`pagevault.data_catalog_encryption`).
 //! - A label on the database covers all its catalogs.
 //! - Shared catalogs are sealed if `pagevault.shared_catalog_encryption` says so.
 //!

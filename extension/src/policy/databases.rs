@@ -117,8 +117,8 @@ pub(crate) fn altered(database: Oid) -> Result<()> {
     })
 }
 
-/// Both commands bring files to other places as they are: `pagevault.enforce_encryption` asks what is wanted
-/// there. The new database has no label yet, and no settings of its own.
+/// Both commands bring files to other places as they are: `pagevault.enforce_encryption` asks what
+/// is wanted there. The new database has no label yet, and no settings of its own.
 fn refuse_plaintext_copies(copy: DatabaseCopy) -> Result<()> {
     for tablespace in catalog::tablespaces() {
         let moves = tablespace.to_u32() == copy.tablespace;

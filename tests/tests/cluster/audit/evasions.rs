@@ -130,7 +130,7 @@ fn who_is_let_to_the_keys_is_told() -> Result<()> {
             "PUBLIC, app",
         ),
         (
-            "GRANT SET ON PARAMETER work_mem, Pagevault.Enforce TO app",
+            "GRANT SET ON PARAMETER work_mem, Pagevault.Enforce_Encryption TO app",
             "grant",
             "setting pagevault.enforce_encryption",
             "app",

@@ -66,7 +66,10 @@ fn every_function_says_what_it_attempts_and_how_it_ends() -> Result<()> {
         ("rotate_wal_key", "SELECT pagevault.rotate_wal_key()".to_owned()),
         ("rotate_database_key", "SELECT pagevault.rotate_database_key()".to_owned()),
         ("rotate_cluster_master_key", "SELECT pagevault.rotate_cluster_master_key()".to_owned()),
-        ("set_database_master_key", "SELECT pagevault.set_database_master_key('local', 'main')".to_owned()),
+        (
+            "set_database_master_key",
+            "SELECT pagevault.set_database_master_key('local', 'main')".to_owned(),
+        ),
         ("rotate_database_master_key", "SELECT pagevault.rotate_database_master_key()".to_owned()),
         ("unlock", "SELECT pagevault.unlock()".to_owned()),
     ] {
@@ -174,7 +177,7 @@ fn settings_that_matter_are_told() -> Result<()> {
         ("ALTER SYSTEM", "ALTER SYSTEM RESET ALL", "ALL"),
         (
             "ALTER ROLE",
-            "ALTER ROLE postgres SET Pagevault.Enforce = off",
+            "ALTER ROLE postgres SET Pagevault.Enforce_Encryption = off",
             "pagevault.enforce_encryption of role postgres",
         ),
         (

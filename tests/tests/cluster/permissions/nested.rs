@@ -131,8 +131,8 @@ const ATTACHED: &str = "
     SECURITY LABEL FOR pagevault ON TABLE app.p IS 'encrypted';
     CREATE TABLE app.loose (id int); INSERT INTO app.loose VALUES (1), (20)";
 
-/// `pagevault.enforce_encryption` refuses at the end of a command what it has brought about. A function within
-/// the command cannot take that upon itself, and catch it.
+/// `pagevault.enforce_encryption` refuses at the end of a command what it has brought about. A
+/// function within the command cannot take that upon itself, and catch it.
 #[test]
 fn functions_within_a_command_do_not_get_past_enforcement() -> Result<()> {
     let (cluster, _keys) = cluster()?;
