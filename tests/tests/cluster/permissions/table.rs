@@ -191,10 +191,10 @@ fn of_functions_views_and_settings() -> Result<()> {
 /// What PUBLIC may execute; all of it reads only.
 const PUBLIC: [&str; 7] = [
     "data_key_rows()",
-    "is_encrypted(rel regclass)",
+    "is_encrypted(relation regclass)",
     "wait_for_rekey(job bigint, timeout interval)",
     "wait_for_rekey(job integer, timeout interval)",
-    "wait_for_rekey(rel regclass, timeout interval)",
+    "wait_for_rekey(relation regclass, timeout interval)",
     "relation_rows()",
     "status_rows()",
 ];

@@ -97,6 +97,37 @@ fn decryption_is_rolled_back_with_its_transaction() -> Result<()> {
     cluster.finish()
 }
 
+/// The number of the job, or null where none was needed; also if an event trigger has made another
+/// one meanwhile.
+#[test]
+fn functions_return_the_job_that_they_have_made() -> Result<()> {
+    let cluster = cluster("pagevault.rekey_workers = 0")?;
+    cluster.sql(
+        "CREATE TABLE other AS SELECT * FROM big;
+         CREATE FUNCTION another() RETURNS event_trigger LANGUAGE plpgsql AS $$ BEGIN
+             IF NOT EXISTS (SELECT FROM pg_seclabel WHERE objoid = 'other'::regclass) THEN
+                 SECURITY LABEL FOR pagevault ON TABLE other IS 'encrypted';
+             END IF; END $$;
+         CREATE EVENT TRIGGER labels ON ddl_command_end WHEN TAG IN ('SECURITY LABEL')
+             EXECUTE FUNCTION another()",
+    )?;
+    let job = |call: &str| cluster.text(&format!("SELECT coalesce(pagevault.{call}, 0)"));
+    let of = |relation: &str| {
+        cluster.text(&format!(
+            "SELECT max(job) FROM pagevault.rekey_jobs WHERE relation = '{relation}'::regclass"
+        ))
+    };
+    for (function, at_once) in [("encrypt", true), ("reconcile", true), ("decrypt", false)] {
+        let made = job(&format!("{function}('big')"))?;
+        ensure!(made != "0" && made == of("big")?, "{function}: {made}, not {}", of("big")?);
+        ensure!(of("other")? == "2", "{function}: {}", of("other")?);
+        cluster.sql(&format!("SELECT pagevault.cancel_rekey({made})"))?;
+        let made = job(&format!("{function}('small')"))?;
+        ensure!((made == "0") == at_once, "{function} of a small table: {made}");
+    }
+    cluster.finish()
+}
+
 #[test]
 fn a_whole_database_back_and_forth() -> Result<()> {
     let cluster = cluster("pagevault.rekey_rate = 0")?;
