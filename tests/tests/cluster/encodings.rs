@@ -138,7 +138,7 @@ fn commands_that_heal_name_what_they_heal() -> Result<()> {
         )?;
         run_sql(
             &mut client,
-            "SET pagevault.data_catalog_encryption = off; SELECT pagevault.decrypt_database()",
+            "SET pagevault.data_catalog_encryption = off; SELECT count(*) FROM pagevault.decrypt_database()",
         )?;
         run_sql(&mut client, WAIT)?;
         ensure!(

@@ -192,11 +192,11 @@ fn of_functions_views_and_settings() -> Result<()> {
 const PUBLIC: [&str; 7] = [
     "data_key_rows()",
     "is_encrypted(relation regclass)",
+    "relation_rows()",
+    "status_rows()",
     "wait_for_rekey(job bigint, timeout interval)",
     "wait_for_rekey(job integer, timeout interval)",
     "wait_for_rekey(relation regclass, timeout interval)",
-    "relation_rows()",
-    "status_rows()",
 ];
 
 /// A function that is added is nobody's until the list above, or the grants, say otherwise.
