@@ -127,9 +127,9 @@ pub(crate) fn epoch_of(on_disk: &Page, block: u32) -> Option<Epoch> {
 ///
 /// A page may have changed since it was written last without a record in WAL: hint bits, free
 /// space, bits of the visibility map, what an access method remembers for itself
-/// (docs/design/changes-without-wal.md has the list). Then it has the LSN that it has on disk. Torn
-/// under another key, it would be neither, and nothing would repair it. So it keeps the key that it
-/// has on disk, or stays plaintext, until it changes in WAL: the rekey engine sees to that.
+/// (docs/design/0011-changes-without-wal.md has the list). Then it has the LSN that it has on disk.
+/// Torn under another key, it would be neither, and nothing would repair it. So it keeps the key
+/// that it has on disk, or stays plaintext, until it changes in WAL: the rekey engine sees to that.
 ///
 /// # Safety
 /// `page` points to a page of PostgreSQL.

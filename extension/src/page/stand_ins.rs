@@ -2,7 +2,7 @@
 //!
 //! A base backup copies the keystore at one moment and pages at others, so pages may be sealed
 //! under keys that only its WAL brings. Redo reads such pages before it has come there: not every
-//! record restores the pages that it names as a whole (docs/design/what-redo-reads.md has the
+//! record restores the pages that it names as a whole (docs/design/0010-what-redo-reads.md has the
 //! list). Whoever sealed a page had shown everybody the key, and its record stood in WAL; and all
 //! records before that one that concern the page were in the page already, since a page is changed
 //! and written under its lock. So redo has nothing to do to the page before it replays the key, and

@@ -1,6 +1,6 @@
 //! A database is copied as files while a backup is taken, and then its template gets new keys. Redo
 //! copies the template as it was later, as PostgreSQL does with any change
-//! (docs/design/what-redo-reads.md): the copy has no keys for that. It must be told.
+//! (docs/design/0010-what-redo-reads.md): the copy has no keys for that. It must be told.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::{expect_error, run_sql, text};
