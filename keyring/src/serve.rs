@@ -264,14 +264,6 @@ fn perform(provider: &dyn Provider, operation: &Operation) -> Result<Outcome, Pr
         Action::Rotate { wrapped } => {
             Outcome::Rotated { key_version: provider.rotate(key, &wrapped.0)? }
         }
-        Action::Describe => {
-            let info = provider.describe(key)?;
-            Outcome::Described {
-                key_version: info.key_version,
-                oldest_version: info.oldest_version,
-                summary: info.summary,
-            }
-        }
         Action::Check => {
             let key = Some(key.as_str()).filter(|key| !key.is_empty());
             Outcome::Checked { findings: check(provider, key) }

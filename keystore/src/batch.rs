@@ -236,14 +236,8 @@ pub fn describe(record: &Record) -> String {
             let _ = write!(text, " key {scope}/{key_version}");
             text
         }
-        Record::Current { file, epoch, owner } => {
-            format!("current rel {file} version {epoch} owner {owner}")
-        }
+        Record::Current { file, epoch } => format!("current rel {file} version {epoch}"),
         Record::Plaintext { file, after } => format!("plaintext rel {file} after version {after}"),
-        Record::Retired { file, after, lsn } => {
-            let (high, low) = (lsn >> 32, lsn & 0xFFFF_FFFF);
-            format!("retired rel {file} after version {after} lsn {high:X}/{low:X}")
-        }
         Record::WalSwitch(Switch { step, start, phase }) => {
             format!("WAL from {:X}/{:X} {phase} step {step}", start >> 32, start & 0xFFFF_FFFF)
         }

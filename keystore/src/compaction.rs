@@ -87,7 +87,6 @@ fn file(record: &Record) -> Option<RelFile> {
         Record::DataKey { file, .. }
         | Record::Current { file, .. }
         | Record::Plaintext { file, .. }
-        | Record::Retired { file, .. }
         | Record::Rewriting { file, .. }
         | Record::Destroyed { file, .. } => Some(*file),
         _ => None,
@@ -118,13 +117,12 @@ mod tests {
             scope: 0,
             key_version: 1,
             wrapped: vec![relation as u8; 60],
-            owner: 0,
             created: 7,
         }
     }
 
     fn current(relation: u32, epoch: u16) -> Record {
-        Record::Current { file: file(relation), epoch, owner: 0 }
+        Record::Current { file: file(relation), epoch }
     }
 
     fn destroyed(relation: u32) -> Record {

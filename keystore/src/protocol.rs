@@ -146,8 +146,6 @@ pub enum Action {
         /// What the key wraps now.
         wrapped: Base64,
     },
-    /// Tell the key's state.
-    Describe,
     /// Look at everything from the options to the provider's answers and, if the operation names a
     /// key, have it wrap and unwrap a secret made for the purpose.
     Check,
@@ -190,15 +188,6 @@ pub enum Outcome {
     Rotated {
         /// The new version.
         key_version: u64,
-    },
-    /// Answers [`Action::Describe`].
-    Described {
-        /// Newest version.
-        key_version: u64,
-        /// Oldest version that still unwraps.
-        oldest_version: u64,
-        /// One line in plain words: where the key is and what protects it.
-        summary: String,
     },
     /// Answers [`Action::Check`]: what was looked at, in order, up to the first failure.
     Checked {

@@ -7,17 +7,16 @@
 //! 2 DropProvider  name text
 //! 3 DatabaseKey   scope u32, version u32, master_version u64, created i64, check value 16 bytes,
 //!                 provider text, master_key text, wrapped bytes
-//! 4 DataKey       file, epoch u16, cipher u8, zero u8, scope u32, key_version u32, owner u32, created i64, wrapped bytes
-//! 5 Current       file, epoch u16, owner u32
+//! 4 DataKey       file, epoch u16, cipher u8, zero u8, scope u32, key_version u32, created i64, wrapped bytes
+//! 5 Current       file, epoch u16
 //! 6 Plaintext     file, after u16
-//! 7 Retired       file, after u16, lsn u64
-//! 8 WalSwitch     step u32, start u64, generation u32, plaintext u8
-//! 9 Destroyed     file, through u16, cipher u8, whole u8, lsn u64, at i64
-//! 10 Rewriting    file, epoch u16, plaintext u8, done u8
-//! 11 Job          job, relation u32, kind u8, cipher u8, requested_by u32, at i64, transaction u64
-//! 12 JobStep      job, step u32, state u8, started i64, at i64, error text
-//! 13 JobBegun     job, relation u32
-//! 14 JobsForgotten database u32, through u64, all u8
+//! 7 Rewriting     file, epoch u16, plaintext u8, done u8
+//! 8 Destroyed     file, through u16, cipher u8, whole u8, lsn u64, at i64
+//! 9 WalSwitch     step u32, start u64, generation u32, plaintext u8
+//! 10 Job          job, relation u32, kind u8, cipher u8, requested_by u32, at i64, transaction u64
+//! 11 JobStep      job, step u32, state u8, started i64, at i64, error text
+//! 12 JobBegun     job, relation u32
+//! 13 JobsForgotten database u32, through u64, all u8
 //!
 //! text, bytes: length u32, then as many bytes; text is UTF-8        file: tablespace, database, relation u32
 //! job: database u32, number u64
@@ -122,8 +121,6 @@ pub enum Record {
         key_version: u32,
         /// Nonce, ciphertext, tag; associated data is [`data_key_aad`](crate::data_key_aad).
         wrapped: Vec<u8>,
-        /// OID of the relation.
-        owner: u32,
         /// Seconds since 1970.
         created: i64,
     },
@@ -133,8 +130,6 @@ pub enum Record {
         file: RelFile,
         /// 1 to [`MAX_EPOCH`].
         epoch: u16,
-        /// OID of the relation.
-        owner: u32,
     },
     /// A file is written in plaintext from now on. One that never had a key needs no such record.
     Plaintext {
@@ -142,16 +137,6 @@ pub enum Record {
         file: RelFile,
         /// The highest epoch that it has so far.
         after: u16,
-    },
-    /// No page of the file is written under these epochs any more: it was rekeyed, or it is gone.
-    /// The keys are kept for old backups.
-    Retired {
-        /// Which file.
-        file: RelFile,
-        /// The highest epoch that is retired.
-        after: u16,
-        /// Where in WAL.
-        lsn: u64,
     },
     /// How WAL is written from an address on. The key has a record of its own, see
     /// [`wal::key_place`].
@@ -243,14 +228,13 @@ mod kind {
     pub(super) const DATA_KEY: u8 = 4;
     pub(super) const CURRENT: u8 = 5;
     pub(super) const PLAINTEXT: u8 = 6;
-    pub(super) const RETIRED: u8 = 7;
-    pub(super) const WAL_SWITCH: u8 = 8;
-    pub(super) const DESTROYED: u8 = 9;
-    pub(super) const REWRITING: u8 = 10;
-    pub(super) const JOB: u8 = 11;
-    pub(super) const JOB_STEP: u8 = 12;
-    pub(super) const JOB_BEGUN: u8 = 13;
-    pub(super) const JOBS_FORGOTTEN: u8 = 14;
+    pub(super) const REWRITING: u8 = 7;
+    pub(super) const DESTROYED: u8 = 8;
+    pub(super) const WAL_SWITCH: u8 = 9;
+    pub(super) const JOB: u8 = 10;
+    pub(super) const JOB_STEP: u8 = 11;
+    pub(super) const JOB_BEGUN: u8 = 12;
+    pub(super) const JOBS_FORGOTTEN: u8 = 13;
 }
 
 /// Version of every record type so far.
@@ -268,7 +252,6 @@ impl Record {
             Self::DataKey { file, .. }
             | Self::Current { file, .. }
             | Self::Plaintext { file, .. }
-            | Self::Retired { file, .. }
             | Self::Destroyed { file, .. }
             | Self::Rewriting { file, .. } => file.database,
             Self::Job { job, .. } | Self::JobStep { job, .. } | Self::JobBegun { job, .. } => {
@@ -305,11 +288,11 @@ impl Record {
                 };
                 check(right, "wrapped data key", "wrong length for its cipher")
             }
-            Self::Current { file, epoch, .. } => {
+            Self::Current { file, epoch } => {
                 check_file(file)?;
                 check_epoch(*epoch)
             }
-            Self::Plaintext { file, after } | Self::Retired { file, after, .. } => {
+            Self::Plaintext { file, after } => {
                 check_file(file)?;
                 check_epoch(*after)
             }
@@ -353,7 +336,6 @@ impl Record {
             Self::DataKey { .. } => kind::DATA_KEY,
             Self::Current { .. } => kind::CURRENT,
             Self::Plaintext { .. } => kind::PLAINTEXT,
-            Self::Retired { .. } => kind::RETIRED,
             Self::WalSwitch(_) => kind::WAL_SWITCH,
             Self::Destroyed { .. } => kind::DESTROYED,
             Self::Rewriting { .. } => kind::REWRITING,
@@ -405,30 +387,23 @@ impl Record {
                 put_bytes(out, master_key.as_bytes());
                 put_bytes(out, wrapped);
             }
-            Self::DataKey { file, epoch, cipher, scope, key_version, wrapped, owner, created } => {
+            Self::DataKey { file, epoch, cipher, scope, key_version, wrapped, created } => {
                 put_file(out, file);
                 put_u16(out, *epoch);
                 put_u8(out, *cipher);
                 put_u8(out, 0);
                 put_u32(out, *scope);
                 put_u32(out, *key_version);
-                put_u32(out, *owner);
                 put_i64(out, *created);
                 put_bytes(out, wrapped);
             }
-            Self::Current { file, epoch, owner } => {
+            Self::Current { file, epoch } => {
                 put_file(out, file);
                 put_u16(out, *epoch);
-                put_u32(out, *owner);
             }
             Self::Plaintext { file, after } => {
                 put_file(out, file);
                 put_u16(out, *after);
-            }
-            Self::Retired { file, after, lsn } => {
-                put_file(out, file);
-                put_u16(out, *after);
-                put_u64(out, *lsn);
             }
             Self::WalSwitch(Switch { step, start, phase }) => {
                 put_u32(out, *step);
@@ -537,18 +512,12 @@ impl Record {
                 }
                 let scope = from.u32()?;
                 let key_version = from.u32()?;
-                let owner = from.u32()?;
                 let created = from.i64()?;
                 let wrapped = from.bytes()?.to_vec();
-                Self::DataKey { file, epoch, cipher, scope, key_version, wrapped, owner, created }
+                Self::DataKey { file, epoch, cipher, scope, key_version, wrapped, created }
             }
-            kind::CURRENT => {
-                Self::Current { file: take_file(from)?, epoch: from.u16()?, owner: from.u32()? }
-            }
+            kind::CURRENT => Self::Current { file: take_file(from)?, epoch: from.u16()? },
             kind::PLAINTEXT => Self::Plaintext { file: take_file(from)?, after: from.u16()? },
-            kind::RETIRED => {
-                Self::Retired { file: take_file(from)?, after: from.u16()?, lsn: from.u64()? }
-            }
             kind::WAL_SWITCH => {
                 let (step, start, generation) = (from.u32()?, from.u64()?, from.u32()?);
                 let plaintext = take_bool(from, "WAL switch")?;

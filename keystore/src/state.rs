@@ -84,8 +84,6 @@ pub struct DataKey {
     pub key_version: u32,
     /// Nonce, ciphertext, tag.
     pub wrapped: Vec<u8>,
-    /// OID of the relation it was made for.
-    pub owner: u32,
     /// Seconds since 1970.
     pub created: i64,
 }
@@ -95,12 +93,8 @@ pub struct DataKey {
 pub struct File {
     /// How it is written.
     pub phase: Phase,
-    /// OID of the relation; 0 unless sealed.
-    pub owner: u32,
     /// Keys by epoch.
     pub keys: BTreeMap<u16, DataKey>,
-    /// Last epoch that the file had when it was dropped, and where in WAL that was.
-    pub retired: Option<(u16, u64)>,
     /// Keys that were destroyed on purpose.
     pub destroyed: Option<Destroyed>,
     /// The last phase that began when the file had pages, and whether all of these are written so
@@ -124,11 +118,6 @@ pub struct Destroyed {
 }
 
 impl File {
-    /// Whether the file was dropped and its number not used for a sealed one since.
-    pub fn is_retired(&self) -> bool {
-        self.retired.is_some_and(|(after, _)| after >= self.phase.epoch)
-    }
-
     /// Whether pages on disk may be written otherwise than new ones. A rewriting is announced
     /// before the phase that it leads to.
     pub fn is_mixed(&self) -> bool {
@@ -147,10 +136,8 @@ impl File {
     }
 
     /// Takes a step, if it is one forward.
-    fn enter(&mut self, phase: Phase, owner: u32) {
-        if phase > self.phase {
-            (self.phase, self.owner) = (phase, owner);
-        }
+    fn enter(&mut self, phase: Phase) {
+        self.phase = self.phase.max(phase);
     }
 
     /// The epoch that a new key gets: numbers go on even where a file number is used again. `None`
@@ -215,16 +202,7 @@ impl State {
                     DatabaseKey { provider, master_key, master_version, wrapped, check, created };
                 self.database_keys.insert((scope, version), key);
             }
-            Record::DataKey {
-                file,
-                epoch,
-                cipher,
-                scope,
-                key_version,
-                wrapped,
-                owner,
-                created,
-            } => {
+            Record::DataKey { file, epoch, cipher, scope, key_version, wrapped, created } => {
                 let entry = self.files.get(&file);
                 if entry.is_some_and(|entry| entry.is_destroyed(epoch)) {
                     return Ok(());
@@ -235,22 +213,16 @@ impl State {
                 if known.is_some_and(is_another) {
                     return Err(StateError::KeyReplaced { file, epoch });
                 }
-                let key = DataKey { cipher, scope, key_version, wrapped, owner, created };
+                let key = DataKey { cipher, scope, key_version, wrapped, created };
                 self.files.entry(file).or_default().keys.insert(epoch, key);
             }
-            Record::Current { file, epoch, owner } => {
+            Record::Current { file, epoch } => {
                 let entry = self.file_with_key(file, epoch)?;
-                entry.enter(Phase { epoch, plaintext: false }, owner);
+                entry.enter(Phase { epoch, plaintext: false });
             }
             Record::Plaintext { file, after } => {
                 let entry = self.file_with_key(file, after)?;
-                entry.enter(Phase { epoch: after, plaintext: true }, 0);
-            }
-            Record::Retired { file, after, lsn } => {
-                let entry = self.file_with_key(file, after)?;
-                if entry.retired.is_none_or(|(before, _)| before < after) {
-                    entry.retired = Some((after, lsn));
-                }
+                entry.enter(Phase { epoch: after, plaintext: true });
             }
             Record::Rewriting { file, phase, done } => {
                 let entry = self.file_with_key(file, phase.epoch)?;
@@ -396,17 +368,15 @@ fn file_records(file: RelFile, entry: &File) -> impl Iterator<Item = Record> {
         scope: key.scope,
         key_version: key.key_version,
         wrapped: key.wrapped.clone(),
-        owner: key.owner,
         created: key.created,
     });
     let Phase { epoch, plaintext } = entry.phase;
     let phase = (epoch != 0).then_some(match plaintext {
         true => Record::Plaintext { file, after: epoch },
-        false => Record::Current { file, epoch, owner: entry.owner },
+        false => Record::Current { file, epoch },
     });
-    let retired = entry.retired.map(|(after, lsn)| Record::Retired { file, after, lsn });
     let rewriting = entry.rewriting.map(|(phase, done)| Record::Rewriting { file, phase, done });
-    destroyed.into_iter().chain(keys).chain(phase).chain(retired).chain(rewriting)
+    destroyed.into_iter().chain(keys).chain(phase).chain(rewriting)
 }
 
 /// What is forgotten comes last: before it stands all that is not.

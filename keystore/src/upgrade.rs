@@ -73,7 +73,6 @@ pub fn carried(mut state: State) -> Result<State, StateError> {
         .collect();
     for (file, after) in left {
         state.apply(Record::Plaintext { file, after })?;
-        state.apply(Record::Retired { file, after, lsn: 0 })?;
     }
     Ok(state)
 }
@@ -112,10 +111,9 @@ mod tests {
                 scope: 0,
                 key_version: 1,
                 wrapped: vec![7; 92],
-                owner: 0,
                 created: 0,
             };
-            [key(1), key(2), Record::Current { file, epoch: 2, owner: 0 }]
+            [key(1), key(2), Record::Current { file, epoch: 2 }]
         });
         State::from_records(records).unwrap()
     }

@@ -45,9 +45,7 @@ pub fn leave_out_unknown(records: &mut Vec<Record>, known: &HashSet<(u32, u32)>)
     records.retain(|record| match record {
         Record::DataKey { .. } => wrapping(record).is_none_or(|(_, by)| is_known(&by)),
         Record::Current { file, epoch, .. } => !has_no_key((*file, *epoch)),
-        Record::Plaintext { file, after } | Record::Retired { file, after, .. } => {
-            !has_no_key((*file, *after))
-        }
+        Record::Plaintext { file, after } => !has_no_key((*file, *after)),
         Record::Rewriting { file, phase, .. } => !has_no_key((*file, phase.epoch)),
         _ => true,
     });
@@ -90,7 +88,6 @@ mod tests {
             scope: 0,
             key_version,
             wrapped: vec![key_version as u8; 60],
-            owner: 0,
             created: 7,
         }
     }
@@ -109,7 +106,7 @@ mod tests {
     }
 
     fn current(relation: u32) -> Record {
-        Record::Current { file: file(relation), epoch: 1, owner: 0 }
+        Record::Current { file: file(relation), epoch: 1 }
     }
 
     fn rewriting(relation: u32) -> Record {
@@ -130,7 +127,6 @@ mod tests {
             current(3),
             rewriting(3),
             Record::Plaintext { file: file(3), after: 1 },
-            Record::Retired { file: file(3), after: 1, lsn: 7 },
             data_key(1, 4),
             rewriting(1),
         ];

@@ -52,33 +52,47 @@ def database_key(scope, version, name, key, key_version, wrapped, check, created
     return record(3, fixed + text(name) + text(key) + blob(wrapped))
 
 
-def data_key(file, epoch, cipher, scope, key_version, wrapped, owner, created):
-    fixed = struct.pack("<HBBIIIq", epoch, cipher, 0, scope, key_version, owner, created)
+def data_key(file, epoch, cipher, scope, key_version, wrapped, created):
+    fixed = struct.pack("<HBBIIq", epoch, cipher, 0, scope, key_version, created)
     return record(4, file + fixed + blob(wrapped))
 
 
-def current(file, epoch, owner):
-    return record(5, file + struct.pack("<HI", epoch, owner))
+def current(file, epoch):
+    return record(5, file + struct.pack("<H", epoch))
 
 
 def plaintext(file, after):
     return record(6, file + struct.pack("<H", after))
 
 
-def retired(file, after, lsn):
-    return record(7, file + struct.pack("<HQ", after, lsn))
-
-
-def wal_switch(step, start, generation, plaintext):
-    return record(8, struct.pack("<IQIB", step, start, generation, plaintext))
+def rewriting(file, epoch, plaintext, done):
+    return record(7, file + struct.pack("<HBB", epoch, plaintext, done))
 
 
 def destroyed(file, through, cipher, whole, lsn, at):
-    return record(9, file + struct.pack("<HBBQq", through, cipher, whole, lsn, at))
+    return record(8, file + struct.pack("<HBBQq", through, cipher, whole, lsn, at))
 
 
-def rewriting(file, epoch, plaintext, done):
-    return record(10, file + struct.pack("<HBB", epoch, plaintext, done))
+def wal_switch(step, start, generation, plaintext):
+    return record(9, struct.pack("<IQIB", step, start, generation, plaintext))
+
+
+def job(database, number, relation, kind, cipher, requested_by, at, transaction):
+    fixed = struct.pack("<IBBIqQ", relation, kind, cipher, requested_by, at, transaction)
+    return record(10, struct.pack("<IQ", database, number) + fixed)
+
+
+def job_step(database, number, step, state, started, at, error):
+    fixed = struct.pack("<IQIBqq", database, number, step, state, started, at)
+    return record(11, fixed + text(error))
+
+
+def job_begun(database, number, relation):
+    return record(12, struct.pack("<IQI", database, number, relation))
+
+
+def jobs_forgotten(database, through, everything):
+    return record(13, struct.pack("<IQB", database, through, everything))
 
 
 def frame(settled, logged, records):
@@ -125,43 +139,51 @@ cluster.append(
     database_key(5, 2, "disk", "schlüssel", 2**40 + 7, bytes(range(60)), KEYSTORE_ID, -1),
 )
 cluster.append(drop_provider("Schlüssel"))
-cluster.append(data_key(SHARED, 1, 2, 0, 1, WRAPPED_32, 1260, 1700000001), current(SHARED, 1, 1260))
+cluster.append(data_key(SHARED, 1, 2, 0, 1, WRAPPED_32, 1700000001), current(SHARED, 1))
 
 database = Log(5, 3)
 database.stage(
     0x1000,
-    data_key(FILE, 1, 1, 5, 1, WRAPPED_64, 16384, 1700000002),
-    current(FILE, 1, 16384),
+    data_key(FILE, 1, 1, 5, 1, WRAPPED_64, 1700000002),
+    current(FILE, 1),
 )
-database.stage(0x1_0000_1000, data_key(FILE, 8191, 2, 0, 4000000000, WRAPPED_32, 16385, 1700000003))
+database.stage(0x1_0000_1000, data_key(FILE, 8191, 2, 0, 4000000000, WRAPPED_32, 1700000003))
 database.settle()
 database.append(plaintext(FILE, 8191))
-database.stage(0x1_0000_2000, retired(FILE, 8191, 0x16B374D8F))
+database.stage(0x1_0000_2000, rewriting(FILE, 8191, 1, 1))
 
 # Generation n of the WAL key is recorded as that of relation file 0/0/1 + (n - 1) / 8191, epoch 1 + (n - 1) % 8191.
 wal = Log(0, 0)
-wal.append(data_key(rel(0, 0, 1), 1, 1, 0, 1, WRAPPED_64, 0, 1700000004))
+wal.append(data_key(rel(0, 0, 1), 1, 1, 0, 1, WRAPPED_64, 1700000004))
 wal.append(wal_switch(1, 0x1_6B374000, 1, 0))
 wal.append(wal_switch(2, 0x2_00002000, 1, 1))
-wal.append(data_key(rel(0, 0, 2), 1, 2, 0, 1, WRAPPED_32, 0, 1700000005))
+wal.append(data_key(rel(0, 0, 2), 1, 2, 0, 1, WRAPPED_32, 1700000005))
 wal.append(wal_switch(4000000000, 0xFFFF_FFFF_0000_0000, 8192, 0))
 
 shredded = Log(6, 1)
 OTHER = rel(1663, 6, 16384)
 shredded.append(
     destroyed(OTHER, 3, 1, 0, 0x16B374D8F, 1800000000),
-    current(OTHER, 3, 0),
+    current(OTHER, 3),
     destroyed(rel(1663, 6, 16385), 8191, 0, 1, 0x2A0000028, 1800000001),
 )
 
 rewritten = Log(7, 0)
 THIRD = rel(1663, 7, 16384)
 rewritten.append(
-    data_key(THIRD, 1, 1, 7, 1, WRAPPED_64, 0, 1700000006), current(THIRD, 1, 0), rewriting(THIRD, 1, 0, 0)
+    data_key(THIRD, 1, 1, 7, 1, WRAPPED_64, 1700000006), current(THIRD, 1), rewriting(THIRD, 1, 0, 0)
 )
 rewritten.append(rewriting(THIRD, 1, 0, 1))
 rewritten.append(plaintext(THIRD, 1), rewriting(THIRD, 1, 1, 0))
 
+jobs = Log(8, 0)
+jobs.append(job(8, 1, 16384, 1, 2, 10, 1800000000000000, 2**32 + 7))
+jobs.append(job_step(8, 1, 1, 1, 0, 1800000000000001, ""), job_begun(8, 1, 16385))
+jobs.append(job(8, 2**63 - 1, 16386, 3, 0, 4294967295, -1, 9))
+jobs.append(job_step(8, 1, 2, 5, 1800000000000002, 1800000000000003, "Schlüssel fehlt"))
+jobs.append(jobs_forgotten(8, 1, 0))
+
+(HERE / "8.keys").write_bytes(jobs.content)
 (HERE / "7.keys").write_bytes(rewritten.content)
 (HERE / "wal.keys").write_bytes(wal.content)
 (HERE / "6.keys").write_bytes(shredded.content)

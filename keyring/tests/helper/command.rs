@@ -354,7 +354,7 @@ fn rotation_is_done_by_a_program_of_its_own() {
     let rewrap = json!({"rewrap": {"from_key": "main", "wrapped": first["wrapped"]}});
     let second = ask(rewrap)["wrapped"].take();
     assert_eq!(second["key_version"], 2);
-    assert_eq!(ask(json!("describe"))["described"]["key_version"], 2);
+    assert_eq!(ask(wrap_action(&[1; 32]))["wrapped"]["key_version"], 2);
     for (wrapped, version) in [(&first, 1), (&second, 2)] {
         let outcome = ask(unwrap_action(&wrapped["wrapped"]));
         assert_eq!(outcome["unwrapped"]["key_version"], version);

@@ -13,7 +13,7 @@ use pagevault_keystore::log::Log;
 use pagevault_keystore::storage::FileStorage;
 use serde_json::{Value, json};
 
-use crate::bench::{Bench, CONTEXT, chmod, command, reply, run, stderr};
+use crate::bench::{Bench, CONTEXT, chmod, command, reply, run, stderr, wrap_action};
 
 /// Nobody listens there.
 const NOWHERE: &str = "https://127.0.0.1:9";
@@ -294,7 +294,7 @@ fn vault(bench: &Bench, auth: &Value) -> Outcome {
 
 fn aws(bench: &Bench, variable: &str, path: &Path) -> Outcome {
     let options = json!({"region": "eu-central-1", "endpoint": NOWHERE});
-    serve(bench, "aws_kms", &options, json!("describe"), &[(variable, path)])
+    serve(bench, "aws_kms", &options, wrap_action(&[1; 32]), &[(variable, path)])
 }
 
 /// What the helper says of an operation, in an environment that names no other files.

@@ -15,6 +15,7 @@ use serde_json::json;
 
 use crate::bench::{
     Bench, CONTEXT, chmod, command, failure, reply, rotate_action, serve_text, start, stderr,
+    wrap_action,
 };
 
 /// A rotation that hangs: we hold the lock that it wants.
@@ -47,9 +48,9 @@ fn a_provider_that_hangs_is_reported_in_time_and_takes_no_other_with_it() {
     let lock = File::open(bench.key_file()).unwrap();
     lock.lock().unwrap();
     let operations = vec![
-        bench.operation(json!("describe")),
+        bench.operation(wrap_action(&[1; 32])),
         bench.operation(rotate_action()),
-        bench.operation(json!("describe")),
+        bench.operation(wrap_action(&[1; 32])),
         bench.operation_on(&other, "main", CONTEXT, rotate_action()),
     ];
     let start = Instant::now();
@@ -57,7 +58,7 @@ fn a_provider_that_hangs_is_reported_in_time_and_takes_no_other_with_it() {
     let elapsed = start.elapsed();
     let reply = reply(&output);
     let results = &reply["results"];
-    assert_eq!(results[0]["described"]["key_version"], 1);
+    assert_eq!(results[0]["wrapped"]["key_version"], 1);
     let late = failure(&results[1], "deadline");
     assert_eq!(late.message, "master key \"main\" of provider \"disk\": no answer within 1000 ms");
     assert_eq!(results[1]["failed"]["retry"], true);
@@ -70,12 +71,12 @@ fn a_provider_that_hangs_is_reported_in_time_and_takes_no_other_with_it() {
 fn deadlines_at_the_ends_of_their_range_do_no_harm() {
     let bench = Bench::new();
     for deadline in [0, 1, u64::MAX] {
-        let request = bench.request(deadline, vec![bench.operation(json!("describe"))]);
+        let request = bench.request(deadline, vec![bench.operation(wrap_action(&[1; 32]))]);
         let reply = reply(&serve_text(request.to_string().as_bytes()));
         let outcome = &reply["results"][0];
         if deadline == u64::MAX {
-            assert_eq!(outcome["described"]["key_version"], 1, "{outcome}");
-        } else if outcome.get("described").is_none() {
+            assert_eq!(outcome["wrapped"]["key_version"], 1, "{outcome}");
+        } else if outcome.get("wrapped").is_none() {
             failure(outcome, "deadline");
         }
     }
@@ -145,7 +146,7 @@ fn a_reply_that_cannot_be_written_is_a_failure() {
     let bench = Bench::new();
     let full = File::options().write(true).open("/dev/full").unwrap();
     let mut child = command(&["serve"]).stdout(full).spawn().unwrap();
-    let request = bench.request(1000, vec![bench.operation(json!("describe"))]).to_string();
+    let request = bench.request(1000, vec![bench.operation(wrap_action(&[1; 32]))]).to_string();
     child.stdin.take().unwrap().write_all(request.as_bytes()).unwrap();
     let output = child.wait_with_output().unwrap();
     assert_eq!(output.status.code(), Some(1));
@@ -157,7 +158,7 @@ fn a_quick_reader_never_sees_a_bad_exit() {
     use std::io::Read;
 
     let bench = Bench::new();
-    let request = bench.request(1000, vec![bench.operation(json!("describe"))]).to_string();
+    let request = bench.request(1000, vec![bench.operation(wrap_action(&[1; 32]))]).to_string();
     for _ in 0..40 {
         let mut child = start(request.as_bytes());
         let mut output = child.stdout.take().unwrap();
@@ -217,10 +218,10 @@ fn output_that_is_a_file_will_do() {
     let path = bench.path("reply");
     let mut child =
         command(&["serve"]).stdout(Stdio::from(File::create(&path).unwrap())).spawn().unwrap();
-    let request = bench.request(1000, vec![bench.operation(json!("describe"))]).to_string();
+    let request = bench.request(1000, vec![bench.operation(wrap_action(&[1; 32]))]).to_string();
     child.stdin.take().unwrap().write_all(request.as_bytes()).unwrap();
     assert!(child.wait().unwrap().success());
-    assert!(fs::read_to_string(path).unwrap().contains("described"));
+    assert!(fs::read_to_string(path).unwrap().contains("wrapped"));
 }
 
 #[test]

@@ -16,22 +16,23 @@ fn a_batch_is_answered_in_order() {
     let secret = [7; 32];
     let wrapped = bench.wrap(&secret);
     let results = bench.serve(vec![
-        bench.operation(json!("describe")),
+        bench.operation(wrap_action(&[1; 32])),
         bench.operation(rotate_action()),
         bench.operation(unwrap_action(&wrapped)),
         bench.operation(wrap_action(&secret)),
         bench.operation(json!("check_options")),
-        bench.operation(json!("describe")),
+        bench.operation(json!("check")),
     ]);
-    assert_eq!(results[0]["described"]["key_version"], 1);
+    assert_eq!(results[0]["wrapped"]["key_version"], 1);
     assert_eq!(results[1], json!({"rotated": {"key_version": 2}}));
     assert_eq!(results[2]["unwrapped"]["key_version"], 1);
     assert_eq!(plaintext(&results[2]), secret);
     assert_eq!(results[3]["wrapped"]["key_version"], 2);
     assert_eq!(results[4], "options_ok");
-    assert_eq!(results[5]["described"]["key_version"], 2);
-    assert_eq!(results[5]["described"]["oldest_version"], 1);
-    let summary = results[5]["described"]["summary"].as_str().unwrap();
+    let found = &results[5]["checked"]["findings"];
+    let there = found.as_array().unwrap().iter().find(|found| found["what"] == "the key is there");
+    let summary = there.unwrap()["seen"].as_str().unwrap();
+    assert!(summary.starts_with("version 2 wraps, versions from 1 on unwrap; "), "{summary}");
     assert!(summary.contains(bench.key_file().to_str().unwrap()), "{summary}");
 }
 
@@ -80,12 +81,12 @@ fn no_operations_no_results() {
 #[test]
 fn one_bad_operation_spoils_no_other() {
     let bench = Bench::new();
-    let mut unknown = bench.operation(json!("describe"));
+    let mut unknown = bench.operation(wrap_action(&[1; 32]));
     unknown["provider"]["kind"] = json!("tape");
     let results = bench.serve(vec![
         unknown,
-        bench.operation_on(&bench.key_file(), "nobody", CONTEXT, json!("describe")),
-        bench.operation(json!("describe")),
+        bench.operation_on(&bench.key_file(), "nobody", CONTEXT, wrap_action(&[1; 32])),
+        bench.operation(wrap_action(&[1; 32])),
     ]);
     let refused = failure(&results[0], "bad_options");
     assert_eq!(
@@ -94,14 +95,15 @@ fn one_bad_operation_spoils_no_other() {
     );
     assert_eq!(refused.hint, "Known kinds: file, vault, aws_kms, command.");
     failure(&results[1], "key_missing");
-    assert_eq!(results[2]["described"]["key_version"], 1);
+    assert_eq!(results[2]["wrapped"]["key_version"], 1);
 }
 
 #[test]
 fn names_cannot_forge_log_lines() {
     let bench = Bench::new();
     let forged = format!("x\nFATAL: forged\x1b[0m{}", "y".repeat(1000));
-    let mut operation = bench.operation_on(&bench.key_file(), &forged, CONTEXT, json!("describe"));
+    let mut operation =
+        bench.operation_on(&bench.key_file(), &forged, CONTEXT, wrap_action(&[1; 32]));
     operation["provider"]["name"] = json!(forged);
     let failed = failure(&bench.one(operation), "key_missing");
     for text in [failed.message, failed.detail, failed.hint] {
@@ -137,7 +139,7 @@ fn every_truncation_is_refused() {
 #[test]
 fn what_follows_the_request_is_left_alone() {
     let bench = Bench::new();
-    let text = bench.request(1000, vec![bench.operation(json!("describe"))]).to_string();
+    let text = bench.request(1000, vec![bench.operation(wrap_action(&[1; 32]))]).to_string();
     let reply = reply(&serve_text(format!("\n {text}\n{text}}}").as_bytes()));
     assert_eq!(reply["results"].as_array().unwrap().len(), 1);
 }
@@ -145,12 +147,12 @@ fn what_follows_the_request_is_left_alone() {
 #[test]
 fn the_caller_may_keep_its_end_open() {
     let bench = Bench::new();
-    let request = bench.request(1000, vec![bench.operation(json!("describe"))]).to_string();
+    let request = bench.request(1000, vec![bench.operation(wrap_action(&[1; 32]))]).to_string();
     let mut child = command(&["serve"]).spawn().unwrap();
     let mut input = child.stdin.take().unwrap();
     input.write_all(request.as_bytes()).unwrap();
     let output = rest(child.stdout.take().unwrap());
-    assert!(output.contains("described"), "{output}");
+    assert!(output.contains("wrapped"), "{output}");
     assert!(child.wait().unwrap().success());
     drop(input);
 }
@@ -168,7 +170,7 @@ fn what_is_refused_is_not_repeated() {
 #[test]
 fn too_much_is_refused() {
     let bench = Bench::new();
-    let mut request = bench.request(1000, vec![bench.operation(json!("describe"))]).to_string();
+    let mut request = bench.request(1000, vec![bench.operation(wrap_action(&[1; 32]))]).to_string();
     request.pop();
     request.push_str(&" ".repeat((1 << 20) - request.len()));
     assert_eq!(refused(format!("{request}}}").as_bytes()), "message is larger than 1048576 bytes");
@@ -203,7 +205,7 @@ fn another_version_is_named() {
 #[test]
 fn unknown_fields_are_refused() {
     let bench = Bench::new();
-    let good = bench.request(1000, vec![bench.operation(json!("describe"))]);
+    let good = bench.request(1000, vec![bench.operation(wrap_action(&[1; 32]))]);
     for pointer in ["", "/operations/0", "/operations/0/provider"] {
         let mut request = good.clone();
         request.pointer_mut(pointer).unwrap()["surprise"] = json!(1);
@@ -215,7 +217,7 @@ fn unknown_fields_are_refused() {
 fn a_reply_that_would_be_too_large_says_so() {
     let bench = Bench::empty();
     // A small request with a long answer.
-    let mut missing = bench.operation(json!("describe"));
+    let mut missing = bench.operation(wrap_action(&[1; 32]));
     missing["provider"] = json!({"name": "p", "kind": "k", "options": {}});
     let count = (1 << 20) / (missing.to_string().len() + 1) - 1;
     let request = bench.request(20_000, vec![missing; count]);
@@ -227,7 +229,7 @@ fn too_many_providers_are_refused() {
     let bench = Bench::new();
     let operations = (0..65)
         .map(|i| {
-            let mut operation = bench.operation(json!("describe"));
+            let mut operation = bench.operation(wrap_action(&[1; 32]));
             operation["provider"]["name"] = json!(format!("p{i}"));
             operation
         })

@@ -13,12 +13,11 @@ use crate::bench::{
     Bench, CONTEXT, Failure, chmod, failure, plaintext, rotate_action, unwrap_action, wrap_action,
 };
 
-/// The failure of all four operations that touch the file, which must be one and the same.
+/// The failure of all three operations that touch the file, which must be one and the same.
 #[track_caller]
 fn refused(bench: &Bench, path: &Path, class: &str) -> Failure {
     let wrapped = json!("AQAAAAAAAAABAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA");
-    let actions =
-        [json!("describe"), wrap_action(&[1; 32]), unwrap_action(&wrapped), rotate_action()];
+    let actions = [wrap_action(&[1; 32]), unwrap_action(&wrapped), rotate_action()];
     let operations = actions.map(|action| bench.operation_on(path, "main", CONTEXT, action));
     let outcomes = bench.serve(operations.to_vec());
     let mut failures: Vec<Failure> =
@@ -142,8 +141,8 @@ fn a_name_that_only_begins_like_the_data_directory_is_outside() {
     chmod(&bench.path("data-keys"), 0o700);
     let path = bench.path("data-keys/file");
     bench.create(&path, "main");
-    let outcome = bench.one(bench.operation_on(&path, "main", CONTEXT, json!("describe")));
-    assert_eq!(outcome["described"]["key_version"], 1, "{outcome}");
+    let outcome = bench.one(bench.operation_on(&path, "main", CONTEXT, wrap_action(&[1; 32])));
+    assert_eq!(outcome["wrapped"]["key_version"], 1, "{outcome}");
 }
 
 #[test]
@@ -158,7 +157,7 @@ fn the_data_directory_of_another_server_is_refused_too() {
 fn a_request_without_a_data_directory_is_refused() {
     let bench = Bench::new();
     for directory in ["", "data", "/no/such/directory"] {
-        let mut request = bench.request(1000, vec![bench.operation(json!("describe"))]);
+        let mut request = bench.request(1000, vec![bench.operation(wrap_action(&[1; 32]))]);
         request["data_directory"] = json!(directory);
         let output = crate::bench::serve_text(request.to_string().as_bytes());
         let failure = failure(&crate::bench::reply(&output)["results"][0], "bad_request");
@@ -206,7 +205,7 @@ fn a_file_open_to_others_is_refused() {
         failure(&check_options(&bench, json!({"path": path})), "insecure");
     }
     chmod(&path, 0o400);
-    assert_eq!(bench.one(bench.operation(json!("describe")))["described"]["key_version"], 1);
+    assert_eq!(bench.one(bench.operation(wrap_action(&[1; 32])))["wrapped"]["key_version"], 1);
 }
 
 #[test]
@@ -244,8 +243,8 @@ fn a_directory_open_to_others_is_refused_at_every_level() {
         chmod(&directory, 0o700);
     }
     chmod(&bench.path("keys"), 0o1777);
-    let outcome = bench.one(bench.operation_on(&path, "main", CONTEXT, json!("describe")));
-    assert_eq!(outcome["described"]["key_version"], 1);
+    let outcome = bench.one(bench.operation_on(&path, "main", CONTEXT, wrap_action(&[1; 32])));
+    assert_eq!(outcome["wrapped"]["key_version"], 1);
 }
 
 #[test]

@@ -8,7 +8,9 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::bench::{Bench, plaintext, rest, rotate_action, start, stdout, unwrap_action};
+use crate::bench::{
+    Bench, plaintext, rest, rotate_action, start, stdout, unwrap_action, wrap_action,
+};
 
 fn rotate(bench: &Bench) -> u64 {
     let outcome = bench.one(bench.operation(rotate_action()));
@@ -60,8 +62,8 @@ fn concurrent_rotations_lose_nothing() {
         let writers: Vec<_> = (0..WRITERS).map(|_| scope.spawn(writer)).collect();
         // A reader sees whole files only.
         for _ in 0..20 {
-            let outcome = bench.one(bench.operation(json!("describe")));
-            assert!(outcome.get("described").is_some(), "{outcome}");
+            let outcome = bench.one(bench.operation(wrap_action(&[1; 32])));
+            assert!(outcome.get("wrapped").is_some(), "{outcome}");
         }
         writers.into_iter().flat_map(|writer| writer.join().unwrap()).collect()
     });
@@ -101,11 +103,11 @@ fn a_killed_rotation_leaves_the_old_file_or_the_new_one() {
             }
         };
 
-        let mut operations = vec![bench.operation(json!("describe"))];
+        let mut operations = vec![bench.operation(wrap_action(&[1; 32]))];
         operations
             .extend(wrapped.iter().map(|(_, wrapped)| bench.operation(unwrap_action(wrapped))));
         let mut outcomes = bench.serve(operations).into_iter();
-        let newest = outcomes.next().unwrap()["described"]["key_version"].as_u64().unwrap();
+        let newest = outcomes.next().unwrap()["wrapped"]["key_version"].as_u64().unwrap();
         let last = wrapped.last().unwrap().0;
         assert!(newest == last || newest == last + 1, "{newest} after {last}");
         assert!(newest >= told, "{newest} in the file, {told} was told");

@@ -34,7 +34,6 @@ fn keystore(bench: &Bench, kind: &str, options: &Value, wrapped: Vec<u8>, check:
         scope: 0,
         key_version: 1,
         wrapped: vec![1; 92],
-        owner: 0,
         created: 1,
     };
     keystore_with(bench, kind, options, wrapped, check, &[data_key]);

@@ -36,10 +36,8 @@ impl Directory<'_> {
                     let last = brought.destroyed.entry(*file).or_default();
                     *last = (*last).max(*through);
                 }
-                Record::Current { file, epoch, .. } => self.require(&brought, *file, *epoch)?,
-                Record::Plaintext { file, after } | Record::Retired { file, after, .. } => {
-                    self.require(&brought, *file, *after)?;
-                }
+                Record::Current { file, epoch } => self.require(&brought, *file, *epoch)?,
+                Record::Plaintext { file, after } => self.require(&brought, *file, *after)?,
                 Record::Rewriting { file, phase, .. } => {
                     self.require(&brought, *file, phase.epoch)?;
                 }

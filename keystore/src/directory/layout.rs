@@ -5,11 +5,9 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use super::{DirectoryError, KeyInfo, Result};
 use crate::record::{MAX_WRAPPED_DATA_KEY, Phase, RelFile};
 
-pub(super) const MAGIC: u32 = 0x7076_6469;
-pub(super) const LAYOUT: u32 = 4;
-
+/// A cache line, of which three are used.
 pub(super) const HEADER_WORDS: usize = 16;
-pub(super) const FILE_WORDS: usize = 12;
+pub(super) const FILE_WORDS: usize = 10;
 pub(super) const KEY_WORDS: usize = 4;
 pub(super) const BODY_WORDS: usize = 2 + WRAPPED_WORDS;
 pub(super) const WRAPPED_WORDS: usize = MAX_WRAPPED_DATA_KEY / 4;
@@ -17,13 +15,9 @@ const _: () = assert!(MAX_WRAPPED_DATA_KEY.is_multiple_of(4) && MAX_WRAPPED_DATA
 
 /// Words of the header.
 pub(super) mod head {
-    pub(crate) const MAGIC: usize = 0;
-    pub(crate) const LAYOUT: usize = 1;
-    pub(crate) const CAPACITY: usize = 2;
-    pub(crate) const BUCKETS: usize = 3;
-    pub(crate) const FILES: usize = 4;
-    pub(crate) const KEYS: usize = 5;
-    pub(crate) const SPARE: usize = 6;
+    pub(crate) const FILES: usize = 0;
+    pub(crate) const KEYS: usize = 1;
+    pub(crate) const SPARE: usize = 2;
 }
 
 /// Words of a file entry.
@@ -32,13 +26,11 @@ pub(super) mod file {
     pub(crate) const DATABASE: usize = 1;
     pub(crate) const RELATION: usize = 2;
     pub(crate) const PHASE: usize = 3;
-    pub(crate) const OWNER: usize = 4;
-    pub(crate) const NEXT: usize = 5;
-    pub(crate) const KEYS: usize = 6;
-    pub(crate) const RETIRED: usize = 7;
-    pub(crate) const DESTROYED: usize = 8;
-    pub(crate) const DESTROYED_LSN: [usize; 2] = [9, 10];
-    pub(crate) const REWRITING: usize = 11;
+    pub(crate) const NEXT: usize = 4;
+    pub(crate) const KEYS: usize = 5;
+    pub(crate) const DESTROYED: usize = 6;
+    pub(crate) const DESTROYED_LSN: [usize; 2] = [7, 8];
+    pub(crate) const REWRITING: usize = 9;
 }
 
 /// Words of a key entry.

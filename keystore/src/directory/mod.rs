@@ -1,10 +1,10 @@
 //! The directory: which keys a relation file has, in shared memory, for all processes of a server.
 //!
 //! ```text
-//! header   16 words     magic, layout, capacity, buckets, files, keys, spare body
+//! header   16 words     files, keys, spare body
 //! buckets  2^n words    newest file of each hash chain
-//! files    12 words     tablespace, database, relation,
-//!                       phase (epoch | cipher << 16 | plaintext << 24 | mixed << 25), owner, next, newest key, retired (last epoch when dropped),
+//! files    10 words     tablespace, database, relation,
+//!                       phase (epoch | cipher << 16 | plaintext << 24 | mixed << 25), next, newest key,
 //!                       destroyed (last epoch | cipher << 16), its LSN (low, high),
 //!                       rewriting (done | plaintext << 1 | epoch << 2)
 //! keys     4 words      meta (epoch | cipher << 16 | length << 24), next, sequence, body
@@ -16,7 +16,7 @@
 //! written first and linked last (release), a reader follows links (acquire) and sees whole
 //! entries.
 //!
-//! What changes in place is one word at a time (`phase`, `owner`, `retired`, `rewriting`), but for
+//! What changes in place is one word at a time (`phase`, `rewriting`, `destroyed`), but for
 //! a wrapping, which is 25. A new wrapping is written to the *spare* body; then the key is pointed
 //! at it, and its old body becomes the spare. So a writer that sleeps or dies in the middle keeps
 //! no reader waiting. A reader that is itself overtaken, so that its body is written again under
@@ -79,7 +79,7 @@ pub enum DirectoryError {
     /// A key's wrapping changed at every attempt to read it. Ask again.
     #[error("key is being wrapped again, try once more")]
     Busy,
-    /// Not a directory, or of another size or layout, or overwritten by someone.
+    /// The memory is too small, or was overwritten by someone.
     #[error("key directory in shared memory is damaged")]
     Damaged,
 }
@@ -121,14 +121,10 @@ pub struct FileInfo {
     pub slot: FileSlot,
     /// Which file.
     pub file: RelFile,
-    /// OID of the relation, 0 when written in plaintext.
-    pub owner: u32,
     /// Epoch and cipher of new writes, `None` for plaintext.
     pub current: Option<(u16, u8)>,
     /// How the file is written.
     pub phase: Phase,
-    /// The file was dropped, and its number not used for a sealed one since.
-    pub retired: bool,
     /// The last epoch whose key was destroyed, 0 if none was.
     pub destroyed: u16,
 }
@@ -160,7 +156,7 @@ pub struct Directory<'a> {
 }
 
 impl<'a> Directory<'a> {
-    /// Words of shared memory for `capacity` keys and as many files; about 168 bytes each. More
+    /// Words of shared memory for `capacity` keys and as many files; about 160 bytes each. More
     /// than [`MAX_CAPACITY`] counts as that.
     pub const fn words_needed(capacity: u32) -> usize {
         let capacity = if capacity > MAX_CAPACITY { MAX_CAPACITY } else { capacity } as usize;
@@ -186,27 +182,8 @@ impl<'a> Directory<'a> {
             return Err(DirectoryError::Damaged);
         }
         let this = Self { words, capacity, buckets: buckets(capacity) };
-        this.word(head::LAYOUT)?.store(LAYOUT, Ordering::Relaxed);
-        this.word(head::CAPACITY)?.store(capacity, Ordering::Relaxed);
-        this.word(head::BUCKETS)?.store(this.buckets, Ordering::Relaxed);
-        this.word(head::SPARE)?.store(capacity, Ordering::Relaxed);
-        this.word(head::MAGIC)?.store(MAGIC, Ordering::Release);
+        this.word(head::SPARE)?.store(capacity, Ordering::Release);
         Ok(this)
-    }
-
-    /// Looks at a directory that another process has made.
-    pub fn attach(words: &'a [AtomicU32]) -> Result<Self> {
-        let field = |index: usize| -> Result<u32> {
-            Ok(words.get(index).ok_or(DirectoryError::Damaged)?.load(Ordering::Acquire))
-        };
-        let (magic, layout) = (field(head::MAGIC)?, field(head::LAYOUT)?);
-        let this = Self { words, capacity: field(head::CAPACITY)?, buckets: field(head::BUCKETS)? };
-        let right = magic == MAGIC
-            && layout == LAYOUT
-            && this.capacity <= MAX_CAPACITY
-            && this.buckets == buckets(this.capacity)
-            && words.len() >= Self::words_needed(this.capacity);
-        if right { Ok(this) } else { Err(DirectoryError::Damaged) }
     }
 
     /// The slot of a file, `None` if nothing was ever recorded about it.
@@ -243,14 +220,11 @@ impl<'a> Directory<'a> {
     pub fn info(&self, slot: FileSlot) -> Result<FileInfo> {
         let entry = self.file(slot)?;
         let (phase, cipher) = unpack_phase(entry[file::PHASE].load(Ordering::Acquire));
-        let retired = entry[file::RETIRED].load(Ordering::Acquire);
         Ok(FileInfo {
             slot,
             file: identity(entry),
-            owner: entry[file::OWNER].load(Ordering::Acquire),
             current: phase.current().map(|epoch| (epoch, cipher)),
             phase,
-            retired: retired != 0 && retired >= u32::from(phase.epoch),
             destroyed: self.destroyed(slot)?.0,
         })
     }
@@ -450,7 +424,7 @@ mod tests {
             for n in 0..count {
                 let relation = 16384 + n / 3 * by;
                 let new = RelFile { tablespace: 1663, database: 5 + n % 3, relation };
-                directory.insert(new, 0, &info, &[7; 92]).unwrap();
+                directory.insert(new, &info, &[7; 92]).unwrap();
             }
             let mut passed = 0;
             for info in directory.files().unwrap() {

@@ -17,24 +17,19 @@ impl Directory<'_> {
     pub fn apply(&self, record: &Record) -> Result<()> {
         record.validate().map_err(invalid)?;
         match record {
-            Record::DataKey { file, owner, wrapped, .. } => {
+            Record::DataKey { file, wrapped, .. } => {
                 let news = self.would_change(record)?;
                 if let Some(info) = key_info(record).filter(|_| news) {
-                    self.insert(*file, *owner, &info, wrapped)?;
+                    self.insert(*file, &info, wrapped)?;
                 }
             }
-            Record::Current { file, epoch, owner } => {
+            Record::Current { file, epoch } => {
                 let slot = self.find_with_epoch(*file, *epoch)?;
-                self.enter(slot, Phase { epoch: *epoch, plaintext: false }, *owner)?;
+                self.enter(slot, Phase { epoch: *epoch, plaintext: false })?;
             }
             Record::Plaintext { file, after } => {
                 let slot = self.find_with_epoch(*file, *after)?;
-                self.enter(slot, Phase { epoch: *after, plaintext: true }, 0)?;
-            }
-            Record::Retired { file, after, .. } => {
-                let retired = &self.file(self.find_with_epoch(*file, *after)?)?[file::RETIRED];
-                let last = retired.load(Ordering::Relaxed).max(u32::from(*after));
-                retired.store(last, Ordering::Release);
+                self.enter(slot, Phase { epoch: *after, plaintext: true })?;
             }
             Record::Rewriting { file, phase, done } => {
                 let entry = self.file(self.find_with_epoch(*file, phase.epoch)?)?;
@@ -51,7 +46,7 @@ impl Directory<'_> {
             Record::Destroyed { file, through, cipher, lsn, .. } => {
                 let slot = match self.find(*file)? {
                     Some(slot) => slot,
-                    None => self.add_file(*file, 0, 0)?,
+                    None => self.add_file(*file, 0)?,
                 };
                 self.destroy(slot, *through, *cipher, *lsn)?;
             }
@@ -67,8 +62,8 @@ impl Directory<'_> {
     }
 
     /// Whether a record says what the directory does not have: a key that was not destroyed, or
-    /// another wrapping of one; a later [`Phase`] of a file; that a file was dropped since, or its
-    /// keys destroyed. So redo can pass over what the keystore has kept. Of the others the
+    /// another wrapping of one; a later [`Phase`] of a file; that it is being rewritten, or its
+    /// keys were destroyed. So redo can pass over what the keystore has kept. Of the others the
     /// directory knows nothing, and says yes.
     pub fn would_change(&self, record: &Record) -> Result<bool> {
         match record {
@@ -82,16 +77,11 @@ impl Directory<'_> {
                 let found = self.read_key(entry, &mut known)?;
                 Ok(key_info(record) != found || !known.starts_with(wrapped))
             }
-            Record::Current { file, epoch, .. } => {
+            Record::Current { file, epoch } => {
                 self.is_later(*file, Phase { epoch: *epoch, plaintext: false })
             }
             Record::Plaintext { file, after } => {
                 self.is_later(*file, Phase { epoch: *after, plaintext: true })
-            }
-            Record::Retired { file, after, .. } => {
-                let Some(slot) = self.find(*file)? else { return Ok(true) };
-                let last = self.file(slot)?[file::RETIRED].load(Ordering::Acquire);
-                Ok(u32::from(*after) > last)
             }
             Record::Rewriting { file, phase, done } => {
                 let Some(slot) = self.find(*file)? else { return Ok(true) };
@@ -151,13 +141,7 @@ impl Directory<'_> {
     /// Adds a key, and its file if it is new; or gives a key that is there a new wrapping.
     /// `wrapped` is `info.length` bytes long. The file is written with it only from
     /// [`enter`](Self::enter) on.
-    pub fn insert(
-        &self,
-        file: RelFile,
-        owner: u32,
-        info: &KeyInfo,
-        wrapped: &[u8],
-    ) -> Result<FileSlot> {
+    pub fn insert(&self, file: RelFile, info: &KeyInfo, wrapped: &[u8]) -> Result<FileSlot> {
         if wrapped.len() != info.length || wrapped.len() > MAX_WRAPPED_DATA_KEY {
             return Err(DirectoryError::Record("wrapped data key", "wrong length"));
         }
@@ -173,7 +157,7 @@ impl Directory<'_> {
                 return Err(self.full());
             }
             let first = self.add_key(info, wrapped, 0)?;
-            return self.add_file(file, owner, first);
+            return self.add_file(file, first);
         };
         if info.epoch <= self.destroyed(slot)?.0 {
             return Ok(slot);
@@ -190,8 +174,8 @@ impl Directory<'_> {
     }
 
     /// Has a file written otherwise from now on; nothing happens unless `phase` is later than what
-    /// stands. Its epoch must have a key. `owner`: OID of the relation.
-    pub fn enter(&self, slot: FileSlot, phase: Phase, owner: u32) -> Result<()> {
+    /// stands. Its epoch must have a key.
+    pub fn enter(&self, slot: FileSlot, phase: Phase) -> Result<()> {
         let cipher = self.cipher_of_epoch(slot, phase.epoch)?;
         let cipher = cipher.ok_or_else(|| self.no_key(slot, phase.epoch))?;
         if phase <= self.phase(slot)? {
@@ -200,7 +184,6 @@ impl Directory<'_> {
         let cipher = if phase.plaintext { 0 } else { cipher };
         let entry = self.file(slot)?;
         let rewriting = entry[file::REWRITING].load(Ordering::Relaxed);
-        entry[file::OWNER].store(owner, Ordering::Release);
         entry[file::PHASE].store(pack_phase(phase, cipher, rewriting), Ordering::Release);
         Ok(())
     }
@@ -270,7 +253,7 @@ impl Directory<'_> {
     }
 
     /// Adds a file whose newest key is `keys` (a reference, 0 for none) and links it.
-    fn add_file(&self, file: RelFile, owner: u32, keys: u32) -> Result<FileSlot> {
+    fn add_file(&self, file: RelFile, keys: u32) -> Result<FileSlot> {
         let count = self.word(head::FILES)?;
         let index = count.load(Ordering::Relaxed);
         if index >= self.capacity {
@@ -283,10 +266,8 @@ impl Directory<'_> {
         store(file::DATABASE, file.database);
         store(file::RELATION, file.relation);
         store(file::PHASE, 0);
-        store(file::OWNER, owner);
         store(file::NEXT, bucket.load(Ordering::Relaxed));
         store(file::KEYS, keys);
-        store(file::RETIRED, 0);
         store(file::DESTROYED, 0);
         file::DESTROYED_LSN.into_iter().for_each(|word| store(word, 0));
         store(file::REWRITING, 0);

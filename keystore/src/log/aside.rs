@@ -89,7 +89,6 @@ pub fn missing(state: &State, beside: Vec<Record>) -> Vec<Record> {
             }
             Record::Current { file, .. }
             | Record::Plaintext { file, .. }
-            | Record::Retired { file, .. }
             | Record::Rewriting { file, .. }
             | Record::Destroyed { file, .. } => Some(*file),
             Record::DatabaseKey { scope, version, .. } => {

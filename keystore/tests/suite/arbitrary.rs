@@ -21,13 +21,12 @@ pub(crate) fn data_key(relation: u32, epoch: u16, key_version: u32, fill: u8) ->
         scope: 5,
         key_version,
         wrapped: vec![fill; 92],
-        owner: relation,
         created: 1_700_000_000,
     }
 }
 
 pub(crate) fn current(relation: u32, epoch: u16) -> Record {
-    Record::Current { file: file(relation), epoch, owner: relation }
+    Record::Current { file: file(relation), epoch }
 }
 
 pub(crate) fn plaintext(relation: u32, after: u16) -> Record {
@@ -38,10 +37,6 @@ pub(crate) fn plaintext(relation: u32, after: u16) -> Record {
 pub(crate) fn rewriting(relation: u32, epoch: u16, which: u8) -> Record {
     let phase = Phase { epoch, plaintext: which & 1 != 0 };
     Record::Rewriting { file: file(relation), phase, done: which & 2 != 0 }
-}
-
-pub(crate) fn retired(relation: u32, after: u16) -> Record {
-    Record::Retired { file: file(relation), after, lsn: 0x1_6B37_4D8F }
 }
 
 /// The keys of a file are destroyed through an epoch, as WAL stood at `lsn`.
@@ -75,16 +70,15 @@ fn any_data_key() -> impl Strategy<Value = Record> {
         (Just(2_u8), vec(any::<u8>(), 60)),
         (200..203_u8, vec(any::<u8>(), 29..33)),
     ];
-    let ids = (prop_oneof![1..5_u16, 8190..=8191_u16], any::<u32>(), 1..u32::MAX, any::<u32>());
+    let ids = (prop_oneof![1..5_u16, 8190..=8191_u16], any::<u32>(), 1..u32::MAX);
     (any_file(), ids, wrapped, any::<i64>()).prop_map(
-        |(file, (epoch, scope, key_version, owner), (cipher, wrapped), created)| Record::DataKey {
+        |(file, (epoch, scope, key_version), (cipher, wrapped), created)| Record::DataKey {
             file,
             epoch,
             cipher,
             scope,
             key_version,
             wrapped,
-            owner,
             created,
         },
     )
@@ -110,12 +104,9 @@ pub(crate) fn any_record() -> impl Strategy<Value = Record> {
             }
         },
     );
-    let current = (any_file(), 1..5_u16, any::<u32>())
-        .prop_map(|(file, epoch, owner)| Record::Current { file, epoch, owner });
+    let current = (any_file(), 1..5_u16).prop_map(|(file, epoch)| Record::Current { file, epoch });
     let plaintext =
         (any_file(), 1..5_u16).prop_map(|(file, after)| Record::Plaintext { file, after });
-    let retired = (any_file(), 1..5_u16, any::<u64>())
-        .prop_map(|(file, after, lsn)| Record::Retired { file, after, lsn });
     let rewriting = (any_file(), 1..5_u16, any::<bool>(), any::<bool>()).prop_map(
         |(file, epoch, plaintext, done)| Record::Rewriting {
             file,
@@ -134,7 +125,6 @@ pub(crate) fn any_record() -> impl Strategy<Value = Record> {
         any_data_key(),
         current,
         plaintext,
-        retired,
         rewriting,
         any_wal_key(),
         any_wal_switch(),
@@ -180,16 +170,7 @@ fn any_wal_key() -> impl Strategy<Value = Record> {
     let generation = prop_oneof![1..4_u32, 8190..8194_u32];
     (generation, vec(any::<u8>(), 92)).prop_map(|(generation, wrapped)| {
         let (file, epoch) = wal::key_place(generation);
-        Record::DataKey {
-            file,
-            epoch,
-            cipher: 1,
-            scope: 0,
-            key_version: 1,
-            wrapped,
-            owner: 0,
-            created: 0,
-        }
+        Record::DataKey { file, epoch, cipher: 1, scope: 0, key_version: 1, wrapped, created: 0 }
     })
 }
 

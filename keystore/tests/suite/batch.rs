@@ -5,7 +5,7 @@ use pagevault_keystore::{CheckValue, Problem, Record};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use crate::arbitrary::{any_record, current, data_key, destroyed, file, plaintext, retired};
+use crate::arbitrary::{any_record, current, data_key, destroyed, file, plaintext, rewriting};
 
 proptest! {
     #[test]
@@ -78,7 +78,7 @@ fn every_prefix_is_refused() {
 #[test]
 fn the_future_is_refused_by_name_and_offset() {
     let record = |kind: u8, version: u8| {
-        let mut body = batch::encode(&[retired(9, 1)]).unwrap().split_off(HEADER);
+        let mut body = batch::encode(&[plaintext(9, 1)]).unwrap().split_off(HEADER);
         let at = body.len();
         body.extend([kind, version, 0, 0, 0, 0]);
         (batch::decode(&sealed(&body)).unwrap_err(), (HEADER + at) as u64)
@@ -95,7 +95,7 @@ fn the_future_is_refused_by_name_and_offset() {
         format!("unknown version 9 of record type 4, of a later pagevault, at byte {at}")
     );
 
-    let mut bytes = batch::encode(&[retired(9, 1)]).unwrap();
+    let mut bytes = batch::encode(&[plaintext(9, 1)]).unwrap();
     bytes[4] = 2;
     let checksum = crc32c::crc32c(&bytes[..32]).to_le_bytes();
     bytes[32..36].copy_from_slice(&checksum);
@@ -104,7 +104,7 @@ fn the_future_is_refused_by_name_and_offset() {
 
 #[test]
 fn reserved_bytes_are_kept_for_later() {
-    let mut bytes = batch::encode(&[retired(9, 1)]).unwrap();
+    let mut bytes = batch::encode(&[plaintext(9, 1)]).unwrap();
     bytes[6] = 1;
     let checksum = crc32c::crc32c(&bytes[..32]).to_le_bytes();
     bytes[32..36].copy_from_slice(&checksum);
@@ -124,7 +124,7 @@ fn reserved_bytes_are_kept_for_later() {
 #[test]
 fn what_only_a_log_holds_is_no_payload() {
     assert_eq!(batch::decode(&sealed(&[])).unwrap_err().problem, Problem::Empty);
-    let mut bytes = batch::encode(&[retired(9, 1)]).unwrap();
+    let mut bytes = batch::encode(&[plaintext(9, 1)]).unwrap();
     bytes[16] = 1;
     let checksum = crc32c::crc32c(&bytes[..32]).to_le_bytes();
     bytes[32..36].copy_from_slice(&checksum);
@@ -169,10 +169,10 @@ fn nothing_beyond_the_limits_is_written() {
     for number in [0, 8192] {
         assert_eq!(refused(current(1, number)), epoch);
         assert_eq!(refused(plaintext(1, number)), epoch);
-        assert_eq!(refused(retired(1, number)), epoch);
+        assert_eq!(refused(rewriting(1, number, 0)), epoch);
         assert_eq!(refused(destroyed(1, number, 1)), epoch);
     }
-    assert_eq!(refused(retired(0, 1)), Problem::Field("relation file number", "must not be 0"));
+    assert_eq!(refused(plaintext(0, 1)), Problem::Field("relation file number", "must not be 0"));
     let mut of_wal = destroyed(1, 1, 1);
     if let Record::Destroyed { file, .. } = &mut of_wal {
         *file = key_place(1).0;
@@ -215,12 +215,13 @@ fn descriptions() {
             scope: 0,
             key_version: 1,
             wrapped: vec![0; 80],
-            owner: 1,
             created: 0,
         },
         current(16384, 1),
         plaintext(16384, 2),
-        retired(16384, 2),
+        rewriting(16384, 1, 0),
+        rewriting(16384, 2, 3),
+        destroyed(16384, 2, 7),
     ];
     let lines: Vec<String> = all.iter().map(describe).collect();
     assert_eq!(
@@ -231,9 +232,11 @@ fn descriptions() {
             "database key 5/2 provider disk master key main version 3",
             "data key rel 1663/5/16384 version 1 aes-256-xts key 5/1",
             "data key rel 1663/5/16384 version 2 cipher 99 key 0/1",
-            "current rel 1663/5/16384 version 1 owner 16384",
+            "current rel 1663/5/16384 version 1",
             "plaintext rel 1663/5/16384 after version 2",
-            "retired rel 1663/5/16384 after version 2 lsn 1/6B374D8F",
+            "rewriting rel 1663/5/16384 with version 1",
+            "rewritten rel 1663/5/16384 in plaintext after version 2",
+            "destroyed rel 1663/5/16384 through version 2",
         ]
     );
     assert_eq!(batch::describe_all(&all[..2]), "provider disk kind file; drop provider disk");

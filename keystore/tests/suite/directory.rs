@@ -7,7 +7,7 @@ use pagevault_keystore::state::State;
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use crate::arbitrary::{any_record, current, data_key, destroyed, file, plaintext, retired};
+use crate::arbitrary::{any_record, current, data_key, destroyed, file, plaintext, rewriting};
 
 /// Miri interprets: fewer rounds there.
 const fn rounds(native: u32) -> u32 {
@@ -36,7 +36,6 @@ fn answers_what_was_recorded() {
     for record in [data_key(1, 1, 3, 10), current(1, 1), data_key(2, 1, 1, 20)] {
         directory.apply(&record).unwrap();
     }
-    let directory = Directory::attach(&memory).unwrap();
     let slot = directory.find(file(1)).unwrap().unwrap();
     assert_eq!(directory.current(slot).unwrap(), Some((1, 1)));
     assert_eq!(directory.next_epoch(slot).unwrap(), Some(2));
@@ -47,19 +46,17 @@ fn answers_what_was_recorded() {
     // A key that is not yet current, then is, then is not.
     let slot = directory.find(file(2)).unwrap().unwrap();
     assert_eq!(directory.current(slot).unwrap(), None);
-    directory.enter(slot, Phase { epoch: 1, plaintext: false }, 7).unwrap();
-    assert_eq!(directory.info(slot).unwrap().owner, 7);
+    directory.enter(slot, Phase { epoch: 1, plaintext: false }).unwrap();
     assert_eq!(directory.current(slot).unwrap(), Some((1, 1)));
     directory.apply(&plaintext(2, 1)).unwrap();
     assert_eq!(directory.current(slot).unwrap(), None);
 
-    directory.apply(&retired(2, 1)).unwrap();
     let no_key = DirectoryError::NoKey { file: file(3), epoch: 1 };
-    assert_eq!(directory.apply(&retired(3, 1)).unwrap_err(), no_key);
+    assert_eq!(directory.apply(&rewriting(3, 1, 0)).unwrap_err(), no_key);
     assert_eq!(directory.last_epoch(slot).unwrap(), 1);
     let files: Vec<_> = directory.files().unwrap().map(Result::unwrap).collect();
-    let told: Vec<_> = files.iter().map(|info| (info.file.relation, info.retired)).collect();
-    assert_eq!(told, [(1, false), (2, true)]);
+    let told: Vec<_> = files.iter().map(|info| (info.file.relation, info.current)).collect();
+    assert_eq!(told, [(1, Some((1, 1))), (2, None)]);
     let counts = directory.counts().unwrap();
     assert_eq!((counts.files, counts.keys, counts.capacity), (2, 2, 10));
 }
@@ -127,7 +124,7 @@ fn knows_what_would_change_it() {
     for record in [data_key(1, 2, 1, 21), data_key(1, 2, 2, 20), other_scope] {
         assert!(news(&record));
     }
-    assert!(news(&retired(1, 2)) && news(&current(9, 1)) && news(&plaintext(1, 2)));
+    assert!(news(&rewriting(1, 2, 0)) && news(&current(9, 1)) && news(&plaintext(1, 2)));
     assert!(news(&Record::DropProvider { name: "disk".into() }));
 }
 
@@ -140,18 +137,17 @@ fn untouched_memory_stays_untouched() {
     directory.apply(&data_key(1, 1, 1, 10)).unwrap();
     directory.apply(&data_key(1, 1, 1, 11)).unwrap();
     assert_eq!(key(&directory, 1, 1).0, [11; 92]);
-    assert_eq!(Directory::attach(&memory).unwrap().counts().unwrap().keys, 1);
+    assert_eq!(directory.counts().unwrap().keys, 1);
 }
 
 #[test]
-fn memory_that_is_no_directory_is_refused() {
-    let none = memory(4);
-    assert_eq!(Directory::attach(&none).unwrap_err(), DirectoryError::Damaged);
-    assert_eq!(Directory::attach(&[]).unwrap_err(), DirectoryError::Damaged);
+fn memory_that_is_too_small_is_refused() {
+    let small = memory(4);
     let words = Directory::words_needed(4);
-    assert_eq!(Directory::init(&none[..words - 1], 4).unwrap_err(), DirectoryError::Damaged);
-    Directory::init(&none, 4).unwrap();
-    assert_eq!(Directory::attach(&none[..words - 1]).unwrap_err(), DirectoryError::Damaged);
+    for words in [0, words - 1] {
+        assert_eq!(Directory::init(&small[..words], 4).unwrap_err(), DirectoryError::Damaged);
+    }
+    Directory::init(&small, 4).unwrap();
     let empty = memory(0);
     let directory = Directory::init(&empty, 0).unwrap();
     assert_eq!(directory.find(file(1)).unwrap(), None);
@@ -244,7 +240,6 @@ proptest! {
             let left = entry.destroyed.map_or((0, 0), |left| (left.through, left.lsn));
             prop_assert_eq!(directory.destroyed(info.slot).unwrap(), left);
             prop_assert_eq!(info.destroyed, left.0);
-            prop_assert_eq!(info.retired, entry.is_retired());
             prop_assert_eq!(directory.is_mixed(info.slot).unwrap(), entry.is_mixed());
             prop_assert_eq!(directory.next_epoch(info.slot).unwrap(), entry.next_epoch());
             prop_assert_eq!(directory.keys(info.slot).unwrap().count(), entry.keys.len());
@@ -336,14 +331,13 @@ fn destroyed_keys_leave_nothing_in_memory() {
 fn readers_never_see_half_a_destroyed_key() {
     let count = rounds(30_000);
     let memory = memory(count);
-    let writer = Directory::init(&memory, count).unwrap();
-    (1..=count).for_each(|relation| writer.apply(&wrapping(relation, 1)).unwrap());
+    let directory = Directory::init(&memory, count).unwrap();
+    (1..=count).for_each(|relation| directory.apply(&wrapping(relation, 1)).unwrap());
     let (next, done) = (AtomicU32::new(1), AtomicBool::new(false));
     std::thread::scope(|threads| {
         let readers: Vec<_> = (0..2)
             .map(|_| {
                 threads.spawn(|| {
-                    let directory = Directory::attach(&memory).unwrap();
                     let mut reads = 0_u64;
                     while !done.load(Ordering::Relaxed) || reads == 0 {
                         let relation = next.load(Ordering::Relaxed).min(count);
@@ -367,7 +361,7 @@ fn readers_never_see_half_a_destroyed_key() {
             .collect();
         for relation in 1..=count {
             next.store(relation, Ordering::Relaxed);
-            writer.apply(&destroyed(relation, 1, 1)).unwrap();
+            directory.apply(&destroyed(relation, 1, 1)).unwrap();
         }
         done.store(true, Ordering::Relaxed);
         for reader in readers {
@@ -386,7 +380,6 @@ fn wrapping(relation: u32, round: u32) -> Record {
         scope: round,
         key_version: round + 1,
         wrapped: word.repeat(23),
-        owner: 1,
         created: 0,
     }
 }
@@ -395,16 +388,15 @@ fn wrapping(relation: u32, round: u32) -> Record {
 #[test]
 fn readers_never_see_half_a_wrapping() {
     let memory = memory(2);
-    let writer = Directory::init(&memory, 2).unwrap();
-    writer.apply(&wrapping(1, 0)).unwrap();
-    writer.apply(&wrapping(2, 0)).unwrap();
+    let directory = Directory::init(&memory, 2).unwrap();
+    directory.apply(&wrapping(1, 0)).unwrap();
+    directory.apply(&wrapping(2, 0)).unwrap();
     let done = AtomicBool::new(false);
     std::thread::scope(|threads| {
         let readers: Vec<_> = (0..3)
             .map(|reader| {
-                let (memory, done) = (&memory, &done);
+                let done = &done;
                 threads.spawn(move || {
-                    let directory = Directory::attach(memory).unwrap();
                     let (mut reads, mut last) = (0_u64, [0, 0]);
                     while !done.load(Ordering::Relaxed) || reads == 0 {
                         let relation = 1 + (reads + reader) as u32 % 2;
@@ -429,7 +421,7 @@ fn readers_never_see_half_a_wrapping() {
             })
             .collect();
         for round in 1..rounds(400_000) {
-            writer.apply(&wrapping(1 + round % 3 / 2, round)).unwrap();
+            directory.apply(&wrapping(1 + round % 3 / 2, round)).unwrap();
         }
         done.store(true, Ordering::Relaxed);
         for reader in readers {
@@ -443,14 +435,13 @@ fn readers_never_see_half_a_wrapping() {
 fn readers_see_whole_entries_while_files_are_added() {
     let count = rounds(50_000);
     let memory = memory(2 * count);
-    let writer = Directory::init(&memory, 2 * count).unwrap();
+    let directory = Directory::init(&memory, 2 * count).unwrap();
     let done = AtomicBool::new(false);
     std::thread::scope(|threads| {
         let readers: Vec<_> = (0..2)
             .map(|_| {
-                let (memory, done) = (&memory, &done);
+                let done = &done;
                 threads.spawn(move || {
-                    let directory = Directory::attach(memory).unwrap();
                     let (mut found, mut relation) = (0, 0);
                     while !done.load(Ordering::Relaxed) || found == 0 {
                         let there = directory.counts().unwrap().files;
@@ -476,8 +467,8 @@ fn readers_see_whole_entries_while_files_are_added() {
         for relation in 1..=count {
             for epoch in 1..=2 {
                 let fill = (relation as u8).wrapping_add(epoch as u8 - 1);
-                writer.apply(&data_key(relation, epoch, 1, fill)).unwrap();
-                writer.apply(&current(relation, epoch)).unwrap();
+                directory.apply(&data_key(relation, epoch, 1, fill)).unwrap();
+                directory.apply(&current(relation, epoch)).unwrap();
             }
         }
         done.store(true, Ordering::Relaxed);

@@ -6,7 +6,7 @@ use pagevault_keystore::log::{Log, LogError, Position, Trust};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use crate::arbitrary::{current, data_key, retired};
+use crate::arbitrary::{current, data_key, plaintext};
 use crate::faulty::{DONE, Fault, FaultyStorage};
 
 /// Where the WAL record of a staged batch is, or before.
@@ -31,7 +31,7 @@ fn life() -> Vec<Change> {
     let live = vec![data_key(2, 1, 1, 20), current(2, 1)];
     vec![
         Create(vec![data_key(1, 1, 1, 10), current(1, 1)]),
-        Stage(vec![retired(1, 1), data_key(2, 1, 1, 20), current(2, 1)]),
+        Stage(vec![plaintext(1, 1), data_key(2, 1, 1, 20), current(2, 1)]),
         Stage(vec![data_key(3, 1, 1, 30)]),
         Sync,
         Stage(vec![data_key(3, 2, 1, 31)]),

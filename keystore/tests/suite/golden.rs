@@ -1,5 +1,6 @@
 //! Format version 1, as files that never change. `vectors/make.py` wrote them from the description.
 
+use pagevault_keystore::job::{JobId, JobKind, JobState, MAX_NUMBER, Request as Asked, Step};
 use pagevault_keystore::log::{Log, replay};
 use pagevault_keystore::protocol::{Reply, Request};
 use pagevault_keystore::record::Phase;
@@ -14,6 +15,7 @@ const WAL: &[u8] = include_bytes!("../../vectors/v1/wal.keys");
 const DATABASE: &[u8] = include_bytes!("../../vectors/v1/5.keys");
 const SHREDDED: &[u8] = include_bytes!("../../vectors/v1/6.keys");
 const REWRITTEN: &[u8] = include_bytes!("../../vectors/v1/7.keys");
+const JOBS: &[u8] = include_bytes!("../../vectors/v1/8.keys");
 const REQUEST: &[u8] = include_bytes!("../../vectors/v1/request.json");
 const REPLY: &[u8] = include_bytes!("../../vectors/v1/reply.json");
 const ID: [u8; 16] = [0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
@@ -71,10 +73,9 @@ fn cluster() -> Vec<Vec<Record>> {
                 scope: 0,
                 key_version: 1,
                 wrapped: wrapped(100, 60),
-                owner: 1260,
                 created: 1_700_000_001,
             },
-            Record::Current { file, epoch: 1, owner: 1260 },
+            Record::Current { file, epoch: 1 },
         ],
     ]
 }
@@ -91,10 +92,9 @@ fn database() -> Vec<Vec<Record>> {
                 scope: 5,
                 key_version: 1,
                 wrapped: wrapped(0, 92),
-                owner: 16384,
                 created: 1_700_000_002,
             },
-            Record::Current { file, epoch: 1, owner: 16384 },
+            Record::Current { file, epoch: 1 },
         ],
         vec![Record::DataKey {
             file,
@@ -103,11 +103,10 @@ fn database() -> Vec<Vec<Record>> {
             scope: 0,
             key_version: 4_000_000_000,
             wrapped: wrapped(100, 60),
-            owner: 16385,
             created: 1_700_000_003,
         }],
         vec![Record::Plaintext { file, after: 8191 }],
-        vec![Record::Retired { file, after: 8191, lsn: 0x1_6B37_4D8F }],
+        vec![Record::Rewriting { file, phase: Phase { epoch: 8191, plaintext: true }, done: true }],
     ]
 }
 
@@ -123,7 +122,7 @@ fn shredded() -> Vec<Vec<Record>> {
             lsn: 0x1_6B37_4D8F,
             at: 1_800_000_000,
         },
-        Record::Current { file: file(16384), epoch: 3, owner: 0 },
+        Record::Current { file: file(16384), epoch: 3 },
         Record::Destroyed {
             file: file(16385),
             through: 8191,
@@ -149,13 +148,57 @@ fn rewritten() -> Vec<Vec<Record>> {
         scope: 7,
         key_version: 1,
         wrapped: wrapped(0, 92),
-        owner: 0,
         created: 1_700_000_006,
     };
     vec![
-        vec![key, Record::Current { file, epoch: 1, owner: 0 }, rewriting(false, false)],
+        vec![key, Record::Current { file, epoch: 1 }, rewriting(false, false)],
         vec![rewriting(false, true)],
         vec![Record::Plaintext { file, after: 1 }, rewriting(true, false)],
+    ]
+}
+
+/// What the log of a database says in which rekey jobs were asked for.
+fn jobs() -> Vec<Vec<Record>> {
+    let job = |number| JobId { database: 8, number };
+    let first = Asked {
+        relation: 16384,
+        kind: JobKind::Encrypt,
+        cipher: 2,
+        requested_by: 10,
+        at: 1_800_000_000_000_000,
+        transaction: (1 << 32) + 7,
+    };
+    let last = Asked {
+        relation: 16386,
+        kind: JobKind::Decrypt,
+        cipher: 0,
+        requested_by: u32::MAX,
+        at: -1,
+        transaction: 9,
+    };
+    let begun = Step {
+        step: 1,
+        state: JobState::Waiting,
+        started: 0,
+        at: 1_800_000_000_000_001,
+        error: String::new(),
+    };
+    let failed = Step {
+        step: 2,
+        state: JobState::Failed,
+        started: 1_800_000_000_000_002,
+        at: 1_800_000_000_000_003,
+        error: "Schlüssel fehlt".into(),
+    };
+    vec![
+        vec![Record::Job { job: job(1), request: first }],
+        vec![
+            Record::JobStep { job: job(1), step: begun },
+            Record::JobBegun { job: job(1), relation: 16385 },
+        ],
+        vec![Record::Job { job: job(MAX_NUMBER), request: last }],
+        vec![Record::JobStep { job: job(1), step: failed }],
+        vec![Record::JobsForgotten { database: 8, through: 1, all: false }],
     ]
 }
 
@@ -163,16 +206,7 @@ fn rewritten() -> Vec<Vec<Record>> {
 fn wal() -> Vec<Vec<Record>> {
     let key = |generation, cipher, wrapped, created| {
         let (file, epoch) = key_place(generation);
-        Record::DataKey {
-            file,
-            epoch,
-            cipher,
-            scope: 0,
-            key_version: 1,
-            wrapped,
-            owner: 0,
-            created,
-        }
+        Record::DataKey { file, epoch, cipher, scope: 0, key_version: 1, wrapped, created }
     };
     let switch = |step, start, generation, plaintext| {
         Record::WalSwitch(Switch { step, start, phase: WalPhase { generation, plaintext } })
@@ -194,6 +228,7 @@ fn golden_logs_are_read() {
         (DATABASE, 5, 3, database()),
         (SHREDDED, 6, 1, shredded()),
         (REWRITTEN, 7, 0, rewritten()),
+        (JOBS, 8, 0, jobs()),
     ] {
         let contents = replay(bytes, scope).unwrap();
         assert_eq!(contents.records, batches.concat());
@@ -217,6 +252,10 @@ fn golden_logs_are_written() {
     let mut log = Log::create(&storage, ID, 7, &[]).unwrap();
     rewritten().iter().for_each(|batch| log.append(batch).unwrap());
     assert_eq!(storage.content("7.keys"), REWRITTEN);
+
+    let mut log = Log::create(&storage, ID, 8, &[]).unwrap();
+    jobs().iter().for_each(|batch| log.append(batch).unwrap());
+    assert_eq!(storage.content("8.keys"), JOBS);
 
     let storage = FaultyStorage::default();
     let mut log = Log::create(&storage, ID, 0, &[]).unwrap();
@@ -245,8 +284,8 @@ fn golden_messages_are_read_and_written() {
     let written = |text: &[u8]| String::from_utf8(text.to_vec()).unwrap();
     assert_eq!(written(&request().to_json().unwrap()), trimmed(REQUEST));
     assert_eq!(written(&reply().to_json().unwrap()), trimmed(REPLY));
-    assert_eq!(Request::from_json(REQUEST).unwrap().operations.len(), 7);
-    assert_eq!(Reply::from_json(REPLY, 7).unwrap().results.len(), 7);
+    assert_eq!(Request::from_json(REQUEST).unwrap().operations.len(), 6);
+    assert_eq!(Reply::from_json(REPLY, 6).unwrap().results.len(), 6);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use pagevault_keystore::{Problem, Record, batch};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use crate::arbitrary::{any_record, current, data_key, retired};
+use crate::arbitrary::{any_record, current, data_key, plaintext};
 use crate::batch::sealed;
 use crate::faulty::FaultyStorage;
 
@@ -22,7 +22,7 @@ fn three() -> (Vec<u8>, [usize; 3], Vec<Vec<Record>>) {
     let batches = vec![
         vec![data_key(1, 1, 1, 1), current(1, 1)],
         vec![data_key(2, 1, 1, 2), current(2, 1)],
-        vec![retired(1, 1)],
+        vec![plaintext(1, 1)],
     ];
     let mut log = Log::create(&storage, ID, 5, &[]).unwrap();
     let starts: Vec<usize> = batches
@@ -200,7 +200,7 @@ fn what_is_staged_counts_for_nothing_until_it_is_settled() {
         // It is of no consequence that there was something.
         log.stage(&[current(1, 1)], LOGGED).unwrap();
         assert!(settle(&mut log));
-        log.stage(&[retired(1, 1)], LOGGED).unwrap();
+        log.stage(&[plaintext(1, 1)], LOGGED).unwrap();
         let (_, contents) = Log::open(&storage, 5, trust).unwrap().unwrap();
         let staged = usize::from(LOGGED < redo);
         assert_eq!(contents.records.len(), expected + 1 + staged);
@@ -256,7 +256,7 @@ fn what_is_settled_needs_no_second_mark() {
     assert_eq!(log.position().settled, log.position().end);
     assert!(settle(&mut log));
     // What is found at the start is durable, and testified by the first checkpoint.
-    log.stage(&[retired(1, 1)], LOGGED).unwrap();
+    log.stage(&[plaintext(1, 1)], LOGGED).unwrap();
     let (mut log, _) = Log::open(&storage, 5, Trust::All).unwrap().unwrap();
     assert_eq!(log.position().settled, log.position().end);
     assert!(settle(&mut log));
@@ -344,7 +344,7 @@ fn opening_cuts_the_torn_end_off() {
     let (mut log, contents) = Log::open(&storage, 5, Trust::All).unwrap().unwrap();
     assert_eq!(contents.torn, (bytes.len() - 1 - starts[2]) as u64);
     assert_eq!(storage.content("5.keys").len(), starts[2]);
-    log.append(&[retired(1, 1)]).unwrap();
+    log.append(&[plaintext(1, 1)]).unwrap();
     assert_eq!(storage.content("5.keys"), bytes);
 }
 
@@ -368,7 +368,7 @@ fn a_position_that_is_not_the_end_is_refused() {
     let newest = log.position();
     let moved = |position| {
         let before = storage.content("5.keys");
-        let result = Log::resume(&storage, position).append(&[retired(1, 1)]);
+        let result = Log::resume(&storage, position).append(&[plaintext(1, 1)]);
         assert!(matches!(result, Err(LogError::Moved { .. })), "{result:?}");
         let result = Log::resume(&storage, position).compact(&[]);
         assert!(matches!(result, Err(LogError::Moved { .. })), "{result:?}");
@@ -391,9 +391,9 @@ fn leftovers_of_a_failed_append_are_cut_by_the_next() {
     let clean = bytes.len();
     bytes.extend(&batch::encode(&[data_key(2, 1, 1, 2)]).unwrap()[..50]);
     storage.put("5.keys", &bytes);
-    log.append(&[retired(1, 1)]).unwrap();
+    log.append(&[plaintext(1, 1)]).unwrap();
     let (_, contents) = Log::open(&storage, 5, Trust::All).unwrap().unwrap();
-    assert_eq!(contents.records, [data_key(1, 1, 1, 1), retired(1, 1)]);
+    assert_eq!(contents.records, [data_key(1, 1, 1, 1), plaintext(1, 1)]);
     assert_eq!(storage.content("5.keys")[..clean], bytes[..clean]);
 }
 
@@ -448,7 +448,7 @@ fn files_on_disk_are_private_and_replaced_whole() {
 
     // A second process, from the position alone; then a torn end.
     let storage = FileStorage::new(&directory).unwrap();
-    Log::resume(&storage, log.position()).append(&[retired(1, 1)]).unwrap();
+    Log::resume(&storage, log.position()).append(&[plaintext(1, 1)]).unwrap();
     let path = directory.join("5.keys");
     let bytes = fs::read(&path).unwrap();
     fs::write(&path, &bytes[..bytes.len() - 2]).unwrap();

@@ -4,7 +4,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use crate::arbitrary::{
-    any_record, current, data_key, destroyed, file, is_too_early, plaintext, retired,
+    any_record, current, data_key, destroyed, file, is_too_early, plaintext, rewriting,
 };
 
 /// A database key whose wrapped bytes are all `fill`.
@@ -119,7 +119,9 @@ fn only_an_epoch_with_a_key_becomes_current() {
     assert_eq!(state.file(file(1)).unwrap().phase.current(), None);
     let error = state.apply(current(1, 2)).unwrap_err();
     assert_eq!(error, StateError::NoKey { file: file(1), epoch: 2 });
-    for record in [current(2, 1), plaintext(2, 1), plaintext(1, 2), retired(1, 2), retired(2, 1)] {
+    for record in
+        [current(2, 1), plaintext(2, 1), plaintext(1, 2), rewriting(1, 2, 0), rewriting(2, 1, 3)]
+    {
         assert!(state.apply(record).is_err());
     }
     state.apply(current(1, 1)).unwrap();
@@ -130,15 +132,12 @@ fn only_an_epoch_with_a_key_becomes_current() {
 
 #[test]
 fn a_reused_file_number_continues_its_epochs() {
-    let mut state = fold(&[data_key(1, 1, 1, 10), current(1, 1), retired(1, 1)]);
-    let entry = state.file(file(1)).unwrap();
-    assert!(entry.is_retired());
-    assert_eq!(entry.next_epoch(), Some(2));
+    let mut state = fold(&[data_key(1, 1, 1, 10), current(1, 1), plaintext(1, 1)]);
+    assert_eq!(state.file(file(1)).unwrap().next_epoch(), Some(2));
     state.apply(data_key(1, 2, 1, 20)).unwrap();
-    assert!(state.file(file(1)).unwrap().is_retired());
     state.apply(current(1, 2)).unwrap();
     let entry = state.file(file(1)).unwrap();
-    assert_eq!((entry.is_retired(), entry.keys.len(), entry.next_epoch()), (false, 2, Some(3)));
+    assert_eq!((entry.keys.len(), entry.next_epoch()), (2, Some(3)));
     state.apply(data_key(1, 8191, 1, 30)).unwrap();
     assert_eq!(state.file(file(1)).unwrap().next_epoch(), None);
 }
@@ -148,7 +147,8 @@ fn a_reused_file_number_continues_its_epochs() {
 fn a_destroyed_key_never_comes_back() {
     let story = [data_key(1, 1, 1, 10), data_key(1, 2, 1, 20), current(1, 2)];
     let mut state = fold(&[&story[..], &[destroyed(1, 2, 7)]].concat());
-    let again = [&story[..], &[data_key(1, 1, 2, 11), retired(1, 1), plaintext(1, 1)]].concat();
+    let again =
+        [&story[..], &[data_key(1, 1, 2, 11), rewriting(1, 1, 3), plaintext(1, 1)]].concat();
     for record in again {
         state.apply(record).unwrap();
     }

@@ -114,7 +114,6 @@ fn failed(outcome: &Value) -> Result<Value> {
 fn pages_before_vault() -> Result<()> {
     let actions = [
         unwrap_by_vault(),
-        json!("describe"),
         json!({"wrap": {"plaintext": "AAAA"}}),
         json!({"rewrap": {"from_key": "db-kek", "wrapped": "dmF1bHQ6djE6QUFBQQ=="}}),
         json!({"rotate": {"wrapped": "dmF1bHQ6djE6QUFBQQ=="}}),

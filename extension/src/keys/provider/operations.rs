@@ -299,8 +299,7 @@ fn ended(outcome: &Outcome) -> Ended {
     let failure = match outcome {
         Outcome::Wrapped { key_version, .. }
         | Outcome::Unwrapped { key_version, .. }
-        | Outcome::Rotated { key_version }
-        | Outcome::Described { key_version, .. } => return Ok(Some(*key_version)),
+        | Outcome::Rotated { key_version } => return Ok(Some(*key_version)),
         Outcome::OptionsOk => return Ok(None),
         Outcome::Checked { findings } => findings.iter().find_map(|f| f.failure.as_ref()),
         Outcome::Failed(failure) => Some(failure),
@@ -320,7 +319,6 @@ fn action_name(action: &Action) -> &'static str {
         Action::Unwrap { .. } => "unwrap",
         Action::Rewrap { .. } => "rewrap",
         Action::Rotate { .. } => "rotate",
-        Action::Describe => "describe",
         Action::Check => "check",
         Action::CheckOptions => "check_options",
     }

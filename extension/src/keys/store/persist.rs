@@ -186,7 +186,6 @@ impl Settle {
             Record::DataKey { file, .. } => !wal_keys::is_key_place(*file),
             Record::Current { .. }
             | Record::Plaintext { .. }
-            | Record::Retired { .. }
             | Record::Rewriting { .. }
             | Record::Job { .. }
             | Record::JobStep { .. }

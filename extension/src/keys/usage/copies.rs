@@ -72,14 +72,13 @@ fn add_records(
             scope,
             key_version,
             wrapped,
-            owner: key.owner,
             created: key.created,
         });
     }
     let epoch = entry.phase.epoch;
     if epoch != 0 {
         records.push(match entry.phase.plaintext {
-            false => Record::Current { file: copy, epoch, owner: entry.owner },
+            false => Record::Current { file: copy, epoch },
             true => Record::Plaintext { file: copy, after: epoch },
         });
     }

@@ -114,7 +114,7 @@ pub(crate) fn make_key(file: RelFile, epoch: u16, cipher: CipherId) -> Result<Re
     })?;
     let cipher = cipher as u8;
     let created = process::now();
-    Ok(Record::DataKey { file, epoch, cipher, scope, key_version, wrapped, owner: 0, created })
+    Ok(Record::DataKey { file, epoch, cipher, scope, key_version, wrapped, created })
 }
 
 fn make_epoch(
@@ -139,7 +139,7 @@ fn make_epoch(
     // The rewriting comes before the phase, so that nobody sees the phase without it.
     let mut records = vec![make_key(file, epoch, cipher)?];
     records.extend(pages.rewriting(file, Phase { epoch, plaintext: false }));
-    records.push(Record::Current { file, epoch, owner: 0 });
+    records.push(Record::Current { file, epoch });
     append(&lock, file.database, &records)
 }
 
@@ -158,9 +158,9 @@ pub(crate) fn write_plaintext(file: RelFile, pages: Pages) -> Result<()> {
     append(&lock, file.database, &records).map(|_| ())
 }
 
-/// Notes that no page of a file is written under another epoch than `proven` any more; `None`: that
-/// all are plaintext. False if the file is to be written otherwise by now: then that is not what
-/// was proven.
+/// Notes that no page of a file on disk is written under another epoch than `proven` any more;
+/// `None`: that all are plaintext. False if the file is to be written otherwise by now: then that
+/// is not what was proven.
 pub(crate) fn retire_older_epochs(file: RelFile, proven: Option<Epoch>) -> Result<bool> {
     let lock = KeystoreLock::acquire();
     if directory::current_epoch(file) != proven {
@@ -168,19 +168,9 @@ pub(crate) fn retire_older_epochs(file: RelFile, proven: Option<Epoch>) -> Resul
     }
     let directory = &shmem::required()?.directory;
     let Some(slot) = directory.find(file)? else { return Ok(true) };
-    let mut records = Vec::new();
     if directory.is_mixed(slot)? {
         let phase = directory.info(slot)?.phase;
-        records.push(Record::Rewriting { file, phase, done: true });
-    }
-    let last = directory.last_epoch(slot)?;
-    let after = if directory::is_sealed(file) { last - 1 } else { last };
-    let record = Record::Retired { file, after, lsn: wal::end() };
-    if after != 0 && directory.would_change(&record)? && directory::has_key(file, after) {
-        records.push(record);
-    }
-    if !records.is_empty() {
-        append(&lock, file.database, &records)?;
+        append(&lock, file.database, &[Record::Rewriting { file, phase, done: true }])?;
     }
     Ok(true)
 }
@@ -208,7 +198,6 @@ pub(crate) fn rewrap_data_keys(
                 scope,
                 key_version,
                 wrapped,
-                owner: key.owner,
                 created: key.created,
             });
         }

@@ -263,13 +263,13 @@ fn addresses_in_the_environment_are_not_followed() -> Result<()> {
     for variable in ["AWS_ENDPOINT_URL", "AWS_ENDPOINT_URL_KMS"] {
         provider = provider.env(variable, &wrong.endpoint);
     }
-    provider.refused("alias/x", CONTEXT, json!("describe"), "key_missing")?;
+    provider.refused("alias/x", CONTEXT, wrap(), "key_missing")?;
     ensure!(right.requests() == 1);
 
     // Without the option it is AWS itself, which does not know this region.
     provider.options = json!({"region": "xx-none-1", "credentials_file": root.path()});
     provider.deadline_ms = 3000;
-    let told = provider.ask("alias/x", CONTEXT, json!("describe"))?;
+    let told = provider.ask("alias/x", CONTEXT, wrap())?;
     ensure!(!told["failed"].is_null(), "{told}");
     ensure!(wrong.requests() == 0, "an address in the environment was followed");
     Ok(())

@@ -206,7 +206,7 @@ fn answers_of_others() -> Result<()> {
     // Replies without what they must hold.
     let empty = Canned::answer(200, "application/x-amz-json-1.1", "{}".into())?;
     let asked = provider(&empty.endpoint, &root, 3000);
-    for action in [unwrap(), json!({"wrap": {"plaintext": "AAAA"}}), json!("describe")] {
+    for action in [unwrap(), json!({"wrap": {"plaintext": "AAAA"}})] {
         asked.refused("k", CONTEXT, action, "unreachable")?;
     }
     Ok(())
