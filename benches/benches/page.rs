@@ -132,7 +132,7 @@ fn page_subjects(
         Subject::new(name("open"), move |page| {
             // The mark is set anew on each pass: opening takes it away.
             page[11] = 1;
-            page::open(page, &open_key, 1, Fork::Main, checksums);
+            let _ = black_box(page::open(page, &open_key, 1, Fork::Main, checksums));
         }),
     ])
 }

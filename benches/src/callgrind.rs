@@ -38,7 +38,7 @@ impl PagePath {
                 "open" => {
                     // The mark is set anew each time: opening takes it away.
                     content[11] = 1;
-                    page::open(black_box(&mut content), &key, block, Fork::Main, true);
+                    page::open(black_box(&mut content), &key, block, Fork::Main, true)?;
                 }
                 other => bail!("{other} is neither seal nor open"),
             };

@@ -12,7 +12,7 @@ mod avx512;
 #[cfg(target_arch = "x86_64")]
 use std::arch::is_x86_feature_detected;
 
-use crate::page::{PAGE_SIZE, Page};
+use crate::layout::{PAGE_SIZE, Page};
 
 const LANES: usize = 32;
 const FNV_PRIME: u32 = 16_777_619;

@@ -6,7 +6,7 @@ use core::str::FromStr;
 use zeroize::ZeroizeOnDrop;
 
 use crate::secret::{RandomError, fill_random};
-use crate::xts::{Backend, Schedule};
+use crate::xts::{Backend, KeySize, Schedule};
 
 /// A page cipher. The numbers are on disk (keystore) and are never reused.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -34,9 +34,13 @@ impl CipherId {
     /// Length of a data key in bytes: both XTS keys, data key first.
     #[must_use]
     pub const fn key_len(self) -> usize {
+        self.key_size().bytes()
+    }
+
+    const fn key_size(self) -> KeySize {
         match self {
-            Self::Aes256Xts => 64,
-            Self::Aes128Xts => 32,
+            Self::Aes256Xts => KeySize::Aes256,
+            Self::Aes128Xts => KeySize::Aes128,
         }
     }
 }
@@ -214,14 +218,14 @@ impl PageKey {
     /// Expands `key` for the fastest kernel of this CPU.
     #[must_use]
     pub fn new(key: &DataKey) -> Self {
-        Self { cipher: key.cipher, schedule: Schedule::detect(key.cipher, &key.bytes) }
+        Self { cipher: key.cipher, schedule: Schedule::detect(key.cipher.key_size(), &key.bytes) }
     }
 
     /// Expands `key` for a certain kernel; `None` if this CPU cannot run it. For tests and
     /// benchmarks.
     #[must_use]
     pub fn with_backend(key: &DataKey, backend: Backend) -> Option<Self> {
-        let schedule = Schedule::new(key.cipher, &key.bytes, backend)?;
+        let schedule = Schedule::new(key.cipher.key_size(), &key.bytes, backend)?;
         Some(Self { cipher: key.cipher, schedule })
     }
 

@@ -7,7 +7,7 @@
 //! | module | subject |
 //! |---|---|
 //! | [`key`] | ciphers, epochs, data keys and their expanded form |
-//! | [`page`] | page format version 1 |
+//! | [`page`] | sealing and opening pages of relations, in the format of the cipher |
 //! | [`stream`] | stream format version 1: temporary files, at any byte |
 //! | [`wal`] | WAL page format version 1 |
 //! | [`xts`] | AES-XTS over whole blocks, with its kernels |
@@ -26,6 +26,7 @@
 pub mod checksum;
 pub mod kdf;
 pub mod key;
+mod layout;
 pub mod mac;
 pub mod page;
 pub mod residue;
@@ -36,6 +37,7 @@ pub mod wrap;
 pub mod xts;
 
 pub use key::{CipherId, DataKey, Epoch, Fork, PageKey};
-pub use page::{PAGE_SIZE, Page};
+pub use layout::{PAGE_SIZE, Page};
+pub use page::PageFormat;
 pub use secret::Secret32;
 pub use xts::Backend;

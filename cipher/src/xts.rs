@@ -25,7 +25,6 @@ use core::fmt;
 use aes::cipher::Array;
 use aes::cipher::consts::{U16, U32, U64};
 
-use crate::key::CipherId;
 use crate::residue::wipe_registers;
 
 /// One AES block.
@@ -33,6 +32,23 @@ pub type Block = [u8; 16];
 
 /// The number of a data unit, before its own encryption: 16 bytes, little-endian.
 pub(crate) type Tweak = u128;
+
+/// Length of the two AES keys of an XTS key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum KeySize {
+    Aes128,
+    Aes256,
+}
+
+impl KeySize {
+    /// Bytes of the XTS key, which is both AES keys, that for the data first.
+    pub(crate) const fn bytes(self) -> usize {
+        match self {
+            Self::Aes128 => 32,
+            Self::Aes256 => 64,
+        }
+    }
+}
 
 /// Which kernel seals and opens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -111,42 +127,42 @@ pub(crate) enum Schedule {
 }
 
 impl Schedule {
-    /// Expands the XTS key in the first [`CipherId::key_len`] of `bytes`; `None` if this CPU cannot
+    /// Expands the XTS key in the first [`KeySize::bytes`] of `bytes`; `None` if this CPU cannot
     /// run `backend`.
-    pub(crate) fn new(cipher: CipherId, bytes: &[u8; 64], backend: Backend) -> Option<Self> {
+    pub(crate) fn new(size: KeySize, bytes: &[u8; 64], backend: Backend) -> Option<Self> {
         match backend {
             #[cfg(target_arch = "x86_64")]
-            Backend::Vaes512 => x86::Kernel::vaes512().map(|k| Self::with_kernel(cipher, bytes, k)),
+            Backend::Vaes512 => x86::Kernel::vaes512().map(|k| Self::with_kernel(size, bytes, k)),
             #[cfg(target_arch = "x86_64")]
-            Backend::AesNi => x86::Kernel::aesni().map(|k| Self::with_kernel(cipher, bytes, k)),
+            Backend::AesNi => x86::Kernel::aesni().map(|k| Self::with_kernel(size, bytes, k)),
             #[cfg(not(target_arch = "x86_64"))]
             Backend::Vaes512 | Backend::AesNi => None,
-            Backend::Portable => Some(Self::portable(cipher, bytes)),
+            Backend::Portable => Some(Self::portable(size, bytes)),
         }
     }
 
     /// Expands for the fastest backend of this CPU.
-    pub(crate) fn detect(cipher: CipherId, bytes: &[u8; 64]) -> Self {
-        Self::new(cipher, bytes, Backend::detect()).unwrap_or_else(|| Self::portable(cipher, bytes))
+    pub(crate) fn detect(size: KeySize, bytes: &[u8; 64]) -> Self {
+        Self::new(size, bytes, Backend::detect()).unwrap_or_else(|| Self::portable(size, bytes))
     }
 
     #[cfg(target_arch = "x86_64")]
-    fn with_kernel(cipher: CipherId, bytes: &[u8; 64], kernel: x86::Kernel) -> Self {
-        let (data, tweak) = bytes[..cipher.key_len()].split_at(cipher.key_len() / 2);
-        match cipher {
-            CipherId::Aes256Xts => Self::Kernel256(kernel, expand::RoundKeys::new(data, tweak)),
-            CipherId::Aes128Xts => Self::Kernel128(kernel, expand::RoundKeys::new(data, tweak)),
+    fn with_kernel(size: KeySize, bytes: &[u8; 64], kernel: x86::Kernel) -> Self {
+        let (data, tweak) = bytes[..size.bytes()].split_at(size.bytes() / 2);
+        match size {
+            KeySize::Aes256 => Self::Kernel256(kernel, expand::RoundKeys::new(data, tweak)),
+            KeySize::Aes128 => Self::Kernel128(kernel, expand::RoundKeys::new(data, tweak)),
         }
     }
 
-    fn portable(cipher: CipherId, bytes: &[u8; 64]) -> Self {
+    fn portable(size: KeySize, bytes: &[u8; 64]) -> Self {
         let bytes: &Array<u8, U64> = bytes.into();
-        match cipher {
-            CipherId::Aes256Xts => {
+        match size {
+            KeySize::Aes256 => {
                 let (data, tweak) = bytes.split_ref::<U32>();
                 Self::Portable256(portable::Keys256::new(data, tweak))
             }
-            CipherId::Aes128Xts => {
+            KeySize::Aes128 => {
                 let (data, rest) = bytes.split_ref::<U16>();
                 let (tweak, _) = rest.split_ref::<U16>();
                 Self::Portable128(portable::Keys128::new(data, tweak))
@@ -203,7 +219,7 @@ mod tests {
             assert!(!backend.is_available());
         }
         for backend in Backend::ALL {
-            let schedule = Schedule::new(CipherId::Aes256Xts, &[1; 64], backend);
+            let schedule = Schedule::new(KeySize::Aes256, &[1; 64], backend);
             assert_eq!(schedule.is_some(), backend.is_available());
             assert!(schedule.is_none_or(|schedule| schedule.backend() == backend));
         }
@@ -214,18 +230,18 @@ mod tests {
         /// remainders all have their turn.
         #[test]
         fn the_backends_agree(
-            cipher in prop::sample::select(&CipherId::ALL[..]),
+            size in prop::sample::select(&[KeySize::Aes128, KeySize::Aes256][..]),
             key in prop::array::uniform32(any::<u8>()), tweak: Tweak,
             unit in prop::collection::vec(any::<Block>(), 0..520),
         ) {
             let mut bytes = [0; 64];
             bytes[..32].copy_from_slice(&key);
             bytes[32..].copy_from_slice(&key.map(|byte| !byte));
-            let portable = Schedule::new(cipher, &bytes, Backend::Portable).unwrap();
+            let portable = Schedule::new(size, &bytes, Backend::Portable).unwrap();
             let mut expected = unit.clone();
             portable.run(Direction::Encrypt, tweak, &mut expected);
             for backend in Backend::ALL {
-                if let Some(schedule) = Schedule::new(cipher, &bytes, backend) {
+                if let Some(schedule) = Schedule::new(size, &bytes, backend) {
                     let mut actual = unit.clone();
                     schedule.run(Direction::Encrypt, tweak, &mut actual);
                     prop_assert!(actual == expected, "{} encrypts differently", backend);

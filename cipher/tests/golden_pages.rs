@@ -72,7 +72,7 @@ fn version_1_opens_the_golden_pages() {
         assert_eq!(page::epoch_of(golden.sealed).map(Epoch::get), Some(4711));
         for key in keys(golden.cipher) {
             let mut page = *golden.sealed;
-            page::open(&mut page, &key, BLOCK, golden.fork, golden.checksums);
+            page::open(&mut page, &key, BLOCK, golden.fork, golden.checksums).unwrap();
             let mut expected = *PLAIN;
             if !golden.checksums {
                 expected[8..10].fill(0);

@@ -128,7 +128,7 @@ pub(crate) fn refuse_destroyed(file: RelFile) -> Result<()> {
         return Ok(());
     }
     let file = SmgrFile { file, backend: SHARED_BACKEND };
-    Err(errors::report(PageFault { file, cause: KeyError::Destroyed }, 0))
+    Err(errors::report(PageFault::of_key(file, KeyError::Destroyed), 0))
 }
 
 /// A page sealed under an epoch that the keystore does not know belongs to a keystore that was
@@ -159,7 +159,7 @@ pub(crate) fn refuse_lost_epochs(
         Some((block, epoch)) => {
             let cause = KeyError::of_missing_key(file, epoch.get());
             let file = SmgrFile { file, backend: SHARED_BACKEND };
-            Err(errors::report(PageFault { file, cause }, block))
+            Err(errors::report(PageFault::of_key(file, cause), block))
         }
     }
 }

@@ -64,7 +64,8 @@ pub fn page(bytes: &[u8]) {
     let _ = page::epoch_of(bytes);
     for checksums in [false, true] {
         let mut opened = disk;
-        page::open(&mut opened, &KEY, 3, Fork::Main, checksums);
+        let told = page::open(&mut opened, &KEY, 3, Fork::Main, checksums);
+        assert_eq!(told, Ok(()), "format 1 cannot tell what was changed");
         let Some(epoch) = page::epoch_of(&disk) else {
             assert!(opened == disk, "a page that is not sealed was changed");
             continue;

@@ -9,7 +9,7 @@ use core::arch::x86_64::*;
 use safe_unaligned_simd::x86_64::{_mm512_loadu_si512, _mm512_storeu_si512};
 
 use super::{BASE_OFFSETS, FNV_PRIME};
-use crate::page::Page;
+use crate::layout::Page;
 
 /// A register for the even and one for the odd lanes of each half row.
 const REGISTERS: usize = 4;

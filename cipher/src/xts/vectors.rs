@@ -1,7 +1,6 @@
 //! The published XTS vectors (cipher/vectors/), on every backend that this CPU can run.
 
-use super::{Backend, Block, Direction, Schedule};
-use crate::key::CipherId;
+use super::{Backend, Block, Direction, KeySize, Schedule};
 
 /// One record of a NIST response file.
 #[derive(Default)]
@@ -51,14 +50,14 @@ fn check(text: &str, count: usize) {
     assert_eq!(vectors.len(), count);
     for backend in Backend::ALL.into_iter().filter(|backend| backend.is_available()) {
         for (number, vector) in vectors.iter().enumerate() {
-            let id = match vector.key.len() {
-                64 => CipherId::Aes256Xts,
-                32 => CipherId::Aes128Xts,
+            let size = match vector.key.len() {
+                64 => KeySize::Aes256,
+                32 => KeySize::Aes128,
                 other => panic!("a key of {other} bytes"),
             };
             let mut key = [0; 64];
             key[..vector.key.len()].copy_from_slice(&vector.key);
-            let schedule = Schedule::new(id, &key, backend).unwrap();
+            let schedule = Schedule::new(size, &key, backend).unwrap();
             let (direction, from, to) = if vector.encrypt {
                 (Direction::Encrypt, &vector.plain, &vector.cipher)
             } else {

@@ -21,6 +21,7 @@ use pgrx::pg_sys;
 
 use super::forward::Forward;
 use crate::page;
+use crate::page::io::Cause;
 use crate::pg::compat::{self, SmgrFile};
 
 /// `PgAioResult` (aio_types.h): `id:6, status:3, error_data:23`, then the result.
@@ -76,19 +77,22 @@ impl IoResult {
         }
     }
 
-    /// The read failed: no key.
-    const NO_KEY: IoResult = IoResult {
-        bits: CALLBACK_MD_READV
-            | (STATUS_ERROR << STATUS_SHIFT)
-            | ((libc::ENOKEY as u32) << ERROR_SHIFT),
-        result: 0,
-    };
+    /// The read failed: a page could not be opened.
+    fn failed(cause: Cause) -> IoResult {
+        let error = match cause {
+            Cause::Key(_) => libc::ENOKEY,
+            Cause::NotAuthentic => libc::EBADMSG,
+        };
+        let status = STATUS_ERROR << STATUS_SHIFT;
+        IoResult { bits: CALLBACK_MD_READV | status | (error as u32) << ERROR_SHIFT, result: 0 }
+    }
 }
 
 /// `aio_md_readv_cb.complete_shared`: opens what was read into shared buffers.
 ///
-/// A page whose key cannot be had turns the result into an error with ENOKEY, which the server
-/// reports as a failed read in the backend that waits for it.
+/// A page whose key cannot be had turns the result into an error with ENOKEY, one that is not as it
+/// was sealed into one with EBADMSG. The server reports it as a failed read in the backend that
+/// waits for it.
 pub(super) unsafe extern "C-unwind" fn md_readv_complete(
     handle: *mut c_void,
     prior: IoResult,
@@ -134,8 +138,9 @@ unsafe fn open(handle: *mut c_void, target: &TargetData, backend: i32, done: IoR
         let buffer_ids = GET_HANDLE_DATA.get()(handle, &mut buffers);
         for i in 0..done.blocks().min(u32::from(buffers)) {
             let page = compat::buffer_page(*buffer_ids.add(i as usize) as pg_sys::Buffer);
-            if page::io::open(file, i32::from(target.fork), target.block + i, page).is_err() {
-                return IoResult::NO_KEY;
+            let opened = page::io::open(file, i32::from(target.fork), target.block + i, page);
+            if let Err(fault) = opened {
+                return IoResult::failed(fault.cause);
             }
         }
     }

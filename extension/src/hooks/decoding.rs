@@ -101,7 +101,7 @@ unsafe fn refuse_locked(context: *mut pg_sys::LogicalDecodingContext) {
                 && file.relation >= pg_sys::FirstNormalObjectId;
             if is_decoded && let Some(scope) = directory::refused_scope(file) {
                 let file = SmgrFile { file, backend: SHARED_BACKEND };
-                page::errors::report(PageFault { file, cause: KeyError::Refused { scope } }, block)
+                page::errors::report(PageFault::of_key(file, KeyError::Refused { scope }), block)
                     .raise();
             }
         }

@@ -176,8 +176,8 @@ fn self_check() -> Result<()> {
         let mut copy = original;
         page::seal(&mut copy, &key, epoch, 7, Fork::Main, true);
         let sealed = copy != original && page::epoch_of(&copy) == Some(epoch);
-        page::open(&mut copy, &key, 7, Fork::Main, true);
-        if !sealed || copy[16..] != original[16..] {
+        let opened = page::open(&mut copy, &key, 7, Fork::Main, true);
+        if !sealed || opened.is_err() || copy[16..] != original[16..] {
             return Err(failed());
         }
     }

@@ -3,7 +3,7 @@
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 
-use super::io::PageFault;
+use super::io::{Cause, PageFault};
 use super::stand_ins;
 use crate::keys::provider::revoked;
 use crate::keys::scope;
@@ -19,7 +19,18 @@ const SHARED_CATALOGS: u32 = 0;
 pub(crate) fn report(fault: PageFault, block: u32) -> Report {
     let RelFile { tablespace, database, relation } = fault.file.file;
     let file = format!("{tablespace}/{database}/{relation}");
-    match fault.cause {
+    let error = match fault.cause {
+        Cause::Key(error) => error,
+        Cause::NotAuthentic => {
+            return Report::new(
+                PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
+                format!("block {block} of relation file {file} is not as it was encrypted"),
+            )
+            .detail("It was changed on disk, or stands in the place of another page.")
+            .hint("Restore the relation from a backup, or fail over to a standby. The key is right; neither ignore_checksum_failure nor zero_damaged_pages helps.");
+        }
+    };
+    match error {
         KeyError::Locked { scope } => {
             let whose = scope::name(scope);
             Report::new(

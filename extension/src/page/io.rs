@@ -29,7 +29,22 @@ pub(crate) const RUN_MAX: u32 = 16;
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PageFault {
     pub(crate) file: SmgrFile,
-    pub(crate) cause: KeyError,
+    pub(crate) cause: Cause,
+}
+
+/// The cause of a [`PageFault`].
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Cause {
+    /// There is no key to use.
+    Key(KeyError),
+    /// There is, but the page is not as it was sealed.
+    NotAuthentic,
+}
+
+impl PageFault {
+    pub(crate) fn of_key(file: SmgrFile, error: KeyError) -> PageFault {
+        PageFault { file, cause: Cause::Key(error) }
+    }
 }
 
 /// Under which key a file's pages are written now.
@@ -109,7 +124,7 @@ pub(crate) fn may_write_over(
             if written_over::note(file.file, epoch, block) {
                 Ok(false)
             } else {
-                Err(PageFault { file, cause: KeyError::NoKey { epoch } })
+                Err(PageFault::of_key(file, KeyError::NoKey { epoch }))
             }
         }
         _ => Ok(true),
@@ -221,7 +236,7 @@ pub(crate) unsafe fn seal(
         Err(KeyError::Destroyed) => cache::with_lost_key(run).ok_or(KeyError::Destroyed),
         sealed => sealed,
     };
-    sealed.map_err(|cause| PageFault { file: target.file, cause })
+    sealed.map_err(|error| PageFault::of_key(target.file, error))
 }
 
 /// Whether a page stands in for one that could not be opened: it must not be written. See
@@ -281,11 +296,16 @@ fn open_sealed(
 ) -> Result<(), PageFault> {
     let opened = cache::with_page_key(file, epoch, |key| {
         let work = Timing::begin();
-        page::open(page, key, block, fork_of(fork), data_checksums());
+        let opened = page::open(page, key, block, fork_of(fork), data_checksums());
         work.opened(kind_of(file), 1, PAGE_SIZE as u64);
+        opened
     });
     match opened {
-        Ok(()) => Ok(()),
+        Ok(Ok(())) => Ok(()),
+        Ok(Err(page::NotAuthentic)) => {
+            count_refusal(file);
+            Err(PageFault { file, cause: Cause::NotAuthentic })
+        }
         Err(KeyError::Destroyed) if in_recovery() => {
             blank_for_redo(file.file, fork, epoch, block, page);
             Ok(())
@@ -307,19 +327,19 @@ fn open_sealed(
                 return Ok(());
             }
             if !stand_ins::wait_for(file.file, epoch.get(), block) {
-                return Err(PageFault { file, cause: KeyError::TooManyMissing });
+                return Err(PageFault::of_key(file, KeyError::TooManyMissing));
             }
             page::stand_in(page, block, data_checksums());
             Ok(())
         }
-        Err(cause) => {
+        Err(error) => {
             count_refusal(file);
-            Err(PageFault { file, cause })
+            Err(PageFault::of_key(file, error))
         }
     }
 }
 
-/// A page of this file was not opened for want of its key.
+/// A page of this file was not opened.
 pub(crate) fn count_refusal(file: SmgrFile) {
     stats::count_failure(kind_of(file));
 }
@@ -372,7 +392,7 @@ pub(crate) fn check_usable(file: SmgrFile) -> Result<(), PageFault> {
         None => Ok(()),
         Some(target) => match cache::with_page_key(file, target.epoch, |_| ()) {
             Err(KeyError::Destroyed) if !serves_users() => Ok(()),
-            checked => checked.map_err(|cause| PageFault { file, cause }),
+            checked => checked.map_err(|error| PageFault::of_key(file, error)),
         },
     }
 }
@@ -384,7 +404,7 @@ fn check_not_destroyed(file: SmgrFile) -> Result<(), PageFault> {
         && !file.is_temporary()
         && serves_users()
         && directory::is_destroyed(file.file);
-    if refused { Err(PageFault { file, cause: KeyError::Destroyed }) } else { Ok(()) }
+    if refused { Err(PageFault::of_key(file, KeyError::Destroyed)) } else { Ok(()) }
 }
 
 /// Refuses users of a file whose database key is refused, or whose data keys were destroyed. Asked
@@ -407,7 +427,7 @@ fn check_not_refused(file: SmgrFile) -> Result<(), PageFault> {
     }
     check_not_destroyed(file)?;
     match directory::refused_scope(file.file) {
-        Some(scope) => Err(PageFault { file, cause: KeyError::Refused { scope } }),
+        Some(scope) => Err(PageFault::of_key(file, KeyError::Refused { scope })),
         None => Ok(()),
     }
 }

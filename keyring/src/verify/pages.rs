@@ -263,7 +263,7 @@ pub(super) fn open(
         return Err("the checksum of the encrypted page is wrong".to_owned());
     }
     if let Some(key) = keys.get(&epoch) {
-        page::open(page, key, block, file.fork, checksums);
+        page::open(page, key, block, file.fork, checksums).map_err(|error| error.to_string())?;
     }
     check(page, block, checksums).map(|()| State::Sealed)
 }

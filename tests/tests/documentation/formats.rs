@@ -45,7 +45,7 @@ fn constants(text: &str) -> Result<()> {
         says(&format!("| {} | `{}` | {} bytes", cipher as u8, cipher, cipher.key_len()))?;
     }
     ensure!(page::PAGE_SIZE == 8192 && page::HEADER_SIZE == 16 && wal::HEADER_SIZE == 16, "sizes");
-    ensure!(page::FORMAT_VERSION == 1 && wal::FORMAT_VERSION == 1, "versions");
+    ensure!(page::PageFormat::V1 as u8 == 1 && wal::FORMAT_VERSION == 1, "versions");
     ensure!(batch::VERSION == 1 && batch::HEADER == 36, "batch");
     let server = fs::read_to_string(crate::root().join("extension/src/pg/wal.rs"))?;
     for (name, value) in [
