@@ -15,7 +15,7 @@ use pagevault_cipher::{CipherId, Secret32};
 use pagevault_keystore::escrow::{self, Restored};
 use pagevault_keystore::log::{self, aside};
 use pagevault_keystore::protocol::{Action, Base64, ErrorClass, Operation, Outcome, Request};
-use pagevault_keystore::record::MAX_EPOCH;
+use pagevault_keystore::rel_file::MAX_EPOCH;
 use pagevault_keystore::state::{DataKey, State};
 use pagevault_keystore::wal;
 use pagevault_keystore::{CheckValue, Record, RelFile, data_key_aad, master_context};

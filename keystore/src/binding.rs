@@ -1,6 +1,6 @@
 //! What a wrapping is bound to, so that a wrapped key put in another's place does not unwrap.
 
-use crate::record::RelFile;
+use crate::rel_file::RelFile;
 
 /// Associated data of a wrapped data key (AES-256-GCM under a database key).
 ///

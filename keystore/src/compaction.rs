@@ -11,7 +11,8 @@
 use std::collections::HashMap;
 
 use crate::log::COMPACT_BATCH;
-use crate::record::{Record, RelFile};
+use crate::record::Record;
+use crate::rel_file::RelFile;
 use crate::state::State;
 
 /// The records of `kept` as batches in the order of `log`, which they are taken from; what the log
@@ -102,7 +103,8 @@ fn bytes(record: &Record) -> Vec<u8> {
 #[cfg(test)]
 mod tests {
     use super::in_place;
-    use crate::record::{Phase, Record, RelFile};
+    use crate::record::Record;
+    use crate::rel_file::{Phase, RelFile};
     use crate::state::State;
 
     fn file(relation: u32) -> RelFile {

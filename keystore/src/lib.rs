@@ -6,6 +6,7 @@
 //!
 //! | module | subject |
 //! |---|---|
+//! | [`rel_file`] | files of relations, and how each is written |
 //! | [`record`] | the facts that are kept |
 //! | [`check_value`] | what tells the right database key from a wrong one |
 //! | [`audit`] | lines of the audit trail, and where it stands |
@@ -48,6 +49,7 @@ pub mod log;
 pub mod precedence;
 pub mod protocol;
 pub mod record;
+pub mod rel_file;
 pub mod state;
 pub mod storage;
 pub mod transfer;
@@ -62,4 +64,5 @@ pub mod wrappings;
 pub use binding::{data_key_aad, master_context};
 pub use check_value::CheckValue;
 pub use error::{FormatError, Problem};
-pub use record::{Record, RelFile};
+pub use record::Record;
+pub use rel_file::{Phase, RelFile};

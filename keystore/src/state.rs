@@ -9,7 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use crate::check_value::CheckValue;
 use crate::job::{JobId, Jobs};
-use crate::record::{MAX_EPOCH, Phase, Record, RelFile};
+use crate::record::Record;
+use crate::rel_file::{MAX_EPOCH, Phase, RelFile};
 use crate::wal::{self, Switch};
 
 /// A record that contradicts an earlier one.

@@ -6,7 +6,8 @@
 //! under the same identity of the keystore, to which database keys are bound. Catalogs are not
 //! carried: those of the new cluster are other files under the same numbers, in plaintext at first.
 
-use crate::record::{Record, RelFile};
+use crate::record::Record;
+use crate::rel_file::RelFile;
 use crate::state::{State, StateError};
 use crate::wal;
 

@@ -16,7 +16,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::record::{MAX_EPOCH, RelFile};
+use crate::rel_file::{MAX_EPOCH, RelFile};
 
 /// How WAL is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]

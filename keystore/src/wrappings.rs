@@ -10,7 +10,8 @@
 
 use std::collections::{HashMap, HashSet};
 
-use crate::record::{Record, RelFile};
+use crate::record::Record;
+use crate::rel_file::RelFile;
 
 /// What a data key is of, and which database key wraps it here.
 fn wrapping(record: &Record) -> Option<((RelFile, u16), (u32, u32))> {
@@ -73,7 +74,8 @@ pub fn with_older(folded: Vec<Record>, log: &[Record]) -> Vec<Record> {
 #[cfg(test)]
 mod tests {
     use super::{database_keys, leave_out_unknown, with_older};
-    use crate::record::{Phase, Record, RelFile};
+    use crate::record::Record;
+    use crate::rel_file::{Phase, RelFile};
     use crate::state::State;
 
     fn file(relation: u32) -> RelFile {

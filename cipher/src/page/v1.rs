@@ -35,7 +35,8 @@
 //! * A carried checksum of 0 means that the page was sealed with checksums off. If they are on when
 //!   it is opened (`pg_checksums --enable` ran in between), the plaintext checksum is recomputed.
 //! * An all-zero page is a page that was never written; it stays all-zero in both directions.
-//!   Whoever writes pages may write a page that has nothing but its header so, too ([`is_bare`](super::is_bare)).
+//!   Whoever writes pages may write a page that has nothing but its header so, too
+//!   ([`super::is_bare`]).
 //! * A hint bit is set without WAL and without a new LSN, so a torn write of such a page mixes two
 //!   ciphertexts of one tweak. XTS opens each block on its own: the result is the same mixture of
 //!   the two plaintexts, exactly as benign as without pagevault.

@@ -4,7 +4,8 @@ use std::collections::{HashMap, HashSet};
 
 use super::write::key_info;
 use super::{Directory, DirectoryError, Result};
-use crate::record::{Record, RelFile};
+use crate::record::Record;
+use crate::rel_file::RelFile;
 use crate::wal::{self, Switch};
 
 /// What the records before one of them bring along.

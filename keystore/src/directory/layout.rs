@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use super::{DirectoryError, KeyInfo, Result};
-use crate::record::{MAX_WRAPPED_DATA_KEY, Phase, RelFile};
+use crate::record::MAX_WRAPPED_DATA_KEY;
+use crate::rel_file::{Phase, RelFile};
 
 /// A cache line, of which three are used.
 pub(super) const HEADER_WORDS: usize = 16;

@@ -41,7 +41,8 @@ use std::sync::atomic::{AtomicU32, Ordering, fence};
 
 use self::layout::*;
 
-use crate::record::{MAX_EPOCH, MAX_WRAPPED_DATA_KEY, Phase, RelFile};
+use crate::record::MAX_WRAPPED_DATA_KEY;
+use crate::rel_file::{MAX_EPOCH, Phase, RelFile};
 
 /// Attempts of a reader before it reports [`DirectoryError::Busy`].
 pub const RETRIES: usize = 64;
@@ -408,7 +409,7 @@ mod tests {
 
     use super::layout::{file, identity, step};
     use super::{Directory, KeyInfo};
-    use crate::record::RelFile;
+    use crate::rel_file::RelFile;
 
     /// With file numbers as PostgreSQL gives them out: counted up, in several databases, and in
     /// steps. Filled to the brim, a good hash with as many buckets as files or more leaves about

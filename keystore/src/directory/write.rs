@@ -8,7 +8,8 @@ use super::layout::{
 };
 use super::{Directory, DirectoryError, FileSlot, KeyInfo, Result};
 use crate::error::Problem;
-use crate::record::{MAX_EPOCH, MAX_WRAPPED_DATA_KEY, Phase, Record, RelFile};
+use crate::record::{MAX_WRAPPED_DATA_KEY, Record};
+use crate::rel_file::{MAX_EPOCH, Phase, RelFile};
 use crate::wal::{self, Switch};
 
 impl Directory<'_> {

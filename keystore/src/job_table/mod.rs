@@ -2,53 +2,14 @@
 //! what only this server knows of those that it does: which process, and how far it is.
 //!
 //! Readers and writers exclude each other by a lock of their own, but for [`JobTable::let_go`].
-//!
-//! ```text
-//! header   used u32 (slots that were ever used) | free u32 (those of them that are free) | begun u32 | capacity u32
-//! heads    capacity * 8 words: database (0: free), relation, number (2), kind | cipher << 8 | state << 16, step, process, given up
-//! rest     capacity * 120 words: requested by, requested at (2), transaction (2), started (2), ended (2), pages done (2),
-//!          pages in all (2), bytes per second (2), 0, length of the error, error
-//! begun    BEGUN * 4 words: database, number (2), relation
-//! ```
-//!
-//! A head of kind 0 says up to which number the jobs of its database are forgotten, but for those
-//! that are known.
+
+mod layout;
 
 use std::sync::atomic::{AtomicU32, Ordering::*};
 
-use crate::job::{ENDED_KEPT, JobId, JobKind, JobState, MAX_ERROR, Request, Step};
+use self::layout::*;
+use crate::job::{ENDED_KEPT, JobId, JobKind, JobState, Request, Step};
 use crate::record::Record;
-
-const HEADER: usize = 4;
-const HEAD: usize = 8;
-const REST: usize = 120;
-/// What is switched by jobs that are not done. What finds no room is switched once more if its job
-/// is resumed, which does no harm.
-const BEGUN: usize = 1 << 16;
-const BEGUN_STRIDE: usize = 4;
-
-const USED: usize = 0;
-const FREE: usize = 1;
-const BEGUN_USED: usize = 2;
-const CAPACITY: usize = 3;
-
-const DATABASE: usize = 0;
-const RELATION: usize = 1;
-const NUMBER: usize = 2;
-const PACKED: usize = 4;
-const STEP: usize = 5;
-const PROCESS: usize = 6;
-const GIVEN_UP: usize = 7;
-
-const REQUESTED_BY: usize = 0;
-const REQUESTED_AT: usize = 1;
-const TRANSACTION: usize = 3;
-const STARTED: usize = 5;
-const ENDED: usize = 7;
-const PAGES_DONE: usize = 9;
-const PAGES_TOTAL: usize = 11;
-const RATE: usize = 13;
-const ERROR: usize = 16;
 
 /// How far a running job is.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
@@ -129,9 +90,7 @@ impl<'a> JobTable<'a> {
     #[must_use]
     pub fn new(words: &'a [AtomicU32], capacity: usize) -> Self {
         assert!(words.len() >= Self::words_needed(capacity));
-        let table = Self { words, capacity };
-        table.header(CAPACITY).store(capacity as u32, Relaxed);
-        table
+        Self { words, capacity }
     }
 
     /// Forgets everything, before the logs are read again.
@@ -493,29 +452,4 @@ impl<'a> JobTable<'a> {
         store(&rest[PAGES_TOTAL..], progress.pages_total as u64);
         store(&rest[RATE..], progress.bytes_per_second.to_bits());
     }
-}
-
-fn load(words: &[AtomicU32]) -> u64 {
-    u64::from(words[0].load(Relaxed)) | u64::from(words[1].load(Relaxed)) << 32
-}
-
-fn store(words: &[AtomicU32], value: u64) {
-    words[0].store(value as u32, Relaxed);
-    words[1].store((value >> 32) as u32, Relaxed);
-}
-
-fn load_text(words: &[AtomicU32]) -> String {
-    let (length, words) = (words[0].load(Relaxed) as usize, &words[1..]);
-    let bytes = words.iter().flat_map(|word| word.load(Relaxed).to_le_bytes());
-    String::from_utf8_lossy(&bytes.take(length.min(MAX_ERROR)).collect::<Vec<u8>>()).into_owned()
-}
-
-fn store_text(words: &[AtomicU32], text: &str) {
-    let text = &text[..text.floor_char_boundary(MAX_ERROR)];
-    for (chunk, word) in text.as_bytes().chunks(4).zip(&words[1..]) {
-        let mut padded = [0; 4];
-        padded[..chunk.len()].copy_from_slice(chunk);
-        word.store(u32::from_le_bytes(padded), Relaxed);
-    }
-    words[0].store(text.len() as u32, Relaxed);
 }

@@ -61,10 +61,12 @@
 //! but a [`Position`], which many processes can share.
 
 pub mod aside;
+mod position;
 mod replay;
 
 use std::io;
 
+pub use self::position::{Contents, Position, Trust};
 pub use self::replay::{batches, replay};
 use self::replay::{check_scope, header, parse_header, was_unsettled};
 
@@ -81,8 +83,6 @@ pub const VERSION: u16 = 1;
 pub const HEADER: usize = 40;
 /// Largest log (1 GiB, more than five million data keys).
 pub const MAX_LOG: u64 = 1 << 30;
-/// Bytes of a mark.
-const MARK: u64 = batch::HEADER as u64;
 /// Records in one batch of a compacted log.
 pub(crate) const COMPACT_BATCH: usize = 1024;
 
@@ -144,72 +144,6 @@ pub enum LogError {
         /// File.
         name: String,
     },
-}
-
-/// Where a log ends: all a process needs to know to append to it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Position {
-    /// The keystore the log belongs to.
-    pub keystore_id: [u8; 16],
-    /// Database OID, or 0.
-    pub scope: u32,
-    /// Compactions so far (wraps).
-    pub generation: u32,
-    /// Bytes, marks included.
-    pub end: u64,
-    /// How many of them are known to be durable.
-    pub settled: u64,
-    /// All that WAL says about this log before this address is in it.
-    pub logged: u64,
-}
-
-impl Position {
-    /// Whether the log ends in a mark that everything before it is durable: nothing to settle.
-    pub fn is_settled(&self) -> bool {
-        // No batch is as short as a mark.
-        self.end == self.settled + MARK
-    }
-
-    /// Whether every record is durable, though perhaps not testified.
-    fn is_durable(&self) -> bool {
-        self.settled == self.end || self.is_settled()
-    }
-}
-
-/// How much of a log counts.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Trust {
-    /// All that is readable: the server was shut down cleanly, or nothing is done with it but
-    /// looking.
-    All,
-    /// What is settled, or logged before this WAL address, where replay begins: the rest is WAL's
-    /// to say.
-    Settled {
-        /// Where replay begins.
-        redo: u64,
-    },
-}
-
-impl Trust {
-    fn believes(self, end: u64, settled: u64, logged: u64) -> bool {
-        match self {
-            Trust::All => true,
-            Trust::Settled { redo } => end <= settled || logged == 0 || logged < redo,
-        }
-    }
-}
-
-/// A log as it was found.
-#[derive(Debug)]
-pub struct Contents {
-    /// All records, in order.
-    pub records: Vec<Record>,
-    /// End of the last intact batch.
-    pub position: Position,
-    /// Bytes behind it that are not a whole batch, and were never settled.
-    pub torn: u64,
-    /// Bytes of intact batches before these that are not believed; see [`Trust`].
-    pub unbelieved: u64,
 }
 
 /// Name of the log of a scope.

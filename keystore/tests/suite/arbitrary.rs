@@ -1,7 +1,7 @@
 //! Records to test with: some fixed, some random.
 
 use pagevault_keystore::job::{JobId, JobKind, JobState, Request, Step};
-use pagevault_keystore::record::Phase;
+use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::state::State;
 use pagevault_keystore::wal::{self, Switch, WalPhase};
 use pagevault_keystore::{CheckValue, Record, RelFile};

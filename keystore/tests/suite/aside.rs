@@ -1,7 +1,7 @@
 //! What a start cuts off a log stays beside it, whatever goes wrong at whichever step.
 
 use pagevault_keystore::log::{Log, Trust, aside};
-use pagevault_keystore::record::Phase;
+use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::state::State;
 use pagevault_keystore::{Record, RelFile};
 

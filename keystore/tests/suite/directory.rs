@@ -2,7 +2,8 @@ use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use pagevault_keystore::Record;
 use pagevault_keystore::directory::{Directory, DirectoryError, KeyInfo};
-use pagevault_keystore::record::{MAX_WRAPPED_DATA_KEY, Phase};
+use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
+use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::state::State;
 use proptest::collection::vec;
 use proptest::prelude::*;

@@ -3,7 +3,7 @@
 use pagevault_keystore::job::{JobId, JobKind, JobState, MAX_NUMBER, Request as Asked, Step};
 use pagevault_keystore::log::{Log, replay};
 use pagevault_keystore::protocol::{Reply, Request};
-use pagevault_keystore::record::Phase;
+use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::wal::{Switch, WalPhase, key_place};
 use pagevault_keystore::{CheckValue, Record, RelFile, data_key_aad, master_context};
 

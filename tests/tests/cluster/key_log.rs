@@ -7,8 +7,8 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
 use pagevault_keystore::Record;
+use pagevault_keystore::RelFile;
 use pagevault_keystore::log::{Log, Trust, replay, scopes};
-use pagevault_keystore::record::RelFile;
 use pagevault_keystore::storage::FileStorage;
 use pagevault_tests::cluster::{run_sql, text};
 use pagevault_tests::standby::{standby_of, wait_for};

@@ -3,7 +3,8 @@
 use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::wrap::{self, WrapKey};
 use pagevault_cipher::{CipherId, DataKey, Epoch};
-use pagevault_keystore::record::{MAX_WRAPPED_DATA_KEY, Phase};
+use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
+use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::{Record, RelFile, data_key_aad, log, state};
 use pgrx::PgSqlErrorCode;
 

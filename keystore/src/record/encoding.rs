@@ -1,0 +1,319 @@
+//! Records as bytes.
+//!
+//! ```text
+//! type u8 | version u8 | length u32 | payload (length bytes)          little-endian throughout
+//!
+//! 1 Provider      programs u8, name text, kind text, options text
+//! 2 DropProvider  name text
+//! 3 DatabaseKey   scope u32, version u32, master_version u64, created i64, check value 16 bytes,
+//!                 provider text, master_key text, wrapped bytes
+//! 4 DataKey       file, epoch u16, cipher u8, zero u8, scope u32, key_version u32, created i64,
+//!                 wrapped bytes
+//! 5 Current       file, epoch u16
+//! 6 Plaintext     file, after u16
+//! 7 Rewriting     file, epoch u16, plaintext u8, done u8
+//! 8 Destroyed     file, through u16, cipher u8, whole u8, lsn u64, at i64
+//! 9 WalSwitch     step u32, start u64, generation u32, plaintext u8
+//! 10 Job          job, relation u32, kind u8, cipher u8, requested_by u32, at i64, transaction u64
+//! 11 JobStep      job, step u32, state u8, started i64, at i64, error text
+//! 12 JobBegun     job, relation u32
+//! 13 JobsForgotten database u32, through u64, all u8
+//!
+//! text, bytes: length u32, then as many bytes; text is UTF-8
+//! file: tablespace, database, relation u32        job: database u32, number u64
+//! ```
+//!
+//! Types are never reused. A change of layout is a new version of its type; readers of old versions
+//! stay for ever. A type or version from the future is an error, not something to skip: it might be
+//! a key, and compaction would lose it.
+
+use super::Record;
+use crate::check_value::CheckValue;
+use crate::error::{FormatError, Problem};
+use crate::job::{JobId, JobKind, JobState, Request, Step};
+use crate::rel_file::{Phase, RelFile};
+use crate::wal::{Switch, WalPhase};
+use crate::wire::{Reader, put_bytes, put_i64, put_u8, put_u16, put_u32, put_u64};
+
+mod kind {
+    pub(super) const PROVIDER: u8 = 1;
+    pub(super) const DROP_PROVIDER: u8 = 2;
+    pub(super) const DATABASE_KEY: u8 = 3;
+    pub(super) const DATA_KEY: u8 = 4;
+    pub(super) const CURRENT: u8 = 5;
+    pub(super) const PLAINTEXT: u8 = 6;
+    pub(super) const REWRITING: u8 = 7;
+    pub(super) const DESTROYED: u8 = 8;
+    pub(super) const WAL_SWITCH: u8 = 9;
+    pub(super) const JOB: u8 = 10;
+    pub(super) const JOB_STEP: u8 = 11;
+    pub(super) const JOB_BEGUN: u8 = 12;
+    pub(super) const JOBS_FORGOTTEN: u8 = 13;
+}
+
+/// Version of every record type so far.
+const VERSION: u8 = 1;
+
+impl Record {
+    fn kind(&self) -> u8 {
+        match self {
+            Self::Provider { .. } => kind::PROVIDER,
+            Self::DropProvider { .. } => kind::DROP_PROVIDER,
+            Self::DatabaseKey { .. } => kind::DATABASE_KEY,
+            Self::DataKey { .. } => kind::DATA_KEY,
+            Self::Current { .. } => kind::CURRENT,
+            Self::Plaintext { .. } => kind::PLAINTEXT,
+            Self::WalSwitch(_) => kind::WAL_SWITCH,
+            Self::Destroyed { .. } => kind::DESTROYED,
+            Self::Rewriting { .. } => kind::REWRITING,
+            Self::Job { .. } => kind::JOB,
+            Self::JobStep { .. } => kind::JOB_STEP,
+            Self::JobBegun { .. } => kind::JOB_BEGUN,
+            Self::JobsForgotten { .. } => kind::JOBS_FORGOTTEN,
+        }
+    }
+
+    /// Appends the record, which has been validated.
+    pub(crate) fn put(&self, out: &mut Vec<u8>) {
+        put_u8(out, self.kind());
+        put_u8(out, VERSION);
+        let length_at = out.len();
+        put_u32(out, 0);
+        self.put_payload(out);
+        let length = u32::try_from(out.len() - length_at - 4).unwrap_or(u32::MAX);
+        if let Some(field) = out.get_mut(length_at..length_at + 4) {
+            field.copy_from_slice(&length.to_le_bytes());
+        }
+    }
+
+    fn put_payload(&self, out: &mut Vec<u8>) {
+        match self {
+            Self::Provider { name, kind, options, programs } => {
+                put_u8(out, u8::from(*programs));
+                put_bytes(out, name.as_bytes());
+                put_bytes(out, kind.as_bytes());
+                put_bytes(out, options.as_bytes());
+            }
+            Self::DropProvider { name } => put_bytes(out, name.as_bytes()),
+            Self::DatabaseKey {
+                scope,
+                version,
+                provider,
+                master_key,
+                master_version,
+                wrapped,
+                check,
+                created,
+            } => {
+                put_u32(out, *scope);
+                put_u32(out, *version);
+                put_u64(out, *master_version);
+                put_i64(out, *created);
+                out.extend_from_slice(check.as_bytes());
+                put_bytes(out, provider.as_bytes());
+                put_bytes(out, master_key.as_bytes());
+                put_bytes(out, wrapped);
+            }
+            Self::DataKey { file, epoch, cipher, scope, key_version, wrapped, created } => {
+                put_file(out, file);
+                put_u16(out, *epoch);
+                put_u8(out, *cipher);
+                put_u8(out, 0);
+                put_u32(out, *scope);
+                put_u32(out, *key_version);
+                put_i64(out, *created);
+                put_bytes(out, wrapped);
+            }
+            Self::Current { file, epoch } => {
+                put_file(out, file);
+                put_u16(out, *epoch);
+            }
+            Self::Plaintext { file, after } => {
+                put_file(out, file);
+                put_u16(out, *after);
+            }
+            Self::WalSwitch(Switch { step, start, phase }) => {
+                put_u32(out, *step);
+                put_u64(out, *start);
+                put_u32(out, phase.generation);
+                put_u8(out, u8::from(phase.plaintext));
+            }
+            Self::Rewriting { file, phase, done } => {
+                put_file(out, file);
+                put_u16(out, phase.epoch);
+                put_u8(out, u8::from(phase.plaintext));
+                put_u8(out, u8::from(*done));
+            }
+            Self::Destroyed { file, through, cipher, whole, lsn, at } => {
+                put_file(out, file);
+                put_u16(out, *through);
+                put_u8(out, *cipher);
+                put_u8(out, u8::from(*whole));
+                put_u64(out, *lsn);
+                put_i64(out, *at);
+            }
+            Self::Job { job, request } => {
+                put_job(out, job);
+                put_u32(out, request.relation);
+                put_u8(out, request.kind as u8);
+                put_u8(out, request.cipher);
+                put_u32(out, request.requested_by);
+                put_i64(out, request.at);
+                put_u64(out, request.transaction);
+            }
+            Self::JobStep { job, step } => {
+                put_job(out, job);
+                put_u32(out, step.step);
+                put_u8(out, step.state as u8);
+                put_i64(out, step.started);
+                put_i64(out, step.at);
+                put_bytes(out, step.error.as_bytes());
+            }
+            Self::JobBegun { job, relation } => {
+                put_job(out, job);
+                put_u32(out, *relation);
+            }
+            Self::JobsForgotten { database, through, all } => {
+                put_job(out, &JobId { database: *database, number: *through });
+                put_u8(out, u8::from(*all));
+            }
+        }
+    }
+
+    /// Reads and validates the next record.
+    pub(crate) fn take(from: &mut Reader<'_>) -> Result<Self, FormatError> {
+        let offset = from.offset();
+        let at = |problem| FormatError { offset, problem };
+        let kind = from.u8()?;
+        let version = from.u8()?;
+        if !(kind::PROVIDER..=kind::JOBS_FORGOTTEN).contains(&kind) {
+            return Err(at(Problem::RecordType(kind)));
+        }
+        if version != VERSION {
+            return Err(at(Problem::RecordVersion { kind, version }));
+        }
+        let payload = from.bytes()?;
+        let mut fields = Reader::new(payload, from.offset() - payload.len() as u64);
+        let record = Self::take_payload(kind, &mut fields)?;
+        if !fields.is_empty() {
+            return Err(fields.error(Problem::Trailing));
+        }
+        record.validate().map_err(at)?;
+        Ok(record)
+    }
+
+    fn take_payload(kind: u8, from: &mut Reader<'_>) -> Result<Self, FormatError> {
+        Ok(match kind {
+            kind::PROVIDER => {
+                let programs = take_bool(from, "provider")?;
+                let (name, kind) = (from.text()?.to_owned(), from.text()?.to_owned());
+                Self::Provider { name, kind, options: from.text()?.to_owned(), programs }
+            }
+            kind::DROP_PROVIDER => Self::DropProvider { name: from.text()?.to_owned() },
+            kind::DATABASE_KEY => {
+                let scope = from.u32()?;
+                let version = from.u32()?;
+                let master_version = from.u64()?;
+                let created = from.i64()?;
+                let check = CheckValue::from_bytes(from.array()?);
+                let provider = from.text()?.to_owned();
+                let master_key = from.text()?.to_owned();
+                let wrapped = from.bytes()?.to_vec();
+                Self::DatabaseKey {
+                    scope,
+                    version,
+                    provider,
+                    master_key,
+                    master_version,
+                    wrapped,
+                    check,
+                    created,
+                }
+            }
+            kind::DATA_KEY => {
+                let file = take_file(from)?;
+                let epoch = from.u16()?;
+                let cipher = from.u8()?;
+                if from.u8()? != 0 {
+                    return Err(from.error(Problem::Field("data key", "reserved byte is set")));
+                }
+                let scope = from.u32()?;
+                let key_version = from.u32()?;
+                let created = from.i64()?;
+                let wrapped = from.bytes()?.to_vec();
+                Self::DataKey { file, epoch, cipher, scope, key_version, wrapped, created }
+            }
+            kind::CURRENT => Self::Current { file: take_file(from)?, epoch: from.u16()? },
+            kind::PLAINTEXT => Self::Plaintext { file: take_file(from)?, after: from.u16()? },
+            kind::WAL_SWITCH => {
+                let (step, start, generation) = (from.u32()?, from.u64()?, from.u32()?);
+                let plaintext = take_bool(from, "WAL switch")?;
+                Self::WalSwitch(Switch { step, start, phase: WalPhase { generation, plaintext } })
+            }
+            kind::DESTROYED => {
+                let (file, through, cipher) = (take_file(from)?, from.u16()?, from.u8()?);
+                let whole = take_bool(from, "destroyed")?;
+                Self::Destroyed { file, through, cipher, whole, lsn: from.u64()?, at: from.i64()? }
+            }
+            kind::REWRITING => {
+                let (file, epoch) = (take_file(from)?, from.u16()?);
+                let plaintext = take_bool(from, "rewriting")?;
+                let done = take_bool(from, "rewriting")?;
+                Self::Rewriting { file, phase: Phase { epoch, plaintext }, done }
+            }
+            kind::JOB => {
+                let (job, relation, kind) = (take_job(from)?, from.u32()?, from.u8()?);
+                let kind = JobKind::from_number(kind)
+                    .ok_or_else(|| from.error(Problem::Field("job", "of no known kind")))?;
+                let (cipher, requested_by) = (from.u8()?, from.u32()?);
+                let (at, transaction) = (from.i64()?, from.u64()?);
+                let request = Request { relation, kind, cipher, requested_by, at, transaction };
+                Self::Job { job, request }
+            }
+            kind::JOB_STEP => {
+                let (job, step, state) = (take_job(from)?, from.u32()?, from.u8()?);
+                let state = JobState::from_number(state)
+                    .ok_or_else(|| from.error(Problem::Field("job", "in no known state")))?;
+                let (started, at, error) = (from.i64()?, from.i64()?, from.text()?.to_owned());
+                Self::JobStep { job, step: Step { step, state, started, at, error } }
+            }
+            kind::JOB_BEGUN => Self::JobBegun { job: take_job(from)?, relation: from.u32()? },
+            kind::JOBS_FORGOTTEN => {
+                let JobId { database, number } = take_job(from)?;
+                Self::JobsForgotten {
+                    database,
+                    through: number,
+                    all: take_bool(from, "forgotten jobs")?,
+                }
+            }
+            other => return Err(from.error(Problem::RecordType(other))),
+        })
+    }
+}
+
+fn put_file(out: &mut Vec<u8>, file: &RelFile) {
+    put_u32(out, file.tablespace);
+    put_u32(out, file.database);
+    put_u32(out, file.relation);
+}
+
+fn take_file(from: &mut Reader<'_>) -> Result<RelFile, FormatError> {
+    Ok(RelFile { tablespace: from.u32()?, database: from.u32()?, relation: from.u32()? })
+}
+
+fn put_job(out: &mut Vec<u8>, job: &JobId) {
+    put_u32(out, job.database);
+    put_u64(out, job.number);
+}
+
+fn take_job(from: &mut Reader<'_>) -> Result<JobId, FormatError> {
+    Ok(JobId { database: from.u32()?, number: from.u64()? })
+}
+
+fn take_bool(from: &mut Reader<'_>, field: &'static str) -> Result<bool, FormatError> {
+    match from.u8()? {
+        0 => Ok(false),
+        1 => Ok(true),
+        _ => Err(from.error(Problem::Field(field, "neither 0 nor 1"))),
+    }
+}

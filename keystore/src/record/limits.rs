@@ -1,0 +1,107 @@
+//! What a record may hold.
+
+use pagevault_cipher::wrap;
+
+use super::{
+    MAX_NAME, MAX_OPTIONS, MAX_WRAPPED_DATA_KEY, MAX_WRAPPED_DATABASE_KEY, Record, wrapped_len,
+};
+use crate::error::Problem;
+use crate::job::{JobId, MAX_ERROR, MAX_NUMBER};
+use crate::rel_file::{MAX_EPOCH, RelFile};
+use crate::wal::{self, Switch};
+
+/// Shortest wrapped data key of any cipher, known or not: one byte of key.
+const MIN_WRAPPED_DATA_KEY: usize = wrap::OVERHEAD + 1;
+
+impl Record {
+    /// Checks all limits. What passes can be encoded and will decode to the same record.
+    pub fn validate(&self) -> Result<(), Problem> {
+        match self {
+            Self::Provider { name, kind, options, .. } => {
+                check_name("provider name", name)?;
+                check_name("provider kind", kind)?;
+                check(options.len() <= MAX_OPTIONS, "provider options", "too long")
+            }
+            Self::DropProvider { name } => check_name("provider name", name),
+            Self::DatabaseKey { version, provider, master_key, wrapped, .. } => {
+                check(*version > 0, "database key version", "must not be 0")?;
+                check_name("provider name", provider)?;
+                check_name("master key name", master_key)?;
+                check(!wrapped.is_empty(), "wrapped database key", "empty")?;
+                check(wrapped.len() <= MAX_WRAPPED_DATABASE_KEY, "wrapped database key", "too long")
+            }
+            Self::DataKey { file, epoch, cipher, key_version, wrapped, .. } => {
+                check_file(file)?;
+                check_epoch(*epoch)?;
+                check(*cipher > 0, "cipher", "must not be 0")?;
+                check(*key_version > 0, "database key version", "must not be 0")?;
+                let right = match wrapped_len(*cipher) {
+                    Some(length) => wrapped.len() == length,
+                    None => (MIN_WRAPPED_DATA_KEY..=MAX_WRAPPED_DATA_KEY).contains(&wrapped.len()),
+                };
+                check(right, "wrapped data key", "wrong length for its cipher")
+            }
+            Self::Current { file, epoch } => {
+                check_file(file)?;
+                check_epoch(*epoch)
+            }
+            Self::Plaintext { file, after } => {
+                check_file(file)?;
+                check_epoch(*after)
+            }
+            Self::WalSwitch(Switch { step, phase, .. }) => {
+                check(*step > 0, "WAL switch", "must have a number")?;
+                check(phase.generation > 0, "WAL key generation", "must not be 0")
+            }
+            Self::Destroyed { file, through, .. } => {
+                check_file(file)?;
+                check(!wal::is_key_place(*file), "destroyed file", "must not be that of WAL keys")?;
+                check_epoch(*through)
+            }
+            Self::Rewriting { file, phase, .. } => {
+                check_file(file)?;
+                check_epoch(phase.epoch)
+            }
+            Self::Job { job, request } => {
+                check_job(job)?;
+                check(request.relation != 0, "relation", "must not be 0")
+            }
+            Self::JobStep { job, step } => {
+                check_job(job)?;
+                check(step.step > 0, "step", "must not be 0")?;
+                check(step.error.len() <= MAX_ERROR, "error", "too long")
+            }
+            Self::JobBegun { job, relation } => {
+                check_job(job)?;
+                check(*relation != 0, "relation", "must not be 0")
+            }
+            Self::JobsForgotten { database, through, .. } => {
+                check_job(&JobId { database: *database, number: *through })
+            }
+        }
+    }
+}
+
+fn check(right: bool, field: &'static str, what: &'static str) -> Result<(), Problem> {
+    if right { Ok(()) } else { Err(Problem::Field(field, what)) }
+}
+
+/// Names end up in messages and logs: no control characters there.
+fn check_name(field: &'static str, name: &str) -> Result<(), Problem> {
+    check(!name.is_empty(), field, "empty")?;
+    check(name.len() <= MAX_NAME, field, "too long")?;
+    check(!name.chars().any(char::is_control), field, "has a control character")
+}
+
+fn check_epoch(epoch: u16) -> Result<(), Problem> {
+    check((1..=MAX_EPOCH).contains(&epoch), "epoch", "outside 1 to 8191")
+}
+
+fn check_job(job: &JobId) -> Result<(), Problem> {
+    check(job.database != 0, "database of a job", "must not be 0")?;
+    check((1..=MAX_NUMBER).contains(&job.number), "number of a job", "out of range")
+}
+
+fn check_file(file: &RelFile) -> Result<(), Problem> {
+    check(file.relation != 0, "relation file number", "must not be 0")
+}
