@@ -3,6 +3,7 @@
 use core::fmt;
 use core::str::FromStr;
 
+use subtle::ConstantTimeEq;
 use zeroize::ZeroizeOnDrop;
 
 use crate::secret::{RandomError, fill_random};
@@ -185,7 +186,7 @@ impl DataKey {
             return Err(KeyError::Length { cipher, length: bytes.len() });
         }
         let (data, tweak) = bytes.split_at(bytes.len() / 2);
-        if data.iter().zip(tweak).fold(0, |differs, (a, b)| differs | (a ^ b)) == 0 {
+        if data.ct_eq(tweak).into() {
             return Err(KeyError::EqualHalves);
         }
         let mut key = Self { cipher, bytes: [0; 64] };
@@ -199,7 +200,15 @@ impl DataKey {
         self.cipher
     }
 
-    /// The key itself, [`CipherId::key_len`] bytes. Do not let it out of the caller's frame.
+    /// Whether it is the same key, for the same cipher. Takes the same time wherever two keys of
+    /// one cipher differ.
+    #[must_use]
+    pub fn is_same(&self, other: &Self) -> bool {
+        self.cipher == other.cipher && bool::from(self.bytes.ct_eq(&other.bytes))
+    }
+
+    /// The key itself, [`CipherId::key_len`] bytes. Do not let it out of the caller's frame, and do
+    /// not compare it: [`DataKey::is_same`] does.
     #[must_use]
     pub fn expose(&self) -> &[u8] {
         &self.bytes[..self.cipher.key_len()]
@@ -311,7 +320,8 @@ mod tests {
         for cipher in CipherId::ALL {
             let (a, b) = (DataKey::random(cipher).unwrap(), DataKey::random(cipher).unwrap());
             assert_eq!(a.expose().len(), cipher.key_len());
-            assert!(a.expose() != b.expose());
+            assert!(!a.is_same(&b));
+            assert!(a.is_same(&DataKey::from_bytes(cipher, a.expose()).unwrap()));
         }
     }
 

@@ -1,5 +1,6 @@
 //! Secret bytes that leave no trace: wiped when dropped, never printed, never copied by accident.
 
+use subtle::ConstantTimeEq;
 use zeroize::{Zeroize, ZeroizeOnDrop};
 
 /// The operating system gave no random bytes.
@@ -45,7 +46,14 @@ impl Secret32 {
         Self::filled(|secret| secret.copy_from_slice(bytes))
     }
 
-    /// The secret itself. Do not let it out of the caller's frame.
+    /// Whether these are its bytes. Takes the same time wherever they differ.
+    #[must_use]
+    pub fn matches(&self, bytes: &[u8]) -> bool {
+        self.0.as_slice().ct_eq(bytes).into()
+    }
+
+    /// The secret itself. Do not let it out of the caller's frame, and do not compare it:
+    /// [`Secret32::matches`] does.
     #[must_use]
     pub fn expose(&self) -> &[u8; 32] {
         &self.0
@@ -73,8 +81,20 @@ mod tests {
     #[test]
     fn random_secrets_differ() {
         let (a, b) = (Secret32::random().unwrap(), Secret32::random().unwrap());
-        assert!(a.expose() != b.expose());
-        assert!(a.expose() != &[0; 32]);
+        assert!(!a.matches(b.expose()));
+        assert!(!a.matches(&[0; 32]));
+    }
+
+    #[test]
+    fn a_secret_matches_its_own_bytes_only() {
+        let secret = Secret32::from_bytes(&[7; 32]);
+        assert!(secret.matches(&[7; 32]));
+        for at in 0..32 {
+            let mut other = [7; 32];
+            other[at] ^= 0x80;
+            assert!(!secret.matches(&other), "byte {at}");
+        }
+        assert!(!secret.matches(&[7; 31]) && !secret.matches(&[7; 33]) && !secret.matches(&[]));
     }
 
     #[test]

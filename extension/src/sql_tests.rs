@@ -105,7 +105,7 @@ mod tests {
         assert!(table.state(5, 1) == Some(State::Locked) && table.get(5, 1).is_none());
         assert!(table.unlock(5, 1, &key).is_ok());
         assert!(table.state(5, 1) == Some(State::Ready));
-        assert!(table.get(5, 1).is_some_and(|read| read.expose() == key.expose()));
+        assert!(table.get(5, 1).is_some_and(|read| read.matches(key.expose())));
         assert!(table.unlock(5, 2, &key).is_ok());
         assert_eq!(table.newest(5), Some(2));
         assert_eq!(table.newest(0), None);
@@ -133,7 +133,7 @@ mod tests {
         // The key is still there, and nobody puts another in its place.
         let other = pagevault_cipher::Secret32::from_bytes(&[8; 32]);
         assert!(table.unlock(5, 1, &other).is_ok());
-        assert!(table.get(5, 1).is_some_and(|read| read.expose() == key.expose()));
+        assert!(table.get(5, 1).is_some_and(|read| read.matches(key.expose())));
         assert!(table.restore(5) && !table.restore(5));
         assert!(!table.any_refused() && table.state(5, 2) == Some(State::Ready));
         assert!(table.state(5, 3) == Some(State::Locked));

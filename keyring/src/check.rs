@@ -53,7 +53,7 @@ fn round_trip(provider: &dyn Provider, key: &str) -> Result<Vec<u8>, ProviderErr
         .map_err(|error| ProviderError::new(ErrorClass::Internal, error.to_string()))?;
     let wrapped = provider.wrap(key, CONTEXT, secret.expose())?.wrapped;
     let unwrapped = provider.unwrap(key, CONTEXT, &wrapped)?;
-    if unwrapped.plaintext.as_slice() != secret.expose() {
+    if !secret.matches(&unwrapped.plaintext) {
         return Err(ProviderError::new(
             ErrorClass::Internal,
             "the key that came back is not the one that was wrapped",

@@ -407,7 +407,7 @@ impl SecretBytes {
         Self(bytes)
     }
 
-    /// The secret.
+    /// The secret. Not to be compared: `Secret32::matches` does.
     pub fn expose(&self) -> &[u8] {
         &self.0
     }

@@ -193,7 +193,7 @@ impl Secrets {
 
     /// Whether an unwrapped key is this one; `None` if there is no such key.
     pub(crate) fn is(&self, scope: u32, version: u32, key: &Secret32) -> Option<bool> {
-        self.with(scope, version, |known| known == key.expose())
+        self.with(scope, version, |known| key.matches(known))
     }
 
     /// Whether any key is known, be it locked. One load.

@@ -345,7 +345,7 @@ fn wrap(
     });
     let outcomes = keystore.ask(unwraps.collect());
     for (outcome, (scope, version, key)) in outcomes.into_iter().zip(known.iter()) {
-        if unwrapped(outcome)?.expose() != key.expose() {
+        if !key.matches(unwrapped(outcome)?.expose()) {
             return Err(ProviderError::new(
                 ErrorClass::WrongCiphertext,
                 format!("the provider does not give {} back", name(scope, version)),

@@ -311,7 +311,7 @@ mod tests {
         let numbers: Vec<_> = main.versions().iter().map(|v| (v.version, v.created)).collect();
         assert_eq!(numbers, [(1, 1_767_225_600), (2, 1_798_761_600)]);
         let first: [u8; 32] = std::array::from_fn(|i| i as u8);
-        assert!(main.version(1).unwrap().secret.expose() == &first);
+        assert!(main.version(1).unwrap().secret.matches(&first));
         assert!(main.version(3).is_none());
         assert!(file.encode().unwrap().as_slice() == GOLDEN.as_bytes());
     }

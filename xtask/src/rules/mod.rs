@@ -7,6 +7,7 @@ mod links;
 mod majors;
 mod messages;
 mod safety;
+mod secrets;
 mod unsafe_code;
 mod words;
 
@@ -46,6 +47,7 @@ pub(crate) const RULES: &[Rule] = &[
     Rule { name: "newest", check: majors::check_newest },
     Rule { name: "messages", check: messages::check },
     Rule { name: "safety", check: safety::check },
+    Rule { name: "secrets", check: secrets::check },
     Rule { name: "words", check: words::check },
     Rule { name: "links", check: links::check },
     Rule { name: "length", check: length::check },

@@ -178,7 +178,7 @@ fn prove<S: Borrow<Secret32>>(
     let answers = operations::ask(by, keys.iter().map(question).collect())?;
     let what = format!("unwrap the key of {}", scope_name(scope));
     for ((_, secret, _), answer) in keys.iter().zip(answers) {
-        if answer.unwrapped(&what)?.expose() != secret.borrow().expose() {
+        if !secret.borrow().matches(answer.unwrapped(&what)?.expose()) {
             return Err(operations::unproven(&spec.name));
         }
     }

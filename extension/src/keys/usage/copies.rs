@@ -59,7 +59,7 @@ fn add_records(
         let wrapped = with_wrap_key(scope, key_version, |wrap_key| {
             let data_key = unwrap_record(file, epoch, key)?;
             if let Some(other) = other
-                && unwrap_record(copy, epoch, other)?.expose() != data_key.expose()
+                && !unwrap_record(copy, epoch, other)?.is_same(&data_key)
             {
                 return Err(taken(file, copy, epoch));
             }

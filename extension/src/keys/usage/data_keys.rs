@@ -72,7 +72,7 @@ pub(crate) fn wrap_data_key(
     let proven = wrap::wrap(wrap_key, &aad, key.expose(), &mut wrapped)
         .ok()
         .and_then(|_| cache::open_data_key(wrap_key, file, epoch, key.cipher(), &wrapped))
-        .is_some_and(|again| again.expose() == key.expose());
+        .is_some_and(|again| again.is_same(key));
     if proven { Ok(wrapped) } else { Err(internal("a data key could not be wrapped".into())) }
 }
 
@@ -233,7 +233,7 @@ pub(crate) fn unwrap_record(file: RelFile, epoch: u16, key: &state::DataKey) -> 
 /// now.
 pub(crate) fn have_same_key(one: RelFile, other: RelFile, epoch: u16) -> bool {
     without_trace(|| match (present_key(one, epoch), present_key(other, epoch)) {
-        (Some(one), Some(other)) => one.expose() == other.expose(),
+        (Some(one), Some(other)) => one.is_same(&other),
         _ => false,
     })
 }
@@ -265,7 +265,7 @@ pub(crate) fn is_another_key(record: &Record) -> bool {
         cache::open_data_key(&WrapKey::new(secret.expose()), *file, *epoch, cipher, wrapped)
     };
     without_trace(|| match (present_key(*file, *epoch), brought()) {
-        (Some(present), Some(brought)) => present.expose() != brought.expose(),
+        (Some(present), Some(brought)) => !present.is_same(&brought),
         _ => false,
     })
 }
