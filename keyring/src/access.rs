@@ -24,9 +24,8 @@ use pagevault_keystore::state::Provider;
 use serde::Deserialize;
 use serde_json::{Map, Value};
 
-use crate::offline::unreadable;
+use crate::failure::{Failure, unreadable};
 use crate::options::printable;
-use crate::provider::ProviderError;
 use crate::providers;
 use crate::trust::way::{Astray, follow};
 use crate::trust::{What, insecure, require};
@@ -59,7 +58,7 @@ impl Access {
         programs: bool,
         credentials: bool,
         providers: Option<&Path>,
-    ) -> Result<Self, ProviderError> {
+    ) -> Result<Self, Failure> {
         let providers = providers.map(read_providers).transpose()?.unwrap_or_default();
         Ok(Self { programs, credentials, providers })
     }
@@ -73,7 +72,7 @@ impl Access {
         name: &str,
         recorded: &Provider,
         data_directory: &Path,
-    ) -> Result<ProviderSpec, ProviderError> {
+    ) -> Result<ProviderSpec, Failure> {
         if let Some(Given { kind, options }) = self.providers.get(name) {
             let (name, kind, options) = (name.to_owned(), kind.clone(), options.clone());
             return Ok(ProviderSpec { name, kind, options, programs: true });
@@ -81,7 +80,7 @@ impl Access {
         let options: Map<String, Value> =
             serde_json::from_str(&recorded.options).map_err(|_| {
                 let what = format!("the options of provider \"{name}\" are not JSON");
-                ProviderError::new(ErrorClass::Internal, what)
+                Failure::new(ErrorClass::Internal, what)
             })?;
         if recorded.kind == "command" && !self.programs {
             let program = options.get("unwrap").unwrap_or(&Value::Null).to_string();
@@ -113,7 +112,7 @@ impl Access {
 }
 
 /// A file of providers, which only root and we can have written.
-fn read_providers(path: &Path) -> Result<BTreeMap<String, Given>, ProviderError> {
+fn read_providers(path: &Path) -> Result<BTreeMap<String, Given>, Failure> {
     let absolute = std::path::absolute(path).map_err(|error| unreadable(path, &error))?;
     let place = follow(What::Providers, &absolute);
     let place = place.map_err(|astray| astray.or(|error| unreadable(path, error)))?;
@@ -121,7 +120,7 @@ fn read_providers(path: &Path) -> Result<BTreeMap<String, Given>, ProviderError>
     serde_json::from_slice(&text).map_err(|error| {
         // The text is not repeated: somebody may have put a credential there by mistake.
         let message = format!("\"{}\" does not say what providers there are", path.display());
-        ProviderError::new(ErrorClass::BadOptions, message)
+        Failure::new(ErrorClass::BadOptions, message)
             .with_detail(format!(
                 "Reading stopped at line {}, column {}.",
                 error.line(),
@@ -133,10 +132,7 @@ fn read_providers(path: &Path) -> Result<BTreeMap<String, Given>, ProviderError>
 
 /// A data directory and the folder of its keystore, if only root and we can have written there. The
 /// folder need not be there.
-pub(crate) fn enter(
-    data_directory: &Path,
-    folder: &str,
-) -> Result<(PathBuf, PathBuf), ProviderError> {
+pub(crate) fn enter(data_directory: &Path, folder: &str) -> Result<(PathBuf, PathBuf), Failure> {
     let absolute =
         std::path::absolute(data_directory).map_err(|error| unreadable(data_directory, &error))?;
     let root = follow(What::Keystore, &absolute)
@@ -153,13 +149,13 @@ pub(crate) fn enter(
     }
 }
 
-fn require_directory(path: &Path) -> Result<(), ProviderError> {
+fn require_directory(path: &Path) -> Result<(), Failure> {
     let metadata = std::fs::symlink_metadata(path).map_err(|error| unreadable(path, &error))?;
     require(What::Keystore, path, &metadata)
 }
 
 /// The content of a file that only root and we can have written.
-pub(crate) fn read_ours(what: What, path: &Path) -> Result<Vec<u8>, ProviderError> {
+pub(crate) fn read_ours(what: What, path: &Path) -> Result<Vec<u8>, Failure> {
     let failed = |error: io::Error| unreadable(path, &error);
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
     let opened = OpenOptions::new().read(true).custom_flags(flags.bits()).open(path);

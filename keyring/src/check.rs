@@ -4,8 +4,9 @@
 use pagevault_cipher::Secret32;
 use pagevault_keystore::protocol::{ErrorClass, Finding};
 
+use crate::failure::Failure;
 use crate::findings::Findings;
-use crate::provider::{Provider, ProviderError};
+use crate::provider::Provider;
 
 /// What test secrets are bound to; no keystore has this context.
 const CONTEXT: &str = "pagevault/1/check/0";
@@ -37,7 +38,7 @@ fn use_key(provider: &dyn Provider, key: &str, findings: &mut Findings) -> Optio
     let refused = match provider.unwrap(key, OTHER_CONTEXT, &wrapped) {
         Err(error) if error.class == ErrorClass::WrongCiphertext => Ok(()),
         Err(error) => Err(error),
-        Ok(_) => Err(ProviderError::new(
+        Ok(_) => Err(Failure::new(
             ErrorClass::Insecure,
             "a key wrapped for one database opens for another",
         )),
@@ -48,13 +49,13 @@ fn use_key(provider: &dyn Provider, key: &str, findings: &mut Findings) -> Optio
 }
 
 /// Wraps a random key, unwraps it, and returns it wrapped.
-fn round_trip(provider: &dyn Provider, key: &str) -> Result<Vec<u8>, ProviderError> {
+fn round_trip(provider: &dyn Provider, key: &str) -> Result<Vec<u8>, Failure> {
     let secret = Secret32::random()
-        .map_err(|error| ProviderError::new(ErrorClass::Internal, error.to_string()))?;
+        .map_err(|error| Failure::new(ErrorClass::Internal, error.to_string()))?;
     let wrapped = provider.wrap(key, CONTEXT, secret.expose())?.wrapped;
     let unwrapped = provider.unwrap(key, CONTEXT, &wrapped)?;
     if !secret.matches(&unwrapped.plaintext) {
-        return Err(ProviderError::new(
+        return Err(Failure::new(
             ErrorClass::Internal,
             "the key that came back is not the one that was wrapped",
         ));

@@ -1,8 +1,7 @@
 //! What was found on looking at a provider, thing by thing.
 
+use crate::failure::Failure;
 use pagevault_keystore::protocol::Finding;
-
-use crate::provider::ProviderError;
 
 /// Findings in the order in which a person would look; the first failure is the last.
 #[derive(Debug, Default)]
@@ -14,7 +13,7 @@ impl Findings {
     pub fn note<T>(
         &mut self,
         what: &str,
-        found: Result<T, ProviderError>,
+        found: Result<T, Failure>,
         seen: impl FnOnce(&T) -> String,
     ) -> Option<T> {
         let (value, seen, failure) = match found {
@@ -22,7 +21,7 @@ impl Findings {
                 let seen = seen(&value);
                 (Some(value), seen, None)
             }
-            Err(error) => (None, String::new(), Some(error.into())),
+            Err(error) => (None, String::new(), Some(error)),
         };
         self.0.push(Finding { what: what.to_owned(), seen, failure });
         value

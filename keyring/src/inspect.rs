@@ -11,9 +11,9 @@ use pagevault_cipher::wal;
 use pagevault_keystore::batch;
 use pagevault_keystore::log::{self, aside};
 
-use crate::offline::{DIRECTORY, unreadable};
+use crate::failure::{Failure, unreadable};
+use crate::offline::DIRECTORY;
 use crate::options::printable;
-use crate::provider::ProviderError;
 use crate::regular::{open_regular, read_regular};
 use crate::verify::{fill, relation_file, wal_segment};
 
@@ -25,7 +25,7 @@ const LARGEST_SEGMENT: u64 = 1 << 30;
 ///
 /// # Errors
 /// When a file cannot be read.
-pub fn inspect(paths: &[PathBuf], out: &mut impl Write) -> Result<(), ProviderError> {
+pub fn inspect(paths: &[PathBuf], out: &mut impl Write) -> Result<(), Failure> {
     for path in paths {
         if path.is_dir() {
             for file in key_files(path)? {
@@ -39,7 +39,7 @@ pub fn inspect(paths: &[PathBuf], out: &mut impl Write) -> Result<(), ProviderEr
 }
 
 /// The key files of a data directory, or of a keystore.
-fn key_files(path: &Path) -> Result<Vec<PathBuf>, ProviderError> {
+fn key_files(path: &Path) -> Result<Vec<PathBuf>, Failure> {
     let inside = path.join(DIRECTORY);
     let directory = if inside.is_dir() { inside } else { path.to_owned() };
     let entries = fs::read_dir(&directory).map_err(|error| unreadable(&directory, &error))?;
@@ -55,7 +55,7 @@ fn key_files(path: &Path) -> Result<Vec<PathBuf>, ProviderError> {
     Ok(files)
 }
 
-fn one(path: &Path, out: &mut impl Write) -> Result<(), ProviderError> {
+fn one(path: &Path, out: &mut impl Write) -> Result<(), Failure> {
     let failed = |error: io::Error| unreadable(path, &error);
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let length = fs::metadata(path).map_err(failed)?.len();

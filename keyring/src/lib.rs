@@ -6,13 +6,14 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | [`provider`] | what every provider can do, and how it says that it cannot |
+//! | [`provider`] | what every provider can do |
 //! | [`providers`] | one file per provider, and the registry that maps a kind to its constructor |
 //! | [`options`] | reading a provider's options; unknown names are refused |
 //! | `net` | TLS, deadlines and causes of failure for the providers that use the network |
 //! | [`mod@retry`] | trying again under a deadline, written once for all providers |
 //! | [`mod@serve`] | one request, one reply, a deadline that holds even if a provider hangs |
 //! | `program` | running a program of the operator's, and leaving nothing of it behind |
+//! | [`failure`] | why something was not done |
 //! | [`findings`] | what was found on looking at a provider |
 //! | [`mod@check`] | trying out a provider and a key, in plain words |
 //! | [`keyfile`] | the key file of the `file` provider |
@@ -22,6 +23,7 @@
 //! | [`offline`] | the keystore of a data directory, without its server |
 //! | [`escrow`] | database keys under an operator's public key, for the day the provider is lost |
 //! | [`mod@audit`] | whether lines of the audit trail were forged or taken away |
+//! | `bindir` | where PostgreSQL's own programs are |
 //! | [`mod@exec`] | PostgreSQL's own programs, with the keys of WAL |
 //! | [`mod@inspect`] | what files say of themselves, without keys |
 //! | [`mod@take_back`] | taking back what a start has cut off key files |
@@ -33,10 +35,12 @@
 
 pub mod access;
 pub mod audit;
+mod bindir;
 pub mod check;
 pub mod cli;
 pub mod escrow;
 pub mod exec;
+pub mod failure;
 pub mod findings;
 pub mod harden;
 pub mod inspect;

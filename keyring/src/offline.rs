@@ -22,7 +22,7 @@ use pagevault_keystore::{CheckValue, Record, RelFile, data_key_aad, master_conte
 use zeroize::Zeroizing;
 
 use crate::access::{Access, enter, read_ours};
-use crate::provider::ProviderError;
+use crate::failure::{Failure, unreadable};
 use crate::serve;
 use crate::trust::What;
 
@@ -55,12 +55,12 @@ impl Keystore {
     /// # Errors
     /// When they are missing, damaged, do not belong together, or somebody else than root and us
     /// may have written them.
-    pub fn read(data_directory: &Path, access: Access) -> Result<Self, ProviderError> {
+    pub fn read(data_directory: &Path, access: Access) -> Result<Self, Failure> {
         let (data_directory, directory) = enter(data_directory, DIRECTORY)?;
         // The cluster's log comes first: others rely on what it says.
         let scopes = named(&directory, log::scope_of)?;
         if scopes.first() != Some(&0) {
-            return Err(ProviderError::new(
+            return Err(Failure::new(
                 ErrorClass::KeyMissing,
                 format!("there is no keystore in \"{}\"", data_directory.display()),
             )
@@ -73,7 +73,7 @@ impl Keystore {
         for &scope in &scopes {
             let path = directory.join(log::file_name(scope));
             let damaged = |what: &dyn std::fmt::Display| {
-                ProviderError::new(
+                Failure::new(
                     ErrorClass::Internal,
                     format!("key file \"{}\" is not readable: {what}", path.display()),
                 )
@@ -90,7 +90,7 @@ impl Keystore {
         let id = id.unwrap_or_default();
         for record in restored(&directory, id)? {
             state.apply(record).map_err(|error| {
-                ProviderError::new(ErrorClass::Internal, format!("keystore: {error}"))
+                Failure::new(ErrorClass::Internal, format!("keystore: {error}"))
             })?;
         }
         Ok(Self { data_directory, id, scopes, state, access })
@@ -139,7 +139,7 @@ impl Keystore {
     ///
     /// # Errors
     /// As [`Keystore::read`].
-    pub fn put_aside(&self) -> Result<Vec<(u32, Vec<Record>)>, ProviderError> {
+    pub fn put_aside(&self) -> Result<Vec<(u32, Vec<Record>)>, Failure> {
         let directory = self.data_directory.join(DIRECTORY);
         let mut found = Vec::new();
         for scope in named(&directory, aside::scope_beside)? {
@@ -147,7 +147,7 @@ impl Keystore {
             let records = aside::decode(&read_ours(What::Keystore, &path)?, scope, &self.id);
             let records = records.map_err(|error| {
                 let what = format!("key file \"{}\" is not readable: {error}", path.display());
-                ProviderError::new(ErrorClass::Internal, what)
+                Failure::new(ErrorClass::Internal, what)
             })?;
             found.push((scope, records));
         }
@@ -166,7 +166,7 @@ impl Keystore {
     ///
     /// # Errors
     /// The first failure, if there is any.
-    pub fn unlock(&self, wanted: &BTreeSet<(u32, u32)>) -> Result<DatabaseKeys, ProviderError> {
+    pub fn unlock(&self, wanted: &BTreeSet<(u32, u32)>) -> Result<DatabaseKeys, Failure> {
         let mut operations = Vec::new();
         for &(scope, version) in wanted {
             operations.push(self.unwrapping(scope, version)?);
@@ -180,6 +180,15 @@ impl Keystore {
         Ok(DatabaseKeys { keys })
     }
 
+    /// The database keys that any data key is wrapped by, but for those of databases that were
+    /// dropped.
+    pub(crate) fn needed(&self) -> BTreeSet<(u32, u32)> {
+        let keys = self.state.files().flat_map(|(_, entry)| entry.keys.values());
+        let mut needed: BTreeSet<_> = keys.map(|key| (key.scope, key.key_version)).collect();
+        needed.retain(|(scope, _)| !self.is_gone(*scope));
+        needed
+    }
+
     /// The check value that a database key of this keystore has.
     pub(crate) fn check_value(&self, (scope, version): (u32, u32), key: &Secret32) -> CheckValue {
         CheckValue::of(key, &self.id, scope, version)
@@ -191,7 +200,7 @@ impl Keystore {
         &self,
         (scope, version): (u32, u32),
         key: &Secret32,
-    ) -> Result<(), ProviderError> {
+    ) -> Result<(), Failure> {
         let Some(record) = self.state.database_key(scope, version) else { return Ok(()) };
         if record.check.fits(key, &self.id, scope, version) {
             return Ok(());
@@ -200,7 +209,7 @@ impl Keystore {
             0 => "the cluster".to_owned(),
             database => format!("database {database}"),
         };
-        Err(ProviderError::new(
+        Err(Failure::new(
             ErrorClass::WrongKey,
             format!("this is not version {version} of the database key of {whose}"),
         )
@@ -219,8 +228,8 @@ impl Keystore {
         serve::answer(request, Instant::now(), TIME).results
     }
 
-    fn unwrapping(&self, scope: u32, version: u32) -> Result<Operation, ProviderError> {
-        let damaged = |what: String| ProviderError::new(ErrorClass::Internal, what);
+    fn unwrapping(&self, scope: u32, version: u32) -> Result<Operation, Failure> {
+        let damaged = |what: String| Failure::new(ErrorClass::Internal, what);
         let key = self.state.database_key(scope, version).ok_or_else(|| {
             damaged(format!("the keystore has no database key {scope}/{version}"))
         })?;
@@ -244,11 +253,11 @@ fn generation_at(file: RelFile, epoch: u16) -> u32 {
 }
 
 /// The key that was unwrapped.
-pub(crate) fn unwrapped(outcome: Outcome) -> Result<Secret32, ProviderError> {
+pub(crate) fn unwrapped(outcome: Outcome) -> Result<Secret32, Failure> {
     match outcome {
         Outcome::Unwrapped { plaintext, .. } => {
             let bytes = plaintext.expose().try_into().map_err(|_| {
-                ProviderError::new(ErrorClass::WrongCiphertext, "a database key has not 32 bytes")
+                Failure::new(ErrorClass::WrongCiphertext, "a database key has not 32 bytes")
             })?;
             Ok(Secret32::from_bytes(bytes))
         }
@@ -257,28 +266,22 @@ pub(crate) fn unwrapped(outcome: Outcome) -> Result<Secret32, ProviderError> {
 }
 
 /// Why something else was not done.
-pub(crate) fn not_done(outcome: Outcome) -> ProviderError {
+pub(crate) fn not_done(outcome: Outcome) -> Failure {
     match outcome {
-        Outcome::Failed(failure) => ProviderError {
-            class: failure.class,
-            message: failure.message,
-            detail: failure.detail.unwrap_or_default(),
-            hint: failure.hint.unwrap_or_default(),
-            retry: failure.retry,
-        },
-        _ => ProviderError::new(ErrorClass::Internal, "a provider answered something else"),
+        Outcome::Failed(failure) => failure,
+        _ => Failure::new(ErrorClass::Internal, "a provider answered something else"),
     }
 }
 
 /// What an escrow was restored to, if the server has not taken that over yet.
-fn restored(directory: &Path, id: [u8; 16]) -> Result<Vec<Record>, ProviderError> {
+fn restored(directory: &Path, id: [u8; 16]) -> Result<Vec<Record>, Failure> {
     let path = directory.join(escrow::RESTORED);
     if fs::symlink_metadata(&path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
         return Ok(Vec::new());
     }
     let bytes = read_ours(What::Keystore, &path)?;
     let restored = Restored::decode(&bytes).map_err(|error| {
-        ProviderError::new(
+        Failure::new(
             ErrorClass::Internal,
             format!("key file \"{}\" is not readable: {error}", path.display()),
         )
@@ -288,7 +291,7 @@ fn restored(directory: &Path, id: [u8; 16]) -> Result<Vec<Record>, ProviderError
 }
 
 /// The scopes that are in the names of files, ascending.
-fn named(directory: &Path, of: impl Fn(&str) -> Option<u32>) -> Result<Vec<u32>, ProviderError> {
+fn named(directory: &Path, of: impl Fn(&str) -> Option<u32>) -> Result<Vec<u32>, Failure> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.map_err(|error| unreadable(directory, &error))?,
@@ -300,14 +303,6 @@ fn named(directory: &Path, of: impl Fn(&str) -> Option<u32>) -> Result<Vec<u32>,
     }
     scopes.sort_unstable();
     Ok(scopes)
-}
-
-/// A file or directory that the system does not let us read.
-pub(crate) fn unreadable(path: &Path, error: &io::Error) -> ProviderError {
-    ProviderError::new(
-        ErrorClass::Unreachable,
-        format!("could not read \"{}\": {error}", path.display()),
-    )
 }
 
 /// Unwrapped database keys.

@@ -1,13 +1,12 @@
 //! Reading a provider's options. Unknown names are refused: a misspelt option that is silently
 //! ignored is a security setting that is silently off.
 
+use crate::failure::Failure;
 use std::path::{Component, Path, PathBuf};
 
 use pagevault_keystore::protocol::ErrorClass;
 use reqwest::Url;
 use serde_json::{Map, Value};
-
-use crate::provider::ProviderError;
 
 /// The options of one provider, names checked.
 pub struct Options<'a> {
@@ -21,7 +20,7 @@ impl<'a> Options<'a> {
         kind: &'a str,
         values: &'a Map<String, Value>,
         known: &[&str],
-    ) -> Result<Options<'a>, ProviderError> {
+    ) -> Result<Options<'a>, Failure> {
         match values.keys().find(|name| !known.contains(&name.as_str())) {
             None => Ok(Options { kind, values }),
             Some(name) => Err(bad(format!(
@@ -34,7 +33,7 @@ impl<'a> Options<'a> {
 
     /// A program and its arguments, if they are given: an array of texts, of which the first is an
     /// absolute path. Only the form is looked at, not the file system.
-    pub fn program(&self, name: &str) -> Result<Option<(PathBuf, Vec<String>)>, ProviderError> {
+    pub fn program(&self, name: &str) -> Result<Option<(PathBuf, Vec<String>)>, Failure> {
         let Some(value) = self.values.get(name) else { return Ok(None) };
         let texts: Option<Vec<String>> = value.as_array().and_then(|values| {
             values.iter().map(|value| value.as_str().map(str::to_owned)).collect()
@@ -50,7 +49,7 @@ impl<'a> Options<'a> {
                 "option \"{name}\" holds a control character or more than 4095 bytes"
             )));
         }
-        let path = absolute_path(&texts.remove(0)).map_err(|error| ProviderError {
+        let path = absolute_path(&texts.remove(0)).map_err(|error| Failure {
             message: format!("option \"{name}\": {}", error.message),
             ..error
         })?;
@@ -58,26 +57,26 @@ impl<'a> Options<'a> {
     }
 
     /// A required absolute path to a file. Only the form is looked at, not the file system.
-    pub fn absolute_path(&self, name: &str) -> Result<PathBuf, ProviderError> {
+    pub fn absolute_path(&self, name: &str) -> Result<PathBuf, Failure> {
         self.optional_path(name)?.ok_or_else(|| self.missing(name, "\"/absolute/path\""))
     }
 
     /// An absolute path to a file, if it is given.
-    pub fn optional_path(&self, name: &str) -> Result<Option<PathBuf>, ProviderError> {
+    pub fn optional_path(&self, name: &str) -> Result<Option<PathBuf>, Failure> {
         let path = self.text(name)?.map(absolute_path).transpose();
-        path.map_err(|error| ProviderError {
+        path.map_err(|error| Failure {
             message: format!("option \"{name}\": {}", error.message),
             ..error
         })
     }
 
     /// A required text.
-    pub fn required_text(&self, name: &str) -> Result<&'a str, ProviderError> {
+    pub fn required_text(&self, name: &str) -> Result<&'a str, Failure> {
         self.text(name)?.ok_or_else(|| self.missing(name, "\"...\""))
     }
 
     /// A text, if it is given: not empty, at most 4095 bytes, no control characters.
-    pub fn text(&self, name: &str) -> Result<Option<&'a str>, ProviderError> {
+    pub fn text(&self, name: &str) -> Result<Option<&'a str>, Failure> {
         match self.values.get(name) {
             None => Ok(None),
             Some(Value::String(text))
@@ -93,7 +92,7 @@ impl<'a> Options<'a> {
     }
 
     /// Whether something is switched on; off if it is not given.
-    pub fn flag(&self, name: &str) -> Result<bool, ProviderError> {
+    pub fn flag(&self, name: &str) -> Result<bool, Failure> {
         match self.values.get(name) {
             None => Ok(false),
             Some(Value::Bool(on)) => Ok(*on),
@@ -102,7 +101,7 @@ impl<'a> Options<'a> {
     }
 
     /// Options within an option, if they are given.
-    pub fn object(&self, name: &str) -> Result<Option<&'a Map<String, Value>>, ProviderError> {
+    pub fn object(&self, name: &str) -> Result<Option<&'a Map<String, Value>>, Failure> {
         match self.values.get(name) {
             None => Ok(None),
             Some(Value::Object(values)) => Ok(Some(values)),
@@ -110,7 +109,7 @@ impl<'a> Options<'a> {
         }
     }
 
-    fn missing(&self, name: &str, example: &str) -> ProviderError {
+    fn missing(&self, name: &str, example: &str) -> Failure {
         bad(format!("option \"{name}\" is missing for a provider of kind \"{}\"", self.kind))
             .with_hint(format!("Give it as {{\"{name}\": {example}}}."))
     }
@@ -122,7 +121,7 @@ pub(crate) const CLEAR: &str = "insecure_loopback_http";
 
 /// Accepts `https://host[:port]` as the value of `option`; and `http` to this machine, if `clear`
 /// ([`CLEAR`]) is set.
-pub(crate) fn server_address(option: &str, text: &str, clear: bool) -> Result<Url, ProviderError> {
+pub(crate) fn server_address(option: &str, text: &str, clear: bool) -> Result<Url, Failure> {
     let wrong = |detail: &str| {
         // Not repeated: somebody may have put a credential into it.
         bad(format!("option \"{option}\" is not the address of a server"))
@@ -136,7 +135,7 @@ pub(crate) fn server_address(option: &str, text: &str, clear: bool) -> Result<Ur
         "https" => {}
         "http" if here && clear => {}
         "http" if here => {
-            return Err(ProviderError::new(
+            return Err(Failure::new(
                 ErrorClass::Insecure,
                 "keys would go to whoever listens at a port of this machine",
             )
@@ -148,7 +147,7 @@ pub(crate) fn server_address(option: &str, text: &str, clear: bool) -> Result<Ur
             )));
         }
         "http" => {
-            return Err(ProviderError::new(ErrorClass::Insecure, "keys would travel in clear")
+            return Err(Failure::new(ErrorClass::Insecure, "keys would travel in clear")
                 .with_detail(format!(
                     "The option \"{option}\" begins with http and names another machine."
                 ))
@@ -166,7 +165,7 @@ pub(crate) fn server_address(option: &str, text: &str, clear: bool) -> Result<Ur
 }
 
 /// Accepts an absolute path that names a file and holds no `..`.
-pub fn absolute_path(text: &str) -> Result<PathBuf, ProviderError> {
+pub fn absolute_path(text: &str) -> Result<PathBuf, Failure> {
     let path = Path::new(text);
     let shown = printable(text);
     if !path.is_absolute() {
@@ -202,8 +201,8 @@ fn escape_control(c: char) -> impl Iterator<Item = char> {
     plain.into_iter().chain(escaped.into_iter().flatten())
 }
 
-pub(crate) fn bad(message: impl Into<String>) -> ProviderError {
-    ProviderError::new(ErrorClass::BadOptions, message)
+pub(crate) fn bad(message: impl Into<String>) -> Failure {
+    Failure::new(ErrorClass::BadOptions, message)
 }
 
 #[cfg(test)]

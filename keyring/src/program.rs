@@ -47,7 +47,7 @@ pub(crate) struct Ended {
     /// What it printed, which may be a secret.
     pub(crate) output: Zeroizing<Vec<u8>>,
     /// The last line that it printed on standard error; not made fit for messages.
-    pub(crate) said: String,
+    pub(crate) last_error: String,
 }
 
 /// Why a program did not run to its end.
@@ -105,7 +105,7 @@ pub(crate) fn run(
         errors: pipe(child.stderr.take().map(Into::into)),
     };
     let mut group = Group { leader: child, reaped: false };
-    let mut spoken = Spoken::new();
+    let mut printed = Printed::new();
     let mut input = input;
     let mut ended = false;
     loop {
@@ -124,15 +124,16 @@ pub(crate) fn run(
             input = pipes.feed(input);
         }
         if ready.output {
-            spoken.listen(&mut pipes.output)?;
+            printed.read_output(&mut pipes.output)?;
         }
         if ready.errors {
-            spoken.overhear(&mut pipes.errors)?;
+            printed.read_errors(&mut pipes.errors)?;
         }
         if ended && !ready.output && !ready.errors {
             let status = group.reap()?;
             let code = code_of(status);
-            return Ok(Ended { code, output: spoken.output, said: last_line(&spoken.errors) });
+            let last_error = last_line(&printed.errors);
+            return Ok(Ended { code, output: printed.output, last_error });
         }
     }
 }
@@ -237,21 +238,21 @@ impl Pipes {
 }
 
 /// What a program printed.
-struct Spoken {
+struct Printed {
     output: Zeroizing<Vec<u8>>,
     errors: Zeroizing<Vec<u8>>,
 }
 
-impl Spoken {
+impl Printed {
     /// With all room at once: a vector that grows by itself leaves copies behind.
-    fn new() -> Spoken {
-        Spoken {
+    fn new() -> Printed {
+        Printed {
             output: Zeroizing::new(Vec::with_capacity(OUTPUT_LIMIT + 1)),
             errors: Zeroizing::new(Vec::with_capacity(2 * TAIL)),
         }
     }
 
-    fn listen(&mut self, from: &mut Option<File>) -> Result<(), Stopped> {
+    fn read_output(&mut self, from: &mut Option<File>) -> Result<(), Stopped> {
         let mut piece = Zeroizing::new([0; PIPE_BUF]);
         let count = read(from, &mut *piece)?;
         if self.output.len() + count > OUTPUT_LIMIT {
@@ -261,7 +262,7 @@ impl Spoken {
         Ok(())
     }
 
-    fn overhear(&mut self, from: &mut Option<File>) -> io::Result<()> {
+    fn read_errors(&mut self, from: &mut Option<File>) -> io::Result<()> {
         let mut piece = Zeroizing::new([0; TAIL]);
         let count = read(from, &mut *piece)?;
         let held = self.errors.len();

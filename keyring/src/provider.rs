@@ -1,12 +1,11 @@
-//! What every provider can do, and how it says that it cannot.
+//! What every provider can do.
 
-use std::fmt;
 use std::path::PathBuf;
 use std::time::Instant;
 
-use pagevault_keystore::protocol::{ErrorClass, Failure};
 use zeroize::Zeroizing;
 
+use crate::failure::Failure;
 use crate::findings::Findings;
 
 /// Something that wraps and unwraps with a master key: a key file, Vault, a KMS, a command.
@@ -16,10 +15,10 @@ use crate::findings::Findings;
 pub trait Provider {
     /// Wraps `plaintext` with the newest version of `key`. `context` is bound as associated data:
     /// [`unwrap`](Provider::unwrap) succeeds under the same context only.
-    fn wrap(&self, key: &str, context: &str, plaintext: &[u8]) -> Result<Wrapped, ProviderError>;
+    fn wrap(&self, key: &str, context: &str, plaintext: &[u8]) -> Result<Wrapped, Failure>;
 
     /// Unwraps what [`wrap`](Provider::wrap) made, with whichever version of `key` made it.
-    fn unwrap(&self, key: &str, context: &str, wrapped: &[u8]) -> Result<Unwrapped, ProviderError>;
+    fn unwrap(&self, key: &str, context: &str, wrapped: &[u8]) -> Result<Unwrapped, Failure>;
 
     /// Wraps again under the newest version of `key` what `from_key` of this provider wrapped.
     ///
@@ -30,7 +29,7 @@ pub trait Provider {
         key: &str,
         context: &str,
         wrapped: &[u8],
-    ) -> Result<Wrapped, ProviderError> {
+    ) -> Result<Wrapped, Failure> {
         let unwrapped = self.unwrap(from_key, context, wrapped)?;
         self.wrap(key, context, &unwrapped.plaintext)
     }
@@ -39,10 +38,10 @@ pub trait Provider {
     /// the newest. If it has one already, because somebody rotated it elsewhere, pointed its name
     /// at another key, or a rotation was cut short, that one will do. Older versions keep
     /// unwrapping.
-    fn rotate(&self, key: &str, wrapped: &[u8]) -> Result<u64, ProviderError>;
+    fn rotate(&self, key: &str, wrapped: &[u8]) -> Result<u64, Failure>;
 
     /// Tells about `key` without using it.
-    fn describe(&self, key: &str) -> Result<KeyInfo, ProviderError>;
+    fn describe(&self, key: &str) -> Result<KeyInfo, Failure>;
 
     /// Looks at everything around the key (place, permissions, address, credentials). `None` after
     /// a failure.
@@ -50,7 +49,7 @@ pub trait Provider {
 
     /// Refuses options that can never be right. What may come later, such as a key file that does
     /// not exist yet, is no error.
-    fn check_options(&self) -> Result<(), ProviderError>;
+    fn check_options(&self) -> Result<(), Failure>;
 }
 
 /// What a provider may know of the request it serves.
@@ -89,76 +88,4 @@ pub struct KeyInfo {
     pub oldest_version: u64,
     /// Where the key is and what protects it, in one line.
     pub summary: String,
-}
-
-/// A failure in four parts, as PostgreSQL reports them, and a class that decides behaviour.
-///
-/// None of the parts may hold key material: they end in the server's log.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ProviderError {
-    /// What kind of failure it is.
-    pub class: ErrorClass,
-    /// What happened: lower case, no full stop.
-    pub message: String,
-    /// The cause in whole sentences, or empty.
-    pub detail: String,
-    /// What to do about it in whole sentences, or empty.
-    pub hint: String,
-    /// Whether the same attempt may succeed soon with nobody changing anything.
-    pub retry: bool,
-}
-
-impl ProviderError {
-    /// An error without detail and hint that is not worth trying again.
-    pub fn new(class: ErrorClass, message: impl Into<String>) -> ProviderError {
-        ProviderError {
-            class,
-            message: message.into(),
-            detail: String::new(),
-            hint: String::new(),
-            retry: false,
-        }
-    }
-
-    /// The same error with a cause.
-    #[must_use]
-    pub fn with_detail(mut self, detail: impl Into<String>) -> ProviderError {
-        self.detail = detail.into();
-        self
-    }
-
-    /// The same error with advice.
-    #[must_use]
-    pub fn with_hint(mut self, hint: impl Into<String>) -> ProviderError {
-        self.hint = hint.into();
-        self
-    }
-
-    /// The same error, worth trying again.
-    #[must_use]
-    pub fn transient(mut self) -> ProviderError {
-        self.retry = true;
-        self
-    }
-}
-
-impl fmt::Display for ProviderError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(&self.message)
-    }
-}
-
-impl std::error::Error for ProviderError {}
-
-impl From<ProviderError> for Failure {
-    fn from(error: ProviderError) -> Failure {
-        let given = |text: String| if text.is_empty() { None } else { Some(text) };
-        Failure {
-            class: error.class,
-            message: error.message,
-            detail: given(error.detail),
-            hint: given(error.hint),
-            retry: error.retry,
-        }
-    }
 }

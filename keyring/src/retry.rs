@@ -1,11 +1,10 @@
 //! Trying again under a deadline, written once for all providers.
 
+use crate::failure::Failure;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use pagevault_keystore::protocol::ErrorClass;
-
-use crate::provider::ProviderError;
 
 /// How long to wait between attempts: twice as long each time, less a random part.
 #[derive(Debug, Clone, Copy)]
@@ -29,9 +28,9 @@ impl Default for Backoff {
 pub fn retry<T>(
     backoff: Backoff,
     deadline: Option<Instant>,
-    mut passing: impl FnMut(ProviderError),
-    mut attempt: impl FnMut() -> Result<T, ProviderError>,
-) -> Result<T, ProviderError> {
+    mut passing: impl FnMut(Failure),
+    mut attempt: impl FnMut() -> Result<T, Failure>,
+) -> Result<T, Failure> {
     let mut wait = backoff.first;
     let mut attempts = 0_u32;
     let mut before = None;
@@ -55,10 +54,13 @@ pub fn retry<T>(
 }
 
 /// `error`, saying how often it was tried if that was more than once.
-fn counted(mut error: ProviderError, attempts: u32) -> ProviderError {
+fn counted(mut error: Failure, attempts: u32) -> Failure {
     if attempts > 1 {
-        let space = if error.detail.is_empty() { "" } else { " " };
-        error.detail.push_str(&format!("{space}Tried {attempts} times."));
+        let tried = format!("Tried {attempts} times.");
+        error.detail = Some(match error.detail {
+            Some(detail) => format!("{detail} {tried}"),
+            None => tried,
+        });
     }
     error
 }
@@ -81,8 +83,8 @@ mod tests {
         Some(Instant::now() + Duration::from_secs(5))
     }
 
-    fn throttled() -> ProviderError {
-        ProviderError::new(ErrorClass::Throttled, "too many requests").transient()
+    fn throttled() -> Failure {
+        Failure::new(ErrorClass::Throttled, "too many requests").transient()
     }
 
     #[test]
@@ -100,9 +102,9 @@ mod tests {
         let mut calls = 0;
         let result: Result<(), _> = retry(FAST, soon(), drop, || {
             calls += 1;
-            Err(ProviderError::new(ErrorClass::Denied, "no"))
+            Err(Failure::new(ErrorClass::Denied, "no"))
         });
-        assert_eq!((calls, result.unwrap_err().detail.as_str()), (1, ""));
+        assert_eq!((calls, result.unwrap_err().detail()), (1, ""));
     }
 
     #[test]
@@ -111,7 +113,7 @@ mod tests {
         let result = retry(
             FAST,
             soon(),
-            |error| told.push(error.detail),
+            |error| told.push(error.detail().to_owned()),
             || {
                 calls += 1;
                 if calls == 3 { Ok(()) } else { Err(throttled()) }
@@ -126,7 +128,7 @@ mod tests {
         let result: Result<(), _> =
             retry(FAST, Some(Instant::now() + Duration::from_millis(50)), drop, || {
                 calls += 1;
-                let late = ProviderError::new(ErrorClass::Deadline, "late").transient();
+                let late = Failure::new(ErrorClass::Deadline, "late").transient();
                 Err(if calls == 1 { throttled() } else { late })
             });
         assert_eq!((calls > 1, result.unwrap_err().class), (true, ErrorClass::Throttled));
@@ -139,7 +141,7 @@ mod tests {
         let error = retry::<()>(FAST, Some(deadline), drop, || Err(throttled())).unwrap_err();
         assert!(Instant::now() <= deadline + Duration::from_secs(1));
         assert_eq!(error.class, ErrorClass::Throttled);
-        assert!(error.detail.starts_with("Tried "), "{}", error.detail);
+        assert!(error.detail().starts_with("Tried "), "{}", error.detail());
     }
 
     #[test]

@@ -32,7 +32,8 @@ use pagevault_keystore::protocol::{
 };
 
 use crate::check::check;
-use crate::provider::{Environment, Provider, ProviderError};
+use crate::failure::Failure;
+use crate::provider::{Environment, Provider};
 use crate::providers;
 use crate::retry::{Backoff, retry};
 use crate::wire;
@@ -101,16 +102,16 @@ fn converse() -> io::Result<()> {
         .map_err(|error| io::Error::other(format!("could not write the reply: {error}")))
 }
 
-/// What a worker says of an operation.
-enum Told {
+/// What a worker reports of an operation.
+enum Update {
     /// An attempt failed, another is made.
-    Passing(ProviderError),
+    Retrying(Failure),
     Done(Done),
 }
 
 /// What a worker did and how long it took.
 struct Done {
-    result: Result<Outcome, ProviderError>,
+    result: Result<Outcome, Failure>,
     elapsed: Duration,
 }
 
@@ -123,39 +124,38 @@ pub(crate) fn answer(request: Request, start: Instant, limit: Duration) -> Reply
         programs: false,
     };
     let titles: Vec<String> = request.operations.iter().map(title).collect();
-    let works = match divide(request.operations) {
-        Ok(works) => works,
+    let batches = match divide(request.operations) {
+        Ok(batches) => batches,
         Err(error) => return refuse(error),
     };
 
     let (sender, receiver) = mpsc::channel();
-    for work in works {
+    for batch in batches {
         let (environment, sender) = (environment.clone(), sender.clone());
-        let started = thread::Builder::new().spawn(move || work.run(&environment, &sender));
+        let started = thread::Builder::new().spawn(move || batch.run(&environment, &sender));
         if let Err(error) = started {
             eprintln!("pagevault-keyring: could not start a thread: {error}");
         }
     }
     drop(sender);
 
-    let mut all: Vec<Option<Told>> = Vec::new();
+    let mut all: Vec<Option<Update>> = Vec::new();
     all.resize_with(titles.len(), || None);
     let ended = loop {
         match receiver.recv_timeout(deadline.saturating_duration_since(Instant::now())) {
-            Ok((index, told)) => all[index] = Some(told),
+            Ok((index, update)) => all[index] = Some(update),
             Err(ended) => break ended,
         }
     };
     let cause = || match ended {
-        RecvTimeoutError::Timeout => ProviderError::new(
-            ErrorClass::Deadline,
-            format!("no answer within {} ms", limit.as_millis()),
-        )
-        .with_detail("The provider had not finished when its time was up.")
-        .with_hint("It is slow or hangs. Try again, or raise pagevault.keyring_timeout.")
-        .transient(),
+        RecvTimeoutError::Timeout => {
+            Failure::new(ErrorClass::Deadline, format!("no answer within {} ms", limit.as_millis()))
+                .with_detail("The provider had not finished when its time was up.")
+                .with_hint("It is slow or hangs. Try again, or raise pagevault.keyring_timeout.")
+                .transient()
+        }
         RecvTimeoutError::Disconnected => {
-            ProviderError::new(ErrorClass::Internal, "the helper failed at this operation")
+            Failure::new(ErrorClass::Internal, "the helper failed at this operation")
                 .with_detail("Its messages are in the server's log.")
         }
     };
@@ -163,17 +163,17 @@ pub(crate) fn answer(request: Request, start: Instant, limit: Duration) -> Reply
     let (results, elapsed_us) = all
         .into_iter()
         .zip(titles)
-        .map(|(told, title)| {
-            let Done { result, elapsed } = match told {
-                Some(Told::Done(done)) => done,
-                Some(Told::Passing(error)) if ended == RecvTimeoutError::Timeout => {
+        .map(|(update, title)| {
+            let Done { result, elapsed } = match update {
+                Some(Update::Done(done)) => done,
+                Some(Update::Retrying(error)) if ended == RecvTimeoutError::Timeout => {
                     unfinished(error)
                 }
                 _ => unfinished(cause()),
             };
             let outcome = result.unwrap_or_else(|error| {
                 let message = format!("{title}: {}", error.message);
-                Outcome::Failed(ProviderError { message, ..error }.into())
+                Outcome::Failed(Failure { message, ..error })
             });
             (outcome, u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX))
         })
@@ -194,35 +194,35 @@ fn title(operation: &Operation) -> String {
 }
 
 /// The operations of one provider, with their places in the request.
-struct Work {
+struct Batch {
     provider: ProviderSpec,
     operations: Vec<(usize, Operation)>,
 }
 
-/// One [`Work`] per provider, so that one that hangs takes no other with it.
-fn divide(operations: Vec<Operation>) -> Result<Vec<Work>, ProviderError> {
-    let mut works: Vec<Work> = Vec::new();
+/// One [`Batch`] per provider, so that one that hangs takes no other with it.
+fn divide(operations: Vec<Operation>) -> Result<Vec<Batch>, Failure> {
+    let mut batches: Vec<Batch> = Vec::new();
     for (index, operation) in operations.into_iter().enumerate() {
         let provider = &operation.provider;
-        let same = |work: &Work| {
-            let other = &work.provider;
+        let same = |batch: &Batch| {
+            let other = &batch.provider;
             (&other.name, &other.kind, &other.options, other.programs)
                 == (&provider.name, &provider.kind, &provider.options, provider.programs)
         };
-        match works.iter().position(same) {
-            Some(at) => works[at].operations.push((index, operation)),
-            None if works.len() == PROVIDER_LIMIT => {
+        match batches.iter().position(same) {
+            Some(at) => batches[at].operations.push((index, operation)),
+            None if batches.len() == PROVIDER_LIMIT => {
                 return Err(bad_request(format!("more than {PROVIDER_LIMIT} providers")));
             }
-            None => works
-                .push(Work { provider: provider.clone(), operations: vec![(index, operation)] }),
+            None => batches
+                .push(Batch { provider: provider.clone(), operations: vec![(index, operation)] }),
         }
     }
-    Ok(works)
+    Ok(batches)
 }
 
-impl Work {
-    fn run(self, environment: &Environment, sender: &Sender<(usize, Told)>) {
+impl Batch {
+    fn run(self, environment: &Environment, sender: &Sender<(usize, Update)>) {
         let environment = &Environment { programs: self.provider.programs, ..environment.clone() };
         let provider = providers::build(&self.provider.kind, &self.provider.options, environment);
         for (index, operation) in self.operations {
@@ -232,20 +232,20 @@ impl Work {
                     Backoff::default(),
                     environment.deadline,
                     // Nobody listens any more: the deadline has passed, which `retry` sees too.
-                    |error| drop(sender.send((index, Told::Passing(error)))),
+                    |error| drop(sender.send((index, Update::Retrying(error)))),
                     || perform(provider.as_ref(), &operation),
                 ),
                 Err(error) => Err(error.clone()),
             };
             let done = Done { result, elapsed: start.elapsed() };
-            if sender.send((index, Told::Done(done))).is_err() {
+            if sender.send((index, Update::Done(done))).is_err() {
                 return; // the deadline has passed
             }
         }
     }
 }
 
-fn perform(provider: &dyn Provider, operation: &Operation) -> Result<Outcome, ProviderError> {
+fn perform(provider: &dyn Provider, operation: &Operation) -> Result<Outcome, Failure> {
     let (key, context) = (&operation.key, &operation.context);
     Ok(match &operation.action {
         Action::Wrap { plaintext } => {
@@ -273,11 +273,11 @@ fn perform(provider: &dyn Provider, operation: &Operation) -> Result<Outcome, Pr
 }
 
 /// The reply to a request that is not carried out at all.
-fn refuse(error: ProviderError) -> Reply {
-    Reply::new(vec![Outcome::Failed(error.into())], vec![0])
+fn refuse(error: Failure) -> Reply {
+    Reply::new(vec![Outcome::Failed(error)], vec![0])
 }
 
-fn unreadable(error: &ProtocolError) -> ProviderError {
+fn unreadable(error: &ProtocolError) -> Failure {
     let hint = match error {
         ProtocolError::Version { .. } => {
             "Extension and pagevault-keyring must be of the same release. Check the setting \
@@ -288,8 +288,8 @@ fn unreadable(error: &ProtocolError) -> ProviderError {
     bad_request(error.to_string()).with_hint(hint)
 }
 
-fn bad_request(message: impl Into<String>) -> ProviderError {
-    ProviderError::new(ErrorClass::BadRequest, message)
+fn bad_request(message: impl Into<String>) -> Failure {
+    Failure::new(ErrorClass::BadRequest, message)
 }
 
 /// Set before the first byte of the reply: from then on the reader may close, for it may have all.

@@ -15,10 +15,9 @@ use pagevault_keystore::{Record, batch};
 
 use crate::access::Access;
 use crate::escrow::{require_owner, require_stopped};
-use crate::exec::refuse;
-use crate::offline::{DIRECTORY, Keystore, unreadable};
+use crate::failure::{Failure, refuse, unreadable};
+use crate::offline::{DIRECTORY, Keystore};
 use crate::options::printable;
-use crate::provider::ProviderError;
 use crate::verify::Control;
 
 /// Takes back what stands beside the key files of a data directory, and tells what. Killed at any
@@ -26,7 +25,7 @@ use crate::verify::Control;
 ///
 /// # Errors
 /// When the server is running, or has WAL to replay; when files cannot be read or written.
-pub fn take_back(data_directory: &Path, out: &mut impl Write) -> Result<(), ProviderError> {
+pub fn take_back(data_directory: &Path, out: &mut impl Write) -> Result<(), Failure> {
     require_stopped(data_directory)?;
     let keystore = Keystore::read(data_directory, Access::default())?;
     require_owner(&keystore)?;
@@ -59,7 +58,7 @@ pub fn take_back(data_directory: &Path, out: &mut impl Write) -> Result<(), Prov
 
 /// Opened to be changed, a key file loses an end that is not readable. After a shutdown that is
 /// damage.
-fn require_whole(storage: &FileStorage, scope: u32) -> Result<(), ProviderError> {
+fn require_whole(storage: &FileStorage, scope: u32) -> Result<(), Failure> {
     let name = log::file_name(scope);
     let bytes = storage.read(&name, 0, log::MAX_LOG);
     let bytes = bytes.map_err(|error| unreadable(Path::new(&name), &error))?.unwrap_or_default();
@@ -70,10 +69,10 @@ fn require_whole(storage: &FileStorage, scope: u32) -> Result<(), ProviderError>
         .with_hint("Restore the directory pagevault/ of the data directory from a backup."))
 }
 
-fn failed(error: LogError) -> ProviderError {
-    ProviderError::new(ErrorClass::Internal, error.to_string())
+fn failed(error: LogError) -> Failure {
+    Failure::new(ErrorClass::Internal, error.to_string())
 }
 
-fn unprintable(error: io::Error) -> ProviderError {
+fn unprintable(error: io::Error) -> Failure {
     unreadable(Path::new("-"), &error)
 }

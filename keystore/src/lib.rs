@@ -42,6 +42,7 @@ pub mod compaction;
 pub mod directory;
 mod error;
 pub mod escrow;
+mod failure;
 pub mod job;
 pub mod job_table;
 pub mod label;

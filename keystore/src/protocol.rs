@@ -25,6 +25,8 @@ use serde::de::{DeserializeOwned, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zeroize::{Zeroize, Zeroizing};
 
+pub use crate::failure::{ErrorClass, Failure};
+
 /// The protocol version this crate speaks.
 pub const VERSION: u32 = 1;
 
@@ -211,91 +213,6 @@ pub struct Finding {
     /// Why it is not so.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failure: Option<Failure>,
-}
-
-/// Why an operation was not done, in the parts of a PostgreSQL error.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
-#[serde(deny_unknown_fields)]
-#[error("{message}")]
-pub struct Failure {
-    /// The kind of cause, for decisions and the SQLSTATE.
-    pub class: ErrorClass,
-    /// Lower case, no full stop, names provider and key.
-    pub message: String,
-    /// A whole sentence with the facts.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub detail: Option<String>,
-    /// A whole sentence with what to do.
-    #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub hint: Option<String>,
-    /// The same operation may succeed later without anyone changing anything.
-    pub retry: bool,
-}
-
-/// Kinds of cause that a caller may want to tell apart.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ErrorClass {
-    /// No connection, or no such file.
-    Unreachable,
-    /// Connection refused for reasons of TLS.
-    Tls,
-    /// The provider does not know who asks.
-    Unauthenticated,
-    /// The provider knows who asks and says no.
-    Denied,
-    /// No such master key, or no such version.
-    KeyMissing,
-    /// The master key exists and is switched off.
-    KeyDisabled,
-    /// The provider itself is sealed.
-    Sealed,
-    /// Too many requests.
-    Throttled,
-    /// Time ran out.
-    Deadline,
-    /// Not wrapped by this key, or not for this context.
-    WrongCiphertext,
-    /// The database key that was unwrapped does not fit its check value. Only who has that can
-    /// tell, which is not the helper.
-    WrongKey,
-    /// An option is missing, unknown or wrong.
-    BadOptions,
-    /// The request itself is wrong.
-    BadRequest,
-    /// Refused because keys would not be safe: a file's mode, owner or place.
-    Insecure,
-    /// A defect of the helper.
-    Internal,
-}
-
-impl ErrorClass {
-    /// The name in the protocol, such as `key_missing`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Unreachable => "unreachable",
-            Self::Tls => "tls",
-            Self::Unauthenticated => "unauthenticated",
-            Self::Denied => "denied",
-            Self::KeyMissing => "key_missing",
-            Self::KeyDisabled => "key_disabled",
-            Self::Sealed => "sealed",
-            Self::Throttled => "throttled",
-            Self::Deadline => "deadline",
-            Self::WrongCiphertext => "wrong_ciphertext",
-            Self::WrongKey => "wrong_key",
-            Self::BadOptions => "bad_options",
-            Self::BadRequest => "bad_request",
-            Self::Insecure => "insecure",
-            Self::Internal => "internal",
-        }
-    }
-}
-
-impl fmt::Display for ErrorClass {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(self.name())
-    }
 }
 
 impl Request {

@@ -17,10 +17,9 @@ use pagevault_keystore::audit::{AuditKey, Line, Noted, STATE, TOOLS, newest};
 
 use self::chain::{Chain, Finding, Note, Spot, TooMany, Verdict, name};
 use crate::access::{Access, read_ours};
-use crate::exec::refuse;
-use crate::offline::{DIRECTORY, Keystore, unreadable};
+use crate::failure::{Failure, refuse, unreadable};
+use crate::offline::{DIRECTORY, Keystore};
 use crate::options::printable;
-use crate::provider::ProviderError;
 use crate::regular::open_regular;
 use crate::trust::What;
 
@@ -46,7 +45,7 @@ pub fn verify(
     files: &[PathBuf],
     cluster: Option<Cluster<'_>>,
     out: &mut impl Write,
-) -> Result<bool, ProviderError> {
+) -> Result<bool, Failure> {
     let Some(Cluster { data_directory, access }) = cluster else {
         let verdict = check(files, None, None)?;
         tell("the audit trail", files, &verdict, out).map_err(unprintable)?;
@@ -82,7 +81,7 @@ pub fn verify(
 }
 
 /// The newest line, as the server has noted it.
-fn noted(folder: &Path) -> Result<Option<Noted>, ProviderError> {
+fn noted(folder: &Path) -> Result<Option<Noted>, Failure> {
     let path = folder.join(STATE);
     if fs::symlink_metadata(&path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
         return Ok(None);
@@ -91,7 +90,7 @@ fn noted(folder: &Path) -> Result<Option<Noted>, ProviderError> {
 }
 
 /// The keys of all versions of the cluster's database key.
-fn keys(keystore: &Keystore) -> Result<BTreeMap<u32, AuditKey>, ProviderError> {
+fn keys(keystore: &Keystore) -> Result<BTreeMap<u32, AuditKey>, Failure> {
     let versions = keystore.state().database_keys().filter(|(scope, _, _)| *scope == SCOPE);
     let wanted: BTreeSet<_> = versions.map(|(scope, version, _)| (scope, version)).collect();
     let unlocked = keystore.unlock(&wanted)?;
@@ -105,7 +104,7 @@ fn check(
     files: &[PathBuf],
     keys: Option<&BTreeMap<u32, AuditKey>>,
     last: Option<(&Line<'_>, bool)>,
-) -> Result<Verdict, ProviderError> {
+) -> Result<Verdict, Failure> {
     let mut chain = Chain::new(keys);
     for (file, path) in files.iter().enumerate() {
         let opened = open_regular(path).map_err(|error| unreadable(path, &error))?;
@@ -204,6 +203,6 @@ fn finding_text(finding: &Finding, files: &[PathBuf]) -> String {
     }
 }
 
-fn unprintable(error: io::Error) -> ProviderError {
+fn unprintable(error: io::Error) -> Failure {
     refuse(format!("could not write to standard output: {error}"))
 }

@@ -17,9 +17,8 @@ use pagevault_cipher::secret::fill_random;
 use pagevault_keystore::audit::{AuditKey, MAX_LINE, Place, TOOLS, next_line};
 
 use super::SCOPE;
-use crate::exec::refuse;
+use crate::failure::{Failure, refuse};
 use crate::offline::{DIRECTORY, DatabaseKeys, Keystore};
-use crate::provider::ProviderError;
 
 /// Something that is done with the keys of a data directory.
 pub(crate) struct Doing {
@@ -39,7 +38,7 @@ impl Doing {
         action: &str,
         object: &str,
         to: &str,
-    ) -> Result<Self, ProviderError> {
+    ) -> Result<Self, Failure> {
         let path = keystore.data_directory().join(DIRECTORY).join(TOOLS);
         let refused = |error: &dyn std::fmt::Display| {
             refuse(format!("could not write to the audit trail \"{}\": {error}", path.display()))

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use crate::access::Access;
-use crate::provider::ProviderError;
+use crate::failure::Failure;
 
 #[derive(Args)]
 pub(super) struct AccessOptions {
@@ -24,7 +24,7 @@ pub(super) struct AccessOptions {
 }
 
 impl AccessOptions {
-    pub(super) fn access(&self) -> Result<Access, ProviderError> {
+    pub(super) fn access(&self) -> Result<Access, Failure> {
         Access::new(self.allow_command, self.allow_credentials, self.providers.as_deref())
     }
 }

@@ -8,7 +8,7 @@ use clap::Subcommand;
 
 use super::access::AccessOptions;
 use crate::audit::{self, Cluster};
-use crate::provider::ProviderError;
+use crate::failure::Failure;
 
 #[derive(Subcommand)]
 pub(super) enum Audit {
@@ -29,7 +29,7 @@ pub(super) enum Audit {
 }
 
 impl Audit {
-    pub(super) fn run(self, out: &mut impl Write) -> Result<ExitCode, ProviderError> {
+    pub(super) fn run(self, out: &mut impl Write) -> Result<ExitCode, Failure> {
         let Self::Verify { files, data_directory, access } = self;
         let access = access.access()?;
         let cluster =

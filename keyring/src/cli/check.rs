@@ -10,8 +10,9 @@ use pagevault_keystore::protocol::{ErrorClass, Finding};
 use serde_json::{Map, Value};
 
 use super::unprintable;
+use crate::failure::Failure;
 use crate::findings::Findings;
-use crate::provider::{Environment, Provider, ProviderError};
+use crate::provider::{Environment, Provider};
 use crate::{check, providers};
 
 /// How long a provider may take for all of it.
@@ -35,7 +36,7 @@ pub(super) struct Check {
 
 impl Check {
     /// Prints one line per thing looked at; success if all of them are well.
-    pub(super) fn run(&self, out: &mut impl Write) -> Result<ExitCode, ProviderError> {
+    pub(super) fn run(&self, out: &mut impl Write) -> Result<ExitCode, Failure> {
         let mut findings = Findings::default();
         let provider = findings.note("the options are understood", self.provider(), |_| {
             format!("kind {}", self.provider_kind)
@@ -57,7 +58,7 @@ impl Check {
         Ok(if well { ExitCode::SUCCESS } else { ExitCode::FAILURE })
     }
 
-    fn provider(&self) -> Result<Box<dyn Provider>, ProviderError> {
+    fn provider(&self) -> Result<Box<dyn Provider>, Failure> {
         let options = options(&self.options)?;
         let deadline = Instant::now() + TIME;
         let environment = Environment {
@@ -71,10 +72,10 @@ impl Check {
 }
 
 /// Options of a provider from a command line.
-pub(super) fn options(text: &str) -> Result<Map<String, Value>, ProviderError> {
+pub(super) fn options(text: &str) -> Result<Map<String, Value>, Failure> {
     serde_json::from_str(text).map_err(|error| {
         // The text is not repeated: somebody may have put a credential there by mistake.
-        ProviderError::new(ErrorClass::BadOptions, "options are not a JSON object")
+        Failure::new(ErrorClass::BadOptions, "options are not a JSON object")
             .with_detail(format!("Reading stopped at column {}.", error.column()))
             .with_hint("Give them as in SQL, for example '{\"path\": \"/etc/pagevault/keys\"}'.")
     })

@@ -11,7 +11,7 @@ use super::access::AccessOptions;
 use super::check::options;
 use super::unprintable;
 use crate::escrow::{self, Form, Holder};
-use crate::provider::ProviderError;
+use crate::failure::Failure;
 
 #[derive(Subcommand)]
 pub(super) enum Escrow {
@@ -70,7 +70,7 @@ pub(super) enum Escrow {
 }
 
 impl Escrow {
-    pub(super) fn run(self, out: &mut impl Write) -> Result<ExitCode, ProviderError> {
+    pub(super) fn run(self, out: &mut impl Write) -> Result<ExitCode, Failure> {
         let said = match self {
             Self::Export { data_directory, recipient, output, armor, access } => {
                 let recipients = escrow::recipients(&recipient)?;

@@ -8,11 +8,11 @@ use nix::unistd::geteuid;
 use pagevault_keystore::protocol::ErrorClass;
 
 use super::unprintable;
+use crate::failure::Failure;
 use crate::keyfile::format::{NAME_LIMIT, valid_name};
 use crate::keyfile::place::Place;
 use crate::keyfile::store;
 use crate::options::{absolute_path, printable};
-use crate::provider::ProviderError;
 use crate::providers::file::{add_version, outside};
 
 /// Makes the key `name`, and the file at `path` if there is none.
@@ -21,12 +21,11 @@ pub(super) fn create(
     path: &str,
     name: &str,
     data_directory: Option<&Path>,
-) -> Result<ExitCode, ProviderError> {
+) -> Result<ExitCode, Failure> {
     if !valid_name(name) {
-        return Err(ProviderError::new(ErrorClass::BadOptions, "key name is not valid")
-            .with_detail(format!(
-                "A name has 1 to {NAME_LIMIT} bytes and no control characters."
-            )));
+        return Err(Failure::new(ErrorClass::BadOptions, "key name is not valid").with_detail(
+            format!("A name has 1 to {NAME_LIMIT} bytes and no control characters."),
+        ));
     }
     let place = Place::resolve(&absolute_path(path)?)?;
     outside(&place, data_directory)?;
@@ -34,7 +33,7 @@ pub(super) fn create(
     store::make_if_missing(&place)?;
     let mut locked = store::lock(&place)?;
     if locked.keys.key(name).is_some() {
-        return Err(ProviderError::new(
+        return Err(Failure::new(
             ErrorClass::BadOptions,
             format!("key file \"{path}\" already holds a key \"{}\"", printable(name)),
         )
@@ -64,7 +63,7 @@ pub(super) fn create(
 }
 
 /// Lists names, versions and times.
-pub(super) fn list(out: &mut impl Write, path: &str) -> Result<ExitCode, ProviderError> {
+pub(super) fn list(out: &mut impl Write, path: &str) -> Result<ExitCode, Failure> {
     let place = Place::resolve(&absolute_path(path)?)?;
     let file = store::load(&place)?;
     writeln!(out, "{:<32} {:>8}  created", "key", "version").map_err(unprintable)?;

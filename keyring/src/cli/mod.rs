@@ -13,7 +13,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use crate::provider::ProviderError;
+use crate::failure::Failure;
 use crate::{exec, harden, inspect, program, serve, take_back, verify};
 
 /// Wraps and unwraps pagevault's keys with master keys, outside the server process.
@@ -155,7 +155,7 @@ pub fn main() -> ExitCode {
         Err(error) => {
             eprintln!("pagevault-keyring: {}", error.message);
             for (label, text) in [("Detail", &error.detail), ("Hint", &error.hint)] {
-                if !text.is_empty() {
+                if let Some(text) = text {
                     eprintln!("{label}: {text}");
                 }
             }
@@ -165,8 +165,8 @@ pub fn main() -> ExitCode {
 }
 
 /// A failure to print.
-fn unprintable(error: io::Error) -> ProviderError {
+fn unprintable(error: io::Error) -> Failure {
     use pagevault_keystore::protocol::ErrorClass;
-    ProviderError::new(ErrorClass::Internal, "could not write to standard output")
+    Failure::new(ErrorClass::Internal, "could not write to standard output")
         .with_detail(format!("{error}."))
 }

@@ -21,9 +21,8 @@ use pagevault_keystore::protocol::SecretBytes;
 use serde::{Deserialize, Serialize};
 use zeroize::Zeroizing;
 
-use crate::exec::refuse;
-use crate::offline::{Keystore, unreadable};
-use crate::provider::ProviderError;
+use crate::failure::{Failure, refuse, unreadable};
+use crate::offline::Keystore;
 use crate::trust::{What, read};
 
 const FORMAT: &str = "pagevault escrow";
@@ -74,7 +73,7 @@ impl Bundle {
     }
 
     /// Of which keystore the keys are.
-    pub(super) fn keystore(&self) -> Result<[u8; 16], ProviderError> {
+    pub(super) fn keystore(&self) -> Result<[u8; 16], Failure> {
         u128::from_str_radix(&self.keystore, 16)
             .map(u128::to_be_bytes)
             .map_err(|_| refuse("the bundle does not say of which keystore it is"))
@@ -86,7 +85,7 @@ impl Bundle {
         recipients: &[Recipient],
         output: &Path,
         form: Form,
-    ) -> Result<(), ProviderError> {
+    ) -> Result<(), Failure> {
         // With room for all of it: a vector that grows leaves copies of keys behind.
         let mut text = Zeroizing::new(Vec::with_capacity(self.keys.len() * KEY + 512));
         serde_json::to_writer(&mut *text, self)
@@ -101,7 +100,7 @@ impl Bundle {
     }
 
     /// Opens the file with one of the identities, and looks through all of it.
-    pub(super) fn read(path: &Path, identities: &[Identity]) -> Result<Self, ProviderError> {
+    pub(super) fn read(path: &Path, identities: &[Identity]) -> Result<Self, Failure> {
         let file = read::open(path, What::Bundle)?;
         let metadata = file.metadata().map_err(|error| unreadable(path, &error))?;
         if metadata.len() > LARGEST {
@@ -170,7 +169,7 @@ fn directory_of(path: &Path) -> &Path {
 
 /// That a bundle may be made there: not over another file, and not where it would be lost with the
 /// data.
-pub(super) fn require_place(keystore: &Keystore, output: &Path) -> Result<(), ProviderError> {
+pub(super) fn require_place(keystore: &Keystore, output: &Path) -> Result<(), Failure> {
     if fs::symlink_metadata(output).is_ok() {
         return Err(refuse(format!("there is a file \"{}\"", output.display()))
             .with_hint("A bundle is not overwritten. Give it a name with the date, say."));
@@ -189,11 +188,11 @@ pub(super) fn require_place(keystore: &Keystore, output: &Path) -> Result<(), Pr
 ///
 /// # Errors
 /// When one is none.
-pub fn recipients(texts: &[String]) -> Result<Vec<Recipient>, ProviderError> {
+pub fn recipients(texts: &[String]) -> Result<Vec<Recipient>, Failure> {
     texts.iter().map(|text| text.parse().map_err(|_| no_recipient(text))).collect()
 }
 
-fn no_recipient(text: &str) -> ProviderError {
+fn no_recipient(text: &str) -> Failure {
     // The text is not repeated: it may be a private key.
     refuse("a recipient is not a public key of age, type X25519").with_hint(
         if text.to_ascii_uppercase().starts_with("AGE-SECRET-KEY") {
@@ -209,7 +208,7 @@ fn no_recipient(text: &str) -> ProviderError {
 ///
 /// # Errors
 /// When it cannot be read, or holds anything else.
-pub fn identities(path: &Path) -> Result<Vec<Identity>, ProviderError> {
+pub fn identities(path: &Path) -> Result<Vec<Identity>, Failure> {
     const LIMIT: u64 = 64 << 10;
     let mut text = Zeroizing::new(String::with_capacity(LIMIT as usize + 1));
     let read = if path == Path::new("-") {
@@ -235,11 +234,11 @@ pub fn identities(path: &Path) -> Result<Vec<Identity>, ProviderError> {
     if identities.is_empty() { Err(other()) } else { Ok(identities) }
 }
 
-fn no_bundle(path: &Path, detail: &str) -> ProviderError {
+fn no_bundle(path: &Path, detail: &str) -> Failure {
     refuse(format!("\"{}\" is not a bundle of escrow", path.display())).with_detail(detail)
 }
 
-pub(super) fn damaged(path: &Path) -> ProviderError {
+pub(super) fn damaged(path: &Path) -> Failure {
     refuse(format!("the bundle \"{}\" is damaged", path.display()))
         .with_detail("It was changed or cut off after it was written. Nothing was changed.")
         .with_hint("Use another copy of it.")

@@ -26,9 +26,8 @@ use self::bundle::{Bundle, Key};
 pub use self::bundle::{Form, identities, recipients};
 use crate::access::Access;
 use crate::audit::tools::Doing;
-use crate::exec::refuse;
-use crate::offline::{DIRECTORY, DatabaseKeys, Keystore, not_done, unreadable, unwrapped};
-use crate::provider::ProviderError;
+use crate::failure::{Failure, refuse, unreadable};
+use crate::offline::{DIRECTORY, DatabaseKeys, Keystore, not_done, unwrapped};
 
 /// Writes a bundle of all database keys of a data directory to a new file, and notes in the data
 /// directory that they are in escrow. The server may be running. Returns how many keys are in the
@@ -42,7 +41,7 @@ pub fn export(
     output: &Path,
     form: Form,
     access: Access,
-) -> Result<usize, ProviderError> {
+) -> Result<usize, Failure> {
     let keystore = Keystore::read(data_directory, access)?;
     require_owner(&keystore)?;
     bundle::require_place(&keystore, output)?;
@@ -61,7 +60,7 @@ pub fn export(
 }
 
 /// That the outcome has its line in the audit trail.
-fn told<T>(told: std::io::Result<()>, done: Result<T, ProviderError>) -> Result<T, ProviderError> {
+fn told<T>(told: std::io::Result<()>, done: Result<T, Failure>) -> Result<T, Failure> {
     let done = done?;
     told.map_err(|error| {
         refuse(format!("it is done, but the audit trail could not be written: {error}"))
@@ -76,7 +75,7 @@ fn export_keys(
     output: &Path,
     form: Form,
     known: &mut Option<DatabaseKeys>,
-) -> Result<usize, ProviderError> {
+) -> Result<usize, Failure> {
     let (gone, present) = all.into_iter().partition(|(scope, _)| keystore.is_gone(*scope));
     let unlocked = known.insert(keystore.unlock(&present)?);
     let gone: BTreeSet<(u32, u32)> = gone;
@@ -122,7 +121,7 @@ pub fn check(
     bundle: &Path,
     identities: &[age::x25519::Identity],
     data_directory: &Path,
-) -> Result<Checked, ProviderError> {
+) -> Result<Checked, Failure> {
     let keystore = Keystore::read(data_directory, Access::default())?;
     let known = open(&keystore, bundle, identities)?;
     let data_keys = prove(&keystore, &known, "bundle")?;
@@ -151,7 +150,7 @@ pub fn restore(
     identities: &[age::x25519::Identity],
     data_directory: &Path,
     holder: &Holder,
-) -> Result<usize, ProviderError> {
+) -> Result<usize, Failure> {
     require_stopped(data_directory)?;
     let keystore = Keystore::read(data_directory, Access::default())?;
     require_owner(&keystore)?;
@@ -167,7 +166,7 @@ fn restore_keys(
     keystore: &Keystore,
     known: &DatabaseKeys,
     holder: &Holder,
-) -> Result<usize, ProviderError> {
+) -> Result<usize, Failure> {
     prove(keystore, known, "bundle")?;
     require_free_name(keystore, &holder.provider)?;
     let records = wrap(keystore, known, holder)?;
@@ -193,7 +192,7 @@ fn put(keystore: &Keystore, name: &str, bytes: &[u8]) -> std::io::Result<()> {
 }
 
 /// Files that are written here must be the server's.
-pub(crate) fn require_owner(keystore: &Keystore) -> Result<(), ProviderError> {
+pub(crate) fn require_owner(keystore: &Keystore) -> Result<(), Failure> {
     let directory = keystore.data_directory().join(DIRECTORY);
     let owner = fs::metadata(&directory).map_err(|error| unreadable(&directory, &error))?.uid();
     if owner == geteuid().as_raw() {
@@ -204,7 +203,7 @@ pub(crate) fn require_owner(keystore: &Keystore) -> Result<(), ProviderError> {
         .with_hint("Run this as the user that the server runs as."))
 }
 
-pub(crate) fn require_stopped(data_directory: &Path) -> Result<(), ProviderError> {
+pub(crate) fn require_stopped(data_directory: &Path) -> Result<(), Failure> {
     let lock = data_directory.join("postmaster.pid");
     if lock.exists() {
         return Err(refuse("a server is running in the data directory")
@@ -221,7 +220,7 @@ pub(crate) fn require_stopped(data_directory: &Path) -> Result<(), ProviderError
 }
 
 /// That no other provider has the name, which records in WAL may speak of.
-fn require_free_name(keystore: &Keystore, spec: &ProviderSpec) -> Result<(), ProviderError> {
+fn require_free_name(keystore: &Keystore, spec: &ProviderSpec) -> Result<(), Failure> {
     let Some(other) = keystore.state().provider(&spec.name) else { return Ok(()) };
     let options = serde_json::from_str(&other.options).ok();
     if other.kind == spec.kind && options.as_ref() == Some(&spec.options) {
@@ -236,7 +235,7 @@ fn open(
     keystore: &Keystore,
     path: &Path,
     identities: &[age::x25519::Identity],
-) -> Result<DatabaseKeys, ProviderError> {
+) -> Result<DatabaseKeys, Failure> {
     let bundle = Bundle::read(path, identities)?;
     if bundle.keystore()? != keystore.id() {
         return Err(refuse(format!("the bundle \"{}\" is of another cluster", path.display()))
@@ -260,7 +259,7 @@ fn open(
 
 /// That every database key is there, and that they open every data key, but for those of databases
 /// that were dropped. Returns how many data keys there are.
-fn prove(keystore: &Keystore, known: &DatabaseKeys, source: &str) -> Result<usize, ProviderError> {
+fn prove(keystore: &Keystore, known: &DatabaseKeys, source: &str) -> Result<usize, Failure> {
     let have: BTreeSet<_> = known.iter().map(|(scope, version, _)| (scope, version)).collect();
     let state = keystore.state();
     let missing: Vec<_> = state
@@ -279,7 +278,7 @@ fn prove(keystore: &Keystore, known: &DatabaseKeys, source: &str) -> Result<usiz
                 continue;
             }
             if known.data_key(file, *epoch, record).is_none() {
-                return Err(ProviderError::new(
+                return Err(Failure::new(
                     ErrorClass::WrongCiphertext,
                     format!(
                         "{} of the {source} does not open a data key of the data directory",
@@ -297,7 +296,7 @@ fn prove(keystore: &Keystore, known: &DatabaseKeys, source: &str) -> Result<usiz
 }
 
 /// The refusal of a bundle that is older than keys of the data directory.
-fn too_old(keystore: &Keystore, missing: &[(u32, u32)]) -> ProviderError {
+fn too_old(keystore: &Keystore, missing: &[(u32, u32)]) -> Failure {
     let named = |&(scope, version): &(u32, u32)| {
         let keys = keystore.state().files().flat_map(|(_, entry)| entry.keys.values());
         let wraps = keys.filter(|key| (key.scope, key.key_version) == (scope, version)).count();
@@ -321,7 +320,7 @@ fn wrap(
     keystore: &Keystore,
     known: &DatabaseKeys,
     holder: &Holder,
-) -> Result<Vec<Record>, ProviderError> {
+) -> Result<Vec<Record>, Failure> {
     let operation = |scope, action| Operation {
         provider: holder.provider.clone(),
         key: holder.key.clone(),
@@ -346,14 +345,14 @@ fn wrap(
     let outcomes = keystore.ask(unwraps.collect());
     for (outcome, (scope, version, key)) in outcomes.into_iter().zip(known.iter()) {
         if !key.matches(unwrapped(outcome)?.expose()) {
-            return Err(ProviderError::new(
+            return Err(Failure::new(
                 ErrorClass::WrongCiphertext,
                 format!("the provider does not give {} back", name(scope, version)),
             ));
         }
     }
     let options = serde_json::to_string(&holder.provider.options).map_err(|_| {
-        ProviderError::new(ErrorClass::Internal, "the provider's options cannot be written")
+        Failure::new(ErrorClass::Internal, "the provider's options cannot be written")
     })?;
     let provider = &holder.provider;
     let mut records = vec![Record::Provider {

@@ -29,8 +29,9 @@ use pagevault_keystore::wal;
 
 use self::tools::{Tool, Way};
 use crate::access::Access;
+use crate::bindir::{find, own_directory};
+use crate::failure::{Failure, refuse, unreadable};
 use crate::offline::{self, Keystore};
-use crate::provider::ProviderError;
 use crate::regular::open_regular;
 
 /// File name of the library.
@@ -42,7 +43,7 @@ pub fn exec(
     library: Option<&Path>,
     access: Access,
     line: &[OsString],
-) -> ProviderError {
+) -> Failure {
     prepare(keystore, library, access, line).map_or_else(
         |error| error,
         |mut command| {
@@ -57,7 +58,7 @@ fn prepare(
     library: Option<&Path>,
     access: Access,
     line: &[OsString],
-) -> Result<Command, ProviderError> {
+) -> Result<Command, Failure> {
     let Some((name, arguments)) = line.split_first() else { return Err(refuse("which program?")) };
     let program = find(name)?;
     let tool = Tool::of(&program)?;
@@ -81,7 +82,7 @@ fn prepare(
             let target = tools::option(arguments, &["-D", "--target-pgdata"])
                 .ok_or_else(|| refuse("pg_rewind needs --target-pgdata"))?;
             let target = fs::canonicalize(&target)
-                .map_err(|error| offline::unreadable(Path::new(&target), &error))?;
+                .map_err(|error| unreadable(Path::new(&target), &error))?;
             require_same_keystore(&target, arguments)?;
             let role = Role::Rewind { target: target.as_os_str().as_bytes().to_vec() };
             (keystore.map_or(target, Path::to_owned), role)
@@ -98,30 +99,10 @@ fn prepare(
     Ok(command)
 }
 
-/// The program: beside this one if it has no path, else on `PATH`.
-pub(crate) fn find(name: &OsStr) -> Result<PathBuf, ProviderError> {
-    if Path::new(name).components().count() > 1 {
-        let path = Path::new(name);
-        return fs::canonicalize(path).map_err(|error| offline::unreadable(path, &error));
-    }
-    let beside = own_directory().map(|directory| directory.join(name));
-    let path = std::env::var_os("PATH").unwrap_or_default();
-    let places = std::env::split_paths(&path).map(|directory| directory.join(name));
-    beside
-        .into_iter()
-        .chain(places)
-        .find_map(|place| fs::canonicalize(place).ok())
-        .ok_or_else(|| refuse(format!("there is no program \"{}\"", name.display())))
-}
-
-fn own_directory() -> Option<PathBuf> {
-    Some(std::env::current_exe().ok()?.parent()?.to_owned())
-}
-
 /// Scripts, as some packages put in front of PostgreSQL's programs, are not looked through.
-fn require_elf(program: &Path) -> Result<(), ProviderError> {
+fn require_elf(program: &Path) -> Result<(), Failure> {
     let mut magic = [0; 4];
-    let mut file = open_regular(program).map_err(|error| offline::unreadable(program, &error))?;
+    let mut file = open_regular(program).map_err(|error| unreadable(program, &error))?;
     if file.read_exact(&mut magic).is_ok() && magic == *b"\x7fELF" {
         return Ok(());
     }
@@ -131,8 +112,8 @@ fn require_elf(program: &Path) -> Result<(), ProviderError> {
 }
 
 /// What gains privileges loads no library of ours; and this process has given up gaining any.
-fn require_no_privileges(program: &Path) -> Result<(), ProviderError> {
-    let mode = fs::metadata(program).map_err(|error| offline::unreadable(program, &error))?.mode();
+fn require_no_privileges(program: &Path) -> Result<(), Failure> {
+    let mode = fs::metadata(program).map_err(|error| unreadable(program, &error))?.mode();
     if mode & 0o6000 == 0 {
         return Ok(());
     }
@@ -140,7 +121,7 @@ fn require_no_privileges(program: &Path) -> Result<(), ProviderError> {
         .with_hint("PostgreSQL's programs need no such privileges. Use one without."))
 }
 
-fn find_library(given: Option<&Path>) -> Result<PathBuf, ProviderError> {
+fn find_library(given: Option<&Path>) -> Result<PathBuf, Failure> {
     let directory = own_directory().unwrap_or_default();
     let places = match given {
         Some(given) => vec![given.to_owned()],
@@ -172,7 +153,7 @@ fn find_library(given: Option<&Path>) -> Result<PathBuf, ProviderError> {
 }
 
 /// That the library is loaded into this program, and works there.
-fn probe(program: &Path, library: &Path) -> Result<(), ProviderError> {
+fn probe(program: &Path, library: &Path) -> Result<(), Failure> {
     let briefing = Briefing {
         role: Role::Probe,
         shared: true,
@@ -214,7 +195,7 @@ fn load(command: &mut Command, library: &Path, memory: &OwnedFd) {
 }
 
 /// Anonymous memory with this content, which programs that are started from here inherit.
-fn memory(content: &[u8]) -> Result<OwnedFd, ProviderError> {
+fn memory(content: &[u8]) -> Result<OwnedFd, Failure> {
     let make = || -> io::Result<OwnedFd> {
         let memory = rustix::fs::memfd_create("pagevault", rustix::fs::MemfdFlags::empty())?;
         let file = File::from(memory);
@@ -228,7 +209,7 @@ fn data_directory(
     keystore: Option<&Path>,
     tool: &Tool,
     arguments: &[OsString],
-) -> Result<PathBuf, ProviderError> {
+) -> Result<PathBuf, Failure> {
     if let Some(given) = keystore {
         return Ok(given.to_owned());
     }
@@ -246,7 +227,7 @@ fn data_directory(
 
 /// That the source, if it is a directory, has a keystore that can take the place of the target's.
 /// What a server sends is looked at by the library when it is there.
-fn require_same_keystore(target: &Path, arguments: &[OsString]) -> Result<(), ProviderError> {
+fn require_same_keystore(target: &Path, arguments: &[OsString]) -> Result<(), Failure> {
     let Some(source) = tools::option(arguments, &["--source-pgdata"]) else { return Ok(()) };
     let (target, source) = (
         Keystore::read(target, Access::default())?,
@@ -268,7 +249,7 @@ fn brief(
     access: Access,
     role: Role,
     tool: &Tool,
-) -> Result<Briefing, ProviderError> {
+) -> Result<Briefing, Failure> {
     let keystore = Keystore::read(data_directory, access)?;
     let wanted: BTreeSet<_> =
         keystore.wal_keys().map(|(_, key)| (key.scope, key.key_version)).collect();
@@ -282,11 +263,11 @@ fn brief(
     let unlocked = keystore.unlock(&wanted)?;
     // With room for all of them: a vector that grows leaves copies of keys behind.
     let mut keys = Vec::with_capacity(keystore.wal_keys().count());
-    without_trace(|| -> Result<(), ProviderError> {
+    without_trace(|| -> Result<(), Failure> {
         for (generation, record) in keystore.wal_keys() {
             let (file, epoch) = wal::key_place(generation);
             let key = unlocked.data_key(file, epoch, record).ok_or_else(|| {
-                ProviderError::new(
+                Failure::new(
                     ErrorClass::WrongCiphertext,
                     format!("WAL key {generation} in the keystore cannot be unwrapped"),
                 )
@@ -302,8 +283,4 @@ fn brief(
         switches: keystore.state().wal_switches().collect(),
         keys,
     })
-}
-
-pub(crate) fn refuse(message: impl Into<String>) -> ProviderError {
-    ProviderError::new(ErrorClass::BadOptions, message)
 }

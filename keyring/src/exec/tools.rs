@@ -1,10 +1,9 @@
 //! Which programs there are, and what each of them does with WAL.
 
+use crate::failure::{Failure, refuse};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
-
-use crate::provider::ProviderError;
 
 /// What a program does with WAL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,12 +52,12 @@ const TOOLS: [Tool; 10] = [
 
 impl Tool {
     /// What is known of a program, by its file name.
-    pub(super) fn of(program: &Path) -> Result<Tool, ProviderError> {
+    pub(super) fn of(program: &Path) -> Result<Tool, Failure> {
         let name = program.file_name().unwrap_or_default();
         let known = TOOLS.iter().find(|tool| OsStr::new(tool.name) == name).copied();
         known.ok_or_else(|| {
             let names = TOOLS.map(|tool| tool.name).join(", ");
-            super::refuse(format!("it is not known what \"{}\" does with WAL", program.display()))
+            refuse(format!("it is not known what \"{}\" does with WAL", program.display()))
                 .with_hint(format!("Known programs: {names}."))
         })
     }

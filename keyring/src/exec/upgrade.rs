@@ -19,12 +19,10 @@ use pagevault_keystore::state::State;
 use pagevault_keystore::storage::FileStorage;
 use pagevault_keystore::upgrade::{self, Ticket, VARIABLE};
 
-use super::refuse;
 use super::tools::option;
 use crate::access::Access;
-use crate::offline::{DIRECTORY, Keystore, unreadable};
-use crate::provider::ProviderError;
-use crate::verify;
+use crate::failure::{Failure, refuse, unreadable};
+use crate::offline::{DIRECTORY, Keystore};
 
 /// Where the new keystore is made.
 const UNFINISHED: &str = "pagevault.upgrade";
@@ -34,7 +32,7 @@ pub(super) fn prepare(
     command: &mut Command,
     access: Access,
     arguments: &[OsString],
-) -> Result<(), ProviderError> {
+) -> Result<(), Failure> {
     let has = |names: &[&str]| arguments.iter().any(|a| names.iter().any(|name| a == name));
     if has(&["-V", "--version", "-?", "--help"]) {
         return Ok(());
@@ -48,7 +46,7 @@ pub(super) fn prepare(
         return Ok(()); // no keys: as any other cluster
     }
     let keystore = Keystore::read(&old, access)?;
-    keystore.unlock(&verify::needed(&keystore))?;
+    keystore.unlock(&keystore.needed())?;
     require_preload(Path::new(command.get_program()), &new, arguments)?;
     let ticket = Ticket { keystore: keystore.id(), only_check: has(&["-c", "--check"]) };
     if !ticket.only_check {
@@ -62,7 +60,7 @@ pub(super) fn prepare(
 /// From 18 on statistics are in the dump that pg_upgrade writes into the new data directory for a
 /// while, in plaintext: values of encrypted tables among them. They are made anew by ANALYZE, as in
 /// versions before.
-fn leave_statistics(command: &mut Command) -> Result<(), ProviderError> {
+fn leave_statistics(command: &mut Command) -> Result<(), Failure> {
     const OPTION: &str = "--no-statistics";
     let program = command.get_program().to_owned();
     let help = Command::new(&program)
@@ -77,11 +75,7 @@ fn leave_statistics(command: &mut Command) -> Result<(), ProviderError> {
 }
 
 /// The data directory that an option or variable names, its server down.
-fn cluster(
-    arguments: &[OsString],
-    names: &[&str],
-    variable: &str,
-) -> Result<PathBuf, ProviderError> {
+fn cluster(arguments: &[OsString], names: &[&str], variable: &str) -> Result<PathBuf, Failure> {
     let named = option(arguments, names).or_else(|| std::env::var_os(variable));
     let named = named.ok_or_else(|| refuse(format!("pg_upgrade needs {}", names.join(" or "))))?;
     let path = fs::canonicalize(&named).map_err(|error| unreadable(Path::new(&named), &error))?;
@@ -99,11 +93,7 @@ fn cluster(
 }
 
 /// That the new server loads pagevault: another one would write what it restores in plaintext.
-fn require_preload(
-    program: &Path,
-    new: &Path,
-    arguments: &[OsString],
-) -> Result<(), ProviderError> {
+fn require_preload(program: &Path, new: &Path, arguments: &[OsString]) -> Result<(), Failure> {
     let directory = option(arguments, &["-B", "--new-bindir"])
         .or_else(|| std::env::var_os("PGBINNEW"))
         .map_or_else(|| program.parent().unwrap_or(Path::new("")).to_owned(), PathBuf::from);
@@ -137,7 +127,7 @@ fn require_preload(
 }
 
 /// Puts the keystore into the new cluster, unless it is there already.
-fn bring(keystore: &Keystore, new: &Path) -> Result<(), ProviderError> {
+fn bring(keystore: &Keystore, new: &Path) -> Result<(), Failure> {
     let whole = upgrade::carried(keystore.state().clone())
         .map_err(|error| refuse(format!("the keystore of the old cluster is damaged: {error}")))?;
     let place = new.join(DIRECTORY);
@@ -149,7 +139,7 @@ fn bring(keystore: &Keystore, new: &Path) -> Result<(), ProviderError> {
     })
 }
 
-fn has_logs(place: &Path) -> Result<bool, ProviderError> {
+fn has_logs(place: &Path) -> Result<bool, Failure> {
     match fs::read_dir(place) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(unreadable(place, &error)),
@@ -161,11 +151,7 @@ fn has_logs(place: &Path) -> Result<bool, ProviderError> {
 }
 
 /// The new cluster has a keystore: it may be what a former attempt brought, but no key of its own.
-fn require_nothing_to_lose(
-    keystore: &Keystore,
-    whole: &State,
-    new: &Path,
-) -> Result<(), ProviderError> {
+fn require_nothing_to_lose(keystore: &Keystore, whole: &State, new: &Path) -> Result<(), Failure> {
     let present = Keystore::read(new, Access::default())?;
     let detail = if present.id() != keystore.id() {
         "It was given keys already, which the upgrade would replace."

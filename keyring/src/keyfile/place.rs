@@ -13,7 +13,7 @@ use nix::fcntl::OFlag;
 use nix::unistd::{AccessFlags, access};
 use pagevault_keystore::protocol::ErrorClass;
 
-use crate::provider::ProviderError;
+use crate::failure::Failure;
 use crate::trust::way::follow;
 use crate::trust::{What, check_directory, data_directory_above, insecure, io_error, require};
 
@@ -32,14 +32,14 @@ impl Place {
     ///
     /// # Errors
     /// `unreachable` if there is no such directory, or it may not be entered.
-    pub fn resolve(path: &Path) -> Result<Place, ProviderError> {
+    pub fn resolve(path: &Path) -> Result<Place, Failure> {
         Place::resolve_as(What::KeyFile, path)
     }
 
     /// [`Place::resolve`] for what may be something else than a key file.
-    pub fn resolve_as(what: What, path: &Path) -> Result<Place, ProviderError> {
+    pub fn resolve_as(what: What, path: &Path) -> Result<Place, Failure> {
         let (Some(above), Some(name)) = (path.parent(), path.file_name()) else {
-            return Err(ProviderError::new(
+            return Err(Failure::new(
                 ErrorClass::BadOptions,
                 format!("path \"{}\" names no file", path.display()),
             ));
@@ -79,13 +79,13 @@ impl Place {
     /// Refuses a place in the data directory, or where the data directory leads by the links that
     /// PostgreSQL knows: `pg_wal` and the tablespaces. A backup copies all of them, and a key that
     /// travels with what it protects protects nothing.
-    pub fn outside_of(&self, data_directory: &Path) -> Result<(), ProviderError> {
+    pub fn outside_of(&self, data_directory: &Path) -> Result<(), Failure> {
         let what = || format!("could not find data directory \"{}\"", data_directory.display());
         if !data_directory.is_absolute() {
-            return Err(ProviderError::new(ErrorClass::BadRequest, what())
+            return Err(Failure::new(ErrorClass::BadRequest, what())
                 .with_detail("The path of the data directory is not absolute."));
         }
-        let root = data_directory.canonicalize().map_err(|error| ProviderError {
+        let root = data_directory.canonicalize().map_err(|error| Failure {
             class: ErrorClass::BadRequest,
             ..io_error(&error, &what())
         })?;
@@ -102,14 +102,14 @@ impl Place {
     }
 
     /// Refuses a place below anything that looks like a data directory, whose ever it is.
-    pub fn outside_of_any(&self) -> Result<(), ProviderError> {
+    pub fn outside_of_any(&self) -> Result<(), Failure> {
         match data_directory_above(&self.directory) {
             None => Ok(()),
             Some(root) => Err(self.inside("data directory", root)),
         }
     }
 
-    fn inside(&self, what: &str, root: &Path) -> ProviderError {
+    fn inside(&self, what: &str, root: &Path) -> Failure {
         let name = self.what.name();
         let root = root.display();
         insecure(format!("{name} \"{}\" lies inside the {what}", self.path().display()))
@@ -127,7 +127,7 @@ impl Place {
     /// Refuses a place where others could exchange the file: each directory above it must belong to
     /// root or to us, and be writable by others only with the sticky bit; so must each link on the
     /// way to it.
-    pub fn check_directories(&self) -> Result<(), ProviderError> {
+    pub fn check_directories(&self) -> Result<(), Failure> {
         self.directory
             .ancestors()
             .try_for_each(|directory| check_directory(self.what, directory))?;
@@ -142,7 +142,7 @@ impl Place {
     ///
     /// # Errors
     /// `unreachable` if it does not exist or cannot be run, `insecure` if it must not be.
-    pub fn check_program(&self) -> Result<(), ProviderError> {
+    pub fn check_program(&self) -> Result<(), Failure> {
         let path = self.path();
         let shown = path.display();
         let metadata = fs::symlink_metadata(&path).map_err(|error| match error.kind() {
@@ -164,7 +164,7 @@ impl Place {
         }
         require(What::Program, &path, &metadata)?;
         access(&path, AccessFlags::X_OK).map_err(|error| {
-            ProviderError::new(
+            Failure::new(
                 ErrorClass::Unreachable,
                 format!("program \"{shown}\" is not executable for the server's user"),
             )
@@ -175,19 +175,19 @@ impl Place {
 
     /// Opens the file for reading if nobody else could have read or written it. Never waits, not
     /// even if a FIFO lies there.
-    pub fn open(&self) -> Result<(File, Metadata), ProviderError> {
+    pub fn open(&self) -> Result<(File, Metadata), Failure> {
         self.open_with(OpenOptions::new().read(true))
     }
 
     /// Opens the file as [`Place::open`] does, fit for an exclusive lock: NFS gives one only to who
     /// may write.
-    pub fn open_to_lock(&self) -> Result<(File, Metadata), ProviderError> {
+    pub fn open_to_lock(&self) -> Result<(File, Metadata), Failure> {
         // Reading first: that others own the file says more than that we may not write it.
         self.open()?;
         self.open_with(OpenOptions::new().read(true).write(true))
     }
 
-    fn open_with(&self, options: &mut OpenOptions) -> Result<(File, Metadata), ProviderError> {
+    fn open_with(&self, options: &mut OpenOptions) -> Result<(File, Metadata), Failure> {
         let path = self.path();
         let shown = path.display();
         let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
@@ -219,7 +219,7 @@ impl Place {
     }
 }
 
-fn check_file(path: &Path, metadata: &Metadata) -> Result<(), ProviderError> {
+fn check_file(path: &Path, metadata: &Metadata) -> Result<(), Failure> {
     let shown = path.display();
     if !metadata.is_file() {
         return Err(not_regular(path));
@@ -236,7 +236,7 @@ fn check_file(path: &Path, metadata: &Metadata) -> Result<(), ProviderError> {
     Ok(())
 }
 
-fn not_regular(path: &Path) -> ProviderError {
+fn not_regular(path: &Path) -> Failure {
     insecure(format!("key file \"{}\" is not a regular file", path.display()))
         .with_hint("Give the path of a file made with: pagevault-keyring file create")
 }

@@ -14,7 +14,7 @@ use zeroize::Zeroizing;
 
 use super::format::{FormatError, KeyFile, SIZE_LIMIT};
 use super::place::Place;
-use crate::provider::ProviderError;
+use crate::failure::Failure;
 use crate::trust::io_error;
 
 /// Reads the key file at `place`.
@@ -23,7 +23,7 @@ use crate::trust::io_error;
 /// `insecure` if others could have reached it; `unreachable` if it cannot be opened, and if what
 /// is in it is no key file, damaged or of a newer format: that says nothing of a key, for it may
 /// be copied there just now.
-pub fn load(place: &Place) -> Result<KeyFile, ProviderError> {
+pub fn load(place: &Place) -> Result<KeyFile, Failure> {
     let (file, metadata) = place.open()?;
     decode(place, &read(place, &file, &metadata)?)
 }
@@ -39,7 +39,7 @@ pub struct Locked<'a> {
 
 /// Locks the key file at `place` for changing. Waits for other writers, without bound: the deadline
 /// is kept above, by ending the process.
-pub fn lock(place: &Place) -> Result<Locked<'_>, ProviderError> {
+pub fn lock(place: &Place) -> Result<Locked<'_>, Failure> {
     loop {
         let (file, metadata) = place.open_to_lock()?;
         file.lock().map_err(|error| {
@@ -60,7 +60,7 @@ pub fn lock(place: &Place) -> Result<Locked<'_>, ProviderError> {
 
 /// Makes an empty file at `place`, to be locked and filled, if there is nothing yet. An empty file
 /// holds no keys and is refused by readers.
-pub fn make_if_missing(place: &Place) -> Result<(), ProviderError> {
+pub fn make_if_missing(place: &Place) -> Result<(), Failure> {
     match new_file().open(place.path()) {
         Ok(_) => Ok(()),
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
@@ -74,15 +74,12 @@ pub fn make_if_missing(place: &Place) -> Result<(), ProviderError> {
 impl Locked<'_> {
     /// Makes the changed keys the file's content, durably: written under another name, synced,
     /// renamed, the directory synced. A crash at any step leaves the old file or the new one.
-    pub fn replace(self) -> Result<(), ProviderError> {
+    pub fn replace(self) -> Result<(), Failure> {
         let path = self.place.path();
         let text = self.keys.encode().map_err(|_| {
-            ProviderError::new(
-                ErrorClass::Denied,
-                format!("key file \"{}\" is full", path.display()),
-            )
-            .with_detail(format!("It would grow beyond {SIZE_LIMIT} bytes."))
-            .with_hint("Make a new key in another file and move to it.")
+            Failure::new(ErrorClass::Denied, format!("key file \"{}\" is full", path.display()))
+                .with_detail(format!("It would grow beyond {SIZE_LIMIT} bytes."))
+                .with_hint("Make a new key in another file and move to it.")
         })?;
         self.write(&text).map_err(|error| {
             io_error(&error, &format!("could not write key file \"{}\"", path.display())).with_hint(
@@ -118,11 +115,7 @@ fn new_file() -> OpenOptions {
     options
 }
 
-fn read(
-    place: &Place,
-    file: &File,
-    metadata: &Metadata,
-) -> Result<Zeroizing<Vec<u8>>, ProviderError> {
+fn read(place: &Place, file: &File, metadata: &Metadata) -> Result<Zeroizing<Vec<u8>>, Failure> {
     let shown = place.path();
     // Room for one byte too many: the vector never moves, and a file that is too large shows.
     let room = usize::try_from(metadata.len()).map_or(SIZE_LIMIT, |size| size.min(SIZE_LIMIT)) + 1;
@@ -133,12 +126,12 @@ fn read(
     Ok(text)
 }
 
-fn decode(place: &Place, text: &[u8]) -> Result<KeyFile, ProviderError> {
+fn decode(place: &Place, text: &[u8]) -> Result<KeyFile, Failure> {
     KeyFile::decode(text).map_err(|error| {
         let path = place.path();
         let shown = path.display();
         let refused = |message: &str, detail: String, hint: String| {
-            ProviderError::new(ErrorClass::Unreachable, format!("key file \"{shown}\" {message}"))
+            Failure::new(ErrorClass::Unreachable, format!("key file \"{shown}\" {message}"))
                 .with_detail(detail)
                 .with_hint(hint)
         };

@@ -3,12 +3,11 @@
 //! The HTTP clients wrap what happened many times over. Only the kinds of errors below are repeated
 //! in messages: others may hold parts of requests.
 
+use crate::failure::Failure;
 use std::error::Error;
 use std::io;
 
 use pagevault_keystore::protocol::ErrorClass;
-
-use crate::provider::ProviderError;
 
 /// What was at the bottom of an error.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -23,7 +22,7 @@ pub(crate) struct Cause {
 
 impl Cause {
     /// As an error about `server`, which is an address.
-    pub(crate) fn about(self, server: &str) -> ProviderError {
+    pub(crate) fn about(self, server: &str) -> Failure {
         let (message, hint) = match self.class {
             ErrorClass::Tls => (
                 format!("no trusted connection to {server}"),
@@ -38,8 +37,7 @@ impl Cause {
                 "Check that the provider runs, its address, name resolution and firewalls.",
             ),
         };
-        let error =
-            ProviderError::new(self.class, message).with_detail(self.detail).with_hint(hint);
+        let error = Failure::new(self.class, message).with_detail(self.detail).with_hint(hint);
         if self.retry { error.transient() } else { error }
     }
 }

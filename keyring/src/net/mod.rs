@@ -6,13 +6,12 @@ mod cause;
 pub(crate) mod socket;
 mod tls;
 
+use crate::failure::Failure;
 use std::future::Future;
 use std::time::{Duration, Instant};
 
 use pagevault_keystore::protocol::ErrorClass;
 use tokio::runtime::{Builder, Runtime};
-
-use crate::provider::ProviderError;
 
 pub(crate) use body::{REPLY_LIMIT, Unread, read_reply, too_long};
 pub(crate) use cause::{Cause, cause_of};
@@ -33,10 +32,10 @@ pub(crate) struct Network {
 
 impl Network {
     /// A runtime whose requests end by `deadline`.
-    pub(crate) fn new(deadline: Option<Instant>) -> Result<Network, ProviderError> {
+    pub(crate) fn new(deadline: Option<Instant>) -> Result<Network, Failure> {
         use_ring();
         let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| {
-            ProviderError::new(ErrorClass::Internal, "could not start the network runtime")
+            Failure::new(ErrorClass::Internal, "could not start the network runtime")
                 .with_detail(format!("{error}."))
         })?;
         Ok(Network { runtime, deadline })
@@ -48,12 +47,12 @@ impl Network {
     /// Those of `work`; `deadline` when time runs out first.
     pub(crate) fn run<T>(
         &self,
-        work: impl Future<Output = Result<T, ProviderError>>,
-    ) -> Result<T, ProviderError> {
+        work: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
         let Some(deadline) = self.deadline else { return self.runtime.block_on(work) };
         self.runtime.block_on(async {
             tokio::time::timeout_at(deadline.into(), work).await.unwrap_or_else(|_| {
-                Err(ProviderError::new(ErrorClass::Deadline, "no answer in time")
+                Err(Failure::new(ErrorClass::Deadline, "no answer in time")
                     .with_detail("The answer had not come, or not all of it, when its time was up.")
                     .with_hint(
                         "The provider is slow or hangs. Try again, or raise pagevault.keyring_timeout.",

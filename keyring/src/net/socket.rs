@@ -17,7 +17,7 @@ use nix::sys::socket::{
 use nix::unistd::geteuid;
 use pagevault_keystore::protocol::ErrorClass;
 
-use crate::provider::ProviderError;
+use crate::failure::Failure;
 use crate::trust::way::follow;
 use crate::trust::{What, insecure};
 
@@ -25,10 +25,10 @@ use crate::trust::{What, insecure};
 ///
 /// # Errors
 /// `unreachable` if nobody listens, `insecure` if somebody else does or could.
-pub(crate) fn trusted(path: &Path) -> Result<PathBuf, ProviderError> {
+pub(crate) fn trusted(path: &Path) -> Result<PathBuf, Failure> {
     let shown = path.display();
     let unreachable = |error: &std::io::Error| {
-        ProviderError::new(ErrorClass::Unreachable, format!("could not reach unix://{shown}"))
+        Failure::new(ErrorClass::Unreachable, format!("could not reach unix://{shown}"))
             .with_detail(format!("{error}."))
             .with_hint("Check that the provider runs and listens there.")
             .transient()

@@ -10,7 +10,7 @@ use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::{ClientConfig, RootCertStore};
 use zeroize::Zeroizing;
 
-use crate::provider::ProviderError;
+use crate::failure::Failure;
 use crate::trust::{What, check_directory, read, way};
 
 /// Whom to believe, and who we are.
@@ -36,7 +36,7 @@ pub(crate) fn use_ring() {
 /// # Errors
 /// `bad_options` for a file that cannot be read or holds no certificate, `tls` where rustls
 /// refuses.
-pub(crate) fn client_config(trust: &Trust) -> Result<ClientConfig, ProviderError> {
+pub(crate) fn client_config(trust: &Trust) -> Result<ClientConfig, Failure> {
     use_ring();
     let builder = ClientConfig::builder().with_root_certificates(roots(trust.ca_file.as_deref())?);
     let Some((certificate, key)) = &trust.identity else {
@@ -46,7 +46,7 @@ pub(crate) fn client_config(trust: &Trust) -> Result<ClientConfig, ProviderError
     let secret = PrivateKeyDer::from_pem_slice(&pem(key, What::Credentials)?)
         .map_err(|error| unreadable(key, &error))?;
     builder.with_client_auth_cert(chain, secret).map_err(|error| {
-        ProviderError::new(
+        Failure::new(
             ErrorClass::Tls,
             format!(
                 "certificate \"{}\" and key \"{}\" cannot be used",
@@ -58,7 +58,7 @@ pub(crate) fn client_config(trust: &Trust) -> Result<ClientConfig, ProviderError
     })
 }
 
-fn roots(ca_file: Option<&Path>) -> Result<RootCertStore, ProviderError> {
+fn roots(ca_file: Option<&Path>) -> Result<RootCertStore, Failure> {
     let mut store = RootCertStore::empty();
     match ca_file {
         Some(path) => {
@@ -80,13 +80,13 @@ fn roots(ca_file: Option<&Path>) -> Result<RootCertStore, ProviderError> {
 ///
 /// # Errors
 /// `insecure` if others can write them.
-pub(crate) fn has_native_roots() -> Result<bool, ProviderError> {
+pub(crate) fn has_native_roots() -> Result<bool, Failure> {
     roots(None).map(|store| !store.is_empty())
 }
 
 /// Refuses authorities that the environment names in place of the system's, if others can write
 /// them (`rustls-native-certs` reads these variables).
-fn check_native() -> Result<(), ProviderError> {
+fn check_native() -> Result<(), Failure> {
     if let Some(path) = env::var_os("SSL_CERT_FILE").map(PathBuf::from) {
         pem(&path, What::Trusted)?;
     }
@@ -100,7 +100,7 @@ fn check_native() -> Result<(), ProviderError> {
 }
 
 /// The certificates of a PEM file, one at least.
-fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, ProviderError> {
+fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Failure> {
     let certificates: Vec<_> = CertificateDer::pem_slice_iter(&pem(path, What::Trusted)?)
         .collect::<Result<_, _>>()
         .map_err(|error| unreadable(path, &error))?;
@@ -111,15 +111,15 @@ fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Provid
 }
 
 /// A PEM file, which others could not have written.
-pub(crate) fn pem(path: &Path, what: What) -> Result<Zeroizing<Vec<u8>>, ProviderError> {
+pub(crate) fn pem(path: &Path, what: What) -> Result<Zeroizing<Vec<u8>>, Failure> {
     read::read_whole(path, what).map_err(|error| match error.class {
         ErrorClass::Insecure => error,
-        _ => unreadable(path, &error.detail.trim_end_matches('.')),
+        _ => unreadable(path, &error.detail().trim_end_matches('.')),
     })
 }
 
-fn unreadable(path: &Path, cause: &dyn std::fmt::Display) -> ProviderError {
-    ProviderError::new(ErrorClass::BadOptions, format!("could not use \"{}\"", path.display()))
+fn unreadable(path: &Path, cause: &dyn std::fmt::Display) -> Failure {
+    Failure::new(ErrorClass::BadOptions, format!("could not use \"{}\"", path.display()))
         .with_detail(format!("{cause}."))
         .with_hint("It must be a PEM file that the server's operating system user can read.")
 }

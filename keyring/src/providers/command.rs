@@ -29,11 +29,12 @@ use pagevault_cipher::wrap::{self, OVERHEAD, WrapKey};
 use pagevault_keystore::protocol::ErrorClass;
 use zeroize::Zeroizing;
 
+use crate::failure::Failure;
 use crate::findings::Findings;
 use crate::keyfile::place::Place;
 use crate::options::{Options, printable};
 use crate::program::{self, Ended, Stopped};
-use crate::provider::{Environment, KeyInfo, Provider, ProviderError, Unwrapped, Wrapped};
+use crate::provider::{Environment, KeyInfo, Provider, Unwrapped, Wrapped};
 use crate::providers::file::outside;
 use crate::trust::{What, insecure};
 use reply::Reply;
@@ -67,19 +68,19 @@ struct Program {
 pub fn build(
     options: &Options<'_>,
     environment: &Environment,
-) -> Result<Box<dyn Provider>, ProviderError> {
+) -> Result<Box<dyn Provider>, Failure> {
     if !environment.programs {
         return Err(insecure("provider may not run programs")
             .with_detail("It was set by a role that may not have the server run programs, or stands in key files that somebody else may have written.")
             .with_hint("Have a superuser or a member of pg_execute_server_program set the provider's programs again, with alter_provider(). Of the programs that need no server, those that ask for keys have the option --allow-command."));
     }
-    let given = |option: &'static str| -> Result<Option<Program>, ProviderError> {
+    let given = |option: &'static str| -> Result<Option<Program>, Failure> {
         let program = options.program(option)?;
         Ok(program.map(|(path, arguments)| Program { option, path, arguments }))
     };
     let required = |option: &'static str| {
         given(option)?.ok_or_else(|| {
-            ProviderError::new(
+            Failure::new(
                 ErrorClass::BadOptions,
                 format!("option \"{option}\" is missing for a provider of kind \"command\""),
             )
@@ -95,7 +96,7 @@ pub fn build(
 }
 
 impl Provider for CommandProvider {
-    fn wrap(&self, key: &str, context: &str, plaintext: &[u8]) -> Result<Wrapped, ProviderError> {
+    fn wrap(&self, key: &str, context: &str, plaintext: &[u8]) -> Result<Wrapped, Failure> {
         let once = Secret32::random().map_err(|error| internal(format!("{error}.")))?;
         let encoded = Zeroizing::new(STANDARD.encode(once.expose()));
         let fields = [("key", key), ("context", context), ("plaintext", encoded.as_str())];
@@ -117,7 +118,7 @@ impl Provider for CommandProvider {
         Ok(Wrapped { wrapped, key_version })
     }
 
-    fn unwrap(&self, key: &str, context: &str, wrapped: &[u8]) -> Result<Unwrapped, ProviderError> {
+    fn unwrap(&self, key: &str, context: &str, wrapped: &[u8]) -> Result<Unwrapped, Failure> {
         let Parts { head, key_version, text, body } = Parts::of(wrapped)
             .ok_or_else(|| refused("It is not what a provider of kind \"command\" makes."))?;
         let version = key_version.to_string();
@@ -139,7 +140,7 @@ impl Provider for CommandProvider {
         Ok(Unwrapped { plaintext, key_version })
     }
 
-    fn rotate(&self, key: &str, wrapped: &[u8]) -> Result<u64, ProviderError> {
+    fn rotate(&self, key: &str, wrapped: &[u8]) -> Result<u64, Failure> {
         let current = Parts::of(wrapped).map(|parts| parts.key_version);
         let is_new = |version: u64| current.is_none_or(|current| version > current);
         if current.is_some() {
@@ -161,7 +162,7 @@ impl Provider for CommandProvider {
     }
 
     /// There is no asking without using: a key that is made for the purpose is wrapped.
-    fn describe(&self, key: &str) -> Result<KeyInfo, ProviderError> {
+    fn describe(&self, key: &str) -> Result<KeyInfo, Failure> {
         let tried = self.wrap(key, "pagevault/1/describe", &[])?;
         Ok(KeyInfo {
             key_version: tried.key_version,
@@ -183,7 +184,7 @@ impl Provider for CommandProvider {
         Some(())
     }
 
-    fn check_options(&self) -> Result<(), ProviderError> {
+    fn check_options(&self) -> Result<(), Failure> {
         for program in self.programs() {
             match self.safe(program) {
                 // It may come later, but not to where it must not be.
@@ -203,7 +204,7 @@ impl CommandProvider {
     }
 
     /// Where the program lies, if it may be given keys.
-    fn safe(&self, program: &Program) -> Result<Place, ProviderError> {
+    fn safe(&self, program: &Program) -> Result<Place, Failure> {
         let place = Place::resolve_as(What::Program, &program.path)?;
         outside(&place, self.environment.data_directory.as_deref())?;
         place.check_directories()?;
@@ -212,10 +213,10 @@ impl CommandProvider {
     }
 
     /// For a program that does not exist: all that can be told is from its path.
-    fn outside_by_name(&self, program: &Program) -> Result<(), ProviderError> {
+    fn outside_by_name(&self, program: &Program) -> Result<(), Failure> {
         let path = &program.path;
         match &self.environment.data_directory {
-            Some(root) if path.starts_with(root) => Err(ProviderError::new(
+            Some(root) if path.starts_with(root) => Err(Failure::new(
                 ErrorClass::Insecure,
                 format!("program \"{}\" lies inside the data directory", path.display()),
             )
@@ -230,7 +231,7 @@ impl CommandProvider {
         program: &Program,
         operation: &str,
         fields: &[(&str, &str)],
-    ) -> Result<Ended, ProviderError> {
+    ) -> Result<Ended, Failure> {
         for (name, value) in fields {
             if value.is_empty() || value.trim() != *value || value.chars().any(char::is_control) {
                 return Err(unspeakable(name));
@@ -259,17 +260,13 @@ impl CommandProvider {
         // What a careless program prints of its request, or of its answer as `set -x` does, must
         // not reach the log.
         let given = fields.iter().filter(|(name, _)| *name == "plaintext");
-        let leaks = given.into_iter().any(|(_, secret)| repeats(&ended.said, secret.as_bytes()))
-            || reply::opened(&ended.output).any(|secret| repeats(&ended.said, secret));
-        Err(failed(program, ended.code, if leaks { None } else { Some(&ended.said) }))
+        let leaks =
+            given.into_iter().any(|(_, secret)| repeats(&ended.last_error, secret.as_bytes()))
+                || reply::opened(&ended.output).any(|secret| repeats(&ended.last_error, secret));
+        Err(failed(program, ended.code, if leaks { None } else { Some(&ended.last_error) }))
     }
 
-    fn read(
-        &self,
-        program: &Program,
-        ended: &Ended,
-        known: &[&str],
-    ) -> Result<Reply, ProviderError> {
+    fn read(&self, program: &Program, ended: &Ended, known: &[&str]) -> Result<Reply, Failure> {
         Reply::read(&ended.output, known).map_err(|wrong| unusable(program, &wrong))
     }
 }
@@ -368,7 +365,7 @@ const STATUSES: &[(i32, ErrorClass, bool, &str, &str)] = &[
     ),
 ];
 
-fn failed(program: &Program, code: i32, said: Option<&str>) -> ProviderError {
+fn failed(program: &Program, code: i32, said: Option<&str>) -> Failure {
     let path = program.path.display();
     let said = match said {
         None => "It printed a key on standard error, which is not repeated here.".to_owned(),
@@ -381,11 +378,11 @@ fn failed(program: &Program, code: i32, said: Option<&str>) -> ProviderError {
         let how = signal.map_or(format!("Its exit status was {code}."), |signal| {
             format!("It was ended by {signal} (exit status {code}).")
         });
-        return ProviderError::new(ErrorClass::Unreachable, format!("program \"{path}\" failed"))
+        return Failure::new(ErrorClass::Unreachable, format!("program \"{path}\" failed"))
             .with_detail(format!("{how} {said}"))
             .with_hint(TRY_OUT);
     };
-    let error = ProviderError::new(*class, format!("program \"{path}\" says that {what}"))
+    let error = Failure::new(*class, format!("program \"{path}\" says that {what}"))
         .with_detail(format!("Its exit status was {code}. {said}"))
         .with_hint(*hint);
     if *passes { error.transient() } else { error }
@@ -394,22 +391,21 @@ fn failed(program: &Program, code: i32, said: Option<&str>) -> ProviderError {
 const TRY_OUT: &str = "Try the provider out as the server's operating system user, with: \
                        pagevault-keyring check --provider-kind command";
 
-fn interrupted(program: &Program, stopped: Stopped) -> ProviderError {
+fn interrupted(program: &Program, stopped: Stopped) -> Failure {
     let path = program.path.display();
     match stopped {
-        Stopped::Late => ProviderError::new(
-            ErrorClass::Deadline,
-            format!("program \"{path}\" did not end in time"),
-        )
-        .with_detail("It was killed, with everything that it had started.")
-        .with_hint(
-            "The program, or what it waits for, is slow or hangs. Try again, or raise \
+        Stopped::Late => {
+            Failure::new(ErrorClass::Deadline, format!("program \"{path}\" did not end in time"))
+                .with_detail("It was killed, with everything that it had started.")
+                .with_hint(
+                    "The program, or what it waits for, is slow or hangs. Try again, or raise \
              pagevault.keyring_timeout.",
-        )
-        .transient(),
+                )
+                .transient()
+        }
         Stopped::TooMuch => too_much(program),
         Stopped::System(error) => {
-            ProviderError::new(ErrorClass::Unreachable, format!("could not run program \"{path}\""))
+            Failure::new(ErrorClass::Unreachable, format!("could not run program \"{path}\""))
                 .with_detail(format!("{error}."))
                 .with_hint(TRY_OUT)
                 .transient()
@@ -417,14 +413,14 @@ fn interrupted(program: &Program, stopped: Stopped) -> ProviderError {
     }
 }
 
-fn too_much(program: &Program) -> ProviderError {
+fn too_much(program: &Program) -> Failure {
     let limit = program::OUTPUT_LIMIT;
     unusable(program, &format!("It has more than {limit} bytes."))
 }
 
 /// For a program that says it did its work, but did not.
-fn unusable(program: &Program, wrong: &str) -> ProviderError {
-    ProviderError::new(
+fn unusable(program: &Program, wrong: &str) -> Failure {
+    Failure::new(
         ErrorClass::Unreachable,
         format!("program \"{}\" gave no usable answer", program.path.display()),
     )
@@ -435,15 +431,15 @@ fn unusable(program: &Program, wrong: &str) -> ProviderError {
     )
 }
 
-fn unspeakable(name: &str) -> ProviderError {
+fn unspeakable(name: &str) -> Failure {
     let name = name.replace('_', " ");
-    ProviderError::new(ErrorClass::BadRequest, format!("{name} cannot be given to a program"))
+    Failure::new(ErrorClass::BadRequest, format!("{name} cannot be given to a program"))
         .with_detail("It is empty, holds a control character, or begins or ends with white space.")
         .with_hint("Use a key with another name.")
 }
 
-fn cannot_rotate(key: &str) -> ProviderError {
-    ProviderError::new(ErrorClass::BadOptions, "provider has no program that rotates keys")
+fn cannot_rotate(key: &str) -> Failure {
+    Failure::new(ErrorClass::BadOptions, "provider has no program that rotates keys")
         .with_detail(format!(
             "It has no option \"rotate\", and key \"{}\" has no newer version than the one in use.",
             printable(key)
@@ -454,12 +450,12 @@ fn cannot_rotate(key: &str) -> ProviderError {
         )
 }
 
-fn refused(cause: &str) -> ProviderError {
-    ProviderError::new(ErrorClass::WrongCiphertext, "wrapped key does not open")
+fn refused(cause: &str) -> Failure {
+    Failure::new(ErrorClass::WrongCiphertext, "wrapped key does not open")
         .with_detail(cause)
         .with_hint("Give the provider the master key that wrapped it.")
 }
 
-fn internal(cause: String) -> ProviderError {
-    ProviderError::new(ErrorClass::Internal, "could not wrap").with_detail(cause)
+fn internal(cause: String) -> Failure {
+    Failure::new(ErrorClass::Internal, "could not wrap").with_detail(cause)
 }

@@ -20,12 +20,13 @@ use pagevault_cipher::wrap::{self, OVERHEAD, WrapError, WrapKey};
 use pagevault_keystore::protocol::ErrorClass;
 use zeroize::Zeroizing;
 
+use crate::failure::Failure;
 use crate::findings::Findings;
 use crate::keyfile::format::{Key, KeyFile, KeyVersion};
 use crate::keyfile::place::Place;
 use crate::keyfile::store;
 use crate::options::{Options, printable};
-use crate::provider::{Environment, KeyInfo, Provider, ProviderError, Unwrapped, Wrapped};
+use crate::provider::{Environment, KeyInfo, Provider, Unwrapped, Wrapped};
 
 /// The options it knows.
 pub const OPTIONS: &[&str] = &["path"];
@@ -42,14 +43,14 @@ struct FileProvider {
 pub fn build(
     options: &Options<'_>,
     environment: &Environment,
-) -> Result<Box<dyn Provider>, ProviderError> {
+) -> Result<Box<dyn Provider>, Failure> {
     let path = options.absolute_path("path")?;
     Ok(Box::new(FileProvider { path, data_directory: environment.data_directory.clone() }))
 }
 
 impl FileProvider {
     /// The key file's place, if keys may lie there.
-    fn place(&self) -> Result<Place, ProviderError> {
+    fn place(&self) -> Result<Place, Failure> {
         let place = Place::resolve(&self.path)?;
         outside(&place, self.data_directory.as_deref())?;
         place.check_directories()?;
@@ -58,11 +59,11 @@ impl FileProvider {
 
     /// The file is read for every operation: a request has few of them, and what was rotated by
     /// one of them is seen by the next.
-    fn load(&self) -> Result<KeyFile, ProviderError> {
+    fn load(&self) -> Result<KeyFile, Failure> {
         store::load(&self.place()?)
     }
 
-    fn find<'a>(&self, file: &'a KeyFile, name: &str) -> Result<&'a Key, ProviderError> {
+    fn find<'a>(&self, file: &'a KeyFile, name: &str) -> Result<&'a Key, Failure> {
         file.key(name).ok_or_else(|| {
             let shown = self.path.display();
             let names: Vec<String> =
@@ -72,7 +73,7 @@ impl FileProvider {
                 names => format!("It holds {}.", names.join(", ")),
             };
             let name = printable(name);
-            ProviderError::new(
+            Failure::new(
                 ErrorClass::KeyMissing,
                 format!("key file \"{shown}\" holds no key \"{name}\""),
             )
@@ -84,15 +85,15 @@ impl FileProvider {
         })
     }
 
-    fn newest<'a>(&self, file: &'a KeyFile, name: &str) -> Result<&'a KeyVersion, ProviderError> {
+    fn newest<'a>(&self, file: &'a KeyFile, name: &str) -> Result<&'a KeyVersion, Failure> {
         // A key without versions does not pass the file's checks.
         self.find(file, name)?
             .newest()
-            .ok_or_else(|| ProviderError::new(ErrorClass::Internal, "key has no version"))
+            .ok_or_else(|| Failure::new(ErrorClass::Internal, "key has no version"))
     }
 
-    fn refused(&self, cause: impl Into<String>) -> ProviderError {
-        ProviderError::new(
+    fn refused(&self, cause: impl Into<String>) -> Failure {
+        Failure::new(
             ErrorClass::WrongCiphertext,
             format!("wrapped key does not open with key file \"{}\"", self.path.display()),
         )
@@ -102,7 +103,7 @@ impl FileProvider {
 }
 
 impl Provider for FileProvider {
-    fn wrap(&self, key: &str, context: &str, plaintext: &[u8]) -> Result<Wrapped, ProviderError> {
+    fn wrap(&self, key: &str, context: &str, plaintext: &[u8]) -> Result<Wrapped, Failure> {
         let file = self.load()?;
         let newest = self.newest(&file, key)?;
         let mut wrapped = vec![0; HEADER + plaintext.len() + OVERHEAD];
@@ -111,13 +112,12 @@ impl Provider for FileProvider {
         let bound = associated_data(key, newest.version, context);
         let wrap_key = WrapKey::new(newest.secret.expose());
         wrap::wrap(&wrap_key, &bound, plaintext, &mut wrapped[HEADER..]).map_err(|error| {
-            ProviderError::new(ErrorClass::Internal, "could not wrap")
-                .with_detail(format!("{error}."))
+            Failure::new(ErrorClass::Internal, "could not wrap").with_detail(format!("{error}."))
         })?;
         Ok(Wrapped { wrapped, key_version: newest.version })
     }
 
-    fn unwrap(&self, key: &str, context: &str, wrapped: &[u8]) -> Result<Unwrapped, ProviderError> {
+    fn unwrap(&self, key: &str, context: &str, wrapped: &[u8]) -> Result<Unwrapped, Failure> {
         let Some((key_version, body)) = header(wrapped) else {
             return Err(self.refused(
                 "It was not made by a provider of kind \"file\", or by a newer version of it.",
@@ -142,7 +142,7 @@ impl Provider for FileProvider {
         Ok(Unwrapped { plaintext, key_version })
     }
 
-    fn rotate(&self, key: &str, wrapped: &[u8]) -> Result<u64, ProviderError> {
+    fn rotate(&self, key: &str, wrapped: &[u8]) -> Result<u64, Failure> {
         let place = self.place()?;
         let mut locked = store::lock(&place)?;
         let newest = self.newest(&locked.keys, key)?.version;
@@ -154,7 +154,7 @@ impl Provider for FileProvider {
         Ok(version)
     }
 
-    fn describe(&self, key: &str) -> Result<KeyInfo, ProviderError> {
+    fn describe(&self, key: &str) -> Result<KeyInfo, Failure> {
         let file = self.load()?;
         let newest = self.newest(&file, key)?.version;
         let versions = self.find(&file, key)?.versions();
@@ -193,7 +193,7 @@ impl Provider for FileProvider {
         Some(())
     }
 
-    fn check_options(&self) -> Result<(), ProviderError> {
+    fn check_options(&self) -> Result<(), Failure> {
         let place = match Place::resolve(&self.path) {
             Err(error) if error.class == ErrorClass::Unreachable => return self.outside_by_name(),
             other => other?,
@@ -209,9 +209,9 @@ impl Provider for FileProvider {
 
 impl FileProvider {
     /// [`outside`] for a directory that does not exist: all that can be told is from the path.
-    fn outside_by_name(&self) -> Result<(), ProviderError> {
+    fn outside_by_name(&self) -> Result<(), Failure> {
         match &self.data_directory {
-            Some(root) if self.path.starts_with(root) => Err(ProviderError::new(
+            Some(root) if self.path.starts_with(root) => Err(Failure::new(
                 ErrorClass::Insecure,
                 format!("key file \"{}\" lies inside the data directory", self.path.display()),
             )
@@ -222,19 +222,17 @@ impl FileProvider {
 }
 
 /// Adds a version to the key called `name`, which is made if it is not there.
-pub fn add_version(file: &mut KeyFile, name: &str) -> Result<u64, ProviderError> {
+pub fn add_version(file: &mut KeyFile, name: &str) -> Result<u64, Failure> {
     match file.add_version(name) {
         Ok(Some(version)) => Ok(version),
-        Ok(None) => {
-            Err(ProviderError::new(ErrorClass::Denied, "key has no further version number"))
-        }
-        Err(error) => Err(ProviderError::new(ErrorClass::Internal, "could not make a key")
+        Ok(None) => Err(Failure::new(ErrorClass::Denied, "key has no further version number")),
+        Err(error) => Err(Failure::new(ErrorClass::Internal, "could not make a key")
             .with_detail(format!("{error}."))),
     }
 }
 
 /// Refuses a place inside `data_directory`, or in any other server's that can be told.
-pub fn outside(place: &Place, data_directory: Option<&Path>) -> Result<(), ProviderError> {
+pub fn outside(place: &Place, data_directory: Option<&Path>) -> Result<(), Failure> {
     if let Some(data_directory) = data_directory {
         place.outside_of(data_directory)?;
     }

@@ -9,8 +9,9 @@ pub mod vault;
 use pagevault_keystore::protocol::ErrorClass;
 use serde_json::{Map, Value};
 
+use crate::failure::Failure;
 use crate::options::{Options, printable};
-use crate::provider::{Environment, Provider, ProviderError};
+use crate::provider::{Environment, Provider};
 
 /// A kind of provider: its name, the options it knows, its constructor.
 struct Kind {
@@ -21,7 +22,7 @@ struct Kind {
     build: Constructor,
 }
 
-type Constructor = fn(&Options<'_>, &Environment) -> Result<Box<dyn Provider>, ProviderError>;
+type Constructor = fn(&Options<'_>, &Environment) -> Result<Box<dyn Provider>, Failure>;
 
 const KINDS: &[Kind] = &[
     Kind { name: "file", options: file::OPTIONS, reaching: &[], build: file::build },
@@ -51,10 +52,10 @@ pub fn build(
     kind: &str,
     options: &Map<String, Value>,
     environment: &Environment,
-) -> Result<Box<dyn Provider>, ProviderError> {
+) -> Result<Box<dyn Provider>, Failure> {
     let Some(known) = KINDS.iter().find(|known| known.name == kind) else {
         let names: Vec<&str> = KINDS.iter().map(|known| known.name).collect();
-        return Err(ProviderError::new(
+        return Err(Failure::new(
             ErrorClass::BadOptions,
             format!("unknown provider kind \"{}\"", printable(kind)),
         )

@@ -22,6 +22,7 @@
 pub(crate) mod read;
 pub(crate) mod way;
 
+use crate::failure::Failure;
 use std::fs::{self, Metadata};
 use std::io;
 use std::os::unix::fs::MetadataExt;
@@ -30,8 +31,6 @@ use std::path::Path;
 use nix::unistd::geteuid;
 use pagevault_keystore::protocol::ErrorClass;
 use rustix::fs::{StatVfsMountFlags, statvfs};
-
-use crate::provider::ProviderError;
 
 /// What lies at a path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -108,11 +107,11 @@ impl Rights {
 
 /// Refuses a file, or the directory that a path leads to, that somebody else owns or may write, or
 /// read where that gives it away; be it a directory with the sticky bit.
-pub(crate) fn require(what: What, path: &Path, metadata: &Metadata) -> Result<(), ProviderError> {
+pub(crate) fn require(what: What, path: &Path, metadata: &Metadata) -> Result<(), Failure> {
     judge(what, path, Rights::of(metadata))
 }
 
-fn judge(what: What, path: &Path, rights: Rights) -> Result<(), ProviderError> {
+fn judge(what: What, path: &Path, rights: Rights) -> Result<(), Failure> {
     let Rights { mode, owner, us } = rights;
     let (shown, name) = (path.display(), what.name());
     if owner != us && !(owner == 0 && what.may_be_roots()) {
@@ -148,7 +147,7 @@ fn judge(what: What, path: &Path, rights: Rights) -> Result<(), ProviderError> {
 }
 
 /// Refuses a directory in which others could exchange what lies there.
-pub(crate) fn check_directory(what: What, directory: &Path) -> Result<(), ProviderError> {
+pub(crate) fn check_directory(what: What, directory: &Path) -> Result<(), Failure> {
     let shown = directory.display();
     let metadata = fs::metadata(directory)
         .map_err(|error| io_error(&error, &format!("could not examine directory \"{shown}\"")))?;
@@ -164,7 +163,7 @@ fn judge_directory(
     directory: &Path,
     rights: Rights,
     is_read_only: impl Fn() -> bool,
-) -> Result<(), ProviderError> {
+) -> Result<(), Failure> {
     let Rights { mode, owner, us } = rights;
     let (shown, name) = (directory.display(), what.name());
     let unsafe_directory = |detail: String| {
@@ -202,15 +201,14 @@ fn ownership_hint(path: &Path, owner: u32, us: u32) -> String {
     }
 }
 
-pub(crate) fn insecure(message: impl Into<String>) -> ProviderError {
-    ProviderError::new(ErrorClass::Insecure, message)
+pub(crate) fn insecure(message: impl Into<String>) -> Failure {
+    Failure::new(ErrorClass::Insecure, message)
 }
 
 /// An error of the system as an outage. That we may not enter a directory or read a file is so as
 /// well: it is no word about a key, and `denied` would be taken for one.
-pub(crate) fn io_error(error: &io::Error, message: &str) -> ProviderError {
-    let failure =
-        ProviderError::new(ErrorClass::Unreachable, message).with_detail(format!("{error}."));
+pub(crate) fn io_error(error: &io::Error, message: &str) -> Failure {
+    let failure = Failure::new(ErrorClass::Unreachable, message).with_detail(format!("{error}."));
     match error.kind() {
         io::ErrorKind::PermissionDenied => failure.with_hint(format!(
             "User ID {} must own the file and may enter each directory above it.",
@@ -235,11 +233,11 @@ mod tests {
 
     const US: u32 = 1000;
 
-    fn directory(mode: u32, owner: u32) -> Result<(), ProviderError> {
+    fn directory(mode: u32, owner: u32) -> Result<(), Failure> {
         judge_directory(What::KeyFile, Path::new("/d"), Rights { mode, owner, us: US }, || true)
     }
 
-    fn file(mode: u32, owner: u32) -> Result<(), ProviderError> {
+    fn file(mode: u32, owner: u32) -> Result<(), Failure> {
         judge(What::KeyFile, Path::new("/d/f"), Rights { mode, owner, us: US })
     }
 
@@ -254,7 +252,7 @@ mod tests {
         }
         let error = directory(0o755, 7).unwrap_err();
         assert_eq!(error.class, ErrorClass::Insecure);
-        assert_eq!(error.hint, "Run as root: chown 1000 \"/d\"");
+        assert_eq!(error.hint(), "Run as root: chown 1000 \"/d\"");
     }
 
     #[test]
@@ -285,7 +283,7 @@ mod tests {
     fn root_is_asked_whether_it_meant_to_be_root() {
         let rights = Rights { mode: 0o600, owner: 26, us: 0 };
         let error = judge(What::KeyFile, Path::new("/d/f"), rights).unwrap_err();
-        assert_eq!(error.hint, "Run this as the user that runs the server; is that user ID 26?");
+        assert_eq!(error.hint(), "Run this as the user that runs the server; is that user ID 26?");
     }
 
     #[test]

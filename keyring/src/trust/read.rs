@@ -13,7 +13,7 @@ use zeroize::Zeroizing;
 
 use super::way::follow;
 use super::{What, data_directory_above, insecure, require};
-use crate::provider::ProviderError;
+use crate::failure::Failure;
 
 /// Larger files are no credentials.
 const LIMIT: u64 = 64 * 1024;
@@ -26,7 +26,7 @@ const TEXT_LIMIT: u64 = 4 * 1024 * 1024;
 /// # Errors
 /// `unreachable` if it cannot be opened (a mount or an agent may be late), `insecure` if others can
 /// read, write or exchange it, `bad_options` if it is no regular file.
-pub(crate) fn open(path: &Path, what: What) -> Result<File, ProviderError> {
+pub(crate) fn open(path: &Path, what: What) -> Result<File, Failure> {
     let shown = path.display();
     let absolute = std::path::absolute(path).map_err(|error| unreadable(path, &error))?;
     let place =
@@ -54,7 +54,7 @@ pub(crate) fn open(path: &Path, what: What) -> Result<File, ProviderError> {
 ///
 /// # Errors
 /// Those of [`open`], `bad_options` if it holds anything else.
-pub(crate) fn read(path: &Path, what: What) -> Result<Zeroizing<String>, ProviderError> {
+pub(crate) fn read(path: &Path, what: What) -> Result<Zeroizing<String>, Failure> {
     let file = open(path, what)?;
     let wrong = |detail: &str| {
         wrong(path, detail).with_hint("The file must hold the credential alone, on one line.")
@@ -79,7 +79,7 @@ pub(crate) fn read(path: &Path, what: What) -> Result<Zeroizing<String>, Provide
 ///
 /// # Errors
 /// Those of [`open`], `bad_options` if it is larger than any of its kind.
-pub(crate) fn read_whole(path: &Path, what: What) -> Result<Zeroizing<Vec<u8>>, ProviderError> {
+pub(crate) fn read_whole(path: &Path, what: What) -> Result<Zeroizing<Vec<u8>>, Failure> {
     let file = open(path, what)?;
     let length = file.metadata().map_err(|error| unreadable(path, &error))?.len();
     if length > TEXT_LIMIT {
@@ -94,16 +94,16 @@ pub(crate) fn read_whole(path: &Path, what: What) -> Result<Zeroizing<Vec<u8>>, 
     Ok(bytes)
 }
 
-fn unreadable(path: &Path, error: &std::io::Error) -> ProviderError {
+fn unreadable(path: &Path, error: &std::io::Error) -> Failure {
     let shown = path.display();
-    ProviderError::new(ErrorClass::Unreachable, format!("could not read \"{shown}\""))
+    Failure::new(ErrorClass::Unreachable, format!("could not read \"{shown}\""))
         .with_detail(format!("{error}."))
         .with_hint("The server's operating system user must be able to read this file.")
 }
 
-fn wrong(path: &Path, detail: &str) -> ProviderError {
+fn wrong(path: &Path, detail: &str) -> Failure {
     let shown = path.display();
-    ProviderError::new(ErrorClass::BadOptions, format!("\"{shown}\" is not usable"))
+    Failure::new(ErrorClass::BadOptions, format!("\"{shown}\" is not usable"))
         .with_detail(detail)
         .with_hint("The option must name a file.")
 }

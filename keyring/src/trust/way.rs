@@ -20,7 +20,7 @@ use std::path::{Component, Path, PathBuf};
 use nix::unistd::geteuid;
 
 use super::{What, check_directory, insecure};
-use crate::provider::ProviderError;
+use crate::failure::Failure;
 
 /// As many as Linux follows.
 const MOST_LINKS: usize = 40;
@@ -29,7 +29,7 @@ const MOST_LINKS: usize = 40;
 pub(crate) enum Astray {
     /// The system's error.
     Io(io::Error),
-    Unsafe(ProviderError),
+    Unsafe(Failure),
 }
 
 impl From<io::Error> for Astray {
@@ -40,7 +40,7 @@ impl From<io::Error> for Astray {
 
 impl Astray {
     /// As an error; `unreachable` says it for the system's.
-    pub(crate) fn or(self, unreachable: impl FnOnce(&io::Error) -> ProviderError) -> ProviderError {
+    pub(crate) fn or(self, unreachable: impl FnOnce(&io::Error) -> Failure) -> Failure {
         match self {
             Astray::Io(error) => unreachable(&error),
             Astray::Unsafe(error) => error,
@@ -99,7 +99,7 @@ fn steps(path: &Path) -> VecDeque<OsString> {
     path.components().filter_map(step).collect()
 }
 
-fn check_link(what: What, link: &Path, metadata: &Metadata) -> Result<(), ProviderError> {
+fn check_link(what: What, link: &Path, metadata: &Metadata) -> Result<(), Failure> {
     let (owner, us) = (metadata.uid(), geteuid().as_raw());
     if owner == 0 || owner == us {
         return Ok(());

@@ -3,9 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
-use crate::exec::{find, refuse};
-use crate::offline::unreadable;
-use crate::provider::ProviderError;
+use crate::bindir::find;
+use crate::failure::{Failure, refuse, unreadable};
 use crate::regular::open_regular;
 
 /// What has to be known of a cluster to read its files.
@@ -28,7 +27,7 @@ pub(crate) struct Control {
 }
 
 impl Control {
-    pub(crate) fn ask(data_directory: &Path) -> Result<Control, ProviderError> {
+    pub(crate) fn ask(data_directory: &Path) -> Result<Control, Failure> {
         // The program would wait for who writes to a FIFO.
         let file = data_directory.join("global/pg_control");
         open_regular(&file).map_err(|error| unreadable(&file, &error))?;

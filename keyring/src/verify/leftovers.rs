@@ -19,7 +19,7 @@ use pagevault_cipher::Fork;
 use pagevault_cipher::page::{PAGE_SIZE, Page};
 use pagevault_keystore::RelFile;
 
-use super::Work;
+use super::Context;
 use super::pages::{self, Keys, RelationFile};
 use crate::regular::{open_regular, read_regular};
 
@@ -31,32 +31,34 @@ const LARGEST_MAP: u64 = 524;
 
 /// What is known of each database that was asked about.
 pub(super) struct Leftovers<'a> {
-    work: &'a Work<'a>,
+    context: &'a Context<'a>,
     files: &'a [RelationFile],
     /// Numbers of files that a relation has or may have; `None`: that is not known.
     needed: HashMap<u32, Option<HashSet<u32>>>,
 }
 
 impl<'a> Leftovers<'a> {
-    pub(super) fn new(work: &'a Work<'a>, files: &'a [RelationFile]) -> Self {
-        Self { work, files, needed: HashMap::new() }
+    pub(super) fn new(context: &'a Context<'a>, files: &'a [RelationFile]) -> Self {
+        Self { context, files, needed: HashMap::new() }
     }
 
     /// True if certainly no relation has this file.
     pub(super) fn include(&mut self, file: RelFile) -> bool {
-        let (work, files) = (self.work, self.files);
-        let needed =
-            self.needed.entry(file.database).or_insert_with(|| needed(work, files, file.database));
+        let (context, files) = (self.context, self.files);
+        let needed = self
+            .needed
+            .entry(file.database)
+            .or_insert_with(|| needed(context, files, file.database));
         needed.as_ref().is_some_and(|needed| !needed.contains(&file.relation))
     }
 }
 
-fn needed(work: &Work<'_>, files: &[RelationFile], database: u32) -> Option<HashSet<u32>> {
+fn needed(context: &Context<'_>, files: &[RelationFile], database: u32) -> Option<HashSet<u32>> {
     // Rows of relations that all databases share are in each of them.
-    if database == 0 || !work.control.ended {
+    if database == 0 || !context.control.ended {
         return None;
     }
-    let transactions = Transactions::of(work.keystore.data_directory()).ok()?;
+    let transactions = Transactions::of(context.keystore.data_directory()).ok()?;
     let of_database = || files.iter().filter(|file| file.file.database == database);
     let directories: HashSet<PathBuf> =
         of_database().filter_map(|file| Some(file.path.parent()?.to_owned())).collect();
@@ -76,7 +78,7 @@ fn needed(work: &Work<'_>, files: &[RelationFile], database: u32) -> Option<Hash
         let mut page: Page = [0; PAGE_SIZE];
         let mut block = segment.segment.saturating_mul(pages::SEGMENT);
         while pages::fill(&mut input, &mut page).ok()? == PAGE_SIZE {
-            pages::open(work, segment, &mut page, block, &mut keys).ok()?;
+            pages::open(context, segment, &mut page, block, &mut keys).ok()?;
             rows(&page, &transactions, &mut needed)?;
             block = block.saturating_add(1);
         }

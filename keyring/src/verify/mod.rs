@@ -20,8 +20,8 @@ pub(crate) use self::pages::fill;
 pub(crate) use self::control::Control;
 use self::leftovers::Leftovers;
 use crate::access::Access;
-use crate::offline::{DIRECTORY, DatabaseKeys, Keystore, unreadable};
-use crate::provider::ProviderError;
+use crate::failure::{Failure, refuse, unreadable};
+use crate::offline::{DIRECTORY, DatabaseKeys, Keystore};
 
 /// Whether a file of this name is one of a relation.
 pub(crate) fn relation_file(name: &str) -> bool {
@@ -86,9 +86,9 @@ pub fn verify(
     data_directory: &Path,
     access: Access,
     out: &mut impl Write,
-) -> Result<bool, ProviderError> {
+) -> Result<bool, Failure> {
     if data_directory.join("postmaster.pid").exists() {
-        return Err(super::exec::refuse("a server is running in the data directory")
+        return Err(refuse("a server is running in the data directory")
             .with_detail(format!(
                 "There is a file {}.",
                 data_directory.join("postmaster.pid").display()
@@ -99,7 +99,7 @@ pub fn verify(
     }
     let keystore = Keystore::read(data_directory, access)?;
     let put_aside = put_aside(&keystore)?;
-    let unlocked = keystore.unlock(&needed(&keystore))?;
+    let unlocked = keystore.unlock(&keystore.needed())?;
     let control = Control::ask(keystore.data_directory())?;
     let mut files = pages::files(keystore.data_directory())?;
     let segments = records::segments(keystore.data_directory())?;
@@ -113,13 +113,13 @@ pub fn verify(
     if !control.clean {
         findings.passed_over = pages::pass_over_unlogged(&mut files);
     }
-    let work = Work { keystore: &keystore, unlocked: &unlocked, control };
-    let mut leftovers = Leftovers::new(&work, &files);
-    pages::look_for_gaps(&work, &files, &mut leftovers, &mut findings);
+    let context = Context { keystore: &keystore, unlocked: &unlocked, control };
+    let mut leftovers = Leftovers::new(&context, &files);
+    pages::look_for_gaps(&context, &files, &mut leftovers, &mut findings);
     for file in &files {
-        pages::look(&work, file, &mut leftovers, &progress, &mut findings)?;
+        pages::look(&context, file, &mut leftovers, &progress, &mut findings)?;
     }
-    records::look(&work, &segments, &progress, &mut findings)?;
+    records::look(&context, &segments, &progress, &mut findings)?;
     progress.finish_and_clear();
     tell(&keystore, &put_aside, &findings, control.clean, out)
         .map_err(|error| unreadable(Path::new("-"), &error))?;
@@ -127,28 +127,20 @@ pub fn verify(
 }
 
 /// What looking needs.
-struct Work<'a> {
+struct Context<'a> {
     keystore: &'a Keystore,
     unlocked: &'a DatabaseKeys,
     control: Control,
 }
 
-impl Work<'_> {
+impl Context<'_> {
     fn show(&self, path: &Path) -> String {
         path.strip_prefix(self.keystore.data_directory()).unwrap_or(path).display().to_string()
     }
 }
 
-/// The database keys that any data key is wrapped by, but for those of databases that were dropped.
-pub(crate) fn needed(keystore: &Keystore) -> BTreeSet<(u32, u32)> {
-    let keys = keystore.state().files().flat_map(|(_, entry)| entry.keys.values());
-    let mut needed: BTreeSet<_> = keys.map(|key| (key.scope, key.key_version)).collect();
-    needed.retain(|(scope, _)| !keystore.is_gone(*scope));
-    needed
-}
-
 /// How many data keys stand beside the key files and not in them, by scope.
-fn put_aside(keystore: &Keystore) -> Result<Vec<(u32, usize)>, ProviderError> {
+fn put_aside(keystore: &Keystore) -> Result<Vec<(u32, usize)>, Failure> {
     let is_key = |record: &Record| matches!(record, Record::DataKey { .. });
     let mut found = Vec::new();
     for (scope, records) in keystore.put_aside()? {
@@ -175,7 +167,7 @@ fn tell(
     clean: bool,
     out: &mut impl Write,
 ) -> io::Result<()> {
-    let needed = needed(keystore);
+    let needed = keystore.needed();
     let keys = keystore.state().files().flat_map(|(_, entry)| entry.keys.values());
     let keys = keys.filter(|key| needed.contains(&(key.scope, key.key_version))).count();
     writeln!(out, "keys         {keys}, all of whose database keys are unlocked")?;

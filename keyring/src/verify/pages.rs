@@ -14,9 +14,8 @@ use pagevault_cipher::{Fork, PageKey};
 use pagevault_keystore::RelFile;
 
 use super::leftovers::Leftovers;
-use super::{Findings, Work};
-use crate::offline::unreadable;
-use crate::provider::ProviderError;
+use super::{Context, Findings};
+use crate::failure::{Failure, unreadable};
 use crate::regular::open_regular;
 
 /// `RELSEG_SIZE`: blocks of a file of a relation.
@@ -37,7 +36,7 @@ pub(crate) struct RelationFile {
 }
 
 /// All files of relations, ordered by path.
-pub(super) fn files(data_directory: &Path) -> Result<Vec<RelationFile>, ProviderError> {
+pub(super) fn files(data_directory: &Path) -> Result<Vec<RelationFile>, Failure> {
     let mut files = Vec::new();
     in_database(&data_directory.join("global"), GLOBAL_TABLESPACE, 0, &mut files)?;
     in_tablespace(&data_directory.join("base"), DEFAULT_TABLESPACE, &mut files)?;
@@ -66,7 +65,7 @@ pub(super) fn pass_over_unlogged(files: &mut Vec<RelationFile>) -> u64 {
 /// That every file that another one continues is there, and full. (Empty files stay behind where a
 /// relation was cut.)
 pub(super) fn look_for_gaps(
-    work: &Work<'_>,
+    context: &Context<'_>,
     files: &[RelationFile],
     leftovers: &mut Leftovers<'_>,
     findings: &mut Findings,
@@ -79,7 +78,7 @@ pub(super) fn look_for_gaps(
     {
         let before = lengths.get(&(file.file, file.fork, file.segment - 1));
         if before != Some(&SEGMENT_BYTES) {
-            let path = work.show(&file.path);
+            let path = context.show(&file.path);
             let what = if before.is_some() { "not full" } else { "missing" };
             if leftovers.include(file.file) {
                 findings.left_over(path);
@@ -94,7 +93,7 @@ fn in_tablespace(
     directory: &Path,
     tablespace: u32,
     files: &mut Vec<RelationFile>,
-) -> Result<(), ProviderError> {
+) -> Result<(), Failure> {
     for (name, path) in entries(directory)? {
         if let Some(database) = number(&name) {
             in_database(&path, tablespace, database, files)?;
@@ -108,7 +107,7 @@ fn in_database(
     tablespace: u32,
     database: u32,
     files: &mut Vec<RelationFile>,
-) -> Result<(), ProviderError> {
+) -> Result<(), Failure> {
     for (name, path) in entries(directory)? {
         // Temporary tables, the map of files and the like have other names.
         let Some((relation, fork, segment)) = parse(&name) else { continue };
@@ -140,7 +139,7 @@ fn number(text: &str) -> Option<u32> {
     (number.to_string() == text).then_some(number)
 }
 
-fn entries(directory: &Path) -> Result<Vec<(String, PathBuf)>, ProviderError> {
+fn entries(directory: &Path) -> Result<Vec<(String, PathBuf)>, Failure> {
     let list = || -> io::Result<Vec<(String, PathBuf)>> {
         let mut found = Vec::new();
         for entry in fs::read_dir(directory)? {
@@ -157,12 +156,12 @@ fn entries(directory: &Path) -> Result<Vec<(String, PathBuf)>, ProviderError> {
 
 /// Opens all pages of a file. Of one that no relation has, only until something is wrong.
 pub(super) fn look(
-    work: &Work<'_>,
+    context: &Context<'_>,
     file: &RelationFile,
     leftovers: &mut Leftovers<'_>,
     progress: &ProgressBar,
     findings: &mut Findings,
-) -> Result<(), ProviderError> {
+) -> Result<(), Failure> {
     let failed = |error: io::Error| unreadable(&file.path, &error);
     let (mut input, length) = open_segment(&file.path).map_err(failed)?;
     let mut keys = Keys::default();
@@ -170,7 +169,7 @@ pub(super) fn look(
     let mut block = file.segment.saturating_mul(SEGMENT);
     findings.files += 1;
     if length > SEGMENT_BYTES {
-        let path = work.show(&file.path);
+        let path = context.show(&file.path);
         if leftovers.include(file.file) {
             findings.left_over(path);
         } else {
@@ -184,21 +183,21 @@ pub(super) fn look(
         let (count, is_cut) = (pages.len(), !rest.is_empty());
         let mut problems = Vec::new();
         for page in pages {
-            match open(work, file, page, block, &mut keys) {
+            match open(context, file, page, block, &mut keys) {
                 Ok(state) => findings.count(state),
                 Err(problem) => {
-                    let path = work.show(&file.path);
+                    let path = context.show(&file.path);
                     problems.push(format!("{path} block {block}: {problem}"));
                 }
             }
             block = block.saturating_add(1);
         }
         if is_cut {
-            problems.push(format!("{} ends within block {block}", work.show(&file.path)));
+            problems.push(format!("{} ends within block {block}", context.show(&file.path)));
         }
         progress.inc(length as u64);
         if !problems.is_empty() && leftovers.include(file.file) {
-            findings.left_over(work.show(&file.path));
+            findings.left_over(context.show(&file.path));
             return Ok(());
         }
         problems.into_iter().for_each(|problem| findings.damage(problem));
@@ -230,13 +229,13 @@ pub(super) enum State {
 
 /// Opens a page in place.
 pub(super) fn open(
-    work: &Work<'_>,
+    context: &Context<'_>,
     file: &RelationFile,
     page: &mut Page,
     block: u32,
     keys: &mut Keys,
 ) -> Result<State, String> {
-    let checksums = work.control.checksums;
+    let checksums = context.control.checksums;
     if page::is_zero(page) {
         return Ok(State::Empty);
     }
@@ -244,7 +243,7 @@ pub(super) fn open(
         return check(page, block, checksums).map(|()| State::Plaintext);
     };
     let epoch = epoch.get();
-    let entry = work.keystore.state().file(file.file);
+    let entry = context.keystore.state().file(file.file);
     if entry.is_some_and(|entry| entry.is_destroyed(epoch)) {
         return Ok(State::Shredded);
     }
@@ -253,7 +252,7 @@ pub(super) fn open(
         let record =
             record.ok_or_else(|| format!("the keystore has no data key of version {epoch}"))?;
         let unwrapped = without_trace(|| {
-            let key = work.unlocked.data_key(file.file, epoch, record)?;
+            let key = context.unlocked.data_key(file.file, epoch, record)?;
             place.insert(PageKey::new(&key));
             Some(())
         });

@@ -20,9 +20,8 @@ use pagevault_keystore::wal_pages::{self, WalKeys};
 use pagevault_keystore::wal_timelines::{history_name, owner_of};
 
 use super::pages::fill;
-use super::{Findings, Work};
-use crate::offline::unreadable;
-use crate::provider::ProviderError;
+use super::{Context, Findings};
+use crate::failure::{Failure, unreadable};
 use crate::regular::{open_regular, read_regular};
 
 const PAGE: usize = 8192;
@@ -47,7 +46,7 @@ pub(super) struct Segment {
 }
 
 /// All segments, by timeline and address.
-pub(super) fn segments(data_directory: &Path) -> Result<Vec<Segment>, ProviderError> {
+pub(super) fn segments(data_directory: &Path) -> Result<Vec<Segment>, Failure> {
     let directory = data_directory.join("pg_wal");
     let entries = std::fs::read_dir(&directory).map_err(|error| unreadable(&directory, &error))?;
     let mut found = Vec::new();
@@ -70,7 +69,7 @@ pub(crate) fn parse(name: &str) -> Option<(u32, (u32, u32))> {
 }
 
 struct Keys<'a> {
-    work: &'a Work<'a>,
+    context: &'a Context<'a>,
     keys: BTreeMap<u32, PageKey>,
 }
 
@@ -80,7 +79,7 @@ impl WalKeys for Keys<'_> {
     type Error = NoKey;
 
     fn phase_at(&self, address: u64) -> WalPhase {
-        stretch_at(self.work.keystore.state().wal_switches(), address).phase
+        stretch_at(self.context.keystore.state().wal_switches(), address).phase
     }
 
     fn with_key<R>(&self, generation: u32, f: impl FnOnce(&PageKey) -> R) -> Result<R, NoKey> {
@@ -90,16 +89,16 @@ impl WalKeys for Keys<'_> {
 
 /// Opens all pages of all segments, and checks all records.
 pub(super) fn look(
-    work: &Work<'_>,
+    context: &Context<'_>,
     segments: &[Segment],
     progress: &ProgressBar,
     findings: &mut Findings,
-) -> Result<(), ProviderError> {
-    let mut keys = Keys { work, keys: BTreeMap::new() };
-    for (generation, record) in work.keystore.wal_keys() {
+) -> Result<(), Failure> {
+    let mut keys = Keys { context, keys: BTreeMap::new() };
+    for (generation, record) in context.keystore.wal_keys() {
         let (file, epoch) = key_place(generation);
         let unwrapped = without_trace(|| {
-            let key = work.unlocked.data_key(file, epoch, record)?;
+            let key = context.unlocked.data_key(file, epoch, record)?;
             keys.keys.insert(generation, PageKey::new(&key));
             Some(())
         });
@@ -111,17 +110,17 @@ pub(super) fn look(
     let mut timeline = 0;
     // WAL that the server would read: from where a timeline ended its segments hold nothing that
     // counts.
-    let history = history(segments, work.control.timeline)?;
+    let history = history(segments, context.control.timeline)?;
     // Where it is missing all segments count.
-    let newest = if history.is_empty() { 0 } else { work.control.timeline };
-    let size = work.control.segment;
+    let newest = if history.is_empty() { 0 } else { context.control.timeline };
+    let size = context.control.segment;
     let mut page = [0; PAGE];
     for segment in segments {
         if timeline != segment.timeline {
             timeline = segment.timeline;
             reader = Reader::default();
-            if timeline == work.control.timeline {
-                reader.on_disk = work.control.checkpoint.unwrap_or(0);
+            if timeline == context.control.timeline {
+                reader.on_disk = context.control.checkpoint.unwrap_or(0);
             }
         }
         let (high, low) = (u64::from(segment.number.0), u64::from(segment.number.1));
@@ -153,7 +152,7 @@ pub(super) fn look(
             }
             if let Err(fault) = wal_pages::open(&keys, &mut page, |_, found| found == address) {
                 let generation = fault.generation;
-                let path = work.show(&segment.path);
+                let path = context.show(&segment.path);
                 findings.damage(format!(
                     "{path}, {}: no WAL key of version {generation}",
                     lsn(address)
@@ -169,7 +168,7 @@ pub(super) fn look(
 }
 
 /// The history file of a timeline, beside the segments. The first has none.
-fn history(segments: &[Segment], timeline: u32) -> Result<Vec<u8>, ProviderError> {
+fn history(segments: &[Segment], timeline: u32) -> Result<Vec<u8>, Failure> {
     let Some(beside) = segments.first() else { return Ok(Vec::new()) };
     let path = beside.path.with_file_name(OsStr::from_bytes(&history_name(timeline)));
     match read_regular(&path, LONGEST_HISTORY) {

@@ -7,8 +7,8 @@ use super::Finding;
 use crate::tree::{Tree, after_colons, split_at_commas, walk};
 use crate::workspace::Workspace;
 
-/// What reports to users is built of: extension/src/pg/report.rs, keystore/src/protocol.rs.
-const REPORTS: &[&str] = &["Report", "ProviderError"];
+/// What reports to users is built of: extension/src/pg/report.rs, keystore/src/failure.rs.
+const REPORTS: &[&str] = &["Report", "Failure"];
 const SENTENCES: &[&str] = &["detail", "hint", "with_detail", "with_hint"];
 /// Macros of pgrx, whose first argument is the message.
 const MACROS: &[&str] = &["error", "warning", "notice", "info", "log"];

@@ -8,9 +8,9 @@ use aws_credential_types::provider::error::CredentialsError;
 use aws_sdk_kms::config::Credentials;
 use pagevault_keystore::protocol::ErrorClass;
 
+use crate::failure::Failure;
 use crate::net::{Cause, cause_of};
 use crate::options::printable;
-use crate::provider::ProviderError;
 
 /// Where credentials come from, and their public half, which AWS's own logs show too.
 pub(super) fn tell(credentials: &Credentials) -> String {
@@ -39,7 +39,7 @@ fn source(feature: &AwsCredentialFeature) -> Option<&'static str> {
 
 /// Why there are none. `profile` is what the options name. What a process printed, or a line of a
 /// file, is not repeated.
-pub(super) fn no_credentials(error: &CredentialsError, profile: Option<&str>) -> ProviderError {
+pub(super) fn no_credentials(error: &CredentialsError, profile: Option<&str>) -> Failure {
     let (message, detail, retry) = match error {
         CredentialsError::ProviderTimedOut(_) => {
             ("AWS credentials were not found in time", "Their source did not answer.".into(), true)
@@ -61,11 +61,10 @@ pub(super) fn no_credentials(error: &CredentialsError, profile: Option<&str>) ->
             ("could not get AWS credentials", detail, retry)
         }
     };
-    let error =
-        ProviderError::new(ErrorClass::Unauthenticated, message).with_detail(detail).with_hint(
-            "Attach a role to the instance, or name a file of the server's user in the option \
+    let error = Failure::new(ErrorClass::Unauthenticated, message).with_detail(detail).with_hint(
+        "Attach a role to the instance, or name a file of the server's user in the option \
              \"credentials_file\".",
-        );
+    );
     if retry { error.transient() } else { error }
 }
 

@@ -11,9 +11,9 @@ use aws_sdk_kms::error::{ProvideErrorMetadata, SdkError};
 use aws_sdk_kms::operation::RequestId;
 use pagevault_keystore::protocol::ErrorClass;
 
+use crate::failure::Failure;
 use crate::net::{Cause, cause_of};
 use crate::options::printable;
-use crate::provider::ProviderError;
 
 /// What the SDK keeps of a reply.
 pub(super) type Reply = HttpResponse;
@@ -25,11 +25,11 @@ pub(super) struct Refused {
     pub(super) code: String,
     /// Whether there was an answer at all.
     pub(super) answered: bool,
-    pub(super) error: ProviderError,
+    pub(super) error: Failure,
 }
 
-impl From<Refused> for ProviderError {
-    fn from(refused: Refused) -> ProviderError {
+impl From<Refused> for Failure {
+    fn from(refused: Refused) -> Failure {
         refused.error
     }
 }
@@ -56,7 +56,7 @@ impl Refused {
                     Some(error) => unanswered(cause_of(error).about(place)),
                     None => unanswered(cause_of(error).about(place)),
                 },
-                _ => unanswered(ProviderError::new(
+                _ => unanswered(Failure::new(
                     ErrorClass::Internal,
                     format!("could not form a request to {place}"),
                 )),
@@ -72,7 +72,7 @@ impl Refused {
         let (message, hint) = words(class, code, place, action, &printable(key));
         let said = said.filter(|_| may_be_repeated(code));
         let detail = detail(code, status, said, error.request_id());
-        let error = ProviderError::new(class, message).with_detail(detail).with_hint(hint);
+        let error = Failure::new(class, message).with_detail(detail).with_hint(hint);
         let error = if retry { error.transient() } else { error };
         Refused { code: code.to_owned(), answered: true, error }
     }
@@ -305,8 +305,8 @@ mod tests {
             let Refused { code: told, answered, error } = refused(code, "", 400);
             assert_eq!((error.class, error.retry), (class, retry), "{code}");
             assert_eq!((told.as_str(), answered), (code, true));
-            assert!(error.detail.contains(code) && error.detail.contains("0a1b-2c3d"));
-            assert!(!error.hint.is_empty() && !error.message.ends_with('.'));
+            assert!(error.detail().contains(code) && error.detail().contains("0a1b-2c3d"));
+            assert!(!error.hint().is_empty() && !error.message.ends_with('.'));
         }
     }
 
@@ -357,7 +357,7 @@ mod tests {
         ] {
             let Refused { error, .. } = refused("KMSInvalidStateException", said, 400);
             assert_eq!((error.class, error.retry), (class, retry), "{said}");
-            assert!(error.detail.contains(said.trim_end_matches('.')), "{}", error.detail);
+            assert!(error.detail().contains(said.trim_end_matches('.')), "{}", error.detail());
         }
     }
 
@@ -368,6 +368,6 @@ mod tests {
             assert!(!format!("{:?}", refused(code, said, 400)).contains("SECRET"));
         }
         let state = refused("KMSInvalidStateException", "arn:x is pending deletion.", 400);
-        assert!(state.error.detail.contains("pending deletion"), "{}", state.error.detail);
+        assert!(state.error.detail().contains("pending deletion"), "{}", state.error.detail());
     }
 }

@@ -16,8 +16,8 @@ use pagevault_keystore::protocol::ErrorClass;
 use zeroize::Zeroizing;
 
 use super::settings::Settings;
+use crate::failure::Failure;
 use crate::options::bad;
-use crate::provider::ProviderError;
 use crate::trust::{What, insecure, read};
 
 /// Properties that have a program run, or another file read: name, and what it does.
@@ -35,7 +35,7 @@ impl Settings {
     ///
     /// # Errors
     /// `insecure` if one of them could be somebody else's, or reaches for more than it may.
-    pub(super) fn profile_files(&self) -> Result<EnvConfigFiles, ProviderError> {
+    pub(super) fn profile_files(&self) -> Result<EnvConfigFiles, Failure> {
         for path in TOKENS.iter().filter_map(env::var_os).map(PathBuf::from) {
             check_token(&path)?;
         }
@@ -56,18 +56,14 @@ impl Settings {
 
     /// Refuses a credentials file that others can read or write, or that reaches for more than it
     /// may.
-    pub(super) fn check_credentials_file(&self) -> Result<(), ProviderError> {
+    pub(super) fn check_credentials_file(&self) -> Result<(), Failure> {
         self.credentials_file
             .as_ref()
             .map_or(Ok(()), |path| self.read_file(path, What::Credentials).map(drop))
     }
 
     /// A file that need not be there, nor be for us: the SDK goes on without.
-    fn optional(
-        &self,
-        path: Option<&Path>,
-        what: What,
-    ) -> Result<Zeroizing<String>, ProviderError> {
+    fn optional(&self, path: Option<&Path>, what: What) -> Result<Zeroizing<String>, Failure> {
         match path.map(|path| self.read_file(path, what)) {
             Some(Err(error)) if error.class != ErrorClass::Unreachable => Err(error),
             Some(Ok(text)) => Ok(text),
@@ -75,7 +71,7 @@ impl Settings {
         }
     }
 
-    fn read_file(&self, path: &Path, what: What) -> Result<Zeroizing<String>, ProviderError> {
+    fn read_file(&self, path: &Path, what: What) -> Result<Zeroizing<String>, Failure> {
         let bytes = read::read_whole(path, what)?;
         let text = str::from_utf8(&bytes).map_err(|_| {
             bad(format!("\"{}\" is not usable", path.display()))
@@ -109,7 +105,7 @@ fn value_of<'a>(line: &'a str, name: &str) -> Option<&'a str> {
 
 /// Refuses a file of a token that others can write, or that the SDK would not come to an end with.
 /// What is not there is for the SDK to tell.
-fn check_token(path: &Path) -> Result<(), ProviderError> {
+fn check_token(path: &Path) -> Result<(), Failure> {
     match read::read_whole(path, What::ServiceAccount) {
         Err(error) if error.class != ErrorClass::Unreachable => Err(error),
         _ => Ok(()),
@@ -128,7 +124,7 @@ fn usual(variable: &str, below_home: &str) -> Option<PathBuf> {
     }
 }
 
-fn reaches_too_far(path: &Path, name: &str, does: &str) -> ProviderError {
+fn reaches_too_far(path: &Path, name: &str, does: &str) -> Failure {
     insecure(format!("\"{}\" {does}, which this provider may not", path.display()))
         .with_detail(format!("It sets {name}. The provider was set by a role that may not have the server run programs."))
         .with_hint("Have a superuser or a member of pg_execute_server_program set the provider's options again, with alter_provider(). Or use a file without it. Of the programs that need no server, those that ask for keys have the option --allow-command.")

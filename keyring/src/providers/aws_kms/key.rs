@@ -12,8 +12,9 @@ use pagevault_keystore::protocol::ErrorClass;
 use super::failure::{Refused, is_unsupported};
 use super::session::Session;
 use super::wrapping::{KEY_LIMIT, Wrapping, in_region};
+use crate::failure::Failure;
 use crate::options::printable;
-use crate::provider::{ProviderError, Wrapped};
+use crate::provider::Wrapped;
 
 /// A key that can wrap.
 pub(super) struct Key {
@@ -31,7 +32,7 @@ impl Session {
     ///
     /// # Errors
     /// Also for a key that cannot wrap now, or never.
-    pub(super) async fn key(&self, key: &str) -> Result<Key, ProviderError> {
+    pub(super) async fn key(&self, key: &str) -> Result<Key, Failure> {
         check_name(key)?;
         let key = self.local(key)?;
         let request = self.client.describe_key().key_id(key.as_ref());
@@ -67,10 +68,10 @@ impl Session {
     }
 
     /// `key` as this session's region knows it.
-    pub(super) fn local<'a>(&self, key: &'a str) -> Result<Cow<'a, str>, ProviderError> {
+    pub(super) fn local<'a>(&self, key: &'a str) -> Result<Cow<'a, str>, Failure> {
         in_region(key, &self.region).map_err(|home| {
             // AWS KMS is not asked: the region may be that of a profile, or of the machine's place.
-            ProviderError::new(
+            Failure::new(
                 ErrorClass::BadOptions,
                 format!("key \"{}\" is not in region {}", printable(key), self.region),
             )
@@ -87,7 +88,7 @@ impl Session {
         arn: Option<&str>,
         ciphertext: Option<&aws_sdk_kms::primitives::Blob>,
         key_version: u64,
-    ) -> Result<Wrapped, ProviderError> {
+    ) -> Result<Wrapped, Failure> {
         let parts = arn.zip(ciphertext);
         let bytes = parts.and_then(|(arn, ciphertext)| {
             Wrapping { arn, key_version, ciphertext: ciphertext.as_ref() }.to_bytes()
@@ -116,9 +117,9 @@ fn newest(rotations: &[RotationsListEntry]) -> Option<u64> {
 }
 
 /// The form only; what the name means is AWS's to say.
-fn check_name(key: &str) -> Result<(), ProviderError> {
+fn check_name(key: &str) -> Result<(), Failure> {
     if key.is_empty() || key.len() > KEY_LIMIT || key.chars().any(char::is_control) {
-        return Err(ProviderError::new(
+        return Err(Failure::new(
             ErrorClass::BadOptions,
             format!("\"{}\" is not the name of a key in AWS KMS", printable(key)),
         )
@@ -127,14 +128,14 @@ fn check_name(key: &str) -> Result<(), ProviderError> {
     Ok(())
 }
 
-fn check_kind(metadata: &KeyMetadata) -> Result<(), ProviderError> {
+fn check_kind(metadata: &KeyMetadata) -> Result<(), Failure> {
     let is_symmetric = metadata.key_spec().is_none_or(|spec| *spec == KeySpec::SymmetricDefault);
     if is_symmetric && metadata.key_usage() == Some(&KeyUsageType::EncryptDecrypt) {
         return Ok(());
     }
     let spec = metadata.key_spec().map_or("unknown", KeySpec::as_str);
     let usage = metadata.key_usage().map_or("unknown", KeyUsageType::as_str);
-    Err(ProviderError::new(
+    Err(Failure::new(
         ErrorClass::BadOptions,
         format!("key \"{}\" is of a kind that cannot be a master key", shown(metadata)),
     )
@@ -142,10 +143,9 @@ fn check_kind(metadata: &KeyMetadata) -> Result<(), ProviderError> {
     .with_hint("Create a key of spec SYMMETRIC_DEFAULT and usage ENCRYPT_DECRYPT, the defaults."))
 }
 
-fn check_state(metadata: &KeyMetadata) -> Result<(), ProviderError> {
-    let error = |class, what: &str| {
-        ProviderError::new(class, format!("key \"{}\" {what}", shown(metadata)))
-    };
+fn check_state(metadata: &KeyMetadata) -> Result<(), Failure> {
+    let error =
+        |class, what: &str| Failure::new(class, format!("key \"{}\" {what}", shown(metadata)));
     Err(match metadata.key_state() {
         // While its primary region changes, a key goes on working.
         Some(KeyState::Enabled | KeyState::Updating) => return Ok(()),
@@ -266,7 +266,7 @@ mod tests {
         ] {
             let error = check_state(&metadata(state)).unwrap_err();
             assert_eq!((error.class, error.retry), (class, retry), "{error}");
-            assert!(!error.detail.is_empty() && !error.hint.is_empty());
+            assert!(!error.detail().is_empty() && !error.hint().is_empty());
         }
         assert_eq!(check_state(&metadata(KeyState::Enabled)), Ok(()));
         assert_eq!(check_state(&metadata(KeyState::Updating)), Ok(()));

@@ -47,9 +47,10 @@ use aws_sdk_kms::primitives::Blob;
 use pagevault_keystore::protocol::ErrorClass;
 use zeroize::Zeroizing;
 
+use crate::failure::Failure;
 use crate::findings::Findings;
 use crate::options::{CLEAR, Options};
-use crate::provider::{Environment, KeyInfo, Provider, ProviderError, Unwrapped, Wrapped};
+use crate::provider::{Environment, KeyInfo, Provider, Unwrapped, Wrapped};
 use failure::is_unsupported;
 use session::{Ambient, Session};
 use settings::Settings;
@@ -74,14 +75,14 @@ struct AwsKms {
 pub fn build(
     options: &Options<'_>,
     environment: &Environment,
-) -> Result<Box<dyn Provider>, ProviderError> {
+) -> Result<Box<dyn Provider>, Failure> {
     let settings = Settings::read(options, environment.programs)?;
     Ok(Box::new(AwsKms { settings, deadline: environment.deadline, session: OnceCell::new() }))
 }
 
 impl AwsKms {
     /// One session for all operations of a request; what failed is tried again by the next.
-    fn session(&self) -> Result<&Session, ProviderError> {
+    fn session(&self) -> Result<&Session, Failure> {
         if let Some(session) = self.session.get() {
             return Ok(session);
         }
@@ -93,7 +94,7 @@ impl AwsKms {
 }
 
 impl Provider for AwsKms {
-    fn wrap(&self, key: &str, context: &str, plaintext: &[u8]) -> Result<Wrapped, ProviderError> {
+    fn wrap(&self, key: &str, context: &str, plaintext: &[u8]) -> Result<Wrapped, Failure> {
         let session = self.session()?;
         let plaintext = Blob::new(plaintext);
         session.run(async {
@@ -107,7 +108,7 @@ impl Provider for AwsKms {
         })
     }
 
-    fn unwrap(&self, _: &str, context: &str, wrapped: &[u8]) -> Result<Unwrapped, ProviderError> {
+    fn unwrap(&self, _: &str, context: &str, wrapped: &[u8]) -> Result<Unwrapped, Failure> {
         let wrapping = Wrapping::parse(wrapped)?;
         let session = self.session()?;
         session.run(async {
@@ -130,7 +131,7 @@ impl Provider for AwsKms {
         key: &str,
         context: &str,
         wrapped: &[u8],
-    ) -> Result<Wrapped, ProviderError> {
+    ) -> Result<Wrapped, Failure> {
         let wrapping = Wrapping::parse(wrapped)?;
         let session = self.session()?;
         session.run(async {
@@ -148,13 +149,13 @@ impl Provider for AwsKms {
         })
     }
 
-    fn rotate(&self, key: &str, wrapped: &[u8]) -> Result<u64, ProviderError> {
+    fn rotate(&self, key: &str, wrapped: &[u8]) -> Result<u64, Failure> {
         let wrapping = Wrapping::parse(wrapped)?;
         let session = self.session()?;
         session.run(rotation::rotate(session, key, &wrapping))
     }
 
-    fn describe(&self, key: &str) -> Result<KeyInfo, ProviderError> {
+    fn describe(&self, key: &str) -> Result<KeyInfo, Failure> {
         let session = self.session()?;
         let key = session.run(session.key(key))?;
         let summary = format!("AWS KMS key {} in {}, {}", key.arn, session.region, key.kind);
@@ -195,7 +196,7 @@ impl Provider for AwsKms {
         Some(())
     }
 
-    fn check_options(&self) -> Result<(), ProviderError> {
+    fn check_options(&self) -> Result<(), Failure> {
         self.settings.check_files()
     }
 }

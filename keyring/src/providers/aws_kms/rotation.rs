@@ -7,7 +7,7 @@ use pagevault_keystore::protocol::ErrorClass;
 use super::failure::{Refused, is_unsupported};
 use super::session::Session;
 use super::wrapping::Wrapping;
-use crate::provider::ProviderError;
+use crate::failure::Failure;
 
 /// How often AWS KMS is asked whether a rotation is complete.
 const POLL: Duration = Duration::from_millis(500);
@@ -22,7 +22,7 @@ pub(super) async fn rotate(
     session: &Session,
     key: &str,
     wrapping: &Wrapping<'_>,
-) -> Result<u64, ProviderError> {
+) -> Result<u64, Failure> {
     let now = session.key(key).await?;
     if now.arn != session.local(wrapping.arn)? || now.version > wrapping.key_version {
         return Ok(now.version);
@@ -49,7 +49,7 @@ pub(super) async fn rotate(
     match session.in_time(LONGEST, wait).await {
         Some(Ok(version)) => Ok(version),
         Some(Err(refused)) if refused.error.class != ErrorClass::Deadline => Err(refused.error),
-        _ => Err(ProviderError::new(
+        _ => Err(Failure::new(
             ErrorClass::Deadline,
             format!("rotation of key \"{}\" has begun and is not complete yet", now.arn),
         )
@@ -62,7 +62,7 @@ pub(super) async fn rotate(
 }
 
 /// The refusals that are no matter of permissions.
-fn explain(refused: Refused) -> ProviderError {
+fn explain(refused: Refused) -> Failure {
     let error = refused.error;
     let message = match refused.code.as_str() {
         "LimitExceededException" => "key cannot be rotated on demand any more",
@@ -70,7 +70,7 @@ fn explain(refused: Refused) -> ProviderError {
         "KMSInvalidStateException" => "key cannot be rotated in its present state",
         _ => return error,
     };
-    ProviderError::new(ErrorClass::Denied, message).with_detail(error.detail).with_hint(
+    Failure::new(ErrorClass::Denied, message).with_detail(error.detail()).with_hint(
         "Create a new key. Then move the alias to it and rotate again, or make it the master key \
          with set_database_master_key() or set_cluster_master_key(). A multi-Region key can be rotated in its \
          primary region.",

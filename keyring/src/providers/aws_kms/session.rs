@@ -27,11 +27,11 @@ use super::bounded::bounded;
 use super::credentials::no_credentials;
 use super::failure::{Refused, Reply};
 use super::settings::{Settings, check_region};
+use crate::failure::Failure;
 use crate::net::{
     CONNECT_TIME, Network, REQUEST_TIME, Trust, client_config, has_native_roots, pem,
 };
 use crate::options::bad;
-use crate::provider::ProviderError;
 use crate::trust::What;
 
 /// The SDK's behaviour as of this date, whatever its version.
@@ -55,10 +55,7 @@ pub(super) struct Ambient {
 
 impl Ambient {
     /// Reads environment, profile and, without a region there, the instance's metadata.
-    pub(super) fn find(
-        settings: &Settings,
-        deadline: Option<Instant>,
-    ) -> Result<Ambient, ProviderError> {
+    pub(super) fn find(settings: &Settings, deadline: Option<Instant>) -> Result<Ambient, Failure> {
         let network = Network::new(deadline)?;
         // For requests for credentials, which go to AWS itself whatever the endpoint is.
         let http = http_client(None)?;
@@ -77,7 +74,7 @@ impl Ambient {
         let loaded =
             network.run(async { Ok(in_time(deadline, REQUEST_TIME, loader.load()).await) })?;
         let sdk = loaded.ok_or_else(|| {
-            ProviderError::new(ErrorClass::Deadline, "the AWS configuration was not found in time")
+            Failure::new(ErrorClass::Deadline, "the AWS configuration was not found in time")
                 .with_detail("The instance's metadata service was asked for the region.")
                 .with_hint("Set the option \"region\".")
                 .transient()
@@ -97,7 +94,7 @@ impl Ambient {
 
     /// Asks for credentials: the profile that the options name, else the standard chain
     /// (environment, profile, web identity, container, instance).
-    pub(super) fn credentials(&self, settings: &Settings) -> Result<Credentials, ProviderError> {
+    pub(super) fn credentials(&self, settings: &Settings) -> Result<Credentials, Failure> {
         let named = settings.named_profile();
         let timed = self.network.run(async {
             let asked = async {
@@ -132,7 +129,7 @@ impl Ambient {
         self,
         settings: &Settings,
         credentials: Credentials,
-    ) -> Result<Session, ProviderError> {
+    ) -> Result<Session, Failure> {
         // Made from its parts: addresses in the environment (AWS_ENDPOINT_URL) are not followed.
         let mut config = aws_sdk_kms::Config::builder()
             .behavior_version(behavior())
@@ -164,7 +161,7 @@ fn timeouts() -> TimeoutConfig {
 }
 
 /// An HTTP client that trusts `ca_file` or else the system's authorities.
-pub(super) fn http_client(ca_file: Option<PathBuf>) -> Result<SharedHttpClient, ProviderError> {
+pub(super) fn http_client(ca_file: Option<PathBuf>) -> Result<SharedHttpClient, Failure> {
     let trust = match &ca_file {
         // The SDK takes it for a mistake of ours if the system has none.
         None => TrustStore::empty().with_native_roots(has_native_roots()?),
@@ -175,8 +172,7 @@ pub(super) fn http_client(ca_file: Option<PathBuf>) -> Result<SharedHttpClient, 
         }
     };
     let context = TlsContext::builder().with_trust_store(trust).build().map_err(|error| {
-        ProviderError::new(ErrorClass::Internal, "could not set TLS up")
-            .with_detail(format!("{error}."))
+        Failure::new(ErrorClass::Internal, "could not set TLS up").with_detail(format!("{error}."))
     })?;
     let builder = Builder::new().tls_provider(Provider::Rustls(CryptoMode::Ring));
     Ok(bounded(builder.tls_context(context).build_https()))
@@ -196,8 +192,8 @@ impl Session {
     /// Runs requests on this thread.
     pub(super) fn run<T>(
         &self,
-        work: impl Future<Output = Result<T, ProviderError>>,
-    ) -> Result<T, ProviderError> {
+        work: impl Future<Output = Result<T, Failure>>,
+    ) -> Result<T, Failure> {
         self.network.run(work)
     }
 
@@ -228,8 +224,8 @@ impl Session {
     }
 
     /// A reply without what it must hold.
-    pub(super) fn incomplete(&self, action: &str) -> ProviderError {
-        ProviderError::new(
+    pub(super) fn incomplete(&self, action: &str) -> Failure {
+        Failure::new(
             ErrorClass::Unreachable,
             format!("{} gave an incomplete reply to kms:{action}", self.place),
         )

@@ -7,8 +7,8 @@ use aws_config::Region;
 use pagevault_keystore::protocol::ErrorClass;
 
 use super::session::http_client;
+use crate::failure::Failure;
 use crate::options::{CLEAR, Options, bad, printable, server_address};
-use crate::provider::ProviderError;
 
 /// Form checked; files are looked at when they are needed.
 pub(super) struct Settings {
@@ -23,7 +23,7 @@ pub(super) struct Settings {
 
 impl Settings {
     /// Reads the options. Touches no file.
-    pub(super) fn read(options: &Options<'_>, programs: bool) -> Result<Settings, ProviderError> {
+    pub(super) fn read(options: &Options<'_>, programs: bool) -> Result<Settings, Failure> {
         let region = options.text("region")?.map(str::to_owned);
         if let Some(region) = &region {
             check_region(region)?;
@@ -43,7 +43,7 @@ impl Settings {
     }
 
     /// Refuses files that cannot be right. What does not exist may come later.
-    pub(super) fn check_files(&self) -> Result<(), ProviderError> {
+    pub(super) fn check_files(&self) -> Result<(), Failure> {
         if let Some(path) = self.ca_file.as_ref().filter(|path| path.exists()) {
             http_client(Some(path.clone()))?;
         }
@@ -73,7 +73,7 @@ impl Settings {
 }
 
 /// It becomes part of a host name.
-pub(super) fn check_region(region: &str) -> Result<(), ProviderError> {
+pub(super) fn check_region(region: &str) -> Result<(), Failure> {
     let is_label = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     if region.len() <= 63
         && region.starts_with(|c: char| c.is_ascii_lowercase())

@@ -11,11 +11,10 @@
 //! Most significant bytes first. AWS KMS opens the blob with the key of that ARN only, so an
 //! exchanged ARN shows. The version tells about the material; nothing is decrypted by it.
 
+use crate::failure::Failure;
 use std::borrow::Cow;
 
 use pagevault_keystore::protocol::ErrorClass;
-
-use crate::provider::ProviderError;
 
 const FORMAT: u8 = 1;
 
@@ -39,7 +38,7 @@ impl<'a> Wrapping<'a> {
     ///
     /// # Errors
     /// `wrong_ciphertext` for everything that [`Wrapping::to_bytes`] does not make.
-    pub(super) fn parse(wrapped: &'a [u8]) -> Result<Wrapping<'a>, ProviderError> {
+    pub(super) fn parse(wrapped: &'a [u8]) -> Result<Wrapping<'a>, Failure> {
         let foreign =
             "It was not made by a provider of kind \"aws_kms\", or by a newer version of it.";
         let (&format, rest) = wrapped.split_first().ok_or_else(|| damaged("It is empty."))?;
@@ -72,8 +71,8 @@ impl<'a> Wrapping<'a> {
     }
 }
 
-fn damaged(cause: &str) -> ProviderError {
-    ProviderError::new(ErrorClass::WrongCiphertext, "wrapped key cannot be read")
+fn damaged(cause: &str) -> Failure {
+    Failure::new(ErrorClass::WrongCiphertext, "wrapped key cannot be read")
         .with_detail(cause)
         .with_hint(
             "Check that the provider is the one that wrapped it. If it is damaged, restore the \
@@ -120,7 +119,7 @@ mod tests {
     fn detail(bytes: &[u8]) -> String {
         let error = Wrapping::parse(bytes).unwrap_err();
         assert_eq!(error.class, ErrorClass::WrongCiphertext);
-        error.detail
+        error.detail().to_owned()
     }
 
     #[test]

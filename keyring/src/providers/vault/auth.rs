@@ -16,8 +16,8 @@ use vaultrs::api::auth::kubernetes::requests::LoginWithKubernetesRequest;
 use zeroize::Zeroizing;
 
 use super::api::{Api, NoAnswer, formed};
+use crate::failure::Failure;
 use crate::options::{Options, bad};
-use crate::provider::ProviderError;
 use crate::trust::{What, read};
 
 /// Where Kubernetes puts the token of a container's service account.
@@ -54,7 +54,7 @@ pub(super) enum Credentials {
 }
 
 impl Auth {
-    pub(super) fn from_options(auth: Option<&Map<String, Value>>) -> Result<Auth, ProviderError> {
+    pub(super) fn from_options(auth: Option<&Map<String, Value>>) -> Result<Auth, Failure> {
         const METHODS: &[&str] = &["token_file", "approle", "kubernetes", "cert"];
         let hint = "Give one of \"token_file\", \"approle\", \"kubernetes\", \"cert\".";
         let empty = Map::new();
@@ -119,7 +119,7 @@ impl Auth {
     }
 
     /// Reads the files. What TLS needs is read where TLS is set up.
-    pub(super) fn read(&self) -> Result<Credentials, ProviderError> {
+    pub(super) fn read(&self) -> Result<Credentials, Failure> {
         Ok(match self {
             Auth::TokenFile(file) => Credentials::Token(read::read(file, What::Credentials)?),
             Auth::AppRole { role_id_file, secret_id_file, .. } => Credentials::AppRole {
@@ -166,7 +166,7 @@ impl Auth {
     }
 }
 
-fn mount(options: &Options<'_>, default: &str) -> Result<String, ProviderError> {
+fn mount(options: &Options<'_>, default: &str) -> Result<String, Failure> {
     super::path("mount", options.text("mount")?.unwrap_or(default))
 }
 
@@ -175,7 +175,7 @@ mod tests {
     use super::*;
     use serde_json::json;
 
-    fn parse(auth: Value) -> Result<Auth, ProviderError> {
+    fn parse(auth: Value) -> Result<Auth, Failure> {
         Auth::from_options(auth.as_object())
     }
 

@@ -14,9 +14,9 @@ use pagevault_keystore::protocol::ErrorClass;
 use super::api::NoAnswer;
 use super::auth::Auth;
 use super::session::{Need, Server};
+use crate::failure::Failure;
 use crate::net::REPLY_LIMIT;
 use crate::options::printable;
-use crate::provider::ProviderError;
 
 /// What Vault says of a key to a request that uses one: HTTP status, part of the text, what it
 /// means.
@@ -105,7 +105,7 @@ pub(super) fn of_request(
     auth: &Auth,
     need: &Need<'_>,
     known: Option<Known>,
-) -> ProviderError {
+) -> Failure {
     let (status, says) = match (error, known) {
         // To read what is not there is answered with a status alone, which anybody could have
         // given. So it counts if something else is answered as only Vault answers it.
@@ -126,7 +126,7 @@ pub(super) fn of_request(
     match verdict(status, &says) {
         None => of_outage(NoAnswer::Refused { status, says }, server),
         Some(Verdict::Denied) => {
-            ProviderError::new(ErrorClass::Denied, format!("{place} denies it"))
+            Failure::new(ErrorClass::Denied, format!("{place} denies it"))
                 .with_detail(format!("{} may not {} {path}. {text}", auth.shown(), need.capability))
                 .with_hint(format!(
                     "Give its policy: path \"{path}\" {{ capabilities = [\"{}\"] }}",
@@ -134,18 +134,18 @@ pub(super) fn of_request(
                 ))
         }
         Some(Verdict::Missing) => missing(server, &text),
-        Some(Verdict::TooOld) => ProviderError::new(
+        Some(Verdict::TooOld) => Failure::new(
             ErrorClass::KeyDisabled,
             format!("{place} no longer opens this version of the key"),
         )
         .with_detail(text)
         .with_hint("Lower min_decryption_version of the key, or restore from a newer backup."),
         Some(Verdict::Deleted) => {
-            ProviderError::new(ErrorClass::KeyDisabled, format!("key is deleted at {place}"))
+            Failure::new(ErrorClass::KeyDisabled, format!("key is deleted at {place}"))
                 .with_detail(text)
                 .with_hint("Restore the key: vault write -f <mount>/keys/<name>/soft-delete-restore")
         }
-        Some(Verdict::Foreign) => ProviderError::new(
+        Some(Verdict::Foreign) => Failure::new(
             ErrorClass::WrongCiphertext,
             format!("wrapped key does not open at {place}"),
         )
@@ -157,7 +157,7 @@ pub(super) fn of_request(
 }
 
 /// A login that failed. Each method has its own words for it, so all that Vault refuses counts.
-pub(super) fn of_login(error: NoAnswer, server: &Server, auth: &Auth) -> ProviderError {
+pub(super) fn of_login(error: NoAnswer, server: &Server, auth: &Auth) -> Failure {
     match error {
         NoAnswer::Refused { status: 400..=404, says } if !says.is_empty() && is_active(&says) => {
             unauthenticated(server, auth, &shown(&says))
@@ -167,8 +167,8 @@ pub(super) fn of_login(error: NoAnswer, server: &Server, auth: &Auth) -> Provide
 }
 
 /// Vault is sealed, or was never initialized.
-pub(super) fn sealed(server: &Server) -> ProviderError {
-    ProviderError::new(ErrorClass::Sealed, format!("{} is sealed", server.shown()))
+pub(super) fn sealed(server: &Server) -> Failure {
+    Failure::new(ErrorClass::Sealed, format!("{} is sealed", server.shown()))
         .with_detail("Until it is unsealed nobody can use its keys.")
         .with_hint("Have it unsealed: vault operator unseal. Nothing here needs to be done then.")
 }
@@ -184,8 +184,8 @@ fn shown(says: &[String]) -> String {
     }
 }
 
-fn unauthenticated(server: &Server, auth: &Auth, text: &str) -> ProviderError {
-    ProviderError::new(
+fn unauthenticated(server: &Server, auth: &Auth, text: &str) -> Failure {
+    Failure::new(
         ErrorClass::Unauthenticated,
         format!("{} does not accept the credentials", server.shown()),
     )
@@ -193,28 +193,25 @@ fn unauthenticated(server: &Server, auth: &Auth, text: &str) -> ProviderError {
     .with_hint("It may have expired or been revoked. Renew it; nothing here needs to be changed.")
 }
 
-fn missing(server: &Server, text: &str) -> ProviderError {
-    ProviderError::new(
-        ErrorClass::KeyMissing,
-        format!("there is no such key at {}", server.shown()),
-    )
-    .with_detail(text)
-    .with_hint(
-        "Check the key's name and the option \"mount\". A key is made with: \
+fn missing(server: &Server, text: &str) -> Failure {
+    Failure::new(ErrorClass::KeyMissing, format!("there is no such key at {}", server.shown()))
+        .with_detail(text)
+        .with_hint(
+            "Check the key's name and the option \"mount\". A key is made with: \
              vault write -f <mount>/keys/<name> derived=true",
-    )
+        )
 }
 
 /// A failure that says nothing of the key.
-pub(super) fn of_outage(error: NoAnswer, server: &Server) -> ProviderError {
+pub(super) fn of_outage(error: NoAnswer, server: &Server) -> Failure {
     let place = server.shown();
-    let outage = |message: String| ProviderError::new(ErrorClass::Unreachable, message);
+    let outage = |message: String| Failure::new(ErrorClass::Unreachable, message);
     match error {
         NoAnswer::Lost(cause) => cause.about(place),
         NoAnswer::TooLong => outage(format!("{place} answers with more than Vault does"))
             .with_detail(format!("The answer has more than {REPLY_LIMIT} bytes."))
             .with_hint("Check that the address is that of Vault or OpenBao."),
-        NoAnswer::Unsent => ProviderError::new(
+        NoAnswer::Unsent => Failure::new(
             ErrorClass::Internal,
             format!("could not form a request to {place}"),
         )
@@ -227,7 +224,7 @@ pub(super) fn of_outage(error: NoAnswer, server: &Server) -> ProviderError {
                 .transient()
         }
         NoAnswer::Foreign(429) | NoAnswer::Refused { status: 429, .. } => {
-            ProviderError::new(ErrorClass::Throttled, format!("{place} has too many requests"))
+            Failure::new(ErrorClass::Throttled, format!("{place} has too many requests"))
                 .with_detail("The HTTP status is 429, \"too many requests\".")
                 .with_hint("Try again later, or raise the rate limit quota.")
                 .transient()

@@ -35,9 +35,10 @@ use zeroize::Zeroizing;
 use self::api::formed;
 use self::auth::Auth;
 use self::session::{Server, Session};
+use crate::failure::Failure;
 use crate::findings::Findings;
 use crate::options::{CLEAR, Options, absolute_path, bad, printable, server_address};
-use crate::provider::{Environment, KeyInfo, Provider, ProviderError, Unwrapped, Wrapped};
+use crate::provider::{Environment, KeyInfo, Provider, Unwrapped, Wrapped};
 
 /// The options it knows.
 pub const OPTIONS: &[&str] = &["address", CLEAR, "mount", "namespace", "ca_file", "auth"];
@@ -53,7 +54,7 @@ struct Vault {
 pub fn build(
     options: &Options<'_>,
     environment: &Environment,
-) -> Result<Box<dyn Provider>, ProviderError> {
+) -> Result<Box<dyn Provider>, Failure> {
     let mount = options.text("mount")?.unwrap_or("transit");
     let (address, clear) = (options.required_text("address")?, options.flag(CLEAR)?);
     let socket = address.strip_prefix("unix://").map(absolute_path).transpose()?;
@@ -76,7 +77,7 @@ pub fn build(
 }
 
 /// Accepts a path such as `transit` or `team/transit`, without slashes around it.
-pub(super) fn path(option: &str, text: &str) -> Result<String, ProviderError> {
+pub(super) fn path(option: &str, text: &str) -> Result<String, Failure> {
     let path = text.trim_matches('/');
     if path.split('/').all(|part| !matches!(part, "" | "." | "..") && part.chars().all(plain)) {
         return Ok(path.to_owned());
@@ -89,16 +90,16 @@ fn plain(c: char) -> bool {
     c.is_ascii_alphanumeric() || matches!(c, '_' | '-' | '.')
 }
 
-fn header_text(text: &str) -> Result<String, ProviderError> {
+fn header_text(text: &str) -> Result<String, Failure> {
     path("namespace", text)
 }
 
 /// Keys that Vault cannot have are missing, and must not get into a URL.
-fn check_key(key: &str) -> Result<(), ProviderError> {
+fn check_key(key: &str) -> Result<(), Failure> {
     if !key.is_empty() && key.chars().all(plain) && !matches!(key, "." | "..") {
         return Ok(());
     }
-    Err(ProviderError::new(
+    Err(Failure::new(
         ErrorClass::KeyMissing,
         format!("Vault can have no key \"{}\"", printable(key)),
     )
@@ -108,7 +109,7 @@ fn check_key(key: &str) -> Result<(), ProviderError> {
 
 impl Vault {
     /// The key as Vault describes it, if it is one that pagevault may use.
-    fn key(&self, key: &str) -> Result<ReadKeyResponse, ProviderError> {
+    fn key(&self, key: &str) -> Result<ReadKeyResponse, Failure> {
         check_key(key)?;
         let path = format!("{}/keys/{key}", self.mount);
         let info = self.session.run("read", &path, async |api| {
@@ -118,7 +119,7 @@ impl Vault {
         if info.derived && info.supports_decryption {
             return Ok(info);
         }
-        Err(ProviderError::new(
+        Err(Failure::new(
             ErrorClass::Insecure,
             format!("key \"{key}\" cannot bind what it wraps to a database"),
         )
@@ -147,24 +148,24 @@ fn version_of(ciphertext: &str) -> Option<u64> {
 }
 
 /// Vault's text, if this is one.
-fn ciphertext(wrapped: &[u8]) -> Result<(&str, u64), ProviderError> {
+fn ciphertext(wrapped: &[u8]) -> Result<(&str, u64), Failure> {
     let text = std::str::from_utf8(wrapped).ok().filter(|text| text.is_ascii());
     text.and_then(|text| Some((text, version_of(text)?))).ok_or_else(|| {
-        ProviderError::new(ErrorClass::WrongCiphertext, "wrapped key does not open with Vault")
+        Failure::new(ErrorClass::WrongCiphertext, "wrapped key does not open with Vault")
             .with_detail("It was not made by a provider of kind \"vault\".")
             .with_hint("Restore the directory pagevault/ of the data directory from a backup.")
     })
 }
 
-fn wrapped(ciphertext: String) -> Result<Wrapped, ProviderError> {
+fn wrapped(ciphertext: String) -> Result<Wrapped, Failure> {
     let key_version = version_of(&ciphertext).ok_or_else(|| {
-        ProviderError::new(ErrorClass::Internal, "Vault answered with an unknown kind of text")
+        Failure::new(ErrorClass::Internal, "Vault answered with an unknown kind of text")
     })?;
     Ok(Wrapped { wrapped: ciphertext.into_bytes(), key_version })
 }
 
 impl Provider for Vault {
-    fn wrap(&self, key: &str, context: &str, plaintext: &[u8]) -> Result<Wrapped, ProviderError> {
+    fn wrap(&self, key: &str, context: &str, plaintext: &[u8]) -> Result<Wrapped, Failure> {
         // Vault ignores the context where the key is not derived; and to encrypt with a key that is
         // not there makes one, if the token may.
         self.key(key)?;
@@ -178,7 +179,7 @@ impl Provider for Vault {
         wrapped(reply.ciphertext)
     }
 
-    fn unwrap(&self, key: &str, context: &str, wrapped: &[u8]) -> Result<Unwrapped, ProviderError> {
+    fn unwrap(&self, key: &str, context: &str, wrapped: &[u8]) -> Result<Unwrapped, Failure> {
         check_key(key)?;
         let (text, key_version) = ciphertext(wrapped)?;
         let path = format!("{}/decrypt/{key}", self.mount);
@@ -189,10 +190,7 @@ impl Provider for Vault {
         })?;
         let encoded = Zeroizing::new(reply.plaintext);
         let plaintext = STANDARD.decode(encoded.as_bytes()).map(Zeroizing::new).map_err(|_| {
-            ProviderError::new(
-                ErrorClass::Internal,
-                "Vault answered with something else than base64",
-            )
+            Failure::new(ErrorClass::Internal, "Vault answered with something else than base64")
         })?;
         Ok(Unwrapped { plaintext, key_version })
     }
@@ -203,7 +201,7 @@ impl Provider for Vault {
         key: &str,
         context: &str,
         wrapped: &[u8],
-    ) -> Result<Wrapped, ProviderError> {
+    ) -> Result<Wrapped, Failure> {
         if from_key != key {
             let unwrapped = self.unwrap(from_key, context, wrapped)?;
             return self.wrap(key, context, &unwrapped.plaintext);
@@ -219,7 +217,7 @@ impl Provider for Vault {
         self::wrapped(reply.ciphertext)
     }
 
-    fn rotate(&self, key: &str, wrapped: &[u8]) -> Result<u64, ProviderError> {
+    fn rotate(&self, key: &str, wrapped: &[u8]) -> Result<u64, Failure> {
         let now = newest(&self.key(key)?);
         // Vault may rotate by itself (auto_rotate_period), or somebody else may be in charge of it.
         if ciphertext(wrapped).is_ok_and(|(_, version)| version < now) {
@@ -233,7 +231,7 @@ impl Provider for Vault {
         Ok(newest(&self.key(key)?))
     }
 
-    fn describe(&self, key: &str) -> Result<KeyInfo, ProviderError> {
+    fn describe(&self, key: &str) -> Result<KeyInfo, Failure> {
         let info = self.key(key)?;
         let leaves = if info.exportable || info.allow_plaintext_backup {
             "it may be exported or backed up in clear"
@@ -255,7 +253,7 @@ impl Provider for Vault {
         self.session.examine(findings)
     }
 
-    fn check_options(&self) -> Result<(), ProviderError> {
+    fn check_options(&self) -> Result<(), Failure> {
         self.session.check_files()
     }
 }

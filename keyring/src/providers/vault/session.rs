@@ -16,11 +16,11 @@ use vaultrs::api::token::responses::LookupTokenResponse;
 use super::api::{Api, NoAnswer, formed};
 use super::auth::Auth;
 use super::failure::{self, Known};
+use crate::failure::Failure;
 use crate::findings::Findings;
 use crate::net::{
     CONNECT_TIME, Network, REQUEST_TIME, Trust, Unread, cause_of, client_config, read_reply, socket,
 };
-use crate::provider::ProviderError;
 
 /// Where Vault is and whom to believe.
 pub(super) struct Server {
@@ -66,7 +66,7 @@ impl Session {
         server: Server,
         auth: Auth,
         deadline: Option<Instant>,
-    ) -> Result<Session, ProviderError> {
+    ) -> Result<Session, Failure> {
         let network = Network::new(deadline)?;
         Ok(Session { server, auth, network, api: OnceCell::new() })
     }
@@ -78,7 +78,7 @@ impl Session {
         capability: &str,
         path: &str,
         ask: impl AsyncFn(&Api) -> Result<T, NoAnswer>,
-    ) -> Result<T, ProviderError> {
+    ) -> Result<T, Failure> {
         let api = self.api()?;
         self.network.run(async {
             let mut error = match ask(api).await {
@@ -104,8 +104,8 @@ impl Session {
     }
 
     /// The files that credentials and certificates are in, as far as they are there.
-    pub(super) fn check_files(&self) -> Result<(), ProviderError> {
-        let later = |error: ProviderError| match error.class {
+    pub(super) fn check_files(&self) -> Result<(), Failure> {
+        let later = |error: Failure| match error.class {
             ErrorClass::Unreachable => Ok(()),
             _ => Err(error),
         };
@@ -122,7 +122,7 @@ impl Session {
 
     /// A client without a token. Nothing is taken from the environment, no redirection is followed:
     /// it would carry the token to wherever it points.
-    fn http(&self) -> Result<reqwest::Client, ProviderError> {
+    fn http(&self) -> Result<reqwest::Client, Failure> {
         let mut builder = reqwest::Client::builder();
         if let Some(path) = &self.server.socket {
             builder = builder.unix_socket(socket::trusted(path)?);
@@ -134,11 +134,11 @@ impl Session {
             .connect_timeout(CONNECT_TIME)
             .timeout(REQUEST_TIME)
             .build()
-            .map_err(|_| ProviderError::new(ErrorClass::Internal, "could not make an HTTP client"))
+            .map_err(|_| Failure::new(ErrorClass::Internal, "could not make an HTTP client"))
     }
 
     /// The client that is logged in.
-    fn api(&self) -> Result<&Api, ProviderError> {
+    fn api(&self) -> Result<&Api, Failure> {
         if let Some(api) = self.api.get() {
             return Ok(api);
         }
@@ -176,7 +176,7 @@ impl Session {
     }
 
     /// What Vault says of our token.
-    fn known(&self) -> Result<String, ProviderError> {
+    fn known(&self) -> Result<String, Failure> {
         let api = self.api()?;
         self.network.run(async {
             match lookup(api).await {
@@ -191,7 +191,7 @@ impl Session {
 
     /// Vault's own view of its state. Not through the client, which wants fields that OpenBao does
     /// not send.
-    fn health(&self) -> Result<Health, ProviderError> {
+    fn health(&self) -> Result<Health, Failure> {
         let http = self.http()?;
         let url = format!("{}v1/sys/health", self.server.address);
         self.network.run(async {
