@@ -26,8 +26,6 @@
 //! | [`briefing`] | what PostgreSQL's own programs are told by `pagevault-keyring exec` |
 //! | [`job`] | rekey jobs |
 //! | [`job_table`] | rekey jobs, in shared memory |
-//! | [`label`] | what a security label asks for |
-//! | [`precedence`] | which of several labels decides |
 //! | [`upgrade`] | what goes along when `pg_upgrade` makes a new cluster |
 //! | [`protocol`] | request to and reply from `pagevault-keyring` |
 
@@ -45,9 +43,7 @@ pub mod escrow;
 mod failure;
 pub mod job;
 pub mod job_table;
-pub mod label;
 pub mod log;
-pub mod precedence;
 pub mod protocol;
 pub mod record;
 pub mod rel_file;

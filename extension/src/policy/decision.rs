@@ -1,9 +1,9 @@
 //! What is wanted of a relation, and what says so: the nearest label, or the setting. Which of
-//! several labels decides is said by [`pagevault_keystore::precedence`], without a server; here is
+//! several labels decides is said by [`pagevault_core::policy::precedence`], without a server; here is
 //! what they are the labels of.
 
 use pagevault_cipher::CipherId;
-use pagevault_keystore::precedence::{self, Decided, Location, Surroundings};
+use pagevault_core::policy::precedence::{self, Decided, Location, Surroundings};
 use pgrx::pg_sys::Oid;
 
 use super::label::Label;

@@ -3,7 +3,7 @@
 //! New storage follows the policy anyway. What is left to refuse is a policy that is taken away,
 //! and a plaintext relation that is brought to where one holds.
 
-use pagevault_keystore::precedence::Change;
+use pagevault_core::policy::precedence::Change;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
 

@@ -1,12 +1,12 @@
 //! Security labels, and what to say of a text that is none.
 
-use pagevault_keystore::label::LabelError;
+use pagevault_core::policy::label::LabelError;
 use pgrx::PgSqlErrorCode;
 
 use crate::pg::report::{Report, Result};
 use crate::pg::text::ServerText;
 
-pub(crate) use pagevault_keystore::label::Label;
+pub(crate) use pagevault_core::policy::label::Label;
 
 /// A HINT that names the ciphers.
 const KNOWN_CIPHERS: &str = "Known ciphers are aes-256-xts and aes-128-xts.";

@@ -1,6 +1,6 @@
 //! The security label provider: `SECURITY LABEL FOR pagevault ON TABLE x IS 'encrypted'`.
 
-use pagevault_keystore::precedence::Change;
+use pagevault_core::policy::precedence::Change;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys;
 

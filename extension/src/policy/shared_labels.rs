@@ -5,7 +5,7 @@
 //! databases share. What settings say in another database is what is set for it there, or else what
 //! holds in this session.
 
-use pagevault_keystore::precedence::{Change, Who, among};
+use pagevault_core::policy::precedence::{Change, Who, among};
 use pgrx::pg_sys::{self, Oid};
 
 use super::decision::{DEFAULT_ENCRYPTION, Source};

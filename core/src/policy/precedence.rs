@@ -2,7 +2,7 @@
 //!
 //! docs/policy.md has the same rules as a table; the tests read it row by row.
 
-use crate::label::Label;
+use super::label::Label;
 
 /// What can be asked about the surroundings of a relation.
 pub trait Surroundings {
@@ -228,7 +228,7 @@ mod tests {
 
     /// The table of docs/policy.md: tablespace, database, setting off, setting on.
     fn documented() -> Vec<[String; 4]> {
-        let text = include_str!("../../docs/policy.md");
+        let text = include_str!("../../../docs/policy.md");
         let is_head = |line: &&str| line.starts_with("| tablespace | database |");
         let rows = text.lines().skip_while(|line| !is_head(line)).skip(2);
         rows.take_while(|line| line.starts_with('|'))

@@ -1,0 +1,45 @@
+//! What is wanted of system catalogs.
+//!
+//! - `pg_statistic`, `pg_statistic_ext_data` and `pg_largeobject` hold values of user tables. As
+//!   soon as anything in a database is encrypted, they are too (`pagevault.protect_statistics`).
+//! - A label on the database covers all its catalogs.
+//! - Shared catalogs are encrypted if `pagevault.protect_shared_catalogs` says so.
+
+use super::Catalog;
+use super::decision::{Decision, Policy, Setting, Source};
+use super::label::Label;
+use super::precedence::Surroundings;
+use super::relation::{Oid, Relation};
+
+/// `pg_largeobject`
+pub const LARGE_OBJECTS: Oid = 2613;
+/// `pg_statistic_ext_data`
+pub const EXTENDED_STATISTICS: Oid = 3429;
+/// `pg_statistic`
+pub const STATISTICS: Oid = 2619;
+
+/// Catalogs with values of user tables, in the order in which they are encrypted.
+pub const WITH_VALUES: [Oid; 3] = [LARGE_OBJECTS, EXTENDED_STATISTICS, STATISTICS];
+
+/// What is wanted of a catalog that follows no other; `None` if nothing says.
+pub(super) fn wanted<C: Catalog>(
+    policy: &Policy<'_, C>,
+    relation: &Relation,
+) -> Result<Option<Decision>, C::Error> {
+    if relation.is_shared() {
+        return Ok(wanted_of_shared(policy.catalog));
+    }
+    let database = policy.my_database();
+    if let Some(label @ Label::Encrypted(_)) = policy.label_of(database)? {
+        return Ok(Some(Decision::new(label, Source::Around(database))));
+    }
+    let protected = WITH_VALUES.contains(&relation.oid)
+        && policy.catalog.protect_statistics()
+        && policy.catalog.is_anything_encrypted_here();
+    Ok(protected.then(|| Decision::by(Setting::ProtectStatistics)))
+}
+
+/// What is wanted of shared catalogs.
+pub fn wanted_of_shared<C: Catalog>(catalog: &C) -> Option<Decision> {
+    catalog.protect_shared_catalogs().then(|| Decision::by(Setting::ProtectSharedCatalogs))
+}

@@ -1,0 +1,372 @@
+//! What is wanted of a relation, and what says so: the nearest label, or a setting. Which of
+//! several labels decides is said in [`super::precedence`]; here is what they are the labels of.
+
+use pagevault_cipher::CipherId;
+
+use super::label::Label;
+use super::precedence::{self, Decided, Location, Surroundings};
+use super::relation::{Labelled, Oid, Relation, RelationKind};
+use super::{Catalog, catalogs};
+
+/// What is wanted, and why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Decision {
+    /// What is wanted.
+    pub label: Label,
+    /// What says so.
+    pub source: Source,
+    /// The cipher of the relation it follows.
+    like: Option<CipherId>,
+}
+
+/// What decides.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Source {
+    /// The label of the relation, or of the one it follows.
+    Own(Oid),
+    /// The label of something around it: partitioned table, schema, tablespace, database.
+    Around(Labelled),
+    /// It follows this relation, which is encrypted.
+    Leader(Oid),
+    /// A setting.
+    Setting(Setting),
+}
+
+/// Settings that decide.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Setting {
+    /// New relations of which no label says anything.
+    DefaultEncryption,
+    /// Catalogs with values of user tables.
+    ProtectStatistics,
+    /// Catalogs of the cluster.
+    ProtectSharedCatalogs,
+}
+
+impl Setting {
+    /// Its name.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::DefaultEncryption => "pagevault.default_encryption",
+            Self::ProtectStatistics => "pagevault.protect_statistics",
+            Self::ProtectSharedCatalogs => "pagevault.protect_shared_catalogs",
+        }
+    }
+}
+
+impl Decision {
+    /// Of a relation that follows no other.
+    #[must_use]
+    pub fn new(label: Label, source: Source) -> Self {
+        Self { label, source, like: None }
+    }
+
+    pub(super) fn by(setting: Setting) -> Self {
+        Self::new(Label::Encrypted(None), Source::Setting(setting))
+    }
+
+    /// True if the relation is to be encrypted.
+    #[must_use]
+    pub fn is_encrypted(&self) -> bool {
+        matches!(self.label, Label::Encrypted(_))
+    }
+
+    /// True if someone said of this very relation that it is to be plaintext. Anything less does
+    /// not take encryption away from a relation that has it.
+    #[must_use]
+    pub fn is_plaintext_by_own_label(&self) -> bool {
+        self.label == Label::Plain && matches!(self.source, Source::Own(_))
+    }
+
+    /// True if a file that is written so is as wanted.
+    #[must_use]
+    pub fn is_met_by(&self, current: Option<CipherId>) -> bool {
+        match (self.label, current) {
+            (Label::Encrypted(named), Some(cipher)) => named.is_none_or(|named| named == cipher),
+            (Label::Encrypted(_), None) | (Label::Plain, Some(_)) => false,
+            (Label::Plain, None) => true,
+        }
+    }
+
+    /// The cipher that the label names.
+    #[must_use]
+    pub fn named_cipher(&self) -> Option<CipherId> {
+        match self.label {
+            Label::Encrypted(named) => named,
+            Label::Plain => None,
+        }
+    }
+
+    /// The cipher for a new file: the one that the label names, else that of the file it replaces,
+    /// of the relation it follows, or the default.
+    ///
+    /// # Errors
+    /// Where the default is not to be had.
+    pub fn cipher<C: Catalog>(
+        &self,
+        replaced: Option<CipherId>,
+        catalog: &C,
+    ) -> Result<CipherId, C::Error> {
+        let known = self.named_cipher().or(replaced).or(self.like);
+        known.map_or_else(|| catalog.default_cipher(), Ok)
+    }
+}
+
+/// Decides, by what a catalog says, or by what it would say after a change of one label.
+#[derive(Debug)]
+pub struct Policy<'a, C> {
+    pub(super) catalog: &'a C,
+    /// This object has this label instead.
+    instead: Option<(Labelled, Option<Label>)>,
+}
+
+impl<C: Catalog> Surroundings for Policy<'_, C> {
+    type Object = Labelled;
+    type Error = C::Error;
+
+    fn label_of(&self, object: Labelled) -> Result<Option<Label>, C::Error> {
+        match self.instead {
+            Some((changed, label)) if changed == object => Ok(label),
+            _ => self.catalog.label_of(object),
+        }
+    }
+
+    fn parent_of(&self, object: Labelled) -> Result<Option<Labelled>, C::Error> {
+        let Labelled::Relation(oid) = object else { return Ok(None) };
+        let table = self.catalog.relation(oid)?;
+        let is_partition = table.is_some_and(|table| table.is_partition);
+        let parent = if is_partition { self.catalog.parent_of(oid)? } else { None };
+        Ok(parent.map(Labelled::Relation))
+    }
+
+    fn default_encryption(&self) -> bool {
+        self.catalog.default_encryption()
+    }
+}
+
+impl<'a, C: Catalog> Policy<'a, C> {
+    /// As it is.
+    #[must_use]
+    pub fn of(catalog: &'a C) -> Self {
+        Self { catalog, instead: None }
+    }
+
+    /// As it would be if this object had this label.
+    #[must_use]
+    pub fn if_labelled(catalog: &'a C, object: Labelled, label: Option<Label>) -> Self {
+        Self { catalog, instead: Some((object, label)) }
+    }
+
+    /// What is wanted of a relation; `None` if nothing says.
+    ///
+    /// # Errors
+    /// Those of the catalog, as all these.
+    pub fn wanted(&self, relation: &Relation) -> Result<Option<Decision>, C::Error> {
+        self.wanted_in(relation, relation.tablespace)
+    }
+
+    /// As [`Policy::wanted`], for a file in this tablespace: the relation may be on its way there.
+    ///
+    /// # Errors
+    /// Those of the catalog.
+    pub fn wanted_in(
+        &self,
+        relation: &Relation,
+        tablespace: Oid,
+    ) -> Result<Option<Decision>, C::Error> {
+        if let Some(decision) = self.own_label(relation)? {
+            return Ok(Some(decision));
+        }
+        let Some(leader) = self.leader_of(relation)? else {
+            return self.wanted_around(relation, tablespace);
+        };
+        let Some(leader) = self.catalog.relation(leader)? else { return Ok(None) };
+        let decision = self.wanted_of_follower(relation, &leader, tablespace)?;
+        let copied = relation.kind == RelationKind::Table && relation.rewrites.is_none();
+        let firm = decision.is_some_and(|decision| decision.is_encrypted());
+        if copied && !firm && !self.may_be_plaintext_like(&leader, relation)? {
+            return self.wanted_around(relation, tablespace);
+        }
+        Ok(decision)
+    }
+
+    fn wanted_of_follower(
+        &self,
+        relation: &Relation,
+        leader: &Relation,
+        tablespace: Oid,
+    ) -> Result<Option<Decision>, C::Error> {
+        let decision = match relation.kind {
+            // The original of a transient relation follows nothing, whatever it is called.
+            RelationKind::Table | RelationKind::MaterializedView => {
+                match self.own_label(leader)? {
+                    Some(decision) => Some(decision),
+                    None => self.wanted_around(leader, tablespace)?,
+                }
+            }
+            // Indexes and sequences may lie elsewhere than their table.
+            RelationKind::Index | RelationKind::Sequence => self.wanted(leader)?,
+            _ => self.wanted_in(leader, tablespace)?,
+        };
+        Ok(self.follow(leader, decision))
+    }
+
+    /// What follows an encrypted relation is encrypted, unless the label of that relation says
+    /// otherwise.
+    fn follow(&self, leader: &Relation, decision: Option<Decision>) -> Option<Decision> {
+        let like = leader.kind.has_storage().then(|| self.catalog.cipher_of(leader.file)).flatten();
+        let firm = decision.is_some_and(|d| d.is_encrypted() || d.is_plaintext_by_own_label());
+        if like.is_some() && !firm {
+            let decision = Decision::new(Label::Encrypted(None), Source::Leader(leader.oid));
+            return Some(Decision { like, ..decision });
+        }
+        decision.map(|decision| Decision { like: like.or(decision.like), ..decision })
+    }
+
+    fn own_label(&self, relation: &Relation) -> Result<Option<Decision>, C::Error> {
+        if !relation.user_made || !relation.kind.takes_labels() {
+            return Ok(None);
+        }
+        let label = self.label_of(Labelled::Relation(relation.oid))?;
+        Ok(label.map(|label| Decision::new(label, Source::Own(relation.oid))))
+    }
+
+    fn wanted_around(
+        &self,
+        relation: &Relation,
+        tablespace: Oid,
+    ) -> Result<Option<Decision>, C::Error> {
+        let parent =
+            if relation.is_partition { self.catalog.parent_of(relation.oid)? } else { None };
+        self.wanted_below(parent, relation, tablespace)
+    }
+
+    /// What is said around a relation that follows no other: by the partitioned table `parent` and
+    /// those above it, schema, tablespace, database, setting.
+    ///
+    /// # Errors
+    /// Those of the catalog.
+    pub fn wanted_below(
+        &self,
+        parent: Option<Oid>,
+        relation: &Relation,
+        tablespace: Oid,
+    ) -> Result<Option<Decision>, C::Error> {
+        if !relation.user_made {
+            return catalogs::wanted(self, relation);
+        }
+        let at = Location {
+            parent: parent.map(Labelled::Relation),
+            schema: Labelled::Schema(relation.schema),
+            tablespace: Labelled::Tablespace(tablespace),
+            database: self.my_database(),
+        };
+        precedence::below(self, at).map(around)
+    }
+
+    /// What tablespace, database and setting say.
+    ///
+    /// # Errors
+    /// Those of the catalog.
+    pub fn wanted_of_place(&self, tablespace: Oid) -> Result<Option<Decision>, C::Error> {
+        let tablespace = Labelled::Tablespace(tablespace);
+        precedence::of_place(self, tablespace, self.my_database()).map(around)
+    }
+
+    pub(super) fn my_database(&self) -> Labelled {
+        Labelled::Database(self.catalog.my_database())
+    }
+
+    /// The relation whose choice a relation follows.
+    ///
+    /// # Errors
+    /// Those of the catalog.
+    pub fn leader_of(&self, relation: &Relation) -> Result<Option<Oid>, C::Error> {
+        match relation.kind {
+            RelationKind::Index => match relation.indexed_table {
+                Some(table) => Ok(Some(table)),
+                None => self.catalog.table_of_index(relation.oid),
+            },
+            // Nobody else makes relations of this kind, or gives them other names
+            // (RangeVarCallbackForAlterRelation).
+            RelationKind::Toast => Ok(relation.named_for),
+            RelationKind::Sequence => self.catalog.owner_of_sequence(relation.oid),
+            RelationKind::Table => match relation.rewrites {
+                Some(original) => Ok(Some(original)),
+                None => self.repacked_by(relation),
+            },
+            RelationKind::MaterializedView => Ok(relation.rewrites),
+            RelationKind::PartitionedTable | RelationKind::WithoutStorage => Ok(None),
+        }
+    }
+
+    /// The table that pg_repack copies to this one, or logs the changes of in it.
+    ///
+    /// Names can be given by anyone. What counts is that the schema is a member of the extension
+    /// (CREATE SCHEMA in its script; only superusers install it), whatever it is called.
+    ///
+    /// # Errors
+    /// Those of the catalog.
+    pub fn repacked_by(&self, relation: &Relation) -> Result<Option<Oid>, C::Error> {
+        let Some(oid) = relation.named_for.filter(|_| relation.kind == RelationKind::Table) else {
+            return Ok(None);
+        };
+        if !self.catalog.is_schema_of_pg_repack(relation.schema)? {
+            return Ok(None);
+        }
+        Ok(self.catalog.relation(oid)?.filter(is_repacked).map(|original| original.oid))
+    }
+
+    /// True if a table may be in plaintext because the one that it follows is to be. Who may run
+    /// pg_repack without being superuser has CREATE on its schema: what they make there is in
+    /// plaintext like the original only if they own that as well, and so could write into it.
+    fn may_be_plaintext_like(
+        &self,
+        original: &Relation,
+        relation: &Relation,
+    ) -> Result<bool, C::Error> {
+        Ok(original.owner == relation.owner || self.catalog.is_superuser(relation.owner)?)
+    }
+
+    /// The relation that an index or TOAST table belongs to in the end.
+    ///
+    /// # Errors
+    /// Those of the catalog.
+    pub fn root_of(&self, relation: &Relation) -> Result<Relation, C::Error> {
+        let mut root = *relation;
+        while matches!(root.kind, RelationKind::Index | RelationKind::Toast) {
+            let Some(leader) = self.leader_of(&root)? else { break };
+            let Some(leader) = self.catalog.relation(leader)? else { break };
+            root = leader;
+        }
+        Ok(root)
+    }
+
+    /// The cipher that a relation is to be encrypted with where none is named: its label's, or the
+    /// default.
+    ///
+    /// # Errors
+    /// Those of the catalog.
+    pub fn cipher_wanted_of(&self, relation: &Relation) -> Result<CipherId, C::Error> {
+        match self.wanted(relation)?.filter(Decision::is_encrypted) {
+            Some(decision) => decision.cipher(None, self.catalog),
+            None => self.catalog.default_cipher(),
+        }
+    }
+}
+
+fn is_repacked(original: &Relation) -> bool {
+    original.user_made
+        && matches!(original.kind, RelationKind::Table | RelationKind::MaterializedView)
+}
+
+fn around(decided: Decided<Labelled>) -> Option<Decision> {
+    decided.map(|(label, source)| {
+        let source = match source {
+            precedence::Source::Label(object) => Source::Around(object),
+            precedence::Source::Setting => Source::Setting(Setting::DefaultEncryption),
+        };
+        Decision::new(label, source)
+    })
+}

@@ -1,0 +1,133 @@
+//! What has to be known of a relation.
+
+use pagevault_keystore::RelFile;
+
+/// The number of an object in a system catalog.
+pub type Oid = u32;
+
+/// `relkind`, as far as pagevault tells kinds apart.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RelationKind {
+    /// An ordinary table.
+    Table,
+    /// An index that is not partitioned.
+    Index,
+    /// The TOAST table of another relation.
+    Toast,
+    /// A sequence.
+    Sequence,
+    /// A materialized view.
+    MaterializedView,
+    /// A partitioned table.
+    PartitionedTable,
+    /// Partitioned indexes, views, foreign tables, composite types.
+    WithoutStorage,
+}
+
+impl RelationKind {
+    /// The kind of this letter.
+    #[must_use]
+    pub fn of(relkind: u8) -> Self {
+        match relkind {
+            b'r' => Self::Table,
+            b'i' => Self::Index,
+            b't' => Self::Toast,
+            b'S' => Self::Sequence,
+            b'm' => Self::MaterializedView,
+            b'p' => Self::PartitionedTable,
+            _ => Self::WithoutStorage,
+        }
+    }
+
+    /// True for kinds that have files.
+    #[must_use]
+    pub fn has_storage(self) -> bool {
+        !matches!(self, Self::PartitionedTable | Self::WithoutStorage)
+    }
+
+    /// The kinds that labels are put on.
+    #[must_use]
+    pub fn takes_labels(self) -> bool {
+        matches!(
+            self,
+            Self::Table | Self::MaterializedView | Self::Sequence | Self::PartitionedTable
+        )
+    }
+}
+
+/// Something that may have a label.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Labelled {
+    /// A relation.
+    Relation(Oid),
+    /// A schema.
+    Schema(Oid),
+    /// A tablespace, of the whole cluster.
+    Tablespace(Oid),
+    /// A database.
+    Database(Oid),
+}
+
+/// A relation, as far as it is asked about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Relation {
+    /// Its number.
+    pub oid: Oid,
+    /// Its kind.
+    pub kind: RelationKind,
+    /// Made by the user, not by initdb and not by this extension.
+    pub user_made: bool,
+    /// Temporary: it has files only for as long as its session lasts.
+    pub temporary: bool,
+    /// The role that owns it.
+    pub owner: Oid,
+    /// The schema that it is in.
+    pub schema: Oid,
+    /// Never 0: the database's own where the catalog names none.
+    pub tablespace: Oid,
+    /// Its file, for kinds with storage.
+    pub file: RelFile,
+    /// Whether it is a partition.
+    pub is_partition: bool,
+    /// What a transient relation will replace: VACUUM FULL, CLUSTER, REFRESH and rewriting ALTER
+    /// TABLE fill one. Users cannot make any.
+    pub rewrites: Option<Oid>,
+    /// The table of an index, where that is known with the index.
+    pub indexed_table: Option<Oid>,
+    /// The number that its name ends in, where that may say what it belongs to: see [`named_for`].
+    pub named_for: Option<Oid>,
+}
+
+impl Relation {
+    /// True if it has files that outlive its session.
+    #[must_use]
+    pub fn is_stored(&self) -> bool {
+        self.kind.has_storage() && !self.temporary
+    }
+
+    /// True if it belongs to the cluster, not to a database.
+    #[must_use]
+    pub fn is_shared(&self) -> bool {
+        self.file.database == SHARED
+    }
+}
+
+/// The database of files of shared catalogs, and of the transient tables by which VACUUM FULL
+/// rewrites them.
+pub const SHARED: u32 = 0;
+
+/// The number in names of relations that are named for others: `pg_toast_NUMBER`, and what
+/// pg_repack fills (`table_NUMBER`) and logs to (`log_NUMBER`).
+#[must_use]
+pub fn named_for(kind: RelationKind, name: &[u8]) -> Option<Oid> {
+    let prefixes: &[&[u8]] = match kind {
+        RelationKind::Toast => &[b"pg_toast_"],
+        RelationKind::Table => &[b"table_", b"log_"],
+        _ => &[],
+    };
+    let digits = prefixes.iter().find_map(|prefix| name.strip_prefix(*prefix))?;
+    if !digits.iter().all(u8::is_ascii_digit) {
+        return None;
+    }
+    std::str::from_utf8(digits).ok()?.parse().ok()
+}

@@ -1,0 +1,70 @@
+//! All files of a job, one relation after the other, and how far it is.
+
+use pagevault_keystore::job_table::Progress;
+
+use super::file::{End, FileState, Storage, Went};
+use crate::policy::Oid;
+
+/// A relation with storage, as it was when the job began.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Member {
+    /// Its number.
+    pub relation: Oid,
+    /// Pages of all forks.
+    pub pages: i64,
+}
+
+/// A job being done.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Run {
+    members: Vec<Member>,
+    current: usize,
+    file: FileState,
+    /// Pages of files that are over, and of the present one.
+    done: (i64, i64),
+    total: i64,
+}
+
+impl Run {
+    /// Begins with the first.
+    #[must_use]
+    pub fn new(members: Vec<Member>) -> Self {
+        let total = members.iter().map(|member| member.pages).sum();
+        Self { members, current: 0, file: FileState::START, done: (0, 0), total }
+    }
+
+    /// What is next, and of which relation; `None` if the job is complete.
+    #[must_use]
+    pub fn next(&self) -> Option<(Oid, FileState)> {
+        self.members.get(self.current).map(|member| (member.relation, self.file))
+    }
+
+    /// Pages done, never more than in all: files grow meanwhile.
+    #[must_use]
+    pub fn progress(&self) -> Progress {
+        let done = self.done.0 + self.done.1;
+        Progress { pages_done: done, pages_total: self.total, ..Progress::default() }
+    }
+
+    /// Does what is next to the file of the relation that [`Run::next`] names.
+    ///
+    /// # Errors
+    /// Those of the storage. Where it stands stays as it is.
+    pub fn step<S: Storage>(&mut self, storage: &mut S) -> Result<Went, S::Error> {
+        let went = self.file.step(storage)?;
+        match went {
+            Went::Through { pages, .. } => {
+                self.done.1 += i64::from(pages);
+                self.total = self.total.max(self.done.0 + self.done.1);
+            }
+            Went::Again => self.done.1 = 0,
+            Went::Over(End::Proven | End::Nothing) => {
+                self.done = (self.done.0 + self.done.1, 0);
+                self.current += 1;
+                self.file = FileState::START;
+            }
+            Went::Over(End::NeverEnds) | Went::On | Went::Waits(_) => {}
+        }
+        Ok(went)
+    }
+}

@@ -1,0 +1,62 @@
+//! What is not as it is wanted.
+
+use pagevault_cipher::Epoch;
+use pagevault_core::policy::{Catalog, Decision, Label, Policy, Source};
+use pagevault_core::rekey::page::PageState;
+
+use crate::world::*;
+
+fn differs(world: &World, oid: u32, pages: &[PageState]) -> bool {
+    let stray =
+        |wanted: &Decision| Ok(pages.iter().filter(|page| wanted.is_stray(**page)).count() as i64);
+    let Ok(drift) = Policy::of(world).drift_of(&world.get(oid), stray);
+    drift.is_some()
+}
+
+#[test]
+fn drift_is_what_a_new_file_would_not_be() {
+    for mut world in World::all(&[OF_TABLE, OF_SCHEMA, OF_DATABASE, OF_OTHERS], 0) {
+        for others in FILES {
+            world.others = others;
+            for oid in USERS {
+                let current = world.cipher_of(world.get(oid).file);
+                let expected = match world.wanted(oid).map(|wanted| wanted.label) {
+                    None => false,
+                    Some(Label::Plain) => current.is_some(),
+                    Some(Label::Encrypted(None)) => current.is_none(),
+                    Some(Label::Encrypted(named)) => current != named,
+                };
+                assert_eq!(differs(&world, oid, &[]), expected, "{oid} in {world:?}");
+            }
+        }
+    }
+}
+
+#[test]
+fn pages_of_the_other_sort_are_drift() {
+    let sealed = PageState::Sealed(Epoch::new(3).unwrap());
+    for world in World::all(&[OF_TABLE, OF_SCHEMA], 0) {
+        let as_it_is = differs(&world, TABLE, &[PageState::Empty]);
+        let wanted = world.wanted(TABLE).map(|wanted| wanted.is_encrypted());
+        // Where nothing is wanted, what is encrypted is to be so throughout.
+        let wanted = wanted.or(world.table.map(|_| true));
+        let plaintext = differs(&world, TABLE, &[sealed, PageState::Plaintext]);
+        assert_eq!(plaintext, as_it_is || wanted.is_some(), "one of the two is wrong: {world:?}");
+        assert_eq!(differs(&world, TABLE, &[sealed]), as_it_is || wanted == Some(false));
+        assert_eq!(
+            differs(&world, TABLE, &[PageState::Plaintext]),
+            as_it_is || wanted == Some(true)
+        );
+    }
+}
+
+#[test]
+fn what_is_encrypted_and_not_wanted_stays_as_it_is() {
+    let world = World { table: Some(AES_128), ..World::default() };
+    let Ok(wanted) = Policy::of(&world).wanted_or_kept(&world.get(TABLE));
+    let wanted = wanted.unwrap();
+    assert_eq!(wanted.source, Source::Own(TABLE));
+    assert!(wanted.is_encrypted() && wanted.is_met_by(Some(AES_128)));
+    let Ok(nothing) = Policy::of(&World::default()).wanted_or_kept(&world.get(TABLE));
+    assert_eq!(nothing, None);
+}

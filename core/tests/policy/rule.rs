@@ -1,0 +1,152 @@
+//! The rule, stated as tables: who is asked of what, in which order, and what follows.
+
+use pagevault_cipher::CipherId;
+use pagevault_core::policy::{Decision, Label, Labelled, Oid, Setting, Source};
+
+use crate::world::*;
+
+/// What is expected of a relation.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Expected {
+    pub(crate) encrypted: bool,
+    /// The cipher of a new file that replaces none.
+    pub(crate) cipher: CipherId,
+    pub(crate) source: Source,
+}
+
+/// Of tablespace, database and the setting: who decides, with the setting off and on. `t` and `d`:
+/// the label of tablespace or database; `s`: the setting; `-`: nobody.
+const OF_PLACE: [(&str, &str, &str, &str); 9] = [
+    ("none", "none", "-", "s"),
+    ("none", "plaintext", "d", "d"),
+    ("none", "encrypted", "d", "d"),
+    ("plaintext", "none", "t", "t"),
+    ("plaintext", "plaintext", "t", "t"),
+    ("plaintext", "encrypted", "d", "d"),
+    ("encrypted", "none", "t", "t"),
+    ("encrypted", "plaintext", "t", "t"),
+    ("encrypted", "encrypted", "t", "t"),
+];
+
+/// From which relation's point of view each is decided: that one, and the tablespace that counts.
+/// What is not here is decided by itself.
+const FOLLOWS: [(Oid, Oid, Oid); 9] = [
+    (INDEX, TABLE, TABLESPACE),
+    (NEW_INDEX, TABLE, TABLESPACE),
+    (TOAST, TABLE, TABLESPACE),
+    (TOAST_INDEX, TABLE, TABLESPACE),
+    (SEQUENCE, TABLE, TABLESPACE),
+    (TRANSIENT, TABLE, TABLESPACE),
+    (COPY, TABLE, TABLESPACE),
+    (COPY_OF_OTHER, TABLE, TABLESPACE),
+    (COPY_OF_SUPERUSER, TABLE, TABLESPACE),
+];
+
+fn word(label: Option<Label>) -> &'static str {
+    match label {
+        None => "none",
+        Some(Label::Plain) => "plaintext",
+        Some(Label::Encrypted(_)) => "encrypted",
+    }
+}
+
+/// What the labels around a relation say, and who.
+fn around(world: &World, oid: Oid, tablespace: Oid) -> Option<(Label, Source)> {
+    let mut nearer: Vec<(Option<Label>, Labelled)> = Vec::new();
+    if oid == TABLE && world.levels > 0 {
+        nearer.push((world.label(OF_PARENT), Labelled::Relation(PARENT)));
+    }
+    if oid == TABLE && world.levels > 1 {
+        nearer.push((world.label(OF_GRANDPARENT), Labelled::Relation(GRANDPARENT)));
+    }
+    if world.get(oid).schema == SCHEMA {
+        nearer.push((world.label(OF_SCHEMA), Labelled::Schema(SCHEMA)));
+    }
+    for (label, object) in nearer {
+        if let Some(label) = label {
+            return Some((label, Source::Around(object)));
+        }
+    }
+    let of = if tablespace == TABLESPACE { OF_TABLESPACE } else { OF_ELSEWHERE };
+    let (tablespaces, database) = (world.label(of), world.label(OF_DATABASE));
+    let row = OF_PLACE.iter().find(|row| (row.0, row.1) == (word(tablespaces), word(database)));
+    let row = row.unwrap();
+    match if world.default_encryption { row.3 } else { row.2 } {
+        "t" => Some((tablespaces?, Source::Around(Labelled::Tablespace(tablespace)))),
+        "d" => Some((database?, Source::Around(Labelled::Database(DATABASE)))),
+        "s" => Some((Label::Encrypted(None), Source::Setting(Setting::DefaultEncryption))),
+        _ => None,
+    }
+}
+
+/// The label of a relation itself, or else what is around it.
+fn said(world: &World, oid: Oid, tablespace: Oid) -> Option<(Label, Source)> {
+    let own = match oid {
+        TABLE => world.label(OF_TABLE),
+        INDEX | NEW_INDEX | TOAST | TOAST_INDEX => None,
+        _ => world.label(OF_OTHERS),
+    };
+    own.map(|label| (label, Source::Own(oid))).or_else(|| around(world, oid, tablespace))
+}
+
+/// What is to be of a relation that a user has made.
+pub(crate) fn expected(world: &World, oid: Oid) -> Option<Expected> {
+    let state = |(label, source): (Label, Source), like: Option<CipherId>| {
+        let (encrypted, named) = match label {
+            Label::Plain => (false, None),
+            Label::Encrypted(named) => (true, named),
+        };
+        Expected { encrypted, cipher: named.or(like).unwrap_or(world.cipher), source }
+    };
+    let follows = FOLLOWS.iter().find(|row| row.0 == oid);
+    let has_label = !matches!(oid, INDEX | NEW_INDEX | TOAST | TOAST_INDEX | TABLE);
+    let own = world.label(OF_OTHERS).filter(|_| has_label);
+    let Some((_, table, tablespace)) = follows.filter(|_| own.is_none()) else {
+        return said(world, oid, world.get(oid).tablespace).map(|said| state(said, None));
+    };
+    let of_table = said(world, *table, *tablespace);
+    let is_said_plain = of_table
+        .is_some_and(|(label, source)| label == Label::Plain && source == Source::Own(*table));
+    let is_said_encrypted = of_table.is_some_and(|(label, _)| label != Label::Plain);
+    // An index of a TOAST table follows that, and it is written as `others`.
+    let leaders = if oid == TOAST_INDEX {
+        vec![(*table, world.table), (TOAST, world.others)]
+    } else {
+        vec![(*table, world.table)]
+    };
+    let mut result = of_table.map(|said| state(said, None));
+    let mut said_encrypted = is_said_encrypted;
+    for (leader, current) in leaders {
+        let Some(current) = current else { continue };
+        if !said_encrypted && !is_said_plain {
+            let follows = (Label::Encrypted(None), Source::Leader(leader));
+            result = Some(state(follows, Some(current)));
+            said_encrypted = true;
+        } else {
+            result = result.map(|it| match it.source {
+                _ if named(&of_table).is_some() => it,
+                _ => Expected { cipher: current, ..it },
+            });
+        }
+    }
+    // Nobody puts rows of others where these do not protect them.
+    if oid == COPY_OF_OTHER && !result.is_some_and(|result| result.encrypted) {
+        return around(world, oid, TABLESPACE).map(|said| state(said, None));
+    }
+    result
+}
+
+fn named(said: &Option<(Label, Source)>) -> Option<CipherId> {
+    match said {
+        Some((Label::Encrypted(named), _)) => *named,
+        _ => None,
+    }
+}
+
+/// What was decided, as far as it can be seen.
+pub(crate) fn decided(world: &World, decision: Option<Decision>) -> Option<Expected> {
+    decision.map(|decision| {
+        let Ok(cipher) = decision.cipher(None, world);
+        Expected { encrypted: decision.is_encrypted(), cipher, source: decision.source }
+    })
+}

@@ -1,0 +1,182 @@
+//! How new files are written.
+
+use pagevault_core::policy::storage::Answer;
+use pagevault_core::policy::{Catalog, Label, Policy};
+
+use crate::world::*;
+
+/// A file that is replaced stays what it was, with its cipher, unless encryption is wanted, or the
+/// relation's own label wants plaintext (or that of what it follows).
+#[test]
+fn a_replaced_file_keeps_what_it_was_unless_more_is_wanted_or_it_is_labelled_plaintext() {
+    for mut world in World::all(&[OF_TABLE, OF_SCHEMA, OF_TABLESPACE, OF_DATABASE, OF_OTHERS], 0) {
+        for others in FILES {
+            world.others = others;
+            for oid in USERS {
+                let relation = world.get(oid);
+                let current = world.cipher_of(relation.file);
+                let Ok(new) = Policy::of(&world).for_replacement(&relation, relation.file);
+                let wanted = world.wanted(oid);
+                let expected = match wanted {
+                    Some(wanted) => match wanted.label {
+                        Label::Encrypted(Some(named)) => Some(named),
+                        Label::Encrypted(None) => match current {
+                            Some(current) => Some(current),
+                            None => {
+                                let Ok(cipher) = wanted.cipher(None, &world);
+                                Some(cipher)
+                            }
+                        },
+                        Label::Plain if wanted.is_plaintext_by_own_label() => None,
+                        Label::Plain => current,
+                    },
+                    None => current,
+                };
+                assert_eq!(new, expected, "{oid} in {world:?}");
+                if current.is_some() && new.is_none() {
+                    let is_said = world.label(OF_TABLE) == Some(Label::Plain)
+                        || world.label(OF_OTHERS) == Some(Label::Plain);
+                    assert!(is_said, "{oid} loses its encryption in {world:?}");
+                }
+                if wanted.is_some_and(|wanted| wanted.is_encrypted()) {
+                    assert!(new.is_some(), "{oid} becomes plaintext in {world:?}");
+                }
+            }
+        }
+    }
+}
+
+/// A table that moves is decided by where it goes, its index by where the table lies.
+#[test]
+fn who_moves_is_asked_about_the_new_tablespace() {
+    for world in World::all(&[OF_TABLESPACE, OF_ELSEWHERE, OF_DATABASE], 0) {
+        let policy = Policy::of(&world);
+        for oid in [TABLE, TOAST, TRANSIENT, INDEX] {
+            let relation = world.get(oid);
+            let target = file(900, ELSEWHERE, DATABASE);
+            let Ok(new) = policy.for_replacement(&relation, target);
+            let place = if oid == INDEX { TABLESPACE } else { ELSEWHERE };
+            let Ok(wanted) = policy.wanted_of_place(place);
+            let wanted = wanted.is_some_and(|wanted| wanted.is_encrypted());
+            let follows = oid != TABLE && world.table.is_some();
+            let was = oid == TABLE && world.table.is_some();
+            assert_eq!(new.is_some(), wanted || follows || was, "{oid} in {world:?}");
+        }
+    }
+}
+
+#[test]
+fn any_locked_relation_that_wants_it_has_a_file_encrypted() {
+    let answers = [
+        Answer::NotItsOwn,
+        Answer::Plaintext,
+        Answer::Encrypted(AES_256),
+        Answer::Encrypted(AES_128),
+    ];
+    for world in World::all(&[OF_TABLESPACE, OF_DATABASE], 0) {
+        let policy = Policy::of(&world);
+        let new = file(900, TABLESPACE, DATABASE);
+        let Ok(place) = policy.wanted_of_place(TABLESPACE);
+        let Ok(by_place) = policy.cipher_by(place);
+        for number in 0..4usize.pow(3) * 4 {
+            let all = [number % 4, number / 4 % 4, number / 16 % 4].map(|at| answers[at]);
+            let given = &all[..number / 64];
+            let Ok(cipher) = policy.for_new_file(new, given.iter().map(|answer| Ok(*answer)));
+            let first = given.iter().find_map(|answer| match answer {
+                Answer::Encrypted(cipher) => Some(*cipher),
+                _ => None,
+            });
+            let expected = match first {
+                Some(cipher) => Some(cipher),
+                None if given.contains(&Answer::Plaintext) => None,
+                None => by_place,
+            };
+            assert_eq!(cipher, expected, "{given:?} in {world:?}");
+        }
+    }
+}
+
+/// Each look at a locked relation costs; behind the one that decides nobody is asked.
+#[test]
+fn who_wants_a_file_encrypted_is_the_last_that_is_asked() {
+    let world = World::default();
+    let mut asked = 0;
+    let answers = [Answer::Plaintext, Answer::Encrypted(AES_128), Answer::Plaintext];
+    let answers = answers.iter().map(|answer| {
+        asked += 1;
+        Ok(*answer)
+    });
+    let new = file(900, TABLESPACE, DATABASE);
+    let Ok(cipher) = Policy::of(&world).for_new_file(new, answers);
+    assert_eq!((cipher, asked), (Some(AES_128), 2));
+}
+
+#[test]
+fn files_of_the_cluster_and_of_the_database_are_not_mixed_up() {
+    let world = World { others: Some(AES_256), table: Some(AES_256), ..World::default() };
+    let policy = Policy::of(&world);
+    let (here, shared) = (file(900, TABLESPACE, DATABASE), file(900, TABLESPACE, 0));
+    for (oid, own, not_own) in [(TABLE, here, shared), (SHARED_CATALOG, shared, here)] {
+        let Ok(answer) = policy.asked(&world.get(oid), own);
+        assert_eq!(answer, Answer::Encrypted(AES_256));
+        let Ok(answer) = policy.asked(&world.get(oid), not_own);
+        assert_eq!(answer, Answer::NotItsOwn);
+    }
+    for oid in [TEMPORARY, PARENT] {
+        let Ok(answer) = policy.asked(&world.get(oid), here);
+        assert_eq!(answer, Answer::NotItsOwn, "{oid} has no storage that lasts");
+    }
+}
+
+#[test]
+fn shared_files_follow_their_setting_alone() {
+    for mut world in World::all(&[OF_TABLESPACE, OF_DATABASE], 0) {
+        for protected in [false, true] {
+            world.protect_shared_catalogs = protected;
+            let new = file(900, TABLESPACE, 0);
+            let Ok(cipher) = Policy::of(&world).for_new_file(new, []);
+            assert_eq!(cipher, protected.then_some(AES_256));
+        }
+    }
+}
+
+#[test]
+fn new_relations() {
+    for mut world in World::all(&[OF_TABLE, OF_SCHEMA, OF_DATABASE, OF_OTHERS], 0) {
+        for others in FILES {
+            world.others = others;
+            for oid in USERS {
+                let relation = world.get(oid);
+                let Ok(cipher) = Policy::of(&world).for_new_relation(&relation);
+                let wanted = world.wanted(oid).filter(|wanted| wanted.is_encrypted());
+                match wanted {
+                    Some(wanted) => {
+                        let Ok(expected) = wanted.cipher(None, &world);
+                        assert_eq!(cipher, Some(expected));
+                    }
+                    // Of a serial column: the table that was locked has decided.
+                    None if [SEQUENCE, FREE_SEQUENCE].contains(&oid) => assert_eq!(cipher, others),
+                    None => assert_eq!(cipher, None),
+                }
+            }
+        }
+    }
+}
+
+/// What comes to follow another is encrypted if need be, and nothing is decrypted by the way.
+#[test]
+fn what_was_altered_is_only_ever_encrypted() {
+    for mut world in World::all(&[OF_TABLE, OF_SCHEMA, OF_DATABASE, OF_OTHERS], 0) {
+        for others in FILES {
+            world.others = others;
+            for oid in USERS {
+                let relation = world.get(oid);
+                let Ok(cipher) = Policy::of(&world).for_altered(&relation);
+                let current = world.cipher_of(relation.file);
+                let wanted = world.wanted(oid).filter(|wanted| wanted.is_encrypted());
+                let met = wanted.is_none_or(|wanted| wanted.is_met_by(current));
+                assert_eq!(cipher.is_none(), met, "{oid} in {world:?}");
+            }
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! A database with one relation of each kind, in which every label can be any.
+
+use std::cell::Cell;
+use std::convert::Infallible;
+
+use pagevault_cipher::CipherId;
+use pagevault_core::policy::{
+    Catalog, Decision, Label, Labelled, Oid, Policy, Relation, RelationKind, catalogs,
+};
+use pagevault_keystore::RelFile;
+
+pub(crate) const AES_256: CipherId = CipherId::Aes256Xts;
+pub(crate) const AES_128: CipherId = CipherId::Aes128Xts;
+
+/// Every label that there is, none among them.
+pub(crate) const LABELS: [Option<Label>; 4] =
+    [None, Some(Label::Plain), Some(Label::Encrypted(None)), Some(Label::Encrypted(Some(AES_128)))];
+
+/// Every way in which a file can be written.
+pub(crate) const FILES: [Option<CipherId>; 3] = [None, Some(AES_256), Some(AES_128)];
+
+pub(crate) const DATABASE: Oid = 5;
+pub(crate) const SCHEMA: Oid = 10;
+pub(crate) const SCHEMA_OF_PG_REPACK: Oid = 11;
+/// Where the table lies, and what follows it in its place.
+pub(crate) const TABLESPACE: Oid = 20;
+/// Where indexes and sequences lie.
+pub(crate) const ELSEWHERE: Oid = 21;
+const OWNER: Oid = 30;
+const OTHER: Oid = 31;
+const SUPERUSER: Oid = 32;
+
+/// The table that everything else here belongs to.
+pub(crate) const TABLE: Oid = 100;
+/// Its partitioned table.
+pub(crate) const PARENT: Oid = 101;
+/// The partitioned table of that one.
+pub(crate) const GRANDPARENT: Oid = 102;
+pub(crate) const INDEX: Oid = 103;
+/// Of which only a catalog says of which table it is.
+pub(crate) const NEW_INDEX: Oid = 104;
+pub(crate) const TOAST: Oid = 105;
+pub(crate) const TOAST_INDEX: Oid = 106;
+/// The table owns it.
+pub(crate) const SEQUENCE: Oid = 107;
+pub(crate) const FREE_SEQUENCE: Oid = 108;
+/// What VACUUM FULL fills.
+pub(crate) const TRANSIENT: Oid = 109;
+/// What pg_repack fills.
+pub(crate) const COPY: Oid = 110;
+/// Of another owner.
+pub(crate) const COPY_OF_OTHER: Oid = 111;
+pub(crate) const COPY_OF_SUPERUSER: Oid = 112;
+/// A table with such a name elsewhere.
+pub(crate) const NAMESAKE: Oid = 113;
+pub(crate) const VIEW: Oid = 114;
+pub(crate) const TEMPORARY: Oid = 115;
+pub(crate) const CATALOG: Oid = 1259;
+pub(crate) const SHARED_CATALOG: Oid = 1260;
+
+/// What can be labelled here, and how what is asked about is labelled itself.
+#[derive(Clone, Debug)]
+pub(crate) struct World {
+    /// Levels of partitioned tables above the table: 0 to 2.
+    pub(crate) levels: usize,
+    pub(crate) labels: [Option<Label>; 8],
+    pub(crate) default_encryption: bool,
+    pub(crate) protect_statistics: bool,
+    pub(crate) protect_shared_catalogs: bool,
+    pub(crate) enforces: bool,
+    /// How the table is written now.
+    pub(crate) table: Option<CipherId>,
+    /// How all other files are.
+    pub(crate) others: Option<CipherId>,
+    pub(crate) cipher: CipherId,
+    /// How often labels were asked for.
+    pub(crate) asked: Cell<usize>,
+}
+
+/// Places in [`World::labels`].
+pub(crate) const OF_TABLE: usize = 0;
+pub(crate) const OF_PARENT: usize = 1;
+pub(crate) const OF_GRANDPARENT: usize = 2;
+pub(crate) const OF_SCHEMA: usize = 3;
+pub(crate) const OF_TABLESPACE: usize = 4;
+pub(crate) const OF_ELSEWHERE: usize = 5;
+pub(crate) const OF_DATABASE: usize = 6;
+/// Of all other relations that take labels.
+pub(crate) const OF_OTHERS: usize = 7;
+
+impl Default for World {
+    fn default() -> World {
+        World {
+            levels: 0,
+            labels: [None; 8],
+            default_encryption: false,
+            protect_statistics: true,
+            protect_shared_catalogs: false,
+            enforces: false,
+            table: None,
+            others: None,
+            cipher: AES_256,
+            asked: Cell::new(0),
+        }
+    }
+}
+
+impl World {
+    /// Every combination of labels in these places, up to `levels` of partitioned tables, the
+    /// setting, and how the table is written.
+    pub(crate) fn all(places: &[usize], levels: usize) -> impl Iterator<Item = World> {
+        let count = LABELS.len().pow(places.len() as u32);
+        let rest = (levels + 1) * 2 * FILES.len();
+        (0..count * rest).filter_map(move |number| {
+            let mut world = World::default();
+            let mut digits = number;
+            let mut digit = |base: usize| {
+                let digit = digits % base;
+                digits /= base;
+                digit
+            };
+            for place in places {
+                world.labels[*place] = LABELS[digit(LABELS.len())];
+            }
+            world.levels = digit(levels + 1);
+            world.default_encryption = digit(2) == 1;
+            world.table = FILES[digit(FILES.len())];
+            // A label that is not there is that of one world only.
+            let absent = [OF_PARENT, OF_GRANDPARENT];
+            let is_absent = |(above, place): (usize, &usize)| {
+                world.levels <= above && world.labels[*place].is_some()
+            };
+            (!absent.iter().enumerate().any(is_absent)).then_some(world)
+        })
+    }
+
+    pub(crate) fn wanted(&self, oid: Oid) -> Option<Decision> {
+        let Ok(wanted) = Policy::of(self).wanted(&self.get(oid));
+        wanted
+    }
+
+    /// True if a relation is to be encrypted.
+    pub(crate) fn wants_encryption(&self, oid: Oid) -> bool {
+        self.wanted(oid).is_some_and(|wanted| wanted.is_encrypted())
+    }
+
+    pub(crate) fn get(&self, oid: Oid) -> Relation {
+        let Ok(found) = self.relation(oid);
+        found.unwrap()
+    }
+
+    pub(crate) fn label(&self, place: usize) -> Option<Label> {
+        self.labels[place]
+    }
+
+    pub(crate) fn with_label(&self, place: usize, label: Option<Label>) -> World {
+        let mut world = self.clone();
+        world.labels[place] = label;
+        world
+    }
+}
+
+/// The relations that a user has made here, and that have files.
+pub(crate) const USERS: [Oid; 14] = [
+    TABLE,
+    INDEX,
+    NEW_INDEX,
+    TOAST,
+    TOAST_INDEX,
+    SEQUENCE,
+    FREE_SEQUENCE,
+    TRANSIENT,
+    COPY,
+    COPY_OF_OTHER,
+    COPY_OF_SUPERUSER,
+    NAMESAKE,
+    VIEW,
+    TEMPORARY,
+];
+
+pub(crate) fn file(relation: Oid, tablespace: Oid, database: u32) -> RelFile {
+    RelFile { tablespace, database, relation }
+}
+
+impl Catalog for World {
+    type Error = Infallible;
+
+    fn relation(&self, oid: Oid) -> Result<Option<Relation>, Infallible> {
+        use RelationKind::{Index, MaterializedView, PartitionedTable, Sequence, Table, Toast};
+        let kind = match oid {
+            PARENT | GRANDPARENT => PartitionedTable,
+            INDEX | NEW_INDEX | TOAST_INDEX => Index,
+            TOAST => Toast,
+            SEQUENCE | FREE_SEQUENCE => Sequence,
+            VIEW => MaterializedView,
+            0 => return Ok(None),
+            _ => Table,
+        };
+        let user_made = oid >= TABLE && oid < CATALOG;
+        let user_made = user_made && !catalogs::WITH_VALUES.contains(&oid);
+        let tablespace = match kind {
+            Index | Sequence => ELSEWHERE,
+            _ => TABLESPACE,
+        };
+        let database = if oid == SHARED_CATALOG { 0 } else { DATABASE };
+        let is_copy = [COPY, COPY_OF_OTHER, COPY_OF_SUPERUSER].contains(&oid);
+        Ok(Some(Relation {
+            oid,
+            kind,
+            user_made,
+            temporary: oid == TEMPORARY,
+            owner: match oid {
+                COPY_OF_OTHER => OTHER,
+                COPY_OF_SUPERUSER => SUPERUSER,
+                _ => OWNER,
+            },
+            schema: if is_copy { SCHEMA_OF_PG_REPACK } else { SCHEMA },
+            tablespace,
+            file: file(oid, tablespace, database),
+            is_partition: match oid {
+                TABLE => self.levels > 0,
+                PARENT => self.levels > 1,
+                _ => false,
+            },
+            rewrites: (oid == TRANSIENT).then_some(TABLE),
+            indexed_table: match oid {
+                INDEX => Some(TABLE),
+                TOAST_INDEX => Some(TOAST),
+                _ => None,
+            },
+            named_for: (is_copy || [TOAST, NAMESAKE].contains(&oid)).then_some(TABLE),
+        }))
+    }
+
+    fn label_of(&self, object: Labelled) -> Result<Option<Label>, Infallible> {
+        self.asked.set(self.asked.get() + 1);
+        Ok(match object {
+            Labelled::Relation(TABLE) => self.label(OF_TABLE),
+            Labelled::Relation(PARENT) => self.label(OF_PARENT),
+            Labelled::Relation(GRANDPARENT) => self.label(OF_GRANDPARENT),
+            Labelled::Relation(oid) => {
+                assert!(self.get(oid).kind.takes_labels(), "a label of {oid} is asked for");
+                self.label(OF_OTHERS)
+            }
+            Labelled::Schema(SCHEMA) => self.label(OF_SCHEMA),
+            Labelled::Schema(_) => None,
+            Labelled::Tablespace(TABLESPACE) => self.label(OF_TABLESPACE),
+            Labelled::Tablespace(_) => self.label(OF_ELSEWHERE),
+            Labelled::Database(DATABASE) => self.label(OF_DATABASE),
+            Labelled::Database(_) => None,
+        })
+    }
+
+    fn parent_of(&self, partition: Oid) -> Result<Option<Oid>, Infallible> {
+        assert!(self.get(partition).is_partition, "{partition} is no partition");
+        Ok(Some(if partition == TABLE { PARENT } else { GRANDPARENT }))
+    }
+
+    fn table_of_index(&self, index: Oid) -> Result<Option<Oid>, Infallible> {
+        assert_eq!(index, NEW_INDEX);
+        Ok(Some(TABLE))
+    }
+
+    fn owner_of_sequence(&self, sequence: Oid) -> Result<Option<Oid>, Infallible> {
+        Ok((sequence == SEQUENCE).then_some(TABLE))
+    }
+
+    fn is_schema_of_pg_repack(&self, schema: Oid) -> Result<bool, Infallible> {
+        Ok(schema == SCHEMA_OF_PG_REPACK)
+    }
+
+    fn is_superuser(&self, role: Oid) -> Result<bool, Infallible> {
+        Ok(role == SUPERUSER)
+    }
+
+    fn cipher_of(&self, file: RelFile) -> Option<CipherId> {
+        if file.relation == TABLE { self.table } else { self.others }
+    }
+
+    fn is_anything_encrypted_here(&self) -> bool {
+        self.table.is_some() || self.others.is_some()
+    }
+
+    fn my_database(&self) -> Oid {
+        DATABASE
+    }
+
+    fn default_encryption(&self) -> bool {
+        self.default_encryption
+    }
+
+    fn protect_statistics(&self) -> bool {
+        self.protect_statistics
+    }
+
+    fn protect_shared_catalogs(&self) -> bool {
+        self.protect_shared_catalogs
+    }
+
+    fn enforces(&self) -> bool {
+        self.enforces
+    }
+
+    fn default_cipher(&self) -> Result<CipherId, Infallible> {
+        Ok(self.cipher)
+    }
+}
