@@ -1,7 +1,7 @@
-//! Which relations are to be encrypted, and why: the nearest label, what follows what, the settings.
+//! Which relations are to be encrypted, and why: the nearest label, what follows what, settings.
 //!
-//! [`Policy`] decides. What it has to know it asks through [`Catalog`]: facts about relations, their
-//! labels, settings, and how files are written now.
+//! [`Policy`] decides. What it has to know it asks through [`Catalog`]: facts about relations,
+//! their labels, settings, and how files are written now.
 //!
 //! | module | subject |
 //! |---|---|

@@ -5,10 +5,13 @@
 //! order, and the next one begins at the start and finds on disk what is left to do.
 //!
 //! ```text
-//! Right ──> Begin ──> Look ──> Begin ──> Writers ──> Rewrite ──> Flush ──> Sync ──> Prove ──> Retire ──> Over
-//!             ^                                         ^                             │          │
-//!             │                                         └── a page is not as it is ───┘          │
-//!             └───────────────────── the relation has another file ──────────────────────────────┘
+//! Right -> Begin <-> Look
+//!            |  ^
+//!            v  +------------------- the relation has another file ------------------+
+//!         Writers -> Rewrite -> Flush -> Sync -> Prove -> Retire -> Over             |
+//!                       ^          |                |        |                       |
+//!                       |          +----------------|--------+-----------------------+
+//!                       +-- a page is not as it is -+
 //! ```
 //!
 //! Looking at the whole file, before its key changes and when it is proven, takes no lock, and is
@@ -77,6 +80,14 @@ pub enum Batch {
 pub trait Storage {
     /// Why something could not be done.
     type Error;
+
+    /// [`BATCH`], for files of a handy size.
+    const BATCH: u32 = BATCH;
+    /// [`LOOK`], for these.
+    const LOOK: u32 = LOOK;
+    /// The file can be neither replaced nor cut meanwhile. Then what was found as it is to be need
+    /// not be proven.
+    const IS_LOCKED: bool = false;
 
     /// Takes the right to rewrite the relation, which only those want who would rewrite it as well.
     /// False while somebody else has it.
@@ -225,6 +236,8 @@ pub struct Round {
     pub target: Target,
     /// From 1.
     pub number: u32,
+    /// Some page was rewritten.
+    pub rewritten: bool,
 }
 
 /// How it ended.
@@ -290,26 +303,32 @@ impl FileState {
                 Begun::WantsLook(file) => (Self::Look { file, at: Place::START }, Went::On),
             },
             Self::Look { file, at } => {
-                let more = storage.look(file, at.fork, at.blocks(LOOK))?;
-                match at.next(LOOK, more) {
+                let more = storage.look(file, at.fork, at.blocks(S::LOOK))?;
+                match at.next(S::LOOK, more) {
                     Some(at) => (Self::Look { file, at }, Went::On),
                     None => (Self::Begin { looked_at: Some(file) }, Went::On),
                 }
             }
             // Also where nothing was switched now: whoever did may not have waited to the end.
             Self::Writers { target } => match storage.writers_are_done(target)? {
-                true => (rewrite(Round { target, number: 1 }), Went::On),
+                true => (rewrite(Round { target, number: 1, rewritten: false }), Went::On),
                 false => (*self, Went::Waits(For::Writers)),
             },
             Self::Rewrite { round, at } => {
-                match storage.rewrite(round.target, at.fork, at.blocks(BATCH))? {
+                match storage.rewrite(round.target, at.fork, at.blocks(S::BATCH))? {
                     Batch::Replaced => again(),
                     Batch::Done { pages, rewritten } => {
                         let at = Place { first: at.first.saturating_add(pages), ..at };
+                        let any = round.rewritten || rewritten > 0;
+                        let round = Round { rewritten: any, ..round };
                         (Self::Rewrite { round, at }, Went::Through { pages, rewritten })
                     }
-                    Batch::End => match at.next(BATCH, false) {
+                    Batch::End => match at.next(S::BATCH, false) {
                         Some(at) => (Self::Rewrite { round, at }, Went::On),
+                        // If all was well on disk already, it is so after whatever is written next.
+                        None if S::IS_LOCKED && !round.rewritten => {
+                            (Self::Retire { round }, Went::On)
+                        }
                         None => (Self::Flush { round }, Went::On),
                     },
                 }
@@ -326,8 +345,9 @@ impl FileState {
                 }
             }
             Self::Prove { round, at } => {
-                let (proven, more) = storage.is_proven(round.target, at.fork, at.blocks(LOOK))?;
-                match at.next(LOOK, more) {
+                let (proven, more) =
+                    storage.is_proven(round.target, at.fork, at.blocks(S::LOOK))?;
+                match at.next(S::LOOK, more) {
                     _ if !proven => stale(round),
                     Some(at) => (Self::Prove { round, at }, Went::On),
                     None => (Self::Retire { round }, Went::On),
@@ -366,5 +386,5 @@ fn stale(round: Round) -> (FileState, Went) {
     if round.number == MAX_ROUNDS {
         return (FileState::GiveUp { target: round.target }, Went::Again);
     }
-    (rewrite(Round { number: round.number + 1, ..round }), Went::Again)
+    (rewrite(Round { number: round.number + 1, rewritten: false, ..round }), Went::Again)
 }

@@ -5,12 +5,13 @@
 //! writing, and returns what is to be appended.
 //!
 //! ```text
-//!               submit                    committed                 claimed        end
-//! (nothing) ───────────> Waiting, step 0 ───────────> Waiting ───────────────> ... ─────> Done, Failed
-//!                             │ rolled back            │  ^  \ pause                         │
-//!                             v                 cancel v  │   v                              │
-//!                            Void           Cancelled ─┘  └─ Paused                          │
-//!                                                   resume  resume <────── Failed, resumed ──┘
+//! asked for          Waiting, step 0: nobody knows whether it counts
+//!   rolled back      -> Void
+//!   committed        -> Waiting: workers claim it
+//!     pause          -> Paused             resume -> Waiting
+//!     cancel         -> Cancelled          resume -> Waiting
+//!     cannot go on   -> Failed             resume -> Waiting
+//!     complete       -> Done, for good
 //! ```
 
 use pagevault_keystore::Record;
@@ -186,7 +187,7 @@ pub enum Refused {
     /// Its state has no room for that.
     State,
     /// This other job is doing something to the relation.
-    Other(Known),
+    Other(Box<Known>),
 }
 
 /// What an order writes down.
@@ -209,7 +210,7 @@ pub fn obey(
             && is_unfinished(head.state)
     };
     match table.select(is_other).into_iter().next() {
-        Some(other) if order == Order::Resume => Err(Refused::Other(other)),
+        Some(other) if order == Order::Resume => Err(Refused::Other(Box::new(other))),
         _ => Ok(step(&known, state, "", now)),
     }
 }

@@ -196,7 +196,7 @@ impl Catalog for World {
             0 => return Ok(None),
             _ => Table,
         };
-        let user_made = oid >= TABLE && oid < CATALOG;
+        let user_made = (TABLE..CATALOG).contains(&oid);
         let user_made = user_made && !catalogs::WITH_VALUES.contains(&oid);
         let tablespace = match kind {
             Index | Sequence => ELSEWHERE,

@@ -1,0 +1,386 @@
+//! The life of jobs: sessions that ask for them, order them about and roll back; workers that do
+//! them and end in the middle; a server that crashes. The log is what outlives that.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::atomic::AtomicU32;
+
+use pagevault_core::rekey::life::{self, Met, Order, Outcome, Refused, Submitted, TakenBack};
+use pagevault_keystore::Record;
+use pagevault_keystore::job::{JobId, JobKind, JobState, Request};
+use pagevault_keystore::job_table::{JobTable, Known};
+
+use crate::random::Random;
+
+const DATABASE: u32 = 5;
+const CAPACITY: usize = 160;
+const SESSIONS: usize = 3;
+const WORKERS: u32 = 2;
+const RELATIONS: u32 = 3;
+
+struct Server<'a> {
+    table: JobTable<'a>,
+    log: Vec<Record>,
+    /// Transactions by number: of which session, and what became of them.
+    transactions: BTreeMap<u64, (usize, Outcome)>,
+    /// The open one of each session.
+    open: [Option<u64>; SESSIONS],
+    /// What each worker does, and where that stands in the table.
+    working: BTreeMap<u32, (JobId, usize)>,
+    now: u32,
+    done: BTreeSet<JobId>,
+}
+
+impl Server<'_> {
+    fn outcome(&self, known: &Known, session: usize) -> Outcome {
+        life::outcome(known, |number| match self.transactions[&number] {
+            (of, Outcome::InProgress) if of == session => Outcome::Mine,
+            (_, outcome) => outcome,
+        })
+    }
+
+    fn append(&mut self, record: Record) {
+        self.table.apply(&record).unwrap();
+        self.log.push(record);
+    }
+
+    /// The number of the session's transaction.
+    fn transaction(&mut self, session: usize) -> u64 {
+        if let Some(number) = self.open[session] {
+            return number;
+        }
+        let number = self.transactions.len() as u64 + 700;
+        self.transactions.insert(number, (session, Outcome::InProgress));
+        self.open[session] = Some(number);
+        number
+    }
+
+    fn end_transaction(&mut self, session: usize, outcome: Outcome) {
+        if let Some(number) = self.open[session].take() {
+            self.transactions.insert(number, (session, outcome));
+        }
+    }
+
+    fn submit(&mut self, session: usize, relation: u32, kind: JobKind) {
+        let transaction = self.transaction(session);
+        let request = Request { relation, kind, cipher: 0, requested_by: 10, at: 1, transaction };
+        loop {
+            match life::submit(&self.table, DATABASE, request) {
+                Submitted::New(job, record) => {
+                    assert!(self.table.find(job).is_none());
+                    return self.append(record);
+                }
+                Submitted::Other(other) => {
+                    match life::met(&other, self.outcome(&other, session), &request) {
+                        Met::Settle => self.settle(),
+                        Met::Same => {
+                            assert_eq!(other.request.kind, kind);
+                            return assert_eq!(life::shown_state(&other), "waiting");
+                        }
+                        Met::Wait | Met::InUse => return,
+                    }
+                }
+            }
+        }
+    }
+
+    /// As the launcher does.
+    fn settle(&mut self) {
+        let open = self.table.select(|head| head.step == 0);
+        let news: Vec<_> = open
+            .iter()
+            .filter_map(|known| Some((known.job, life::settled(self.outcome(known, SESSIONS))?)))
+            .collect();
+        for record in life::settle(&self.table, &news, 2) {
+            self.append(record);
+        }
+    }
+
+    /// The jobs that a session may know of.
+    fn visible(&self, session: usize) -> Vec<Known> {
+        let mut found = self.table.select(|_| true);
+        found.retain(|known| {
+            matches!(self.outcome(known, session), Outcome::Committed | Outcome::Mine)
+        });
+        found
+    }
+
+    fn order(&mut self, session: usize, order: Order, random: &mut Random) {
+        let visible = self.visible(session);
+        let Some(at) = (!visible.is_empty()).then(|| random.below(visible.len())) else { return };
+        let known = &visible[at];
+        let is_mine = self.outcome(known, session) == Outcome::Mine;
+        match life::obey(&self.table, known.job, order, is_mine, 3) {
+            Ok(record) => {
+                assert_ne!(known.state, JobState::Done);
+                self.append(record);
+            }
+            Err(Refused::NotBegun) => assert!(is_mine && order == Order::Pause),
+            Err(Refused::Other(other)) => {
+                assert_eq!(other.request.relation, known.request.relation)
+            }
+            Err(Refused::State) => {}
+        }
+    }
+
+    fn take_back(&mut self, session: usize, relation: u32, what: TakenBack) {
+        let jobs: Vec<_> = self
+            .visible(session)
+            .into_iter()
+            .filter(|known| known.request.relation == relation)
+            .map(|known| (known.job, self.outcome(&known, session) == Outcome::Mine))
+            .collect();
+        for record in life::take_back(&self.table, &jobs, what, 4) {
+            self.append(record);
+        }
+        for known in self.visible(session).iter().filter(|k| k.request.relation == relation) {
+            let is_left = match what {
+                TakenBack::Decryption => {
+                    known.request.kind == JobKind::Decrypt && life::is_unfinished(known.state)
+                }
+                TakenBack::Stopped => !matches!(known.state, JobState::Waiting | JobState::Done),
+            };
+            assert!(!is_left, "{what:?} leaves {known:?}");
+        }
+    }
+
+    fn claim(&mut self, worker: u32) {
+        if self.working.contains_key(&worker) {
+            return;
+        }
+        for known in life::claimable(&self.table, DATABASE, self.now) {
+            let asked = self.transactions[&known.request.transaction].1;
+            assert_eq!(asked, Outcome::Committed, "{known:?} does not count yet");
+            let others = self.working.values().any(|(job, _)| *job == known.job);
+            assert!(!others || known.process == 0);
+            if let Some(slot) = self.table.take(known.job, worker, 5) {
+                self.working.insert(worker, (known.job, slot));
+                return;
+            }
+        }
+    }
+
+    fn work(&mut self, worker: u32, random: &mut Random) {
+        let Some((job, slot)) = self.working.get(&worker).copied() else { return };
+        let end = random.pick(&[JobState::Done, JobState::Failed, JobState::Cancelled]);
+        match random.below(4) {
+            0 => {
+                let before = self.table.find(job);
+                let end = (end.unwrap(), "for some reason");
+                match life::end(&self.table, job, worker, end, 6) {
+                    Some(record) => {
+                        assert_eq!(before.map(|known| known.state), Some(JobState::Waiting));
+                        self.append(record);
+                    }
+                    // Paused, cancelled or gone meanwhile: it stays so.
+                    None => assert!(before.is_none_or(|known| {
+                        known.state != JobState::Waiting || known.process != worker
+                    })),
+                }
+            }
+            1 => return,
+            _ if life::still_done_by(&self.table, job, worker).is_some() => return,
+            _ => {}
+        }
+        let given_up = if random.one_in(2) { self.now } else { 0 };
+        self.table.let_go(slot, worker, given_up);
+        self.working.remove(&worker);
+    }
+
+    /// All processes end; the logs are read again.
+    fn crash(&mut self, random: &mut Random) {
+        let stands = |server: &Self| -> Vec<_> {
+            let known = server.table.select(|_| true).into_iter();
+            known.map(|known| (known.job, known.request, known.step, known.state)).collect()
+        };
+        let before = stands(self);
+        self.working.clear();
+        for session in 0..SESSIONS {
+            // One that is prepared outlives the crash, in nobody's session.
+            let Some(number) = self.open[session].take() else { continue };
+            let outcome = if random.one_in(3) { Outcome::InProgress } else { Outcome::Aborted };
+            self.transactions.insert(number, (SESSIONS + 1, outcome));
+        }
+        self.table.reset();
+        for record in &self.log {
+            self.table.apply(record).unwrap();
+        }
+        assert_eq!(stands(self), before);
+        assert!(self.table.select(|_| true).iter().all(|known| known.process == 0));
+    }
+
+    fn end_prepared(&mut self, random: &mut Random) {
+        for (of, outcome) in self.transactions.values_mut() {
+            if *of > SESSIONS && *outcome == Outcome::InProgress && random.one_in(2) {
+                *outcome = if random.one_in(2) { Outcome::Committed } else { Outcome::Aborted };
+            }
+        }
+    }
+
+    fn check(&mut self) {
+        let known = self.table.select(|_| true);
+        for relation in 0..RELATIONS {
+            let counts = |known: &&Known| {
+                known.request.relation == relation
+                    && life::is_unfinished(known.state)
+                    && self.outcome(known, SESSIONS) != Outcome::Aborted
+            };
+            assert!(known.iter().filter(counts).count() <= 1, "two jobs of one relation");
+        }
+        for known in &known {
+            if self.done.contains(&known.job) {
+                assert_eq!(known.state, JobState::Done, "a job is done for good");
+            }
+            if known.state == JobState::Done {
+                self.done.insert(known.job);
+            }
+            assert_ne!(known.state, JobState::Void, "nobody knows of it any more");
+        }
+    }
+}
+
+#[test]
+fn whatever_sessions_and_workers_do() {
+    let memory: Vec<AtomicU32> =
+        (0..JobTable::words_needed(CAPACITY)).map(|_| AtomicU32::new(0)).collect();
+    let kinds = [JobKind::Encrypt, JobKind::Rotate, JobKind::Decrypt];
+    let mut seen: BTreeMap<&'static str, usize> = BTreeMap::new();
+    for seed in 0..150 {
+        memory.iter().for_each(|word| word.store(0, std::sync::atomic::Ordering::Relaxed));
+        let table = JobTable::new(&memory, CAPACITY);
+        let random = &mut Random::new(seed);
+        let mut server = Server {
+            table,
+            log: Vec::new(),
+            transactions: BTreeMap::new(),
+            open: [None; SESSIONS],
+            working: BTreeMap::new(),
+            now: 1000,
+            done: BTreeSet::new(),
+        };
+        for _ in 0..150 {
+            let session = random.below(SESSIONS);
+            let relation = random.below(RELATIONS as usize) as u32;
+            let worker = 1 + random.below(WORKERS as usize) as u32;
+            server.now += random.below(3) as u32;
+            match random.below(16) {
+                0..4 => server.submit(session, relation, random.pick(&kinds).unwrap()),
+                4 | 5 => server.end_transaction(session, Outcome::Committed),
+                6 => server.end_transaction(session, Outcome::Aborted),
+                7 => server.settle(),
+                8 | 9 => server.claim(worker),
+                10 | 11 => server.work(worker, random),
+                12 | 13 => {
+                    let orders = [Order::Pause, Order::Resume, Order::Cancel];
+                    server.order(session, random.pick(&orders).unwrap(), random);
+                }
+                14 => {
+                    let what = [TakenBack::Decryption, TakenBack::Stopped];
+                    server.take_back(session, relation, random.pick(&what).unwrap());
+                }
+                _ if random.one_in(4) => server.crash(random),
+                _ => server.end_prepared(random),
+            }
+            server.check();
+        }
+        // In the end everybody is done, and workers do what is left.
+        server.crash(random);
+        for (_, outcome) in server.transactions.values_mut() {
+            if *outcome == Outcome::InProgress {
+                *outcome = Outcome::Committed;
+            }
+        }
+        server.settle();
+        server.now += life::LEFT_ALONE;
+        let (loads, soon) = life::loads(&server.table, server.now);
+        let free = loads.get(&DATABASE).map_or(0, |load| load.free);
+        assert!(!soon && loads.values().all(|load| load.taken == 0));
+        for _ in 0..free {
+            server.claim(1);
+            let (job, slot) = server.working.remove(&1).unwrap();
+            let end = life::end(&server.table, job, 1, (JobState::Done, ""), 7).unwrap();
+            server.append(end);
+            server.table.let_go(slot, 1, 0);
+            server.check();
+        }
+        server.claim(1);
+        assert!(server.working.is_empty());
+        for known in server.table.select(|_| true) {
+            assert_ne!(known.state, JobState::Waiting);
+            *seen.entry(known.state.name()).or_default() += 1;
+        }
+    }
+    for state in ["done", "failed", "cancelled", "paused"] {
+        assert!(seen.get(state).is_some_and(|count| *count > 5), "{seen:?}");
+    }
+}
+
+/// State, order, whether the present transaction has asked for the job: where that leads.
+#[test]
+fn orders() {
+    use JobState::{Cancelled, Done, Failed, Paused, Void, Waiting};
+    use Order::{Cancel, Pause, Resume};
+    let table = [
+        (Waiting, Pause, Some(Paused)),
+        (Waiting, Resume, None),
+        (Waiting, Cancel, Some(Cancelled)),
+        (Paused, Pause, None),
+        (Paused, Resume, Some(Waiting)),
+        (Paused, Cancel, Some(Cancelled)),
+        (Cancelled, Pause, None),
+        (Cancelled, Resume, Some(Waiting)),
+        (Cancelled, Cancel, None),
+        (Failed, Pause, None),
+        (Failed, Resume, Some(Waiting)),
+        (Failed, Cancel, Some(Cancelled)),
+        (Done, Pause, None),
+        (Done, Resume, None),
+        (Done, Cancel, None),
+        (Void, Pause, None),
+        (Void, Resume, None),
+        (Void, Cancel, None),
+    ];
+    for (state, order, to) in table {
+        let (leads, from) = order.leads(false).unwrap();
+        assert_eq!(from.contains(&state).then_some(leads), to, "{state:?}, {order:?}");
+    }
+    // Of one's own transaction: it can only be taken back.
+    assert_eq!(Pause.leads(true), None);
+    assert_eq!(Cancel.leads(true).unwrap(), (Void, &[Waiting][..]));
+    assert!(!Resume.leads(true).unwrap().1.contains(&Waiting));
+}
+
+#[test]
+fn a_job_that_was_given_up_is_left_alone_for_a_while_and_then_has_its_turn() {
+    let memory: Vec<AtomicU32> =
+        (0..JobTable::words_needed(CAPACITY)).map(|_| AtomicU32::new(0)).collect();
+    let table = JobTable::new(&memory, CAPACITY);
+    let mut jobs = Vec::new();
+    for relation in 0..2 {
+        let request = Request {
+            relation,
+            kind: JobKind::Rotate,
+            cipher: 0,
+            requested_by: 10,
+            at: 1,
+            transaction: 700,
+        };
+        let Submitted::New(job, record) = life::submit(&table, DATABASE, request) else {
+            panic!("there is no other");
+        };
+        table.apply(&record).unwrap();
+        jobs.push(job);
+    }
+    assert!(life::claimable(&table, DATABASE, 1000).is_empty(), "nobody knows whether they count");
+    let news: Vec<_> = jobs.iter().map(|job| (*job, JobState::Waiting)).collect();
+    life::settle(&table, &news, 2).iter().for_each(|record| table.apply(record).unwrap());
+    assert!(life::settle(&table, &news, 2).is_empty(), "it is known");
+    let slot = table.take(jobs[0], 1, 5).unwrap();
+    table.let_go(slot, 1, 1000);
+    let claimable = |now| -> Vec<u64> {
+        life::claimable(&table, DATABASE, now).iter().map(|known| known.job.number).collect()
+    };
+    assert_eq!(claimable(1001), [jobs[1].number]);
+    assert!(life::loads(&table, 1001).1, "soon");
+    assert_eq!(claimable(1002), [jobs[1].number, jobs[0].number]);
+    assert!(!life::loads(&table, 1002).1);
+}

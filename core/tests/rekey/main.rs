@@ -1,0 +1,14 @@
+//! Rekeying under everything that can happen in between: crashes, orders, other commands, writers
+//! that have looked up a key before it changed.
+
+#![allow(
+    clippy::unwrap_used,
+    clippy::expect_used,
+    reason = "a test's helpers fail as its test does"
+)]
+
+mod interleavings;
+mod jobs;
+mod random;
+mod steps;
+mod world;

@@ -1,0 +1,281 @@
+//! Single files, step by step, without anybody else.
+
+use std::ops::Range;
+
+use pagevault_cipher::{CipherId, Epoch};
+use pagevault_core::rekey::file::{
+    BATCH, Batch, Begun, End, FileState, For, LOOK, MAX_ROUNDS, Storage, Went,
+};
+use pagevault_core::rekey::page::{Fork, PageState, Place, Target};
+use pagevault_core::rekey::plan::{Asked, Plan, plan};
+use pagevault_core::rekey::run::{Member, Run};
+use pagevault_keystore::RelFile;
+use pagevault_keystore::job::JobKind;
+
+const FILE: RelFile = RelFile { tablespace: 1, database: 5, relation: 7 };
+
+fn target() -> Target {
+    Target { file: FILE, epoch: Epoch::new(2) }
+}
+
+/// Answers as it is told, and writes down what it was asked.
+#[derive(Default)]
+struct Told {
+    /// Length of the main fork.
+    blocks: u32,
+    /// The proof fails so often.
+    stale: u32,
+    looks: bool,
+    not_yet: u32,
+    asked: Vec<String>,
+}
+
+impl Told {
+    fn ask(&mut self, what: impl Into<String>) {
+        self.asked.push(what.into());
+    }
+
+    fn length(&self, fork: Fork) -> u32 {
+        if fork == Fork::Main { self.blocks } else { 0 }
+    }
+}
+
+impl Storage for Told {
+    type Error = &'static str;
+
+    fn take_right(&mut self) -> Result<bool, Self::Error> {
+        self.ask("right");
+        Ok(true)
+    }
+
+    fn begin(&mut self, looked_at: Option<RelFile>) -> Result<Begun, Self::Error> {
+        self.ask("begin");
+        if self.not_yet > 0 {
+            self.not_yet -= 1;
+            return Ok(Begun::NotYet);
+        }
+        let wants = self.looks && looked_at != Some(FILE);
+        Ok(if wants { Begun::WantsLook(FILE) } else { Begun::With(target()) })
+    }
+
+    fn look(&mut self, _: RelFile, fork: Fork, blocks: Range<u32>) -> Result<bool, Self::Error> {
+        self.ask(format!("look {fork:?} {}", blocks.start));
+        Ok(blocks.end < self.length(fork))
+    }
+
+    fn writers_are_done(&mut self, _: Target) -> Result<bool, Self::Error> {
+        self.ask("writers");
+        Ok(true)
+    }
+
+    fn rewrite(&mut self, _: Target, fork: Fork, blocks: Range<u32>) -> Result<Batch, Self::Error> {
+        let pages = blocks.end.min(self.length(fork)).saturating_sub(blocks.start);
+        if pages == 0 {
+            return Ok(Batch::End);
+        }
+        self.ask(format!("rewrite {fork:?} {}", blocks.start));
+        Ok(Batch::Done { pages, rewritten: pages })
+    }
+
+    fn flush(&mut self, _: Target) -> Result<bool, Self::Error> {
+        self.ask("flush");
+        Ok(true)
+    }
+
+    fn sync(&mut self, _: Target, fork: Fork, segment: u32) -> Result<bool, Self::Error> {
+        self.ask(format!("sync {fork:?} {segment}"));
+        Ok(fork == Fork::Main && segment == 0)
+    }
+
+    fn is_proven(
+        &mut self,
+        _: Target,
+        fork: Fork,
+        blocks: Range<u32>,
+    ) -> Result<(bool, bool), Self::Error> {
+        self.ask(format!("prove {fork:?} {}", blocks.start));
+        let proven = self.stale == 0;
+        self.stale = self.stale.saturating_sub(1);
+        Ok((proven, blocks.end < self.length(fork)))
+    }
+
+    fn retire(&mut self, _: Target) -> Result<bool, Self::Error> {
+        self.ask("retire");
+        Ok(true)
+    }
+
+    fn is_present(&mut self, _: Target) -> Result<bool, Self::Error> {
+        self.ask("present");
+        Ok(true)
+    }
+}
+
+fn finish(told: &mut Told) -> End {
+    let mut state = FileState::START;
+    for _ in 0..10_000 {
+        if let Went::Over(end) = state.step(told).unwrap() {
+            return end;
+        }
+    }
+    panic!("it does not end: {state:?}");
+}
+
+#[test]
+fn a_file_of_two_parts() {
+    let mut told = Told { blocks: LOOK + 1, looks: true, ..Told::default() };
+    assert_eq!(finish(&mut told), End::Proven);
+    let asked: Vec<&str> = told.asked.iter().map(String::as_str).collect();
+    let (rewritten, steps): (Vec<&str>, Vec<&str>) =
+        asked.into_iter().partition(|what| what.starts_with("rewrite"));
+    assert_eq!(rewritten.len() as u32, (LOOK + 1).div_ceil(BATCH));
+    let expected = "right, begin, look Main 0, look Main 8192, look FreeSpace 0, look Visibility 0, \
+        look Init 0, begin, writers, flush, sync Main 0, sync Main 1, sync FreeSpace 0, \
+        sync Visibility 0, sync Init 0, prove Main 0, prove Main 8192, prove FreeSpace 0, \
+        prove Visibility 0, prove Init 0, retire";
+    assert_eq!(steps.join(", "), expected.split_whitespace().collect::<Vec<_>>().join(" "));
+}
+
+#[test]
+fn pages_that_turn_up_in_the_proof_are_rewritten_but_not_for_ever() {
+    let mut told = Told { blocks: 1, stale: MAX_ROUNDS - 1, ..Told::default() };
+    assert_eq!(finish(&mut told), End::Proven);
+    let rounds = |told: &Told| told.asked.iter().filter(|what| *what == "flush").count();
+    assert_eq!(rounds(&told), MAX_ROUNDS as usize);
+    let mut told = Told { blocks: 1, stale: MAX_ROUNDS, ..Told::default() };
+    assert_eq!(finish(&mut told), End::NeverEnds);
+    assert_eq!(rounds(&told), MAX_ROUNDS as usize);
+    assert!(!told.asked.iter().any(|what| what == "retire"), "no key is retired");
+}
+
+#[test]
+fn who_may_label_the_relation_is_waited_for() {
+    let mut told = Told { not_yet: 3, ..Told::default() };
+    let mut state = FileState::START;
+    assert_eq!(state.step(&mut told), Ok(Went::On));
+    for _ in 0..3 {
+        let before = state;
+        assert_eq!(state.step(&mut told), Ok(Went::Waits(For::Labeller)));
+        assert_eq!(state, before);
+    }
+    assert_eq!(state.step(&mut told), Ok(Went::On));
+    assert!(matches!(state, FileState::Writers { .. }));
+}
+
+/// All forks in order, none twice.
+#[test]
+fn places() {
+    let mut at = Some(Place::START);
+    let mut seen = Vec::new();
+    while let Some(place) = at {
+        seen.push((place.fork, place.first));
+        at = place.next(10, place.first < 10);
+    }
+    let expected: Vec<_> = Fork::ALL.into_iter().flat_map(|fork| [(fork, 0), (fork, 10)]).collect();
+    assert_eq!(seen, expected);
+    let last = Place { fork: Fork::Main, first: u32::MAX - 1 };
+    assert_eq!(last.blocks(64), u32::MAX - 1..u32::MAX);
+}
+
+#[test]
+fn pages_and_targets() {
+    let (two, three) = (Epoch::new(2).unwrap(), Epoch::new(3).unwrap());
+    let sealed = Target { file: FILE, epoch: Some(two) };
+    let plaintext = Target { file: FILE, epoch: None };
+    for (page, as_sealed, as_plaintext) in [
+        (PageState::Empty, true, true),
+        (PageState::Plaintext, false, true),
+        (PageState::Sealed(two), true, false),
+        (PageState::Sealed(three), false, false),
+    ] {
+        assert_eq!(sealed.is_met_by(page), as_sealed, "{page:?}");
+        assert_eq!(plaintext.is_met_by(page), as_plaintext, "{page:?}");
+    }
+}
+
+/// Without anybody else the pages of a run are those that there were, in the end all of them.
+#[test]
+fn progress() {
+    let members = [(1, 100), (2, 0), (3, 200)];
+    let members = members.map(|(relation, pages)| Member { relation, pages });
+    let mut run = Run::new(members.to_vec());
+    let mut before = 0;
+    let mut stale = 1;
+    while let Some((relation, _)) = run.next() {
+        let blocks = members.iter().find(|member| member.relation == relation).unwrap().pages;
+        // The first proof of all finds a page.
+        let mut told = Told { blocks: blocks as u32, stale, ..Told::default() };
+        let went = run.step(&mut told).unwrap();
+        stale = if told.asked.iter().any(|what| what.starts_with("prove")) { 0 } else { stale };
+        let progress = run.progress();
+        assert_eq!(progress.pages_total, 300);
+        assert!(progress.pages_done >= before || went == Went::Again);
+        assert!(progress.pages_done <= 300);
+        before = progress.pages_done;
+    }
+    assert_eq!(before, 300);
+}
+
+/// What a file grows by counts on both sides.
+#[test]
+fn a_file_that_grows() {
+    let mut run = Run::new(vec![Member { relation: 1, pages: 10 }]);
+    while run.next().is_some() {
+        run.step(&mut Told { blocks: 500, ..Told::default() }).unwrap();
+        assert!(run.progress().pages_done <= run.progress().pages_total);
+    }
+    assert_eq!((run.progress().pages_done, run.progress().pages_total), (500, 500));
+}
+
+struct Facts {
+    current: Option<CipherId>,
+    wanted: CipherId,
+    begun: bool,
+}
+
+impl Asked for Facts {
+    type Error = &'static str;
+
+    fn current(&self) -> Option<CipherId> {
+        self.current
+    }
+
+    fn wanted_cipher(&self) -> Result<CipherId, Self::Error> {
+        Ok(self.wanted)
+    }
+
+    fn has_begun(&self) -> Result<bool, Self::Error> {
+        Ok(self.begun)
+    }
+}
+
+/// Every kind of job, every file.
+#[test]
+fn plans() {
+    let (aes_256, aes_128) = (CipherId::Aes256Xts, CipherId::Aes128Xts);
+    let ciphers = [None, Some(aes_256), Some(aes_128)];
+    for current in ciphers {
+        for named in ciphers {
+            for wanted in [aes_256, aes_128] {
+                for begun in [false, true] {
+                    let facts = Facts { current, wanted, begun };
+                    let plan = |kind| plan(kind, named, &facts).unwrap();
+                    let encrypt = match (named, current) {
+                        (None, None) => Plan::NewKey(wanted),
+                        (None, Some(_)) => Plan::Keep,
+                        (Some(named), current) if current == Some(named) => Plan::Keep,
+                        (Some(named), _) => Plan::NewKey(named),
+                    };
+                    assert_eq!(plan(JobKind::Encrypt), encrypt);
+                    let rotate = match current {
+                        None => Plan::Nothing,
+                        Some(_) if begun => Plan::Keep,
+                        Some(cipher) => Plan::NewKey(cipher),
+                    };
+                    assert_eq!(plan(JobKind::Rotate), rotate);
+                    let decrypt = if current.is_some() { Plan::Plaintext } else { Plan::Keep };
+                    assert_eq!(plan(JobKind::Decrypt), decrypt);
+                }
+            }
+        }
+    }
+}
