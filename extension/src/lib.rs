@@ -12,6 +12,7 @@
 
 mod api;
 mod audit;
+mod commands;
 mod fault;
 mod hooks;
 mod keys;
@@ -22,7 +23,6 @@ mod policy;
 mod preload;
 mod rekey;
 mod remnants;
-mod rewrite;
 mod rmgr;
 mod roles;
 mod shmem;

@@ -144,7 +144,7 @@ fn clear(member: &Facts, kept: Kept, before: &Before, patience: &Patience) -> Re
     held.sync();
     fault::point("remnants.synced");
     if has_new_key {
-        rekey::file::rewrite_wholly(&held)?;
+        rekey::at_once::rewrite_wholly(&held)?;
     }
     done(file, State::Done { pages, left, key }, right)
 }

@@ -8,6 +8,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 use pagevault_cipher::{Epoch, PAGE_SIZE, Page, page};
+pub(crate) use pagevault_core::rekey::page::PageState;
+use pagevault_core::rekey::page::Target;
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, ForkNumber, Oid};
@@ -20,17 +22,6 @@ use crate::pg::compat::{self, SHARED_BACKEND, SmgrFile};
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
 use crate::pg::{catalog, process};
-
-/// What one page is on disk.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum PageState {
-    /// All zero: allocated, never written.
-    Empty,
-    /// Readable without a key.
-    Plaintext,
-    /// Sealed under the data key of this epoch.
-    Sealed(Epoch),
-}
 
 /// Number of pages of one fork in one state.
 pub(crate) struct PageCount {
@@ -164,36 +155,31 @@ pub(crate) fn refuse_lost_epochs(
     }
 }
 
-/// The blocks of a fork in `range` whose pages on disk are written otherwise than under `wanted`
-/// (`None`: in plaintext). What is all zero, or not on disk yet, is not among them.
+/// The blocks of a fork in `range` whose pages on disk are not as they are to be. What is all zero,
+/// or not on disk yet, is not among them.
 pub(crate) fn stale_blocks(
-    file: RelFile,
+    target: Target,
     fork: ForkNumber::Type,
     range: Range<u32>,
-    wanted: Option<Epoch>,
 ) -> Result<Vec<u32>> {
     let mut stale = Vec::new();
-    let wanted = wanted.map_or(PageState::Plaintext, PageState::Sealed);
-    scan(file, fork, range, |block, state| {
-        if state != PageState::Empty && state != wanted {
+    scan(target.file, fork, range, |block, state| {
+        if !target.is_met_by(state) {
             stale.push(block);
         }
     })?;
     Ok(stale)
 }
 
-/// True if no page among these blocks is written otherwise than under `wanted`, and whether there
-/// may be more behind them; as [`stale_blocks`].
+/// True if no page among these blocks is otherwise than it is to be, and whether there may be more
+/// behind them; as [`stale_blocks`].
 pub(crate) fn are_fresh(
-    file: RelFile,
+    target: Target,
     fork: ForkNumber::Type,
     range: Range<u32>,
-    wanted: Option<Epoch>,
 ) -> Result<(bool, bool)> {
-    let wanted = wanted.map_or(PageState::Plaintext, PageState::Sealed);
     let mut fresh = true;
-    let found = |_, state| fresh &= state == PageState::Empty || state == wanted;
-    let more = scan(file, fork, range, found)?;
+    let more = scan(target.file, fork, range, |_, state| fresh &= target.is_met_by(state))?;
     Ok((fresh, more))
 }
 

@@ -1,9 +1,10 @@
 //! What is wanted of system catalogs.
 //!
 //! - `pg_statistic`, `pg_statistic_ext_data` and `pg_largeobject` hold values of user tables. As
-//!   soon as anything in a database is encrypted, they are too (`pagevault.protect_statistics`).
+//!   soon as anything in a database is encrypted, they are too
+//!   (`pagevault.data_catalog_encryption`).
 //! - A label on the database covers all its catalogs.
-//! - Shared catalogs are encrypted if `pagevault.protect_shared_catalogs` says so.
+//! - Shared catalogs are encrypted if `pagevault.shared_catalog_encryption` says so.
 
 use super::Catalog;
 use super::decision::{Decision, Policy, Setting, Source};
@@ -34,12 +35,12 @@ pub(super) fn wanted<C: Catalog>(
         return Ok(Some(Decision::new(label, Source::Around(database))));
     }
     let protected = WITH_VALUES.contains(&relation.oid)
-        && policy.catalog.protect_statistics()
+        && policy.catalog.data_catalog_encryption()
         && policy.catalog.is_anything_encrypted_here();
-    Ok(protected.then(|| Decision::by(Setting::ProtectStatistics)))
+    Ok(protected.then(|| Decision::by(Setting::DataCatalogs)))
 }
 
 /// What is wanted of shared catalogs.
 pub fn wanted_of_shared<C: Catalog>(catalog: &C) -> Option<Decision> {
-    catalog.protect_shared_catalogs().then(|| Decision::by(Setting::ProtectSharedCatalogs))
+    catalog.shared_catalog_encryption().then(|| Decision::by(Setting::SharedCatalogs))
 }

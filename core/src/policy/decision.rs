@@ -38,9 +38,9 @@ pub enum Setting {
     /// New relations of which no label says anything.
     DefaultEncryption,
     /// Catalogs with values of user tables.
-    ProtectStatistics,
+    DataCatalogs,
     /// Catalogs of the cluster.
-    ProtectSharedCatalogs,
+    SharedCatalogs,
 }
 
 impl Setting {
@@ -49,8 +49,8 @@ impl Setting {
     pub fn name(self) -> &'static str {
         match self {
             Self::DefaultEncryption => "pagevault.default_encryption",
-            Self::ProtectStatistics => "pagevault.protect_statistics",
-            Self::ProtectSharedCatalogs => "pagevault.protect_shared_catalogs",
+            Self::DataCatalogs => "pagevault.data_catalog_encryption",
+            Self::SharedCatalogs => "pagevault.shared_catalog_encryption",
         }
     }
 }
@@ -100,16 +100,9 @@ impl Decision {
 
     /// The cipher for a new file: the one that the label names, else that of the file it replaces,
     /// of the relation it follows, or the default.
-    ///
-    /// # Errors
-    /// Where the default is not to be had.
-    pub fn cipher<C: Catalog>(
-        &self,
-        replaced: Option<CipherId>,
-        catalog: &C,
-    ) -> Result<CipherId, C::Error> {
+    pub fn cipher<C: Catalog>(&self, replaced: Option<CipherId>, catalog: &C) -> CipherId {
         let known = self.named_cipher().or(replaced).or(self.like);
-        known.map_or_else(|| catalog.default_cipher(), Ok)
+        known.unwrap_or_else(|| catalog.default_cipher())
     }
 }
 
@@ -349,10 +342,8 @@ impl<'a, C: Catalog> Policy<'a, C> {
     /// # Errors
     /// Those of the catalog.
     pub fn cipher_wanted_of(&self, relation: &Relation) -> Result<CipherId, C::Error> {
-        match self.wanted(relation)?.filter(Decision::is_encrypted) {
-            Some(decision) => decision.cipher(None, self.catalog),
-            None => self.catalog.default_cipher(),
-        }
+        let wanted = self.wanted(relation)?;
+        Ok(self.cipher_by(wanted).unwrap_or_else(|| self.catalog.default_cipher()))
     }
 }
 

@@ -1,5 +1,6 @@
-//! What is refused: by `pagevault.enforce`, which lets nothing become plaintext where encryption is
-//! wanted, and always, where a relation is to be decrypted that a label wants encrypted.
+//! What is refused: by `pagevault.enforce_encryption`, which lets nothing become plaintext where
+//! encryption is wanted, and always, where a relation is to be decrypted that a label wants
+//! encrypted.
 //!
 //! New storage follows the policy anyway. What is left to refuse is a policy that is taken away,
 //! and a plaintext relation that is brought to where one holds.
@@ -98,7 +99,7 @@ pub struct View {
     pub label: Option<Label>,
     /// `pagevault.default_encryption` there.
     pub default_encryption: bool,
-    /// `pagevault.enforce` there, or here.
+    /// `pagevault.enforce_encryption` there, or here.
     pub enforces: bool,
 }
 

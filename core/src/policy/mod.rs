@@ -90,18 +90,15 @@ pub trait Catalog {
     /// `pagevault.default_encryption`
     fn default_encryption(&self) -> bool;
 
-    /// `pagevault.protect_statistics`
-    fn protect_statistics(&self) -> bool;
+    /// `pagevault.data_catalog_encryption`
+    fn data_catalog_encryption(&self) -> bool;
 
-    /// `pagevault.protect_shared_catalogs`
-    fn protect_shared_catalogs(&self) -> bool;
+    /// `pagevault.shared_catalog_encryption`
+    fn shared_catalog_encryption(&self) -> bool;
 
-    /// `pagevault.enforce`
+    /// `pagevault.enforce_encryption`
     fn enforces(&self) -> bool;
 
     /// The cipher of new data keys where none is named: `pagevault.cipher`.
-    ///
-    /// # Errors
-    /// When the setting names none.
-    fn default_cipher(&self) -> Result<CipherId, Self::Error>;
+    fn default_cipher(&self) -> CipherId;
 }

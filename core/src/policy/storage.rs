@@ -57,7 +57,7 @@ impl<C: Catalog> Policy<'_, C> {
         let current = self.catalog.cipher_of(replaced.file);
         match wanted {
             Some(decision) if decision.is_encrypted() => {
-                decision.cipher(current, self.catalog).map(Some)
+                Ok(Some(decision.cipher(current, self.catalog)))
             }
             Some(decision) if decision.is_plaintext_by_own_label() => Ok(None),
             _ => Ok(current),
@@ -89,7 +89,7 @@ impl<C: Catalog> Policy<'_, C> {
             SHARED => wanted_of_shared(self.catalog),
             _ => self.wanted_of_place(file.tablespace)?,
         };
-        self.cipher_by(wanted)
+        Ok(self.cipher_by(wanted))
     }
 
     /// The cipher for the file of a relation that has just been made, and that is written as
@@ -98,7 +98,7 @@ impl<C: Catalog> Policy<'_, C> {
     /// # Errors
     /// Those of the catalog.
     pub fn for_new_relation(&self, relation: &Relation) -> Result<Option<CipherId>, C::Error> {
-        match self.cipher_by(self.wanted(relation)?)? {
+        match self.cipher_by(self.wanted(relation)?) {
             // Made for a serial column, it is owned later than it is created; the table is locked,
             // and that has decided.
             None if relation.kind == RelationKind::Sequence => {
@@ -109,12 +109,10 @@ impl<C: Catalog> Policy<'_, C> {
     }
 
     /// The cipher for the file of a new relation of which this is wanted.
-    ///
-    /// # Errors
-    /// Those of the catalog.
-    pub fn cipher_by(&self, wanted: Option<Decision>) -> Result<Option<CipherId>, C::Error> {
+    #[must_use]
+    pub fn cipher_by(&self, wanted: Option<Decision>) -> Option<CipherId> {
         let wanted = wanted.filter(Decision::is_encrypted);
-        wanted.map(|decision| decision.cipher(None, self.catalog)).transpose()
+        wanted.map(|decision| decision.cipher(None, self.catalog))
     }
 
     /// The cipher for a relation that exists and has no page, or few, where it is to be encrypted
@@ -125,6 +123,6 @@ impl<C: Catalog> Policy<'_, C> {
     pub fn for_altered(&self, relation: &Relation) -> Result<Option<CipherId>, C::Error> {
         let current = self.catalog.cipher_of(relation.file);
         let wanted = self.wanted(relation)?;
-        self.cipher_by(wanted.filter(|decision| !decision.is_met_by(current)))
+        Ok(self.cipher_by(wanted.filter(|decision| !decision.is_met_by(current))))
     }
 }

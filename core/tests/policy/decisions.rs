@@ -133,8 +133,8 @@ fn catalogs_follow_the_database_and_their_settings() {
             let world = World {
                 labels: [Some(Label::Encrypted(Some(AES_128))); 8],
                 default_encryption: true,
-                protect_statistics: on(0),
-                protect_shared_catalogs: on(1),
+                data_catalog_encryption: on(0),
+                shared_catalog_encryption: on(1),
                 others: on(2).then_some(AES_256),
                 table: on(3).then_some(AES_256),
                 ..World::default()
@@ -151,10 +151,10 @@ fn catalogs_follow_the_database_and_their_settings() {
             assert_eq!(wanted(CATALOG), by_database);
             let protected = on(0) && (on(2) || on(3));
             for oid in catalogs::WITH_VALUES {
-                let expected = by_database.or(by(Setting::ProtectStatistics).filter(|_| protected));
+                let expected = by_database.or(by(Setting::DataCatalogs).filter(|_| protected));
                 assert_eq!(wanted(oid), expected, "{world:?}");
             }
-            let shared = by(Setting::ProtectSharedCatalogs).filter(|_| on(1));
+            let shared = by(Setting::SharedCatalogs).filter(|_| on(1));
             assert_eq!(wanted(SHARED_CATALOG), shared, "{world:?}");
         }
     }
@@ -231,7 +231,7 @@ fn numbers_in_names() {
 fn a_namesake_follows_nothing() {
     let world = World { table: Some(AES_128), ..World::default() };
     assert_eq!(world.wanted(NAMESAKE), None);
-    let Ok(default) = world.default_cipher();
+    let default = world.default_cipher();
     let Ok(wanted) = Policy::of(&world).cipher_wanted_of(&world.get(NAMESAKE));
     assert_eq!(wanted, default);
     let Ok(like) = Policy::of(&world).cipher_wanted_of(&world.get(COPY));

@@ -146,7 +146,7 @@ fn named(said: &Option<(Label, Source)>) -> Option<CipherId> {
 /// What was decided, as far as it can be seen.
 pub(crate) fn decided(world: &World, decision: Option<Decision>) -> Option<Expected> {
     decision.map(|decision| {
-        let Ok(cipher) = decision.cipher(None, world);
+        let cipher = decision.cipher(None, world);
         Expected { encrypted: decision.is_encrypted(), cipher, source: decision.source }
     })
 }

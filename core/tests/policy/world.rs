@@ -65,8 +65,8 @@ pub(crate) struct World {
     pub(crate) levels: usize,
     pub(crate) labels: [Option<Label>; 8],
     pub(crate) default_encryption: bool,
-    pub(crate) protect_statistics: bool,
-    pub(crate) protect_shared_catalogs: bool,
+    pub(crate) data_catalog_encryption: bool,
+    pub(crate) shared_catalog_encryption: bool,
     pub(crate) enforces: bool,
     /// How the table is written now.
     pub(crate) table: Option<CipherId>,
@@ -94,8 +94,8 @@ impl Default for World {
             levels: 0,
             labels: [None; 8],
             default_encryption: false,
-            protect_statistics: true,
-            protect_shared_catalogs: false,
+            data_catalog_encryption: true,
+            shared_catalog_encryption: false,
             enforces: false,
             table: None,
             others: None,
@@ -289,19 +289,19 @@ impl Catalog for World {
         self.default_encryption
     }
 
-    fn protect_statistics(&self) -> bool {
-        self.protect_statistics
+    fn data_catalog_encryption(&self) -> bool {
+        self.data_catalog_encryption
     }
 
-    fn protect_shared_catalogs(&self) -> bool {
-        self.protect_shared_catalogs
+    fn shared_catalog_encryption(&self) -> bool {
+        self.shared_catalog_encryption
     }
 
     fn enforces(&self) -> bool {
         self.enforces
     }
 
-    fn default_cipher(&self) -> Result<CipherId, Infallible> {
-        Ok(self.cipher)
+    fn default_cipher(&self) -> CipherId {
+        self.cipher
     }
 }

@@ -3,8 +3,8 @@
 use pgrx::pg_sys::Oid;
 use pgrx::prelude::*;
 
+use crate::commands::drift;
 use crate::pg::report::OrRaise;
-use crate::policy::drift;
 use crate::preload;
 
 /// Behind the view `pagevault.drift`; with `check_files` also what is on disk, which is read from

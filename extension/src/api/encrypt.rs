@@ -4,16 +4,15 @@ use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
 
 use super::{audited, audited_on};
+use crate::commands::catalogs::Keys;
+use crate::commands::{catalogs, labels, requests};
 use crate::keys::store::directory;
 use crate::pg::labels::Object;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{OrRaise, Result};
 use crate::pg::text::ServerText;
-use crate::policy::catalogs::Keys;
-use crate::policy::{self, labels};
-use crate::rekey::requests;
 use crate::verify::{self, PageCount, PageState};
-use crate::{preload, roles};
+use crate::{policy, preload, roles};
 
 /// The security label as a function: `SECURITY LABEL FOR pagevault ON ... IS 'encrypted'`. Returns
 /// the number of the job, or NULL where none was needed.
@@ -43,7 +42,7 @@ fn encrypt_relation(oid: Oid, cipher: Option<&[u8]>) -> Result<Option<i64>> {
             policy::label::Label::Plain => None,
         };
         roles::require_admin("encrypt a system catalog")?;
-        return policy::catalogs::encrypt(&facts, cipher).map(|()| None);
+        return catalogs::encrypt(&facts, cipher).map(|()| None);
     }
     labels::set(Object::relation(oid), &format!("'{label}'"))
 }
@@ -72,7 +71,7 @@ fn decrypt(oid: Oid) -> Option<i64> {
         if facts.user_made {
             labels::set(Object::relation(oid), "'plaintext'")
         } else {
-            policy::catalogs::decrypt(&facts)
+            catalogs::decrypt(&facts)
         }
     };
     audited_on("decrypt", oid, decrypt).or_raise()
@@ -88,7 +87,7 @@ fn encrypt_database() -> TableIterator<'static, (name!(relation, Oid), name!(job
         preload::require_active()?;
         roles::require_admin("encrypt a database")?;
         let keys = Keys::current();
-        if !policy::labels::database_is_labelled_encrypted()? {
+        if !labels::database_is_labelled_encrypted()? {
             labels::set(Object::my_database(), "'encrypted'")?;
         }
         let mut changed = requests::encrypt_all_wanted()?;
@@ -140,7 +139,7 @@ fn encrypt_catalogs() -> TableIterator<'static, (name!(relation, Oid), name!(job
         preload::require_active()?;
         roles::require_admin("encrypt system catalogs")?;
         let keys = Keys::current();
-        policy::catalogs::encrypt_wanted()?;
+        catalogs::encrypt_wanted()?;
         Ok(keys.changed().map(|catalog| (catalog, None)).collect::<Vec<_>>())
     };
     TableIterator::new(audited("encrypt_catalogs", encrypt).or_raise())

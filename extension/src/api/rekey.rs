@@ -8,12 +8,13 @@ use pgrx::prelude::*;
 
 use super::{audited, audited_on, require_primary};
 use crate::audit::{self, Operation};
+use crate::commands::requests;
 use crate::keys::store::directory;
 use crate::pg::process;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{OrRaise, Report, Result};
+use crate::rekey::Kind;
 use crate::rekey::jobs::{self, Order};
-use crate::rekey::{Kind, requests};
 use crate::{preload, roles};
 
 /// Gives a relation and what follows it new data keys, online. Returns the number of the job.

@@ -7,6 +7,7 @@ use pgrx::pg_guard;
 use pgrx::pg_sys;
 
 use crate::audit::statements;
+use crate::commands::{altered, databases, labels, removal, storage};
 use crate::pg::labels::{Object, PROVIDER};
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::relation;
@@ -83,10 +84,10 @@ unsafe extern "C-unwind" fn object_changed(
 ) {
     match (access, class) {
         (pg_sys::ObjectAccessType::OAT_POST_CREATE, pg_sys::DatabaseRelationId) => {
-            policy::databases::created(object).or_raise();
+            databases::created(object).or_raise();
         }
         (pg_sys::ObjectAccessType::OAT_POST_ALTER, pg_sys::DatabaseRelationId) => {
-            policy::databases::altered(object).or_raise();
+            databases::altered(object).or_raise();
         }
         (
             pg_sys::ObjectAccessType::OAT_POST_CREATE | pg_sys::ObjectAccessType::OAT_POST_ALTER,
@@ -96,19 +97,19 @@ unsafe extern "C-unwind" fn object_changed(
             roles::refuse_reserved(object, is_new).or_raise();
         }
         (pg_sys::ObjectAccessType::OAT_DROP, _) => {
-            policy::removal::dropping(object).or_raise();
+            removal::dropping(object).or_raise();
         }
         (pg_sys::ObjectAccessType::OAT_POST_CREATE, pg_sys::RelationRelationId)
             if process::is_binary_upgrade() =>
         {
-            policy::relation_announced(object);
+            storage::relation_announced(object);
         }
         _ if !decides() => {}
         (pg_sys::ObjectAccessType::OAT_POST_CREATE, pg_sys::RelationRelationId) => {
-            policy::relation_created(object).or_raise();
+            storage::relation_created(object).or_raise();
         }
         (pg_sys::ObjectAccessType::OAT_POST_ALTER, pg_sys::RelationRelationId) => {
-            policy::altered::relation_altered(object);
+            altered::relation_altered(object);
         }
         // StoreCatalogInheritance1 (tablecmds.c) relays the parent so, for new and
         // attached relations; RemoveInheritance for detached ones.
@@ -116,7 +117,7 @@ unsafe extern "C-unwind" fn object_changed(
             // SAFETY: this kind of access comes with this argument.
             let parent =
                 unsafe { (*argument.cast::<pg_sys::ObjectAccessPostAlter>()).auxiliary_id };
-            policy::altered::parent_changed(object, parent).or_raise();
+            altered::parent_changed(object, parent).or_raise();
         }
         _ => {}
     }
@@ -125,7 +126,7 @@ unsafe extern "C-unwind" fn object_changed(
 /// A file for a permanent relation is about to be created; called by the storage manager hook if
 /// [`decides`].
 pub(super) fn storage_created(file: RelFile) {
-    policy::storage_created(file).or_raise();
+    storage::storage_created(file).or_raise();
 }
 
 /// pg_upgrade lays out files itself, and processes without transactions only replay decisions.
@@ -143,7 +144,7 @@ unsafe extern "C-unwind" fn relabel(object: *const pg_sys::ObjectAddress, label:
     // SAFETY: the server's own arguments; `label` is null or NUL-terminated.
     let (object, label) = unsafe { (*object, ServerText::copied(label)) };
     let (of, column) = (Object { class: object.classId, oid: object.objectId }, object.objectSubId);
-    let done = policy::labels::relabelled(of, column, label);
+    let done = labels::relabelled(of, column, label);
     if let Err(report) = &done {
         statements::refuse(report.code());
     }

@@ -7,9 +7,10 @@ use pgrx::pg_guard;
 use pgrx::pg_sys;
 
 use crate::audit::statements;
+use crate::commands::{altered, catalogs, labels};
 use crate::pg::nesting::{Mark, Notes};
 use crate::pg::report::OrRaise;
-use crate::policy::{altered, catalogs, labels};
+use crate::policy::pending;
 use crate::writers;
 
 /// Installs the callbacks; from `_PG_init`. Processes inherit them.
@@ -74,12 +75,12 @@ unsafe extern "C-unwind" fn transaction_event(
     }
     match event {
         XACT_EVENT_PRE_COMMIT | XACT_EVENT_PRE_PREPARE
-            if catalogs::any() || altered::any_since(Mark::START) =>
+            if pending::any() || altered::any_since(Mark::START) =>
         {
             // SAFETY: the guarded function has the callback's own contract.
             unsafe { before_commit() }
         }
-        XACT_EVENT_ABORT => catalogs::forget(),
+        XACT_EVENT_ABORT => pending::forget(),
         _ => {}
     }
 }

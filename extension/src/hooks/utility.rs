@@ -11,11 +11,14 @@ use pgrx::PgList;
 use pgrx::pg_sys::{self, DefElem};
 
 use super::{audited, ddl, granted};
+use crate::audit;
+use crate::commands::{altered, catalogs, databases, labels};
 use crate::pg::labels::PROVIDER;
 use crate::pg::process::ProcessLocal;
 use crate::pg::report::OrRaise;
 use crate::pg::text::ServerText;
-use crate::{audit, policy, shmem};
+use crate::policy;
+use crate::shmem;
 
 static PREVIOUS: ProcessLocal<pg_sys::ProcessUtility_hook_type> = ProcessLocal::new(None);
 
@@ -46,7 +49,7 @@ unsafe extern "C-unwind" fn process_utility(
     // SAFETY: the server's own arguments, forwarded as received.
     unsafe {
         let node = (*statement).utilityStmt;
-        let (labellings, altered) = (policy::labels::mark(), policy::altered::mark());
+        let (labellings, altered) = (labels::mark(), altered::mark());
         let audited = if concerns_us((*node).type_) {
             pg_sys::panic::pgrx_extern_c_guard(|| prepare(node))
         } else {
@@ -55,15 +58,15 @@ unsafe extern "C-unwind" fn process_utility(
         let commits_prepared = commits_prepared(node);
         let next = PREVIOUS.with(|previous| *previous).unwrap_or(raw::standard_ProcessUtility);
         next(statement, query, read_only, context, params, environment, destination, completion);
-        policy::labels::command_ends(labellings);
+        labels::command_ends(labellings);
         if commits_prepared {
             shmem::count_label_change(); // what it has changed only its own session knew
         }
-        if policy::altered::any_since(altered) {
-            pg_sys::panic::pgrx_extern_c_guard(|| policy::altered::follow(altered).or_raise());
+        if altered::any_since(altered) {
+            pg_sys::panic::pgrx_extern_c_guard(|| altered::follow(altered).or_raise());
         }
-        if policy::catalogs::any() {
-            pg_sys::panic::pgrx_extern_c_guard(|| policy::catalogs::follow().or_raise());
+        if policy::pending::any() {
+            pg_sys::panic::pgrx_extern_c_guard(|| catalogs::follow().or_raise());
         }
         if audited != NOT_AUDITED {
             audit::statements::done(audited);
@@ -132,13 +135,13 @@ unsafe fn prepare(statement: *mut pg_sys::Node) -> u64 {
                 let file_copy = option(options, c"strategy")
                     .is_some_and(|strategy| strategy.bytes().eq_ignore_ascii_case(b"file_copy"));
                 let template = option(options, c"template").unwrap_or_else(|| "template1".into());
-                policy::databases::creating(template, file_copy);
+                databases::creating(template, file_copy);
             }
             pg_sys::NodeTag::T_SecLabelStmt => {
                 let provider = (*statement.cast::<pg_sys::SecLabelStmt>()).provider;
                 if !provider.is_null() && CStr::from_ptr(provider) == PROVIDER {
                     ddl::register_label_provider();
-                    policy::labels::labelling_begins();
+                    labels::labelling_begins();
                 }
             }
             _ => {}

@@ -143,9 +143,14 @@ pub(crate) fn all_databases() -> Vec<Oid> {
 
 /// Whether this extension is installed in this database.
 pub(crate) fn has_extension() -> bool {
+    our_extension() != Oid::INVALID
+}
+
+/// This extension; 0 if it is not installed in this database.
+pub(crate) fn our_extension() -> Oid {
     // SAFETY: a catalog look-up in a transaction. Nobody but a superuser makes an extension of this
     // name.
-    unsafe { pg_sys::get_extension_oid(c"pagevault".as_ptr(), true) != Oid::INVALID }
+    unsafe { pg_sys::get_extension_oid(c"pagevault".as_ptr(), true) }
 }
 
 /// OIDs of all tablespaces.

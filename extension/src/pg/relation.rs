@@ -1,5 +1,7 @@
 //! What the catalogs and the relation cache say about a relation.
 
+pub(crate) use pagevault_core::policy::RelationKind as Kind;
+use pagevault_core::policy::relation::SHARED;
 use pagevault_keystore::RelFile;
 use pgrx::pg_sys::{self, Oid};
 use pgrx::{PgList, PgSqlErrorCode};
@@ -38,37 +40,10 @@ impl Facts {
     pub(crate) fn is_stored(&self) -> bool {
         self.kind.has_storage() && !self.temporary
     }
-}
 
-/// `relkind`, as far as pagevault tells kinds apart.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Kind {
-    Table,
-    Index,
-    Toast,
-    Sequence,
-    MaterializedView,
-    PartitionedTable,
-    /// Partitioned indexes, views, foreign tables, composite types.
-    WithoutStorage,
-}
-
-impl Kind {
-    pub(super) fn of(relkind: u8) -> Kind {
-        match relkind {
-            b'r' => Kind::Table,
-            b'i' => Kind::Index,
-            b't' => Kind::Toast,
-            b'S' => Kind::Sequence,
-            b'm' => Kind::MaterializedView,
-            b'p' => Kind::PartitionedTable,
-            _ => Kind::WithoutStorage,
-        }
-    }
-
-    /// True for kinds that have files.
-    pub(crate) fn has_storage(self) -> bool {
-        !matches!(self, Kind::PartitionedTable | Kind::WithoutStorage)
+    /// True if it belongs to the cluster, not to a database.
+    pub(crate) fn is_shared(&self) -> bool {
+        self.file.database == SHARED
     }
 }
 

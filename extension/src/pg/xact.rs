@@ -2,20 +2,8 @@
 
 use std::ffi::CStr;
 
+pub(crate) use pagevault_core::rekey::life::Outcome;
 use pgrx::pg_sys::{self, Oid};
-
-/// What became of a transaction.
-#[derive(Clone, Copy, PartialEq, Eq, Debug)]
-pub(crate) enum Outcome {
-    /// It is this session's, and not at its end.
-    Mine,
-    /// It is another session's, or prepared.
-    InProgress,
-    Committed,
-    /// It was rolled back, or the server crashed before its end, or it never was: a restore has
-    /// ended before it.
-    Aborted,
-}
 
 /// The full number of the current subtransaction, which it gets now if it has none.
 pub(crate) fn number() -> u64 {

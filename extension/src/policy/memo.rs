@@ -8,21 +8,23 @@
 
 use std::collections::HashMap;
 
+use pagevault_core::policy::storage::Answer;
 use pgrx::pg_sys::Oid;
 
 use super::label::{self, Label};
+use crate::pg::guc;
 use crate::pg::labels::Object;
 use crate::pg::process::{self, ProcessLocal};
+use crate::pg::relation;
 use crate::pg::report::Result;
-use crate::pg::{guc, relation};
 use crate::shmem;
 
 /// When answers hold: in one subtransaction, under one value of `pagevault.default_encryption`,
 /// while no label changes.
-pub(super) type Moment = ((u32, u32), bool, u32);
+pub(crate) type Moment = ((u32, u32), bool, u32);
 
 /// This one: what is looked up from here on may be remembered as its.
-pub(super) fn moment() -> Moment {
+pub(crate) fn moment() -> Moment {
     (process::transaction(), guc::default_encryption(), shmem::label_changes())
 }
 
@@ -32,62 +34,56 @@ struct Memo {
     labels: HashMap<Object, Option<Label>>,
     parents: HashMap<Oid, Option<Oid>>,
     owners: HashMap<Oid, Option<Oid>>,
-    /// Locked relations that want a file in this tablespace to be plain, or do not care.
-    content: HashMap<Oid, (Oid, Content)>,
-}
-
-/// Why a locked relation does not want a new file to be sealed.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Content {
-    /// It is to be plain.
-    Plain,
-    /// It has no storage that lasts, or belongs to the cluster and the file to a database.
-    WithoutStorage,
+    /// What locked relations have said of a file in this tablespace, if not that it is to be
+    /// encrypted.
+    unencrypted: HashMap<Oid, (Oid, Answer)>,
 }
 
 static MEMO: ProcessLocal<Option<Memo>> = ProcessLocal::new(None);
 
 /// Forgets everything.
-pub(super) fn forget() {
+pub(crate) fn forget() {
     MEMO.with(|memo| *memo = None);
 }
 
 /// This session altered a relation.
-pub(super) fn forget_relation(oid: Oid) {
+pub(crate) fn forget_relation(oid: Oid) {
     MEMO.with(|memo| {
         if let Some(memo) = memo {
             memo.parents.remove(&oid);
             memo.owners.remove(&oid);
-            memo.content.remove(&oid);
+            memo.unencrypted.remove(&oid);
         }
     });
 }
 
-/// This session sealed a file, perhaps that of a relation that was content before.
-pub(super) fn forget_content() {
+/// This session encrypted a file, perhaps that of a relation that wanted no encryption before.
+pub(crate) fn forget_unencrypted() {
     MEMO.with(|memo| {
         if let Some(memo) = memo {
-            memo.content.clear();
+            memo.unencrypted.clear();
         }
     });
 }
 
-/// What is remembered of a locked relation about new files in a tablespace.
-pub(super) fn content_of(relation: Oid, tablespace: Oid) -> Option<Content> {
+/// What a locked relation has said of new files in a tablespace, if it did not want them encrypted.
+pub(crate) fn unencrypted(relation: Oid, tablespace: Oid) -> Option<Answer> {
     let of = moment();
     MEMO.with(|memo| {
         let memo = memo.as_ref().filter(|memo| memo.of == of)?;
-        memo.content.get(&relation).filter(|(space, _)| *space == tablespace).map(|(_, c)| *c)
+        memo.unencrypted.get(&relation).filter(|(space, _)| *space == tablespace).map(|(_, a)| *a)
     })
 }
 
-/// Remembers what [`content_of`] says; found since this moment.
-pub(super) fn set_content(of: Moment, relation: Oid, tablespace: Oid, content: Content) {
-    put(of, |memo| memo.content.insert(relation, (tablespace, content)));
+/// Remembers what [`unencrypted`] says; found since this moment.
+pub(crate) fn set_unencrypted(of: Moment, relation: Oid, tablespace: Oid, answer: Answer) {
+    if !matches!(answer, Answer::Encrypted(_)) {
+        put(of, |memo| memo.unencrypted.insert(relation, (tablespace, answer)));
+    }
 }
 
 /// The label of an object.
-pub(super) fn label_of(object: Object) -> Result<Option<Label>> {
+pub(crate) fn label_of(object: Object) -> Result<Option<Label>> {
     remember(
         |memo| memo.labels.get(&object).copied(),
         || object.label().as_ref().map(label::of_text).transpose(),
@@ -96,7 +92,7 @@ pub(super) fn label_of(object: Object) -> Result<Option<Label>> {
 }
 
 /// The partitioned table of a partition.
-pub(super) fn parent_of(partition: Oid) -> Result<Option<Oid>> {
+pub(crate) fn parent_of(partition: Oid) -> Result<Option<Oid>> {
     remember(
         |memo| memo.parents.get(&partition).copied(),
         || Ok(relation::partition_parent(partition)),
@@ -105,7 +101,7 @@ pub(super) fn parent_of(partition: Oid) -> Result<Option<Oid>> {
 }
 
 /// The table that owns a sequence.
-pub(super) fn owner_of(sequence: Oid) -> Result<Option<Oid>> {
+pub(crate) fn owner_of(sequence: Oid) -> Result<Option<Oid>> {
     remember(
         |memo| memo.owners.get(&sequence).copied(),
         || Ok(relation::owner_of_sequence(sequence)),

@@ -7,22 +7,27 @@
 use std::collections::BTreeMap;
 
 use pagevault_cipher::CipherId;
+use pagevault_core::rekey::life::{
+    self, Load, Met, Outcome, Refused, Submitted, TakenBack, is_unfinished,
+};
 use pagevault_keystore::Record;
-use pagevault_keystore::job::{JobId, JobState, MAX_ERROR, Request, Step};
+use pagevault_keystore::job::{JobId, JobState, Request};
 use pagevault_keystore::job_table::{Head, JobTable, Known};
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
 
 use super::{Job, Kind, launcher};
 use crate::audit::{Operation, log_operation};
+use crate::fault;
 use crate::keys::store::persist::append;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::report::{Report, Result};
-use crate::pg::xact::{self, Outcome};
+use crate::pg::xact;
 use crate::pg::{catalog, wal};
-use crate::{fault, shmem};
+use crate::shmem;
 
+pub(crate) use pagevault_core::rekey::life::{Order, shown_state};
 pub(crate) use pagevault_keystore::job_table::Progress;
 
 /// How a job ended.
@@ -30,9 +35,6 @@ pub(crate) enum End {
     Done,
     Failed(String),
 }
-
-/// How long a job is left alone whose worker has ended in the middle of it, in seconds.
-const LEFT_ALONE: u32 = 2;
 
 fn table() -> Result<JobTable<'static>> {
     Ok(shmem::required()?.jobs)
@@ -54,24 +56,9 @@ fn now_seconds() -> u32 {
     (process::now_us() / 1_000_000) as u32
 }
 
-fn is_unfinished(state: JobState) -> bool {
-    matches!(state, JobState::Waiting | JobState::Paused)
-}
-
-/// Where a job stands, as users are told.
-pub(crate) fn shown_state(known: &Known) -> &'static str {
-    if known.state == JobState::Waiting && known.process != 0 {
-        "running"
-    } else {
-        known.state.name()
-    }
-}
-
 /// What became of the transaction that asked for a job.
 fn outcome(known: &Known) -> Outcome {
-    // Every step of a job was written after that transaction had committed, but for the one that
-    // says that it has not.
-    if known.step > 0 { Outcome::Committed } else { xact::outcome(known.request.transaction) }
+    life::outcome(known, xact::outcome)
 }
 
 /// The jobs of this database that this session may know of, by number.
@@ -102,46 +89,22 @@ fn require(number: i64) -> Result<Known> {
     })
 }
 
-/// Writes steps of jobs of one database. Returns the end of the WAL record.
-fn write(lock: &KeystoreLock, database: u32, steps: Vec<(JobId, Step)>) -> Result<u64> {
-    let records = steps.into_iter().map(|(job, step)| Record::JobStep { job, step });
-    append(lock, database, &records.collect::<Vec<_>>())
-}
-
-/// The step that brings a job into a state.
-fn step(known: &Known, state: JobState, error: &str) -> (JobId, Step) {
-    let error = error[..error.floor_char_boundary(MAX_ERROR)].to_owned();
-    let step = known.step.saturating_add(1);
-    (known.job, Step { step, state, started: known.started, at: now(), error })
-}
-
 /// Writes down of jobs whether the transactions that asked for them have committed, where that is
 /// known by now. True if of some it is not.
 fn settle(jobs: &[Known]) -> Result<bool> {
     let mut open = false;
-    let mut news: BTreeMap<u32, Vec<(&Known, JobState)>> = BTreeMap::new();
+    let mut news: BTreeMap<u32, Vec<(JobId, JobState)>> = BTreeMap::new();
     for known in jobs.iter().filter(|known| known.step == 0) {
-        let state = match xact::outcome(known.request.transaction) {
-            Outcome::Mine | Outcome::InProgress => {
-                open = true;
-                continue;
-            }
-            Outcome::Committed => JobState::Waiting,
-            Outcome::Aborted => JobState::Void,
-        };
-        news.entry(known.job.database).or_default().push((known, state));
+        match life::settled(xact::outcome(known.request.transaction)) {
+            None => open = true,
+            Some(state) => news.entry(known.job.database).or_default().push((known.job, state)),
+        }
     }
     for (database, news) in news {
         let lock = KeystoreLock::acquire();
-        let table = table()?;
-        let is_open = |known: &Known| table.find(known.job).is_some_and(|now| now.step == 0);
-        let steps: Vec<_> = news
-            .into_iter()
-            .filter(|(known, _)| is_open(known))
-            .map(|(known, state)| step(known, state, ""))
-            .collect();
-        if !steps.is_empty() {
-            write(&lock, database, steps)?;
+        let records = life::settle(&table()?, &news, now());
+        if !records.is_empty() {
+            append(&lock, database, &records)?;
         }
     }
     Ok(open)
@@ -176,33 +139,22 @@ pub(crate) fn submit(
     loop {
         let other = {
             let lock = KeystoreLock::acquire();
-            let table = table()?;
-            let is_other = |head: &Head| {
-                head.job.database == database
-                    && head.relation == request.relation
-                    && is_unfinished(head.state)
-            };
-            let Some(other) = table.select(is_other).into_iter().next() else {
-                let job = JobId { database, number: table.next_number(database) };
-                append(&lock, database, &[Record::Job { job, request }])?;
-                drop(lock);
-                launcher::wake_at_commit();
-                fault::point("rekey.asked");
-                return Ok(job.number as i64);
-            };
-            other
-        };
-        match outcome(&other) {
-            // As a unique index would have it.
-            Outcome::InProgress => xact::wait_for(other.request.transaction),
-            Outcome::Aborted => settle(&[other]).map(|_| ())?,
-            Outcome::Mine | Outcome::Committed => {
-                let same = (other.request.kind, other.request.cipher) == (kind, request.cipher);
-                if same && shown_state(&other) == "waiting" {
-                    return Ok(number_of(&other));
+            match life::submit(&table()?, database, request) {
+                Submitted::Other(other) => other,
+                Submitted::New(job, record) => {
+                    append(&lock, database, &[record])?;
+                    drop(lock);
+                    launcher::wake_at_commit();
+                    fault::point("rekey.asked");
+                    return Ok(job.number as i64);
                 }
-                return Err(in_use(name, &other));
             }
+        };
+        match life::met(&other, outcome(&other), &request) {
+            Met::Same => return Ok(number_of(&other)),
+            Met::Wait => xact::wait_for(other.request.transaction),
+            Met::Settle => settle(&[other]).map(|_| ())?,
+            Met::InUse => return Err(in_use(name, &other)),
         }
     }
 }
@@ -235,11 +187,7 @@ pub(crate) fn claim() -> Result<Option<Job>> {
     let (database, now_seconds) = (process::my_database(), now_seconds());
     let _lock = KeystoreLock::acquire();
     let table = table()?;
-    let mut candidates =
-        table.select(|head| head.job.database == database && is_claimable(head, now_seconds));
-    // Each has its turn, also where many are locked out again and again.
-    candidates.sort_by_key(|known| known.given_up);
-    for known in candidates {
+    for known in life::claimable(&table, database, now_seconds) {
         if let Some(slot) = table.take(known.job, std::process::id(), now()) {
             CLAIMED.with(|claimed| *claimed = Some(slot));
             return Ok(Some(Job {
@@ -251,13 +199,6 @@ pub(crate) fn claim() -> Result<Option<Job>> {
         }
     }
     Ok(None)
-}
-
-fn is_claimable(head: &Head, now_seconds: u32) -> bool {
-    head.state == JobState::Waiting
-        && head.step > 0
-        && head.process == 0
-        && now_seconds.saturating_sub(head.given_up) >= LEFT_ALONE
 }
 
 /// Where the job stands in the table that this worker does.
@@ -280,9 +221,7 @@ pub(crate) fn give_up() {
 
 /// The job, as long as this worker is to go on with it.
 fn still_mine(table: &JobTable<'_>, job: &Job) -> Option<Known> {
-    let mine =
-        |known: &Known| known.state == JobState::Waiting && known.process == std::process::id();
-    table.find(here(job.id)).filter(mine)
+    life::still_done_by(table, here(job.id), std::process::id())
 }
 
 /// Notes how far a job is. False if it is not to go on: paused, cancelled or gone.
@@ -332,8 +271,10 @@ pub(crate) fn abandon(job: &Job, why: &str) -> Result<()> {
 fn end_as(job: &Job, state: JobState, error: &str) -> Result<()> {
     {
         let lock = KeystoreLock::acquire();
-        let Some(known) = still_mine(&table()?, job) else { return Ok(()) };
-        write(&lock, known.job.database, vec![step(&known, state, error)])?;
+        let (id, process) = (here(job.id), std::process::id());
+        let record = life::end(&table()?, id, process, (state, error), now());
+        let Some(record) = record else { return Ok(()) };
+        append(&lock, id.database, &[record])?;
     }
     let outcome = match state {
         JobState::Done => "ok",
@@ -347,14 +288,6 @@ fn end_as(job: &Job, state: JobState, error: &str) -> Result<()> {
     Ok(())
 }
 
-/// What a user may have done to a job.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Order {
-    Pause,
-    Resume,
-    Cancel,
-}
-
 /// Relation and kind of a job.
 pub(crate) fn subject_of(number: i64) -> Result<(Oid, Kind)> {
     require(number).map(|known| (known.request.relation.into(), known.request.kind))
@@ -364,45 +297,26 @@ pub(crate) fn subject_of(number: i64) -> Result<(Oid, Kind)> {
 pub(crate) fn obey(number: i64, order: Order) -> Result<()> {
     let known = require(number)?;
     let is_mine = outcome(&known) == Outcome::Mine;
-    let (state, done, from): (_, _, &[JobState]) = match order {
-        Order::Pause if is_mine => return Err(begins_at_commit(number)),
-        Order::Pause => (JobState::Paused, "paused", &[JobState::Waiting]),
-        Order::Resume => (
-            JobState::Waiting,
-            "resumed",
-            &[JobState::Paused, JobState::Cancelled, JobState::Failed],
-        ),
-        // Nobody else has seen it.
-        Order::Cancel if is_mine => (JobState::Void, "cancelled", &[JobState::Waiting]),
-        Order::Cancel => (
-            JobState::Cancelled,
-            "cancelled",
-            &[JobState::Waiting, JobState::Paused, JobState::Failed],
-        ),
-    };
-    let end = {
+    let written = {
         let lock = KeystoreLock::acquire();
-        let table = table()?;
-        let Some(known) = table.find(known.job).filter(|known| from.contains(&known.state)) else {
-            drop(lock);
-            let state = shown_state(&require(number)?);
+        match life::obey(&table()?, known.job, order, is_mine, now()) {
+            Ok(record) => Ok(append(&lock, known.job.database, &[record])?),
+            Err(refused) => Err(refused),
+        }
+    };
+    let end = match written {
+        Ok(end) => end,
+        Err(Refused::NotBegun) => return Err(begins_at_commit(number)),
+        Err(Refused::Other(other)) => {
+            return Err(in_use(&format!("the relation of rekey job {number}"), &other));
+        }
+        Err(Refused::State) => {
+            let (done, state) = (order.done(), shown_state(&require(number)?));
             return Err(Report::new(
                 PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
                 format!("rekey job {number} cannot be {done}: it is {state}"),
             ));
-        };
-        let is_other = |head: &Head| {
-            head.job != known.job
-                && (head.job.database, head.relation)
-                    == (known.job.database, known.request.relation)
-                && is_unfinished(head.state)
-        };
-        let other = table.select(is_other).into_iter().next();
-        if let Some(other) = other.filter(|_| order == Order::Resume) {
-            drop(lock);
-            return Err(in_use(&format!("the relation of rekey job {number}"), &other));
         }
-        write(&lock, known.job.database, vec![step(&known, state, "")])?
     };
     wal::flush(end);
     if order == Order::Resume {
@@ -456,13 +370,8 @@ pub(crate) fn unsettled() -> Result<Vec<Known>> {
     Ok(found)
 }
 
-/// Takes back what this database's jobs have still to do to a relation: those of which `wanted`
-/// holds are over (`Cancelled`, with the reason) or, where nobody needs to know of them any more,
-/// gone (`Void`).
-fn take_back(
-    relation: Oid,
-    wanted: impl Fn(&Known) -> Option<(JobState, &'static str)>,
-) -> Result<()> {
+/// Takes back what this database's jobs have still to do to a relation.
+fn take_back(relation: Oid, what: TakenBack) -> Result<()> {
     let relation = relation.to_u32();
     let found: Vec<_> = visible(|head| head.relation == relation && head.state != JobState::Done)?
         .into_iter()
@@ -471,20 +380,10 @@ fn take_back(
     if found.is_empty() {
         return Ok(());
     }
-    let database = process::my_database();
     let lock = KeystoreLock::acquire();
-    let table = table()?;
-    let mut steps = Vec::new();
-    for (job, is_mine) in found {
-        if let Some(known) = table.find(job)
-            && let Some((state, why)) = wanted(&known)
-        {
-            let state = if is_mine { JobState::Void } else { state };
-            steps.push(step(&known, state, why));
-        }
-    }
-    if !steps.is_empty() {
-        let end = write(&lock, database, steps)?;
+    let records = life::take_back(&table()?, &found, what, now());
+    if !records.is_empty() {
+        let end = append(&lock, process::my_database(), &records)?;
         drop(lock);
         wal::flush(end);
     }
@@ -493,18 +392,12 @@ fn take_back(
 
 /// Nobody may go on decrypting a relation that is to be encrypted from now on.
 pub(crate) fn cancel_decryption(relation: Oid) -> Result<()> {
-    take_back(relation, |known| {
-        (known.request.kind == Kind::Decrypt && is_unfinished(known.state))
-            .then_some((JobState::Cancelled, "the relation is to be encrypted"))
-    })
+    take_back(relation, TakenBack::Decryption)
 }
 
 /// What a stopped job has left was done at once: it is forgotten.
 pub(crate) fn forget_stopped(relation: Oid) -> Result<()> {
-    take_back(relation, |known| match known.state {
-        JobState::Paused | JobState::Cancelled | JobState::Failed => Some((JobState::Void, "")),
-        _ => None,
-    })
+    take_back(relation, TakenBack::Stopped)
 }
 
 /// Ends all jobs of this worker's database.
@@ -514,15 +407,16 @@ pub(crate) fn cancel_all(why: &str) -> Result<()> {
     let wanted =
         |head: &Head| head.job.database == database && is_unfinished(head.state) && head.step > 0;
     let found = table()?.select(wanted);
-    let steps: Vec<_> = found.iter().map(|known| step(known, JobState::Cancelled, why)).collect();
-    if steps.is_empty() { Ok(()) } else { write(&lock, database, steps).map(|_| ()) }
+    let steps = found.iter().map(|known| life::step(known, JobState::Cancelled, why, now()));
+    let steps: Vec<_> = steps.collect();
+    if steps.is_empty() { Ok(()) } else { append(&lock, database, &steps).map(|_| ()) }
 }
 
 /// What the launcher wants to know.
 #[derive(Default)]
 pub(crate) struct Pending {
-    /// Databases with jobs to be done: how many that nobody does, and how many that workers do.
-    pub(crate) databases: BTreeMap<u32, (usize, usize)>,
+    /// Databases with jobs to be done.
+    pub(crate) databases: BTreeMap<u32, Load>,
     /// There are jobs that may be to be done soon, without anybody saying so.
     pub(crate) soon: bool,
 }
@@ -547,20 +441,10 @@ pub(crate) fn pending() -> Result<Pending> {
     for database in gone {
         forget_database(database)?;
     }
-    let mut pending = Pending { soon: settle(&jobs)?, ..Pending::default() };
-    let now_seconds = now_seconds();
+    let unsettled = settle(&jobs)?;
     let _lock = KeystoreLock::acquire();
-    for known in table()?.select(|head| head.state == JobState::Waiting && head.step > 0) {
-        let (free, taken) = pending.databases.entry(known.job.database).or_default();
-        if known.process != 0 {
-            *taken += 1;
-        } else if known.given_up != 0 && now_seconds.saturating_sub(known.given_up) < LEFT_ALONE {
-            pending.soon = true;
-        } else {
-            *free += 1;
-        }
-    }
-    Ok(pending)
+    let (databases, soon) = life::loads(&table()?, now_seconds());
+    Ok(Pending { databases, soon: soon || unsettled })
 }
 
 /// A database is gone, and its jobs with it.

@@ -15,11 +15,12 @@
 //! Each step looks at the disk for what is left to do, so a job may be stopped anywhere and begun
 //! again.
 
+pub(crate) mod at_once;
+mod consent;
 mod engine;
 pub(crate) mod file;
 pub(crate) mod jobs;
 pub(crate) mod launcher;
-pub(crate) mod requests;
 
 use pagevault_cipher::CipherId;
 pub(crate) use pagevault_keystore::job::JobKind as Kind;

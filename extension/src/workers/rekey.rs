@@ -86,8 +86,9 @@ fn next_database(
     running: &[(u32, DynamicBackgroundWorker)],
 ) -> Option<u32> {
     let workers = |database| running.iter().filter(|(of, _)| *of == database).count();
-    let wanting = pending.databases.iter().filter(|(database, (free, taken))| {
-        *free > workers(**database).saturating_sub(*taken) && open.contains(&(**database).into())
+    let wanting = pending.databases.iter().filter(|(database, load)| {
+        load.free > workers(**database).saturating_sub(load.taken)
+            && open.contains(&(**database).into())
     });
     wanting.map(|(database, _)| *database).min_by_key(|database| workers(*database))
 }

@@ -2,16 +2,17 @@
 
 use pagevault_cipher::CipherId;
 use pgrx::PgSqlErrorCode;
-use pgrx::pg_sys::{self, Oid};
+use pgrx::pg_sys::Oid;
 use pgrx::prelude::PgLogLevel;
 
-use super::{Job, Kind, jobs};
+use super::{catalogs, drift};
 use crate::keys::store::directory;
+use crate::page;
 use crate::pg::guc;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
-use crate::policy::decision::{Decision, Source};
-use crate::{page, policy, rewrite};
+use crate::policy::{self, pending};
+use crate::rekey::{Kind, at_once, jobs};
 
 /// Has a relation sealed that is labelled so. Returns the number of the job, if it takes one.
 /// Whoever is decrypting it, or is about to, does that no more, be this rolled back or not.
@@ -20,11 +21,11 @@ pub(crate) fn encrypt(facts: &Facts, cipher: Option<CipherId>) -> Result<Option<
     refuse_repacked(facts)?;
     jobs::cancel_decryption(facts.oid)?;
     if takes_a_job(facts) {
-        policy::catalogs::note_encryption();
+        pending::note_encryption();
         return submit(facts, Kind::Encrypt, cipher).map(Some);
     }
     if facts.kind.has_storage() {
-        rewrite::encrypt(facts.oid, cipher)?;
+        at_once::encrypt(facts.oid, cipher)?;
         jobs::forget_stopped(facts.oid)?;
     }
     Ok(None)
@@ -43,74 +44,18 @@ pub(crate) fn decrypt(facts: &Facts) -> Result<Option<i64>> {
     Ok(None)
 }
 
-/// What is wanted of a relation that a job is to decrypt.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Wanted {
-    Plain,
-    Otherwise,
-    /// Somebody has locked it as who labels it does.
-    NotSaidYet,
-}
-
-/// Whether a relation that a job is to decrypt is still not wanted encrypted; else the job is over.
-/// Asked in the transaction that has its files written in plaintext from then on, under a lock with
-/// which nobody labels it meanwhile: who does so before is seen, who does so after finds a
-/// plaintext file. The lock is not waited for: who has it may wait for this job.
-pub(super) fn is_still_to_be_plain(job: &Job, oid: Oid) -> Result<Wanted> {
-    let Some(facts) = relation::facts(oid) else { return Ok(Wanted::Otherwise) };
-    let root = policy::drift::root_of(&facts)?;
-    let table = relation::owner_of_sequence(root.oid).unwrap_or(root.oid);
-    // As SECURITY LABEL locks what it labels (get_object_address, objectaddress.c).
-    let lock = pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE;
-    if [table, root.oid].into_iter().any(|oid| !relation::try_lock(oid, lock)) {
-        return Ok(Wanted::NotSaidYet);
-    }
-    let Some(facts) = relation::facts(oid) else { return Ok(Wanted::Otherwise) };
-    match refusal(&facts)? {
-        None => Ok(Wanted::Plain),
-        // A partition or sequence with a label of its own stays as it is, whatever its table
-        // becomes.
-        Some(_) if job.relation != table && job.relation != root.oid => Ok(Wanted::Otherwise),
-        Some(why) => jobs::abandon(job, &why).map(|()| Wanted::Otherwise),
-    }
-}
-
-/// Why a relation must not be decrypted by a job that is under way, or resumed: a label wants it
-/// encrypted, or a setting while that is enforced. (Who asked for the job may have had other
-/// settings.)
-fn refusal(facts: &Facts) -> Result<Option<String>> {
-    let wanted = policy::decision::wanted(facts)?.filter(|decision| match decision.source {
-        Source::Setting(_) => {
-            decision.is_encrypted() && guc::enforce_encryption() && facts.user_made
-        }
-        // It follows what is encrypted still, and what the job decrypts as well.
-        Source::Leader(_) => false,
-        Source::Own(_) | Source::Around(_) => decision.is_encrypted(),
-    });
-    Ok(wanted.map(|decision| {
-        format!(
-            "{} is to be encrypted: {}",
-            relation::quoted_name(facts),
-            decision.source.describe()
-        )
-    }))
-}
-
 /// Refuses to go on with the decryption of a relation that is wanted encrypted by now.
 pub(crate) fn refuse_wanted(facts: &Facts) -> Result<()> {
-    match policy::decision::wanted(facts)?.filter(Decision::is_encrypted) {
-        Some(decision)
-            if guc::enforce_encryption() || !matches!(decision.source, Source::Setting(_)) =>
-        {
-            Err(Report::new(
-                PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-                format!("{} is to be encrypted", relation::quoted_name(facts)),
-            )
-            .detail(format!("What says so: {}.", decision.source.describe()))
-            .hint("Change that first, or let the job be."))
-        }
-        _ => Ok(()),
-    }
+    let relation = policy::described(facts);
+    let Some(decision) = policy::policy().against_resuming_decryption(&relation)? else {
+        return Ok(());
+    };
+    Err(Report::new(
+        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        format!("{} is to be encrypted", relation::quoted_name(facts)),
+    )
+    .detail(format!("What says so: {}.", policy::describe(decision.source)))
+    .hint("Change that first, or let the job be."))
 }
 
 /// What was shredded cannot be rewritten, in a job neither.
@@ -128,7 +73,7 @@ pub(crate) fn refuse_destroyed(facts: &Facts) -> Result<()> {
 /// lock that the caller has or after it.
 fn refuse_repacked(facts: &Facts) -> Result<()> {
     for table in relation::with_partitions(facts.oid) {
-        for copy in policy::repack::copies_of(&table) {
+        for copy in policy::repack::copies_of(&table)? {
             let family = relation::family_as_it_is(copy.oid);
             if !family.iter().any(|member| member.is_stored() && !directory::is_sealed(member.file))
             {
@@ -139,7 +84,10 @@ fn refuse_repacked(facts: &Facts) -> Result<()> {
                 PgSqlErrorCode::ERRCODE_OBJECT_IN_USE,
                 format!("{name} is being repacked"),
             )
-            .detail(format!("pg_repack has rows of it in {}, in plaintext.", relation::quoted_name(&copy)))
+            .detail(format!(
+                "pg_repack has rows of it in {}, in plaintext.",
+                relation::quoted_name(&copy)
+            ))
             .hint("Wait until pg_repack is done, or, if it was interrupted, drop what it has left with its extension; then repeat the command."));
         }
     }
@@ -180,8 +128,8 @@ fn members(facts: &Facts) -> Vec<Facts> {
 /// Has a relation, and what follows it, written as labels and settings want it. Returns the number
 /// of the job, if it takes one.
 pub(crate) fn reconcile(facts: &Facts) -> Result<Option<i64>> {
-    let root = policy::drift::root_of(facts)?;
-    match policy::drift::wanted_of(&root)? {
+    let root = policy::root_of(facts)?;
+    match policy::policy().wanted_or_kept(&policy::described(&root))? {
         Some(wanted) if wanted.is_encrypted() => encrypt(&root, wanted.named_cipher()),
         Some(_) => decrypt(&root),
         None => Ok(None),
@@ -192,8 +140,8 @@ pub(crate) fn reconcile(facts: &Facts) -> Result<Option<i64>> {
 /// Returns these relations, with the numbers of the jobs where it takes one.
 pub(crate) fn encrypt_all_wanted() -> Result<Vec<(Oid, Option<i64>)>> {
     let mut roots: Vec<Oid> = Vec::new();
-    for drift in policy::drift::find(false)? {
-        let root = policy::drift::root_of(&relation::require(drift.relation)?)?;
+    for drift in drift::find(false)? {
+        let root = policy::root_of(&relation::require(drift.relation)?)?;
         if drift.wants_encryption
             && root.user_made
             && !roots.contains(&root.oid)
@@ -206,7 +154,7 @@ pub(crate) fn encrypt_all_wanted() -> Result<Vec<(Oid, Option<i64>)>> {
     for root in roots {
         changed.push((root, reconcile(&relation::require(root)?)?));
     }
-    policy::catalogs::encrypt_wanted()?;
+    catalogs::encrypt_wanted()?;
     Ok(changed)
 }
 
@@ -221,14 +169,14 @@ pub(crate) fn decrypt_all() -> Result<Vec<(Oid, i64)>> {
         };
         if !facts.is_stored()
             || !relation::leads(&facts)
-            || policy::catalogs::is_shared(&facts)
+            || facts.is_shared()
             || !members(&facts).iter().any(is_sealed)
         {
             continue;
         }
-        match policy::decision::wanted(&facts)? {
+        match policy::wanted(&facts)? {
             Some(wanted) if wanted.is_encrypted() && facts.user_made => {
-                return Err(still_wanted(&facts, &wanted.source.describe().to_string()));
+                return Err(still_wanted(&facts, &policy::describe(wanted.source).to_string()));
             }
             Some(wanted) if wanted.is_encrypted() => {}
             _ => {

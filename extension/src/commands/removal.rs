@@ -3,10 +3,10 @@
 //! and no function that would decrypt them.
 
 use pgrx::PgSqlErrorCode;
-use pgrx::pg_sys::{self, Oid};
+use pgrx::pg_sys::Oid;
 
-use super::catalogs;
 use crate::audit::{Operation, statements};
+use crate::pg::catalog;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
 use crate::verify;
@@ -16,9 +16,7 @@ const NAMED: usize = 5;
 
 /// An extension is about to be dropped.
 pub(crate) fn dropping(extension: Oid) -> Result<()> {
-    // SAFETY: a catalog look-up in a transaction.
-    let ours = unsafe { pg_sys::get_extension_oid(c"pagevault".as_ptr(), true) };
-    if extension != ours {
+    if extension != catalog::our_extension() {
         return Ok(());
     }
     let operation =
@@ -55,7 +53,7 @@ fn refuse_if_anything_is_sealed() -> Result<()> {
 fn sealed_relations() -> Result<Vec<Facts>> {
     let mut found: Vec<Facts> = Vec::new();
     for facts in relation::all().into_iter().filter_map(relation::facts) {
-        if facts.is_stored() && !catalogs::is_shared(&facts) && verify::may_be_sealed(facts.file)? {
+        if facts.is_stored() && !facts.is_shared() && verify::may_be_sealed(facts.file)? {
             found.push(facts);
         }
     }

@@ -1,11 +1,12 @@
 //! The security label provider: `SECURITY LABEL FOR pagevault ON TABLE x IS 'encrypted'`.
 
+use pagevault_core::policy::Labelled;
+use pagevault_core::policy::enforcement::takes_encryption_away;
 use pagevault_core::policy::precedence::Change;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys;
 
-use super::label::{self, Label};
-use super::{catalogs, decision, enforce, memo, shared_labels};
+use super::{enforce, requests, shared_labels};
 use crate::audit::statements;
 use crate::keys::usage::data_keys;
 use crate::pg::labels::Object;
@@ -15,8 +16,10 @@ use crate::pg::relation::{self, Facts, Kind};
 use crate::pg::report::{Report, Result};
 use crate::pg::statement;
 use crate::pg::text::ServerText;
-use crate::rekey::requests;
-use crate::{roles, shmem};
+use crate::policy::label::{self, Label};
+use crate::policy::{labelled, memo, pending};
+use crate::roles;
+use crate::shmem;
 
 /// The command that labels a relation encrypted, for messages.
 pub(crate) fn statement(facts: &Facts) -> String {
@@ -165,7 +168,7 @@ fn relation_relabelled(facts: &Facts, label: Option<Label>) -> Result<Option<i64
     if process::is_binary_upgrade() {
         return Ok(None);
     }
-    if takes_encryption_away(Object::relation(facts.oid), label)?.is_some() {
+    if loss(Object::relation(facts.oid), label)?.is_some() {
         roles::require_admin(&format!("remove the encryption of {name}"))?;
         enforce::refuse_loss(facts, &name, label)?;
     }
@@ -173,7 +176,7 @@ fn relation_relabelled(facts: &Facts, label: Option<Label>) -> Result<Option<i64
         None => Ok(None),
         Some(Label::Encrypted(_)) if facts.kind == Kind::PartitionedTable => {
             data_keys::require_master_key(process::my_database())?;
-            catalogs::note_encryption();
+            pending::note_encryption();
             Ok(None)
         }
         Some(Label::Plain) if facts.kind == Kind::PartitionedTable => Ok(None),
@@ -184,7 +187,7 @@ fn relation_relabelled(facts: &Facts, label: Option<Label>) -> Result<Option<i64
 
 fn check_relation(facts: &Facts, name: &str) -> Result<()> {
     match facts.kind {
-        kind if decision::takes_labels(kind) => {}
+        kind if kind.takes_labels() => {}
         Kind::Index | Kind::Toast => {
             return Err(unsupported("an index or TOAST table", "Label its table; it follows."));
         }
@@ -209,9 +212,8 @@ fn check_relation(facts: &Facts, name: &str) -> Result<()> {
 /// A schema, tablespace or database: decides for storage that is made from now on.
 fn surroundings_relabelled(object: Object, label: Option<Label>) -> Result<()> {
     let here = Object::my_database();
-    let database = match object.class {
-        pg_sys::NamespaceRelationId | pg_sys::TableSpaceRelationId => here.oid,
-        pg_sys::DatabaseRelationId => object.oid,
+    let around = match labelled(object) {
+        Some(around) if !matches!(around, Labelled::Relation(_)) => around,
         _ if label.is_none() => return Ok(()),
         _ => return Err(unsupported("this kind of object", LABEL_THESE)),
     };
@@ -220,24 +222,24 @@ fn surroundings_relabelled(object: Object, label: Option<Label>) -> Result<()> {
     }
     if process::is_binary_upgrade() {
         if matches!(label, Some(Label::Encrypted(_))) && object == here {
-            catalogs::note_database_label();
+            pending::note_database_label();
         }
         return Ok(());
     }
-    if let Some(change) = takes_encryption_away(object, label)? {
+    if let Some(change) = loss(object, label)? {
         roles::require_admin(&format!("remove the encryption of {}", object.describe()))?;
-        shared_labels::refuse_loss(object, change)?;
+        shared_labels::refuse_loss(around, change)?;
     }
     match label {
         Some(Label::Encrypted(_)) => {
-            if object.class == pg_sys::TableSpaceRelationId {
-                shared_labels::require_master_keys()?;
-            } else {
-                data_keys::require_master_key(database.to_u32())?;
+            match around {
+                Labelled::Tablespace(_) => shared_labels::require_master_keys()?,
+                Labelled::Database(oid) => data_keys::require_master_key(oid).map(|_| ())?,
+                _ => data_keys::require_master_key(here.oid.to_u32()).map(|_| ())?,
             }
-            match object.class {
-                pg_sys::NamespaceRelationId => catalogs::note_encryption(),
-                pg_sys::DatabaseRelationId if object == here => catalogs::note_database_label(),
+            match around {
+                Labelled::Schema(_) => pending::note_encryption(),
+                Labelled::Database(_) if object == here => pending::note_database_label(),
                 _ => {}
             }
             Ok(())
@@ -265,13 +267,10 @@ fn check_surroundings(object: Object) -> Result<()> {
 /// `pg_global`
 const GLOBAL_TABLESPACE: u32 = 1664;
 
-/// Anyone may add encryption to what they own; to take it away, or to make an exception, is the
-/// administrator's.
-fn takes_encryption_away(object: Object, to: Option<Label>) -> Result<Option<Change>> {
+/// The change of a label, if it takes encryption away or makes an exception.
+fn loss(object: Object, to: Option<Label>) -> Result<Option<Change>> {
     let from = object.label().as_ref().map(label::of_text).transpose()?;
-    let says_encrypted = matches!(from, Some(Label::Encrypted(_)));
-    let takes_away = to == Some(Label::Plain) || (to.is_none() && says_encrypted);
-    Ok(takes_away.then_some(Change { from, to }))
+    Ok(takes_encryption_away(from, to))
 }
 
 fn unsupported(what: &str, hint: &str) -> Report {

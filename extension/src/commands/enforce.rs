@@ -3,36 +3,29 @@
 //! New storage follows the policy anyway. What is left to refuse is a policy that is taken away,
 //! and a plaintext relation that is brought to where one holds.
 
+use pagevault_core::policy::Labelled;
 use pagevault_core::policy::precedence::Change;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
 
-use super::decision::{self, Decision, Labels, Source};
-use super::label::Label;
 use super::labels;
-use crate::keys::store::directory;
 use crate::pg::catalog::Database;
 use crate::pg::guc;
 use crate::pg::labels::Object;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
+use crate::policy::label::Label;
+use crate::policy::{Source, describe, described, object_of, policy};
 
 /// Refuses a relation that is written in plaintext although encryption is wanted of it.
 pub(super) fn refuse_plaintext(facts: &Facts) -> Result<()> {
-    if !guc::enforce_encryption() || !facts.is_stored() || directory::is_sealed(facts.file) {
-        return Ok(());
-    }
-    match decision::wanted(facts)?.filter(Decision::is_encrypted) {
-        None => Ok(()),
-        Some(decision) => {
-            let name = relation::quoted_name(facts);
-            Err(refused(
-                &format!("{name} would be in plaintext where encryption is enforced"),
-                decision.source,
-            )
-            .hint(format!("Encrypt it first: {}.", labels::statement(facts))))
-        }
-    }
+    let Some(decision) = policy().against_plaintext(&described(facts))? else { return Ok(()) };
+    let name = relation::quoted_name(facts);
+    Err(refused(
+        &format!("{name} would be in plaintext where encryption is enforced"),
+        decision.source,
+    )
+    .hint(format!("Encrypt it first: {}.", labels::statement(facts))))
 }
 
 /// Refuses a label of a relation that takes encryption away, from it or from one of its partitions.
@@ -40,18 +33,14 @@ pub(super) fn refuse_loss(facts: &Facts, name: &str, label: Option<Label>) -> Re
     if !guc::enforce_encryption() {
         return Ok(());
     }
-    let changed = Labels::with(Object::relation(facts.oid), label);
-    for relation in relation::with_partitions(facts.oid) {
-        let Some(present) = decision::wanted(&relation)?.filter(Decision::is_encrypted) else {
-            continue;
-        };
-        let after = decision::wanted_by(changed, &relation, relation.tablespace)?;
-        if !after.is_some_and(|after| after.is_encrypted()) {
-            return Err(refused(&format!("the encryption of {name} is enforced"), present.source)
-                .hint(TURN_OFF));
+    let relations: Vec<_> = relation::with_partitions(facts.oid).iter().map(described).collect();
+    match policy().against_label(facts.oid.to_u32(), label, &relations)? {
+        None => Ok(()),
+        Some(present) => {
+            Err(refused(&format!("the encryption of {name} is enforced"), present.source)
+                .hint(TURN_OFF))
         }
     }
-    Ok(())
 }
 
 const TURN_OFF: &str = "A superuser may SET pagevault.enforce_encryption = off.";
@@ -59,13 +48,14 @@ const TURN_OFF: &str = "A superuser may SET pagevault.enforce_encryption = off."
 /// A label of something around relations takes encryption away, in this database or in another one.
 /// `elsewise` is what wanted it if not that label.
 pub(super) fn loss(
-    object: Object,
+    labelled: Labelled,
     change: Change,
     elsewise: Option<Source>,
     database: Option<&Database>,
 ) -> Report {
+    let object = object_of(labelled);
     let said = match change.from {
-        Some(Label::Encrypted(_)) => Some(Source::Around(object)),
+        Some(Label::Encrypted(_)) => Some(Source::Around(labelled)),
         _ => elsewise,
     };
     let report = Report::new(
@@ -106,9 +96,9 @@ fn refused(message: &str, source: Source) -> Report {
 fn detail_of(source: Source) -> String {
     match source {
         Source::Own(_) | Source::Around(_) => {
-            format!("The label of {} says encrypted.", source.describe())
+            format!("The label of {} says encrypted.", describe(source))
         }
-        Source::Leader(_) => format!("It follows {}, which is encrypted.", source.describe()),
-        Source::Setting(name) => format!("{name} is on."),
+        Source::Leader(_) => format!("It follows {}, which is encrypted.", describe(source)),
+        Source::Setting(setting) => format!("{} is on.", setting.name()),
     }
 }

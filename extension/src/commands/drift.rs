@@ -3,16 +3,14 @@
 use pagevault_keystore::job::{JobKind, JobState};
 use pgrx::pg_sys::Oid;
 
-use super::decision::{self, Decision, Source};
-use super::label::Label;
-use crate::keys::store::directory;
-use crate::pg::relation::{self, Facts, Kind};
+use crate::pg::relation::{self, Facts};
 use crate::pg::report::Result;
 use crate::pg::statement;
 use crate::pg::survey::Survey;
 use crate::pg::text::ServerText;
+use crate::policy::{Decision, describe, described, policy, root_of, wanted_encrypted};
 use crate::rekey::jobs;
-use crate::verify::{self, PageState};
+use crate::verify;
 
 /// A relation that is not as it should be.
 pub(crate) struct Drift {
@@ -84,43 +82,35 @@ fn drift_of_jobs() -> Result<(Vec<Drift>, Vec<Oid>)> {
 
 fn is_wanted_encrypted(relation: Oid) -> Result<bool> {
     let Some(facts) = relation::facts(relation) else { return Ok(false) };
-    Ok(decision::wanted(&facts)?.is_some_and(|wanted| wanted.is_encrypted()))
+    Ok(wanted_encrypted(&facts)?.is_some())
 }
 
 fn drift_of(facts: &Facts, check_files: bool) -> Result<Option<Drift>> {
-    let current = directory::current_cipher(facts.file);
-    let Some(decision) = wanted_of(facts)? else {
-        return Ok(None);
-    };
-    let stray = if check_files { stray_pages(facts, &decision)? } else { 0 };
-    if decision.is_met_by(current) && stray == 0 {
-        return Ok(None);
-    }
-    let mut actual = current.map_or_else(|| "plaintext".to_owned(), |c| format!("encrypted {c}"));
+    let stray = |wanted: &Decision| if check_files { stray_pages(facts, wanted) } else { Ok(0) };
+    let Some(found) = policy().drift_of(&described(facts), stray)? else { return Ok(None) };
+    let (wanted, stray) = (found.wanted, found.stray);
+    let mut actual = found
+        .current
+        .map_or_else(|| "plaintext".to_owned(), |cipher| format!("encrypted {cipher}"));
     if stray > 0 {
-        let kind = if decision.is_encrypted() { "plaintext" } else { "encrypted" };
+        let kind = if wanted.is_encrypted() { "plaintext" } else { "encrypted" };
         actual.push_str(&format!(", {stray} {kind} pages"));
     }
     Ok(Some(Drift {
         relation: facts.oid,
-        expected: decision.label.to_string(),
-        reason: decision.source.describe(),
+        expected: wanted.label.to_string(),
+        reason: describe(wanted.source),
         actual,
         fix: fix(facts)?,
-        wants_encryption: decision.is_encrypted(),
+        wants_encryption: wanted.is_encrypted(),
     }))
 }
 
 /// The number of pages on disk that are in plaintext where they should be sealed, or the other way
 /// round.
-fn stray_pages(facts: &Facts, decision: &Decision) -> Result<i64> {
-    let is_stray = |state: PageState| match state {
-        PageState::Empty => false,
-        PageState::Plaintext => decision.is_encrypted(),
-        PageState::Sealed(_) => !decision.is_encrypted(),
-    };
+fn stray_pages(facts: &Facts, wanted: &Decision) -> Result<i64> {
     let counts = verify::count_pages(facts.file)?;
-    Ok(counts.iter().filter(|count| is_stray(count.state)).map(|count| count.pages).sum())
+    Ok(counts.iter().filter(|count| wanted.is_stray(count.state)).map(|count| count.pages).sum())
 }
 
 /// Online, and without a label that stays behind. Catalogs have none anyway.
@@ -128,28 +118,4 @@ fn fix(facts: &Facts) -> Result<ServerText> {
     let function: &[u8] = if facts.user_made { b"reconcile" } else { b"encrypt" };
     let name = statement::quoted_literal(&relation::sql_name(&root_of(facts)?));
     Ok(ServerText::join(&[b"SELECT pagevault.", function, b"(", name.bytes(), b")"]))
-}
-
-/// The relation that an index or TOAST table belongs to in the end.
-pub(crate) fn root_of(facts: &Facts) -> Result<Facts> {
-    let mut root = facts.clone();
-    while matches!(root.kind, Kind::Index | Kind::Toast) {
-        let leader = decision::leader_of(&root)?.and_then(relation::facts);
-        let Some(leader) = leader else { break };
-        root = leader;
-    }
-    Ok(root)
-}
-
-/// What is wanted of a relation, be it only that it stay encrypted throughout.
-pub(crate) fn wanted_of(facts: &Facts) -> Result<Option<Decision>> {
-    Ok(decision::wanted(facts)?.or_else(|| Decision::as_it_is(facts)))
-}
-
-impl Decision {
-    /// Where nothing is wanted, a relation that is encrypted is to be so throughout.
-    fn as_it_is(facts: &Facts) -> Option<Decision> {
-        directory::is_sealed(facts.file)
-            .then(|| Decision::new(Label::Encrypted(None), Source::Own(facts.oid)))
-    }
 }

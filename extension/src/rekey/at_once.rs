@@ -1,34 +1,43 @@
 //! Encrypting a relation that has data within one command, in place. Decrypting one is a job
 //! always: it could not be rolled back.
 //!
-//! The steps are those of the rekey engine ([`file`]), without waits and without giving back the
-//! lock in between. That lock keeps away VACUUM, which shortens files, and whatever makes new ones;
-//! readers and writers go on. A file may mix pages of any epochs and plaintext, so it stays
-//! readable wherever this stops.
+//! The steps are those of a job ([`pagevault_core::rekey::file`]), without giving back the lock in
+//! between. That lock keeps away VACUUM, which shortens files, and whatever makes new ones; readers
+//! and writers go on. A file may mix pages of any epochs and plaintext, so it stays readable
+//! wherever this stops.
 //!
 //! Rekey jobs take a weaker lock, which this one does not keep away: so whoever rewrites a
 //! relation, a command or a job, first gets the right to do so ([`Rewriting`]), and no two switch
 //! its key at a time.
 
+use std::ops::Range;
+
 use pagevault_cipher::CipherId;
+use pagevault_core::rekey::file::{Batch, Begun, End, FileState, MAX_ROUNDS, Storage, Went};
+use pagevault_core::rekey::page::Fork;
+use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Oid};
 
+use super::file::{self, Target};
+use crate::fault;
 use crate::keys::store::directory;
+use crate::keys::usage::data_keys;
 use crate::pg::guc;
 use crate::pg::locks::{self, Rewriting};
-use crate::pg::pages::Held;
+use crate::pg::pages::{Held, Ring};
+use crate::pg::process;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
-use crate::rekey::file::{self, Target};
-use crate::{policy, verify};
+use crate::policy;
+use crate::verify;
 
 const LOCK: pg_sys::LOCKMODE = pg_sys::ShareUpdateExclusiveLock as pg_sys::LOCKMODE;
 
 /// Encrypts a table, its indexes, TOAST table and owned sequences. Of what is already sealed with
 /// the wanted cipher only pages in plaintext are touched.
 pub(crate) fn encrypt(oid: Oid, cipher: Option<CipherId>) -> Result<()> {
-    policy::catalogs::note_encryption();
+    policy::pending::note_encryption();
     encrypt_members(&relation::family(oid, LOCK), cipher)
 }
 
@@ -84,9 +93,115 @@ fn rewrite(members: &[Facts], switch: impl Fn(&Held) -> Result<Option<Target>>) 
         if held.forks().iter().any(|(_, blocks)| *blocks > 0) {
             file::await_writers(held.file())?;
         }
-        file::rewrite_wholly(&held)?;
+        rewrite_wholly(&held)?;
     }
     Ok(())
+}
+
+/// Has every page of a file as it is to be written now: the caller holds a lock that keeps the file
+/// from being replaced or cut, and the right to rewrite it, and has waited for writers.
+pub(crate) fn rewrite_wholly(held: &Held) -> Result<()> {
+    let mut locked = Locked { held, ring: Ring::new(), rewritten: false, begun: 0 };
+    let mut state = FileState::START;
+    loop {
+        match state.step(&mut locked)? {
+            Went::Over(End::NeverEnds) => return Err(file::never_ends(held.oid())),
+            Went::Over(_) => return Ok(()),
+            _ => {}
+        }
+    }
+}
+
+/// A file that a command has locked.
+struct Locked<'a> {
+    held: &'a Held,
+    ring: Ring,
+    rewritten: bool,
+    begun: u32,
+}
+
+impl Locked<'_> {
+    fn blocks_of(&self, fork: Fork) -> u32 {
+        let fork = file::number_of(fork);
+        let forks = self.held.forks();
+        forks.iter().find(|(known, _)| *known == fork).map_or(0, |(_, blocks)| *blocks)
+    }
+}
+
+impl Storage for Locked<'_> {
+    type Error = Report;
+    const IS_LOCKED: bool = true;
+
+    fn take_right(&mut self) -> Result<bool> {
+        Ok(true)
+    }
+
+    /// Nobody else switches keys. If somebody did, what was rewritten for another key would have no
+    /// end.
+    fn begin(&mut self, _: Option<RelFile>) -> Result<Begun> {
+        self.begun += 1;
+        if self.begun > MAX_ROUNDS {
+            return Err(file::never_ends(self.held.oid()));
+        }
+        Ok(Begun::With(file::present(self.held.file())))
+    }
+
+    fn look(&mut self, file: RelFile, fork: Fork, blocks: Range<u32>) -> Result<bool> {
+        verify::refuse_lost_epochs(file, file::number_of(fork), blocks)
+    }
+
+    fn writers_are_done(&mut self, _: Target) -> Result<bool> {
+        Ok(true)
+    }
+
+    fn rewrite(&mut self, target: Target, fork: Fork, blocks: Range<u32>) -> Result<Batch> {
+        let blocks = blocks.start..blocks.end.min(self.blocks_of(fork));
+        if blocks.is_empty() {
+            return Ok(Batch::End);
+        }
+        let number = file::number_of(fork);
+        let rewritten = file::rewrite(self.held, target, number, blocks.clone(), &self.ring)?;
+        self.rewritten |= rewritten > 0;
+        Ok(Batch::Done { pages: blocks.end - blocks.start, rewritten })
+    }
+
+    fn flush(&mut self, _: Target) -> Result<bool> {
+        self.held.flush();
+        fault::point("rekey.flushed");
+        Ok(true)
+    }
+
+    /// The whole file with the first segment.
+    fn sync(&mut self, _: Target, fork: Fork, segment: u32) -> Result<bool> {
+        if fork == Fork::Main && segment == 0 {
+            self.held.sync();
+            fault::point("rekey.synced");
+        }
+        Ok(false)
+    }
+
+    fn is_proven(
+        &mut self,
+        target: Target,
+        fork: Fork,
+        blocks: Range<u32>,
+    ) -> Result<(bool, bool)> {
+        process::check_for_interrupts();
+        let more = blocks.end < self.blocks_of(fork);
+        let (proven, _) = verify::are_fresh(target, file::number_of(fork), blocks)?;
+        Ok((proven, more))
+    }
+
+    fn retire(&mut self, target: Target) -> Result<bool> {
+        if self.rewritten {
+            return file::retire(target);
+        }
+        data_keys::retire_older_epochs(target.file, target.epoch)
+    }
+
+    fn is_present(&mut self, _: Target) -> Result<bool> {
+        Ok(true)
+    }
 }
 
 /// Waits for a job that rewrites the relation, unless the job would have to wait for this

@@ -16,15 +16,15 @@
 
 use pgrx::pg_sys::Oid;
 
-use super::decision::{self, Decision};
-use super::{cipher_of, enforce, memo, seal_empty_file};
-use crate::keys::store::directory;
+use super::enforce;
+use super::storage::seal_empty_file;
 use crate::pg::guc;
 use crate::pg::nesting::{Mark, Notes};
 use crate::pg::process::{self, ProcessLocal};
 use crate::pg::relation::{self, Facts, Kind};
 use crate::pg::report::Result;
-use crate::rewrite;
+use crate::policy::{described, memo, policy};
+use crate::rekey::at_once;
 
 /// What to look at, and why.
 #[derive(Clone, Copy)]
@@ -66,8 +66,10 @@ pub(crate) fn parent_changed(child: Oid, parent: Oid) -> Result<()> {
     }
     match relation::facts(child) {
         Some(facts) if is_new(&facts) => {
-            let wanted = decision::wanted_below(Some(parent), &facts, facts.tablespace)?;
-            seal_empty_file(facts.file, cipher_of(wanted))
+            let (policy, relation) = (policy(), described(&facts));
+            let wanted =
+                policy.wanted_below(Some(parent.to_u32()), &relation, relation.tablespace)?;
+            seal_empty_file(facts.file, policy.cipher_by(wanted))
         }
         _ => {
             note(Altered::Attached(child));
@@ -144,12 +146,7 @@ pub(crate) fn follow(mark: Mark) -> Result<()> {
 }
 
 fn encrypt_if_wanted(facts: &Facts) -> Result<()> {
-    let current = directory::current_cipher(facts.file);
-    match decision::wanted(facts)?.filter(Decision::is_encrypted) {
-        Some(decision) if !decision.is_met_by(current) => {
-            memo::forget_content();
-            rewrite::encrypt(facts.oid, Some(decision.cipher(None)))
-        }
-        _ => Ok(()),
-    }
+    let Some(cipher) = policy().for_altered(&described(facts))? else { return Ok(()) };
+    memo::forget_unencrypted();
+    at_once::encrypt(facts.oid, Some(cipher))
 }

@@ -1,89 +1,43 @@
-//! System catalogs: which of them are sealed, and when that happens.
+//! System catalogs that have come to be wanted encrypted: what is done about them, and when. Which
+//! these are, the policy says.
 //!
-//! - `pg_statistic`, `pg_statistic_ext_data` and `pg_largeobject` hold values of user tables. As
-//!   soon as anything in a database is encrypted, they are too
-//!   (`pagevault.data_catalog_encryption`).
-//! - A label on the database covers all its catalogs.
-//! - Shared catalogs are sealed if `pagevault.shared_catalog_encryption` says so.
-//!
-//! A catalog that is replaced follows the policy as any relation does ([`super::decision`]). One
-//! that is there is sealed in place, where the first two begin to hold: at the end of the command
-//! that made it so, or at the latest before its transaction commits. Nobody is kept from reading or
-//! writing it meanwhile.
+//! A catalog that is replaced follows the policy as any relation does. One that is there is sealed
+//! in place, where that begins to hold: at the end of the command that made it so, or at the latest
+//! before its transaction commits. Nobody is kept from reading or writing it meanwhile.
 
 use pagevault_cipher::{CipherId, Epoch};
+use pagevault_core::policy::catalogs;
 use pgrx::PgSqlErrorCode;
-use pgrx::pg_sys::{self, Oid};
+use pgrx::pg_sys::Oid;
 
-use super::decision::{self, Decision, Source};
-use super::label::Label;
-use super::memo;
+use super::requests;
 use crate::keys::store::directory;
 use crate::pg::guc;
-use crate::pg::labels::Object;
-use crate::pg::process::{self, ProcessLocal};
+use crate::pg::process;
 use crate::pg::relation::{self, Facts, Kind};
 use crate::pg::report::{Report, Result};
-use crate::rekey::requests;
-use crate::rewrite;
+use crate::policy::pending::{self, Pending};
+use crate::policy::{self, Decision, Source};
+use crate::rekey::at_once;
 
-/// The database of files of shared catalogs, and of the transient tables by which VACUUM FULL
-/// rewrites them.
-pub(super) const SHARED: u32 = 0;
-
-/// `LargeObjectRelationId` and `StatisticExtDataRelationId`, not among pgrx's bindings.
-const LARGE_OBJECTS: Oid = Oid::from_u32(2613);
-const EXTENDED_STATISTICS: Oid = Oid::from_u32(3429);
+const LARGE_OBJECTS: Oid = Oid::from_u32(catalogs::LARGE_OBJECTS);
 
 /// Catalogs with values of user tables, in the order in which they are sealed.
-const WITH_VALUES: [Oid; 3] = [LARGE_OBJECTS, EXTENDED_STATISTICS, pg_sys::StatisticRelationId];
+const WITH_VALUES: [Oid; 3] = {
+    let [first, second, third] = catalogs::WITH_VALUES;
+    [Oid::from_u32(first), Oid::from_u32(second), Oid::from_u32(third)]
+};
 
 /// Up to this size old large objects are sealed within the user's command: 64 MiB, about a second.
 const LARGE_OBJECTS_AT_ONCE: u32 = 8192;
-
-/// What is to be sealed when the command ends.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Pending {
-    Nothing,
-    Statistics,
-    /// A label was put on this database.
-    Everything,
-}
-
-static PENDING: ProcessLocal<Pending> = ProcessLocal::new(Pending::Nothing);
-
-/// A relation of this database is encrypted, or a label here wants that.
-pub(crate) fn note_encryption() {
-    note(Pending::Statistics);
-}
-
-/// A label on this database wants encryption.
-pub(super) fn note_database_label() {
-    note(Pending::Everything);
-}
-
-fn note(what: Pending) {
-    PENDING.with(|pending| *pending = what.max(*pending));
-}
-
-/// True if there is something for [`follow`] to do.
-#[inline]
-pub(crate) fn any() -> bool {
-    PENDING.with(|pending| *pending != Pending::Nothing)
-}
-
-/// The transaction was rolled back.
-pub(crate) fn forget() {
-    PENDING.with(|pending| *pending = Pending::Nothing);
-}
 
 /// Seals what the command has made necessary. Where that fails it stays to be done: a command
 /// within another one may have come here, and its error be caught.
 pub(crate) fn follow() -> Result<()> {
     if process::runs_transactions() {
-        seal(PENDING.with(|pending| *pending))?;
+        seal(pending::get())?;
     }
-    forget();
+    pending::forget();
     Ok(())
 }
 
@@ -91,7 +45,7 @@ fn seal(pending: Pending) -> Result<()> {
     if pending == Pending::Everything {
         relation::make_command_visible();
         for (catalog, decision) in wanted_encrypted()? {
-            if !is_shared(&catalog) && !is_brought_by_pg_upgrade(catalog.oid) {
+            if !catalog.is_shared() && !is_brought_by_pg_upgrade(catalog.oid) {
                 seal_now(catalog.oid, decision.named_cipher())?;
             }
         }
@@ -114,13 +68,13 @@ fn seal_now(oid: Oid, cipher: Option<CipherId>) -> Result<()> {
     if oid == LARGE_OBJECTS && relation::blocks(oid) > LARGE_OBJECTS_AT_ONCE {
         // The index stays plain until the old pages are sealed: that is how drift knows. It holds
         // numbers only.
-        rewrite::seal_new_pages(oid, cipher)
+        at_once::seal_new_pages(oid, cipher)
     } else {
-        rewrite::encrypt_catalog(oid, cipher)
+        at_once::encrypt_catalog(oid, cipher)
     }
 }
 
-/// What is sealed last tells that all before it was sealed wholly: [`rewrite::encrypt_catalog`]
+/// What is sealed last tells that all before it was sealed wholly: [`at_once::encrypt_catalog`]
 /// goes on to the next file only when one is on disk.
 fn values_are_sealed() -> bool {
     WITH_VALUES.into_iter().filter(|oid| !is_brought_by_pg_upgrade(*oid)).all(|oid| {
@@ -132,40 +86,10 @@ fn values_are_sealed() -> bool {
     })
 }
 
-/// True if a catalog belongs to the cluster.
-pub(crate) fn is_shared(catalog: &Facts) -> bool {
-    catalog.file.database == SHARED
-}
-
-/// What is wanted of a catalog that follows no other; `None` if nothing says.
-pub(super) fn wanted(catalog: &Facts) -> Result<Option<Decision>> {
-    if is_shared(catalog) {
-        return Ok(wanted_of_shared());
-    }
-    let database = Object::my_database();
-    if let Some(label @ Label::Encrypted(_)) = memo::label_of(database)? {
-        return Ok(Some(Decision::new(label, Source::Around(database))));
-    }
-    let holds_values = WITH_VALUES.contains(&catalog.oid);
-    let protected = holds_values
-        && guc::data_catalog_encryption()
-        && directory::anything_sealed_in(process::my_database());
-    Ok(protected.then(|| by_setting("pagevault.data_catalog_encryption")))
-}
-
-/// What is wanted of shared catalogs.
-pub(super) fn wanted_of_shared() -> Option<Decision> {
-    guc::shared_catalog_encryption().then(|| by_setting("pagevault.shared_catalog_encryption"))
-}
-
-fn by_setting(name: &'static str) -> Decision {
-    Decision::new(Label::Encrypted(None), Source::Setting(name))
-}
-
 /// `pagevault.encrypt_catalogs()`: seals every catalog of which that is wanted.
 pub(crate) fn encrypt_wanted() -> Result<()> {
     for (catalog, decision) in wanted_encrypted()? {
-        rewrite::encrypt_catalog(catalog.oid, decision.named_cipher())?;
+        at_once::encrypt_catalog(catalog.oid, decision.named_cipher())?;
     }
     Ok(())
 }
@@ -198,7 +122,7 @@ fn wanted_encrypted() -> Result<Vec<(Facts, Decision)>> {
     for facts in relation::all().into_iter().filter_map(relation::facts) {
         if !facts.user_made
             && facts.kind == Kind::Table
-            && let Some(wanted) = decision::wanted(&facts)?.filter(Decision::is_encrypted)
+            && let Some(wanted) = policy::wanted_encrypted(&facts)?
         {
             found.push((facts, wanted));
         }
@@ -209,8 +133,8 @@ fn wanted_encrypted() -> Result<Vec<(Facts, Decision)>> {
 /// `pagevault.encrypt()` of a catalog. Catalogs have no label of their own.
 pub(crate) fn encrypt(catalog: &Facts, cipher: Option<CipherId>) -> Result<()> {
     require_table(catalog)?;
-    let wanted = decision::wanted(catalog)?.filter(Decision::is_encrypted);
-    if is_shared(catalog) && wanted.is_none() && !directory::is_sealed(catalog.file) {
+    let wanted = policy::wanted_encrypted(catalog)?;
+    if catalog.is_shared() && wanted.is_none() && !directory::is_sealed(catalog.file) {
         return Err(Report::new(
             PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
             format!("\"{}\" is a shared catalog, and these are not protected", catalog.name),
@@ -219,18 +143,21 @@ pub(crate) fn encrypt(catalog: &Facts, cipher: Option<CipherId>) -> Result<()> {
         .hint("To accept that, set pagevault.shared_catalog_encryption = on."));
     }
     let named = || wanted.and_then(|wanted| wanted.named_cipher());
-    rewrite::encrypt_catalog(catalog.oid, cipher.or_else(named))
+    at_once::encrypt_catalog(catalog.oid, cipher.or_else(named))
 }
 
 /// `pagevault.decrypt()` of a catalog, unless that is against the policy. Returns the number of the
 /// job, if it takes one.
 pub(crate) fn decrypt(catalog: &Facts) -> Result<Option<i64>> {
     require_table(catalog)?;
-    if let Some(wanted) = decision::wanted(catalog)?.filter(Decision::is_encrypted) {
+    if let Some(wanted) = policy::wanted_encrypted(catalog)? {
         let (detail, hint) = match wanted.source {
-            Source::Setting(name) => (format!("{name} is on."), format!("Turn {name} off first.")),
+            Source::Setting(setting) => {
+                let name = setting.name();
+                (format!("{name} is on."), format!("Turn {name} off first."))
+            }
             source => (
-                format!("The label of {} says encrypted.", source.describe()),
+                format!("The label of {} says encrypted.", policy::describe(source)),
                 "Change the label first.".to_owned(),
             ),
         };

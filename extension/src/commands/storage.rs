@@ -1,0 +1,124 @@
+//! New storage: it is written as the policy says from its first block on. At two moments:
+//!
+//! 1. `mdcreate` ([`storage_created`]): a file appears. For TRUNCATE, REINDEX, SET TABLESPACE and
+//!    other replacements of an existing relation's storage nothing else will be heard of it, so the
+//!    answer is looked for among the relations this backend has locked for rewriting. Undecided
+//!    means encrypted.
+//! 2. `object_access_hook` ([`relation_created`]): a new relation exists and its file is still
+//!    empty. Its kind, name and table are known, and the first answer is put right if need be. Of a
+//!    partition the partitioned table is known a moment later ([`super::altered`]).
+
+use pagevault_cipher::CipherId;
+use pagevault_core::policy::relation::SHARED;
+use pagevault_core::policy::storage::Answer;
+use pagevault_keystore::RelFile;
+use pgrx::PgSqlErrorCode;
+use pgrx::pg_sys::Oid;
+
+use super::{altered, databases};
+use crate::keys::store::directory;
+use crate::keys::usage::data_keys::{self, Pages};
+use crate::pg::relation::{self, Facts, Kind};
+use crate::pg::report::{Report, Result};
+use crate::pg::{locks, process};
+use crate::policy::{described, memo, pending, policy};
+
+/// A file for a permanent relation is about to be created.
+pub(crate) fn storage_created(file: RelFile) -> Result<()> {
+    // Also where the file is known: a number that was used before must not inherit the old file's
+    // key.
+    begin(file, cipher_for_new_storage(file)?)
+}
+
+/// From now on, and with a key of its own, a file is written with this cipher, or in plaintext.
+fn begin(file: RelFile, cipher: Option<CipherId>) -> Result<()> {
+    match cipher {
+        Some(cipher) => {
+            memo::forget_unencrypted();
+            if file.database == process::my_database() {
+                pending::note_encryption();
+            }
+            data_keys::new_epoch(file, cipher).map(|_| ())
+        }
+        None => data_keys::write_plaintext(file, Pages::None),
+    }
+}
+
+fn cipher_for_new_storage(file: RelFile) -> Result<Option<CipherId>> {
+    if file.database != process::my_database() && file.database != SHARED {
+        return Ok(match databases::original_of(file) {
+            Some(original) => directory::current_cipher(original),
+            None => directory::cipher_of_namesake(file),
+        });
+    }
+    if process::creates_us() {
+        return Ok(None); // `relation_created` decides: there may be no key yet, and no label either
+    }
+    let locked = locks::relations_locked_for_rewrite().into_iter();
+    let answers = locked.filter_map(|oid| answer_of(oid, file).transpose());
+    policy().for_new_file(file, answers)
+}
+
+/// What a locked relation says of a new file. That it does not want it encrypted is remembered:
+/// it is asked again for each file of a command.
+fn answer_of(oid: Oid, file: RelFile) -> Result<Option<Answer>> {
+    let tablespace = file.tablespace.into();
+    if let Some(answer) = memo::unencrypted(oid, tablespace) {
+        return Ok(Some(answer));
+    }
+    let moment = memo::moment();
+    let Some(locked) = relation::facts(oid) else { return Ok(None) };
+    if locked.file == file {
+        return Ok(None); // it is being made, and is decided when it is known what it is
+    }
+    let answer = policy().asked(&described(&locked), file)?;
+    memo::set_unencrypted(moment, oid, tablespace, answer);
+    Ok(Some(answer))
+}
+
+/// A relation was created by the current command and its file is still empty.
+pub(crate) fn relation_created(oid: Oid) -> Result<()> {
+    let Some(facts) = relation::facts(oid) else { return Ok(()) };
+    refuse_in_our_schema(&facts)?;
+    if !facts.is_stored() {
+        return Ok(());
+    }
+    altered::note_created(&facts);
+    let wanted = policy().for_new_relation(&described(&facts))?;
+    seal_empty_file(facts.file, wanted)
+}
+
+/// A role called pagevault has this schema first in its search path, and means another one.
+fn refuse_in_our_schema(facts: &Facts) -> Result<()> {
+    let leads = matches!(
+        facts.kind,
+        Kind::Table | Kind::MaterializedView | Kind::Sequence | Kind::PartitionedTable
+    );
+    let is_new = leads && facts.rewrites.is_none() && !facts.temporary;
+    if !is_new || process::creates_us() || !relation::is_our_schema(facts.schema) {
+        return Ok(());
+    }
+    Err(Report::new(
+        PgSqlErrorCode::ERRCODE_INSUFFICIENT_PRIVILEGE,
+        format!("permission denied to create {}", relation::quoted_name(facts)),
+    )
+    .detail("The schema pagevault is the extension's.")
+    .hint(
+        "Name another schema. Of a role called pagevault this one is the first in the search path.",
+    ))
+}
+
+/// pg_upgrade has made a relation whose file it will bring, and after that perhaps statistics of
+/// it.
+pub(crate) fn relation_announced(oid: Oid) {
+    if relation::facts(oid)
+        .is_some_and(|facts| facts.is_stored() && directory::is_sealed(facts.file))
+    {
+        pending::note_encryption();
+    }
+}
+
+/// Has a file that holds nothing yet written with this cipher, or in plaintext.
+pub(super) fn seal_empty_file(file: RelFile, wanted: Option<CipherId>) -> Result<()> {
+    if wanted == directory::current_cipher(file) { Ok(()) } else { begin(file, wanted) }
+}

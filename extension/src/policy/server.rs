@@ -1,0 +1,166 @@
+//! What the policy asks ([`Catalog`]), answered by PostgreSQL; and its decisions in terms of what
+//! PostgreSQL says of relations. Nothing is decided here: see `pagevault_core::policy`.
+
+use pagevault_cipher::CipherId;
+use pagevault_core::policy::relation::named_for;
+use pagevault_core::policy::{Catalog, Labelled, Policy, Relation};
+use pagevault_keystore::RelFile;
+use pgrx::pg_sys::{self, Oid};
+
+use super::label::Label;
+use super::memo;
+use crate::keys::store::directory;
+use crate::pg::labels::Object;
+use crate::pg::relation::{self, Facts};
+use crate::pg::report::{Report, Result};
+use crate::pg::text::ServerText;
+use crate::pg::{catalog, guc, process};
+
+pub(crate) use pagevault_core::policy::{Decision, Setting, Source};
+
+/// This server, as the session sees it.
+pub(crate) struct Server;
+
+/// The policy of this database.
+pub(crate) fn policy() -> Policy<'static, Server> {
+    Policy::of(&Server)
+}
+
+/// What the policy has to know of a relation.
+pub(crate) fn described(facts: &Facts) -> Relation {
+    Relation {
+        oid: facts.oid.to_u32(),
+        kind: facts.kind,
+        user_made: facts.user_made,
+        temporary: facts.temporary,
+        owner: facts.owner.to_u32(),
+        schema: facts.schema.to_u32(),
+        tablespace: facts.tablespace.to_u32(),
+        file: facts.file,
+        is_partition: facts.is_partition,
+        rewrites: facts.rewrites.map(Oid::to_u32),
+        indexed_table: facts.indexed_table.map(Oid::to_u32),
+        named_for: named_for(facts.kind, facts.name.bytes()),
+    }
+}
+
+fn number(oid: Option<Oid>) -> Option<u32> {
+    oid.map(Oid::to_u32)
+}
+
+impl Catalog for Server {
+    type Error = Report;
+
+    fn relation(&self, oid: u32) -> Result<Option<Relation>> {
+        Ok(relation::facts(oid.into()).as_ref().map(described))
+    }
+
+    fn label_of(&self, object: Labelled) -> Result<Option<Label>> {
+        memo::label_of(object_of(object))
+    }
+
+    fn parent_of(&self, partition: u32) -> Result<Option<u32>> {
+        memo::parent_of(partition.into()).map(number)
+    }
+
+    fn table_of_index(&self, index: u32) -> Result<Option<u32>> {
+        Ok(number(relation::table_of_index(index.into())))
+    }
+
+    fn owner_of_sequence(&self, sequence: u32) -> Result<Option<u32>> {
+        memo::owner_of(sequence.into()).map(number)
+    }
+
+    fn is_schema_of_pg_repack(&self, schema: u32) -> Result<bool> {
+        Ok(catalog::is_schema_of_extension(schema.into(), c"pg_repack"))
+    }
+
+    fn is_superuser(&self, role: u32) -> Result<bool> {
+        Ok(catalog::is_superuser(role.into()))
+    }
+
+    fn cipher_of(&self, file: RelFile) -> Option<CipherId> {
+        directory::current_cipher(file)
+    }
+
+    fn is_anything_encrypted_here(&self) -> bool {
+        directory::anything_sealed_in(process::my_database())
+    }
+
+    fn my_database(&self) -> u32 {
+        process::my_database()
+    }
+
+    fn default_encryption(&self) -> bool {
+        guc::default_encryption()
+    }
+
+    fn data_catalog_encryption(&self) -> bool {
+        guc::data_catalog_encryption()
+    }
+
+    fn shared_catalog_encryption(&self) -> bool {
+        guc::shared_catalog_encryption()
+    }
+
+    fn enforces(&self) -> bool {
+        guc::enforce_encryption()
+    }
+
+    fn default_cipher(&self) -> CipherId {
+        guc::cipher()
+    }
+}
+
+/// What the catalogs call it.
+pub(crate) fn object_of(labelled: Labelled) -> Object {
+    match labelled {
+        Labelled::Relation(oid) => Object::relation(oid.into()),
+        Labelled::Schema(oid) => Object::schema(oid.into()),
+        Labelled::Tablespace(oid) => Object::tablespace(oid.into()),
+        Labelled::Database(oid) => Object::database(oid.into()),
+    }
+}
+
+/// What may have a label that decides something; `None` for any other object.
+pub(crate) fn labelled(object: Object) -> Option<Labelled> {
+    let oid = object.oid.to_u32();
+    match object.class {
+        pg_sys::RelationRelationId => Some(Labelled::Relation(oid)),
+        pg_sys::NamespaceRelationId => Some(Labelled::Schema(oid)),
+        pg_sys::TableSpaceRelationId => Some(Labelled::Tablespace(oid)),
+        pg_sys::DatabaseRelationId => Some(Labelled::Database(oid)),
+        _ => None,
+    }
+}
+
+/// Kind and name of what decides.
+pub(crate) fn describe(source: Source) -> ServerText {
+    match source {
+        Source::Own(oid) | Source::Leader(oid) => Object::relation(oid.into()).describe(),
+        Source::Around(object) => object_of(object).describe(),
+        Source::Setting(setting) => ServerText::join(&[b"setting ", setting.name().as_bytes()]),
+    }
+}
+
+/// What is wanted of a relation; `None` if nothing says.
+pub(crate) fn wanted(facts: &Facts) -> Result<Option<Decision>> {
+    policy().wanted(&described(facts))
+}
+
+/// As [`wanted`], if that is to be encrypted.
+pub(crate) fn wanted_encrypted(facts: &Facts) -> Result<Option<Decision>> {
+    Ok(wanted(facts)?.filter(Decision::is_encrypted))
+}
+
+/// The relation that an index or TOAST table belongs to in the end.
+pub(crate) fn root_of(facts: &Facts) -> Result<Facts> {
+    let root = policy().root_of(&described(facts))?;
+    Ok(relation::facts(root.oid.into()).unwrap_or_else(|| facts.clone()))
+}
+
+/// The cipher that a relation is to be encrypted with where none is named: its label's, or the
+/// default.
+pub(crate) fn cipher_wanted_of(facts: &Facts) -> Result<CipherId> {
+    policy().cipher_wanted_of(&described(facts))
+}
