@@ -35,6 +35,7 @@
 //! | `got` | the slots of an imported symbol and where they lead |
 //! | `patch` | the write window and the swap, with rollback |
 //! | `plan` | what is to be swapped, and the result |
+//! | `process_local` | state for the functions that stand in for others |
 
 #[cfg(not(all(
     target_os = "linux",
@@ -52,7 +53,9 @@ mod got;
 pub mod maps;
 mod patch;
 mod plan;
+mod process_local;
 
 pub use error::Error;
 pub use executable::{Code, Executable, Object};
 pub use plan::{Expected, Installed, Plan, TABLE_WINDOW};
+pub use process_local::ProcessLocal;

@@ -38,7 +38,7 @@ pub(super) fn at_start() -> String {
     let values = values();
     let text: Vec<String> =
         WATCHED.iter().zip(&values).map(|(name, value)| format!("{name}='{value}'")).collect();
-    KNOWN.with(|known| *known = values);
+    KNOWN.set(values);
     text.join(" ")
 }
 
@@ -46,7 +46,7 @@ pub(super) fn at_start() -> String {
 /// configuration again.
 pub(crate) fn tell_changes() {
     let now = values();
-    let before = KNOWN.with(|known| std::mem::replace(known, now.clone()));
+    let before = KNOWN.replace(now.clone());
     for ((name, from), to) in WATCHED.iter().zip(before).zip(now) {
         if from != to {
             let operation = Operation {

@@ -42,7 +42,7 @@ pub(crate) fn begin(operation: Operation) -> u64 {
     let who = session::identity();
     operation.log(&who, ATTEMPTED, None);
     let subtransaction = session::subtransaction();
-    LAST_ERROR.with(|error| *error = None);
+    LAST_ERROR.set(None);
     let number = NUMBER.with(|last| {
         *last += 1;
         *last
@@ -106,7 +106,7 @@ pub(crate) fn setting_changed(name: &'static str, from: bool, to: bool) {
 
 /// An error was logged. What of it concerns us is written when the transaction has ended.
 pub(crate) fn note_error(code: i32, denied: impl FnOnce() -> Option<Operation>) {
-    LAST_ERROR.with(|error| *error = Some(code));
+    LAST_ERROR.set(Some(code));
     if let Some(operation) = denied() {
         let who = who();
         DENIED.with(|all| {
@@ -122,7 +122,7 @@ impl Pending {
         if self.is_done {
             return self.operation.log(&self.who, outcome, None);
         }
-        let code = self.refused.or_else(|| LAST_ERROR.with(|error| *error));
+        let code = self.refused.or(LAST_ERROR.get());
         self.operation.log_failure(&self.who, code);
     }
 }
@@ -130,18 +130,18 @@ impl Pending {
 /// The transaction has ended. Raises nothing and reads no catalog.
 pub(crate) fn transaction_ended(outcome: &'static str) {
     // The last one begun is the first that is undone.
-    for pending in PENDING.with(std::mem::take).iter().rev() {
+    for pending in PENDING.take().iter().rev() {
         pending.end(outcome);
     }
     settings_changed();
-    for (denied, who) in DENIED.with(std::mem::take) {
+    for (denied, who) in DENIED.take() {
         denied.log(&who, "denied", Some("42501"));
     }
 }
 
 /// Writes what the session has set.
 fn settings_changed() {
-    for (operation, who) in CHANGED.with(std::mem::take) {
+    for (operation, who) in CHANGED.take() {
         operation.log(&who, "ok", None);
     }
 }

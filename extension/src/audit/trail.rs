@@ -217,7 +217,7 @@ fn send(text: &str, sync: bool) -> std::result::Result<(), String> {
 /// has inherited that.
 pub(crate) fn repeat_early_lines() {
     let Some(shared) = shmem::get() else { return };
-    let early = EARLY.with(std::mem::take);
+    let early = EARLY.take();
     let _lock = AuditLock::acquire();
     if process::has_logging_collector() && shared.trail.is_first_to_repeat() {
         for text in early {

@@ -21,7 +21,7 @@ static PREVIOUS: ProcessLocal<Option<CheckPerms>> = ProcessLocal::new(None);
 pub(crate) fn install() {
     // SAFETY: in the postmaster, before anything is forked.
     unsafe {
-        PREVIOUS.with(|previous| *previous = pg_sys::ExecutorCheckPerms_hook);
+        PREVIOUS.set(pg_sys::ExecutorCheckPerms_hook);
         pg_sys::ExecutorCheckPerms_hook = Some(check_perms);
     }
 }

@@ -24,7 +24,7 @@ pub(crate) fn install() {
     // SAFETY: in the postmaster, before anything is forked; the function lives as long as the
     // library.
     unsafe {
-        PREVIOUS.with(|previous| *previous = pg_sys::emit_log_hook);
+        PREVIOUS.set(pg_sys::emit_log_hook);
         pg_sys::emit_log_hook = Some(message_logged);
     }
 }
@@ -167,7 +167,7 @@ unsafe extern "C-unwind" fn message_logged(message: *mut pg_sys::ErrorData) {
         if (*message).elevel >= PgLogLevel::ERROR as i32 {
             statements::note_error((*message).sqlerrcode, || denied(message));
         }
-        if let Some(hook) = PREVIOUS.with(|previous| *previous) {
+        if let Some(hook) = PREVIOUS.get() {
             hook(message);
         }
     }

@@ -24,7 +24,7 @@ pub(crate) fn install() {
     // SAFETY: in the postmaster, before anything is forked; the function lives as long as the
     // library, which is never unloaded.
     unsafe {
-        PREVIOUS.with(|previous| *previous = pg_sys::object_access_hook);
+        PREVIOUS.set(pg_sys::object_access_hook);
         pg_sys::object_access_hook = Some(object_access);
     }
 }
@@ -32,16 +32,16 @@ pub(crate) fn install() {
 /// Makes the label provider known to this session, once it is named. Were it known from the start,
 /// SECURITY LABEL without FOR would mean us, or be ambiguous beside another provider.
 pub(super) fn register_label_provider() {
-    if !PROVIDER_REGISTERED.with(|registered| *registered) {
+    if !PROVIDER_REGISTERED.get() {
         // SAFETY: stores a pointer to a function that lives as long as the process.
         unsafe { pg_sys::register_label_provider(PROVIDER.as_ptr(), Some(relabel)) };
-        PROVIDER_REGISTERED.with(|registered| *registered = true);
+        PROVIDER_REGISTERED.set(true);
     }
 }
 
 /// Whether SECURITY LABEL without FOR may mean us in this session.
 pub(super) fn label_provider_is_registered() -> bool {
-    PROVIDER_REGISTERED.with(|registered| *registered)
+    PROVIDER_REGISTERED.get()
 }
 
 /// Contract: called by the server after a catalog row was made, or before one is removed, in a
@@ -55,7 +55,7 @@ unsafe extern "C-unwind" fn object_access(
     sub_id: c_int,
     argument: *mut c_void,
 ) {
-    if let Some(previous) = PREVIOUS.with(|previous| *previous) {
+    if let Some(previous) = PREVIOUS.get() {
         // SAFETY: the earlier hook, with the server's own arguments.
         unsafe { previous(access, class, object, sub_id, argument) };
     }

@@ -25,10 +25,10 @@ pub(crate) fn install() {
     unsafe {
         let table = (&raw mut pg_sys::RmgrTable).cast::<pg_sys::RmgrData>();
         let heap = table.add(pg_sys::RmgrIds::RM_HEAP_ID as usize);
-        HEAP.with(|server| *server = (*heap).rm_decode);
+        HEAP.set((*heap).rm_decode);
         (*heap).rm_decode = Some(decode_heap);
         let heap2 = table.add(pg_sys::RmgrIds::RM_HEAP2_ID as usize);
-        HEAP2.with(|server| *server = (*heap2).rm_decode);
+        HEAP2.set((*heap2).rm_decode);
         (*heap2).rm_decode = Some(decode_heap2);
     }
 }
@@ -43,7 +43,7 @@ unsafe extern "C-unwind" fn decode_heap(
     // SAFETY: the server's own arguments, passed on.
     unsafe {
         check(context);
-        if let Some(server) = HEAP.with(|server| *server) {
+        if let Some(server) = HEAP.get() {
             server(context, buffer);
         }
     }
@@ -57,7 +57,7 @@ unsafe extern "C-unwind" fn decode_heap2(
     // SAFETY: the server's own arguments, passed on.
     unsafe {
         check(context);
-        if let Some(server) = HEAP2.with(|server| *server) {
+        if let Some(server) = HEAP2.get() {
             server(context, buffer);
         }
     }

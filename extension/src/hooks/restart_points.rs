@@ -29,14 +29,14 @@ pub(crate) fn install() {
     // resource manager and is not constant (rmgr.c); built-in ones are there from the beginning.
     unsafe {
         let manager = (&raw mut pg_sys::RmgrTable).cast::<pg_sys::RmgrData>().add(XLOG);
-        PREVIOUS.with(|previous| *previous = (*manager).rm_redo);
+        PREVIOUS.set((*manager).rm_redo);
         (*manager).rm_redo = Some(redo);
     }
 }
 
 /// Contract: startup process, not in a critical section; what it raises ends recovery.
 unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
-    let Some(next) = PREVIOUS.with(|previous| *previous) else { return };
+    let Some(next) = PREVIOUS.get() else { return };
     // SAFETY: the server's own argument, passed on; nothing here has a destructor.
     unsafe {
         let held_up = if is_checkpoint(record) && process::is_not_consistent_yet() {

@@ -27,12 +27,10 @@ static PREVIOUS: ProcessLocal<Hooks> =
 pub(crate) fn install() {
     // SAFETY: in the postmaster, before anything is forked.
     unsafe {
-        PREVIOUS.with(|previous| {
-            *previous = Hooks {
-                relation: pg_sys::get_relation_stats_hook,
-                index: pg_sys::get_index_stats_hook,
-                width: pg_sys::get_attavgwidth_hook,
-            };
+        PREVIOUS.set(Hooks {
+            relation: pg_sys::get_relation_stats_hook,
+            index: pg_sys::get_index_stats_hook,
+            width: pg_sys::get_attavgwidth_hook,
         });
         pg_sys::get_relation_stats_hook = Some(relation_statistics);
         pg_sys::get_index_stats_hook = Some(index_statistics);
@@ -72,9 +70,7 @@ unsafe extern "C-unwind" fn relation_statistics(
     // SAFETY: the server's own arguments, passed on.
     unsafe {
         are_unreadable()
-            || PREVIOUS
-                .with(|previous| previous.relation)
-                .is_some_and(|next| next(root, entry, column, variable))
+            || PREVIOUS.get().relation.is_some_and(|next| next(root, entry, column, variable))
     }
 }
 
@@ -88,9 +84,7 @@ unsafe extern "C-unwind" fn index_statistics(
     // SAFETY: the server's own arguments, passed on.
     unsafe {
         are_unreadable()
-            || PREVIOUS
-                .with(|previous| previous.index)
-                .is_some_and(|next| next(root, index, column, variable))
+            || PREVIOUS.get().index.is_some_and(|next| next(root, index, column, variable))
     }
 }
 
@@ -102,7 +96,7 @@ unsafe extern "C-unwind" fn average_width(table: Oid, column: AttrNumber) -> i32
         if column > 0 && are_unreadable() {
             return pg_sys::panic::pgrx_extern_c_guard(|| width_of_type(table, column));
         }
-        PREVIOUS.with(|previous| previous.width).map_or(0, |next| next(table, column))
+        PREVIOUS.get().width.map_or(0, |next| next(table, column))
     }
 }
 

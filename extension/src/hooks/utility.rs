@@ -26,7 +26,7 @@ static PREVIOUS: ProcessLocal<pg_sys::ProcessUtility_hook_type> = ProcessLocal::
 pub(crate) fn install() {
     // SAFETY: in the postmaster, before anything is forked.
     unsafe {
-        PREVIOUS.with(|previous| *previous = pg_sys::ProcessUtility_hook);
+        PREVIOUS.set(pg_sys::ProcessUtility_hook);
         pg_sys::ProcessUtility_hook = Some(process_utility);
     }
 }
@@ -56,7 +56,7 @@ unsafe extern "C-unwind" fn process_utility(
             NOT_AUDITED
         };
         let commits_prepared = commits_prepared(node);
-        let next = PREVIOUS.with(|previous| *previous).unwrap_or(raw::standard_ProcessUtility);
+        let next = PREVIOUS.get().unwrap_or(raw::standard_ProcessUtility);
         next(statement, query, read_only, context, params, environment, destination, completion);
         labels::command_ends(labellings);
         if commits_prepared {

@@ -154,7 +154,7 @@ fn require_no_other_database_key(lock: &KeystoreLock, records: &[Record]) -> Res
             let state = cluster_state(lock)?;
             let keys = state.database_keys();
             let known = keys.map(|(scope, version, key)| ((scope, version), key.check)).collect();
-            CHECK_VALUES.with(|values| *values = Some(known));
+            CHECK_VALUES.set(Some(known));
         }
         let is_another = CHECK_VALUES.with(|values| {
             let values = values.get_or_insert_default();

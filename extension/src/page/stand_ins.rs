@@ -203,7 +203,7 @@ pub(crate) fn file_at_stake(epoch_on_disk: EpochOnDisk) -> Option<RelFile> {
     if !shmem::anything_sealed() && !shmem::any_database_key() {
         return None;
     }
-    let last = LAST.with(|last| *last);
+    let last = LAST.get();
     // In this order: what is written meanwhile is noted before.
     let in_buffers = if last.is_some_and(|(end, took)| end.elapsed() < SHARE * took) {
         dirty().map(|(file, _, _)| file).find(|file| relation_files::may_exist(*file))
@@ -211,7 +211,7 @@ pub(crate) fn file_at_stake(epoch_on_disk: EpochOnDisk) -> Option<RelFile> {
         let start = Instant::now();
         let found =
             dirty().find_map(|page| over_sealed_page(page, epoch_on_disk)).map(|note| note.file);
-        LAST.with(|last| *last = Some((Instant::now(), start.elapsed())));
+        LAST.set(Some((Instant::now(), start.elapsed())));
         found
     };
     let noted = || {

@@ -445,7 +445,7 @@ macro_rules! check_perms_hook {
             // SAFETY: the server's own arguments, passed on.
             unsafe {
                 $check(range_table);
-                $previous.with(|previous| *previous).is_none_or(|next| next(range_table, raise))
+                $previous.get().is_none_or(|next| next(range_table, raise))
             }
         }
         #[cfg(not(feature = "pg15"))]
@@ -457,7 +457,7 @@ macro_rules! check_perms_hook {
             // SAFETY: the server's own arguments, passed on.
             unsafe {
                 $check(range_table);
-                let previous = $previous.with(|previous| *previous);
+                let previous = $previous.get();
                 previous.is_none_or(|next| next(range_table, permissions, raise))
             }
         }

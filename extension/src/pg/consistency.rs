@@ -6,27 +6,22 @@
 //! is never consistent before all WAL is replayed, and says nothing; the resource managers are told
 //! then.)
 
-use std::cell::Cell;
-
 use pgrx::{pg_guard, pg_sys};
 
 use super::process::ProcessLocal;
 use super::report::logs_line;
 
+#[derive(Clone, Copy)]
 struct Watch {
     /// What is done then.
-    then: Cell<Option<fn()>>,
+    then: Option<fn()>,
     /// Who else wants to see messages before they are logged.
-    others: Cell<pg_sys::emit_log_hook_type>,
+    others: pg_sys::emit_log_hook_type,
     /// `log_min_messages` as it was set; messages below are kept out of the log here.
-    least: Cell<i32>,
+    least: i32,
 }
 
-static WATCH: ProcessLocal<Watch> = ProcessLocal::new(Watch {
-    then: Cell::new(None),
-    others: Cell::new(None),
-    least: Cell::new(0),
-});
+static WATCH: ProcessLocal<Watch> = ProcessLocal::new(Watch { then: None, others: None, least: 0 });
 
 /// Has the startup process call `then` when the data directory is consistent; once, before it
 /// replays anything.
@@ -40,11 +35,7 @@ pub(crate) fn watch(then: fn()) {
         }
         let least = pg_sys::log_min_messages;
         let others = pg_sys::emit_log_hook;
-        WATCH.with(|watch| {
-            watch.then.set(Some(then));
-            watch.others.set(others);
-            watch.least.set(least);
-        });
+        WATCH.set(Watch { then: Some(then), others, least });
         // The hook is not shown what is not logged (`should_output_to_server`, elog.c: LOG is
         // between ERROR and FATAL).
         if least > pg_sys::PGERROR as i32 {
@@ -63,13 +54,12 @@ pub(crate) fn watch(then: fn()) {
 /// to be logged.
 #[pg_guard]
 unsafe extern "C-unwind" fn look(message: *mut pg_sys::ErrorData) {
-    let (then, others, least) =
-        WATCH.with(|watch| (watch.then.get(), watch.others.get(), watch.least.get()));
+    let Watch { then, others, least } = WATCH.get();
     // SAFETY: a plain global; the message that is being reported; another library's hook, called as
     // the server would.
     unsafe {
         if let Some(then) = then.filter(|_| pg_sys::reachedConsistency) {
-            WATCH.with(|watch| watch.then.set(None));
+            WATCH.set(Watch { then: None, others, least });
             then();
         }
         if least > pg_sys::PGERROR as i32 && (*message).elevel < least && !logs_line() {

@@ -54,7 +54,7 @@ static TEMP_ENCRYPTION: GucSetting<TempEncryption> =
 
 /// Defines every setting; from `_PG_init`.
 pub(crate) fn define(changed: Changed) {
-    CHANGED.with(|told| *told = Some(changed));
+    CHANGED.set(Some(changed));
     define_protection(
         c"pagevault.default_encryption",
         c"Encrypts every relation created from now on.",
@@ -348,7 +348,7 @@ fn assigned(name: &'static str, old: bool, new: bool) {
     if old == new || !session::sets_for_itself() {
         return;
     }
-    if let Some(tell) = CHANGED.with(|changed| *changed) {
+    if let Some(tell) = CHANGED.get() {
         tell(name, old, new);
     }
 }

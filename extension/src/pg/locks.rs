@@ -293,7 +293,7 @@ pub(crate) fn release_session_locks() {
 /// advisory locks); otherwise they would stay until the server is started again.
 fn release_at_exit() {
     static REGISTERED: ProcessLocal<bool> = ProcessLocal::new(false);
-    if !REGISTERED.with(|registered| std::mem::replace(registered, true)) {
+    if !REGISTERED.replace(true) {
         // SAFETY: once per process; the function lives as long as the library.
         unsafe { pg_sys::before_shmem_exit(Some(exiting), pg_sys::Datum::null()) };
     }

@@ -1,43 +1,15 @@
-//! Facts about the process we run in, and state that belongs to one process.
+//! Facts about the process we run in.
 
-use std::cell::UnsafeCell;
 use std::ffi::{CStr, OsStr};
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+pub(crate) use pagevault_interpose::ProcessLocal;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Oid};
 
 use super::{compat, locks};
-
-/// A value of one PostgreSQL process.
-///
-/// PostgreSQL processes run our code on their main thread only, and signal handlers never call us,
-/// so the one rule is that [`ProcessLocal::with`] is not entered again from inside itself.
-pub(crate) struct ProcessLocal<T>(UnsafeCell<T>);
-
-// SAFETY: see the type: one thread, no re-entry. The crate starts no threads.
-unsafe impl<T> Sync for ProcessLocal<T> {}
-
-impl<T> ProcessLocal<T> {
-    /// A value that each process starts with (inherited from the postmaster by fork).
-    pub(crate) const fn new(value: T) -> Self {
-        ProcessLocal(UnsafeCell::new(value))
-    }
-
-    /// Runs `f` with the value. `f` must not raise a server ERROR by longjmp; a panic is fine.
-    #[inline]
-    pub(crate) fn with<R>(&self, f: impl FnOnce(&mut T) -> R) -> R {
-        // SAFETY: one thread, and no caller enters again from inside `f`.
-        f(unsafe { &mut *self.0.get() })
-    }
-
-    /// Address of the value, for advice to the kernel.
-    pub(crate) fn as_ptr(&self) -> *const T {
-        self.0.get()
-    }
-}
 
 /// The data directory, absolute.
 pub(crate) fn data_directory() -> PathBuf {
@@ -244,7 +216,7 @@ pub(crate) fn connect_to_database_if_there(database: Oid) {
     // process's alone, which has one thread.
     unsafe {
         let others = pg_sys::emit_log_hook;
-        OTHERS.with(|kept| *kept = others);
+        OTHERS.set(others);
         pg_sys::emit_log_hook = Some(pass_over_no_database);
         pg_sys::BackgroundWorkerInitializeConnectionByOid(database, Oid::INVALID, 0);
         pg_sys::emit_log_hook = others;
@@ -265,7 +237,7 @@ unsafe extern "C-unwind" fn pass_over_no_database(message: *mut pg_sys::ErrorDat
     unsafe {
         if [no_database, not_now].contains(&(*message).sqlerrcode) {
             (*message).output_to_server = false;
-        } else if let Some(hook) = OTHERS.with(|kept| *kept) {
+        } else if let Some(hook) = OTHERS.get() {
             hook(message);
         }
     }

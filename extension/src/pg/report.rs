@@ -109,7 +109,7 @@ static LOGS_LINE: ProcessLocal<bool> = ProcessLocal::new(false);
 
 /// True while a message is logged that must be logged, whatever `log_min_messages` says.
 pub(crate) fn logs_line() -> bool {
-    LOGS_LINE.with(|logs| *logs)
+    LOGS_LINE.get()
 }
 
 /// Writes one line to the server log at level LOG: to no client, and without the statement that is
@@ -133,9 +133,9 @@ pub(crate) fn log_line(line: &str) {
             pg_sys::errmsg_internal(c"%s".as_ptr(), line.as_ptr());
             pg_sys::errhidestmt(true);
             pg_sys::errhidecontext(true);
-            LOGS_LINE.with(|logs| *logs = true);
+            LOGS_LINE.set(true);
             raw::errfinish(c"pagevault".as_ptr(), 0, c"log_line".as_ptr());
-            LOGS_LINE.with(|logs| *logs = false);
+            LOGS_LINE.set(false);
         }
     }
 }

@@ -26,7 +26,7 @@ impl Survey {
     /// In a transaction, as it is by now. Nothing may be changed meanwhile by this session.
     pub(crate) fn make() -> Survey {
         let all = Rc::new(read().into_iter().map(|facts| (facts.oid.to_u32(), facts)).collect());
-        PRESENT.with(|present| *present = Some(Rc::clone(&all)));
+        PRESENT.set(Some(Rc::clone(&all)));
         Survey(all)
     }
 
@@ -39,7 +39,7 @@ impl Survey {
 /// An ERROR comes by here as well, as a panic.
 impl Drop for Survey {
     fn drop(&mut self) {
-        PRESENT.with(|present| *present = None);
+        PRESENT.set(None);
     }
 }
 

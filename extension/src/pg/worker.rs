@@ -89,7 +89,7 @@ static AT_EXIT: ProcessLocal<Option<fn()>> = ProcessLocal::new(None);
 /// and releases advisory locks. Whoever has the place of this process next would find the lock held
 /// by itself (`SetupLockInTable`, lock.c), everybody else for ever.
 pub(crate) fn at_exit(work: fn()) {
-    AT_EXIT.with(|slot| *slot = Some(work));
+    AT_EXIT.set(Some(work));
     // SAFETY: once per process; the function lives as long as the library.
     unsafe { pg_sys::before_shmem_exit(Some(exiting), 0.into()) };
 }
@@ -102,7 +102,7 @@ unsafe extern "C-unwind" fn exiting(_code: std::ffi::c_int, _argument: pg_sys::D
         pg_sys::AbortOutOfAnyTransaction();
         pg_sys::LockReleaseAll(pg_sys::DEFAULT_LOCKMETHOD as pg_sys::LOCKMETHODID, true);
     }
-    if let Some(work) = AT_EXIT.with(|slot| slot.take()) {
+    if let Some(work) = AT_EXIT.take() {
         work();
     }
 }

@@ -45,9 +45,9 @@ pub(crate) fn start() {
     }
     // SAFETY: in the postmaster; hooks are chained and live as long as the library.
     unsafe {
-        PREVIOUS_REQUEST.with(|previous| *previous = pg_sys::shmem_request_hook);
+        PREVIOUS_REQUEST.set(pg_sys::shmem_request_hook);
         pg_sys::shmem_request_hook = Some(shmem_request);
-        PREVIOUS_STARTUP.with(|previous| *previous = pg_sys::shmem_startup_hook);
+        PREVIOUS_STARTUP.set(pg_sys::shmem_startup_hook);
         pg_sys::shmem_startup_hook = Some(shmem_startup);
     }
     // Last, so that a server with half of the above never has its functions replaced.
@@ -71,7 +71,7 @@ fn keep_backtraces_out_of_errors() {
 /// Stage 2.
 #[pg_guard]
 unsafe extern "C-unwind" fn shmem_request() {
-    if let Some(previous) = PREVIOUS_REQUEST.with(|previous| *previous) {
+    if let Some(previous) = PREVIOUS_REQUEST.get() {
         // SAFETY: the earlier hook of the same type.
         unsafe { previous() };
     }
@@ -81,7 +81,7 @@ unsafe extern "C-unwind" fn shmem_request() {
 /// Stage 3, and again after a crash restart.
 #[pg_guard]
 unsafe extern "C-unwind" fn shmem_startup() {
-    if let Some(previous) = PREVIOUS_STARTUP.with(|previous| *previous) {
+    if let Some(previous) = PREVIOUS_STARTUP.get() {
         // SAFETY: the earlier hook of the same type.
         unsafe { previous() };
     }

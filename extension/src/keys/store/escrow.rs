@@ -39,7 +39,7 @@ pub(crate) fn tell_of_new_bundle() {
     static KNOWN: ProcessLocal<Option<Option<i64>>> = ProcessLocal::new(None);
     let mark = mark();
     let made = mark.as_ref().map(|mark| mark.made);
-    let known = KNOWN.with(|known| known.replace(made));
+    let known = KNOWN.replace(Some(made));
     let Some(mark) = mark.filter(|_| known.is_some_and(|known| known != made)) else { return };
     let operation = Operation {
         action: "escrow_export",
