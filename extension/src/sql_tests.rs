@@ -9,10 +9,10 @@ mod tests {
 
     use crate::keys::provider::refusal;
     use crate::pg::locks::KeystoreLock;
-    use crate::pg::mapping::{Kind, shared_words};
+    use crate::pg::mapping::{Kind, Region};
     use crate::policy::label::{self, Label};
     use crate::shmem::control::{self, Control};
-    use crate::shmem::health::{self, Health, OperationFailure};
+    use crate::shmem::health::{Health, OperationFailure};
     use crate::shmem::secrets::{self, Revocation, Secrets, State};
 
     #[pg_test]
@@ -99,7 +99,7 @@ mod tests {
 
     #[pg_test]
     fn database_keys_are_locked_until_unlocked() -> std::io::Result<()> {
-        let table = Secrets::new(shared_words(secrets::words_needed(0), Kind::Sparse)?);
+        let table = Secrets::new(Region::map(secrets::slots_needed(0), Kind::Sparse)?);
         let key = pagevault_cipher::Secret32::from_bytes(&[7; 32]);
         assert!(table.announce(5, 1).is_ok());
         assert!(table.state(5, 1) == Some(State::Locked) && table.get(5, 1).is_none());
@@ -114,7 +114,7 @@ mod tests {
 
     #[pg_test]
     fn revoked_keys_stay_readable_until_refused_and_are_never_lost() -> std::io::Result<()> {
-        let table = Secrets::new(shared_words(secrets::words_needed(0), Kind::Sparse)?);
+        let table = Secrets::new(Region::map(secrets::slots_needed(0), Kind::Sparse)?);
         let key = pagevault_cipher::Secret32::from_bytes(&[7; 32]);
         for (scope, version) in [(5, 1), (5, 2), (6, 1)] {
             assert!(table.unlock(scope, version, &key).is_ok());
@@ -162,7 +162,7 @@ mod tests {
 
     #[pg_test]
     fn health_is_kept_by_provider_and_cut_to_what_fits() -> std::io::Result<()> {
-        let table = Health::new(shared_words(health::WORDS, Kind::Sparse)?);
+        let table = Region::<Health>::map(0, Kind::Sparse)?.head;
         let lock = KeystoreLock::acquire();
         assert!(table.entry(&lock, "a").is_none());
         table.record(&lock, "a", 10, 1500, Ok(()));
@@ -188,21 +188,21 @@ mod tests {
 
     #[pg_test]
     fn a_full_table_of_database_keys_says_so() -> std::io::Result<()> {
-        let table = Secrets::new(shared_words(secrets::words_needed(0), Kind::Sparse)?);
+        let table = Secrets::new(Region::map(secrets::slots_needed(0), Kind::Sparse)?);
         let announced = |version: &u32| table.has_room() && table.announce(1, *version).is_ok();
         assert_eq!((1..).take_while(announced).count(), table.limit());
         // What recovery has on top of that.
         let room = (2000..).take_while(|version| table.announce(1, *version).is_ok()).count();
         assert_eq!((table.limit(), room), (1023 - 64, 64));
         assert_eq!(table.newest(1), Some(2063));
-        let larger = Secrets::new(shared_words(secrets::words_needed(5000), Kind::Sparse)?);
+        let larger = Secrets::new(Region::map(secrets::slots_needed(5000), Kind::Sparse)?);
         assert!(larger.limit() > 5000);
         Ok(())
     }
 
     #[pg_test]
     fn control_words_remember_where_logs_end() -> std::io::Result<()> {
-        let control = Control::new(shared_words(control::words_needed(0), Kind::Sparse)?);
+        let control = Control::new(Region::map(control::entries_needed(0), Kind::Sparse)?);
         assert!(control.position(0).is_none());
         control.set_keystore_id(&[9; 16]);
         let position = pagevault_keystore::log::Position {
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!(control.position(4_294_967_294), Some(position));
         control.set_unlock_failure("because");
         assert_eq!(control.unlock_failure(), "because");
-        control.reset();
+        control.reset()?;
         assert!(control.position(4_294_967_294).is_none());
         Ok(())
     }

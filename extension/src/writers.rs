@@ -7,26 +7,26 @@
 //! nor for the archiver whose command hangs, as a barrier of the server would
 //! (`WaitForProcSignalBarrier`, which is accepted where a process checks for interrupts).
 //!
-//! Every process has words of its own in shared memory, one for each kind of [`Act`], by its number
-//! among the server's processes. Before it looks up the key it makes the word odd, afterwards even
-//! again; it is never the same odd number twice in a row. Beside it stands the number of the file,
-//! so that only those who write that file are waited for. So the word is odd from before the look
-//! until after the write, and
+//! Every process has a place of its own in shared memory, by its number among the server's
+//! processes, with a number for each kind of [`Act`]. Before it looks up the key it makes that odd,
+//! afterwards even again; it is never the same odd one twice in a row. Beside it stands which file
+//! that is, so that only those who write that file are waited for. So the number is odd from before
+//! the look until after the write, and
 //!
 //! - the writer stores the odd number, and then looks up the key;
-//! - the other stores the key, and then reads the words.
+//! - the other stores the key, and then reads the numbers.
 //!
 //! Between the two steps stands a fence on either side. So at least one sees what the other has
 //! stored: a writer that is not seen has seen the new key. (A key that a third process has stored
 //! counts as well: who sees it as current is behind that store.)
 //!
-//! An ERROR between the two leaves the word odd although nothing is being written. The end of the
+//! An ERROR between the two leaves the number odd although nothing is being written. The end of the
 //! transaction makes it even; where there is none (background writer, checkpointer) the process
 //! goes back to its main loop, which it shows, or writes again, with another number.
 //!
 //! All this is on the page path: no allocation, no lock, no error.
 
-use std::sync::atomic::{AtomicU32, Ordering::*, fence};
+use std::sync::atomic::{Ordering::*, fence};
 use std::time::{Duration, Instant};
 
 use pgrx::PgSqlErrorCode;
@@ -34,7 +34,7 @@ use pgrx::PgSqlErrorCode;
 use crate::pg::report::{Report, Result};
 use crate::pg::{compat, guc, process, processes};
 use crate::shmem;
-use crate::shmem::writers::SLOT;
+use crate::shmem::writers::{Slot, Turn};
 
 /// What takes its time between looking at keys and acting on what was seen.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
@@ -47,26 +47,32 @@ pub(crate) enum Act {
 
 const ACTS: [Act; 2] = [Act::Writing, Act::Creating];
 
-/// Words of a process: for each act the one that is odd meanwhile, then the files.
-const FILES: usize = ACTS.len();
+impl Act {
+    #[inline]
+    fn turn(self, slot: &Slot) -> &Turn {
+        match self {
+            Act::Writing => &slot.writing,
+            Act::Creating => &slot.creating,
+        }
+    }
+}
 
-/// The words of this process. The postmaster has none, and writes nothing.
+/// What this process is at. The postmaster has no such place, and writes nothing.
 #[inline]
-fn own() -> Option<&'static [AtomicU32; SLOT]> {
-    shmem::get()?.writers.slot(compat::process_number()?)
+fn own(act: Act) -> Option<&'static Turn> {
+    Some(act.turn(shmem::get()?.writers.slot(compat::process_number()?)?))
 }
 
 /// From here on this process looks at the keys of a file, given by its number, to act on what it
 /// sees.
 #[inline]
 pub(crate) fn begin(act: Act, file: u32) {
-    if let Some(slot) = own() {
-        let word = &slot[act as usize];
-        let before = word.load(Relaxed);
-        slot[FILES + act as usize].store(file, Relaxed);
+    if let Some(turn) = own(act) {
+        let before = turn.number.load(Relaxed);
+        turn.file.store(file, Relaxed);
         // Release: with this number the file is seen, and what this process shows of itself is not
         // older.
-        word.store(before.wrapping_add(1 + (before & 1)), Release);
+        turn.number.store(before.wrapping_add(1 + (before & 1)), Release);
         fence(SeqCst);
     }
 }
@@ -74,10 +80,9 @@ pub(crate) fn begin(act: Act, file: u32) {
 /// What was begun is done.
 #[inline]
 pub(crate) fn end(act: Act) {
-    if let Some(slot) = own() {
+    if let Some(Turn { number, .. }) = own(act) {
         // Nobody else writes here.
-        let word = &slot[act as usize];
-        word.store(word.load(Relaxed).wrapping_add(1) & !1, Release);
+        number.store(number.load(Relaxed).wrapping_add(1) & !1, Release);
     }
 }
 
@@ -89,7 +94,7 @@ pub(crate) fn end_all() {
 /// Those that were at something when this was made.
 pub(crate) struct Others {
     act: Act,
-    /// Number of the process, its word, its pid.
+    /// Number of the process, that of its turn, its pid.
     busy: Vec<(usize, u32, u32)>,
     since: Instant,
 }
@@ -102,12 +107,13 @@ impl Others {
         fence(SeqCst);
         let slots = shmem::get().map_or(&[][..], |shared| shared.writers.slots());
         for (process, slot) in slots.iter().enumerate() {
-            let word = slot[act as usize].load(Acquire);
+            let turn = act.turn(slot);
+            let number = turn.number.load(Acquire);
             // That of this number, or of a later one: then what this one was for is done.
-            let its_file = slot[FILES + act as usize].load(Relaxed);
+            let its_file = turn.file.load(Relaxed);
             let another = file.is_some_and(|file| file != its_file);
-            if word & 1 == 1 && !another {
-                busy.push((process, word, processes::pid(process)));
+            if number & 1 == 1 && !another {
+                busy.push((process, number, processes::pid(process)));
             }
         }
         Others { act, busy, since: Instant::now() }
@@ -118,7 +124,7 @@ impl Others {
         let act = self.act;
         self.busy.retain(|&(process, before, pid)| {
             let slot = shmem::get().and_then(|shared| shared.writers.slot(process));
-            let goes_on = slot.is_some_and(|slot| slot[act as usize].load(Acquire) == before);
+            let goes_on = slot.is_some_and(|slot| act.turn(slot).number.load(Acquire) == before);
             goes_on && !processes::has_left_its_work(process, pid)
         });
         if self.busy.is_empty() {

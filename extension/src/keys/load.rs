@@ -15,16 +15,16 @@ use super::store::{escrow, unsettled};
 use crate::audit;
 use crate::keystore_dir;
 use crate::pg::locks::KeystoreLock;
-use crate::pg::mapping::{self, Kind};
+use crate::pg::mapping::{self, Kind, Region};
 use crate::pg::report::{Report, Result, internal};
 use crate::pg::{compat, guc, process};
 use crate::shmem::control::{self, Control};
 use crate::shmem::counters::{self, Counters};
-use crate::shmem::health::{self, Health};
+use crate::shmem::health::Health;
 use crate::shmem::secrets::{self, Secrets};
-use crate::shmem::trail::{self, Trail};
-use crate::shmem::wal::{self, Wal};
-use crate::shmem::writers::{self, Writers};
+use crate::shmem::trail::Trail;
+use crate::shmem::wal::Wal;
+use crate::shmem::writers::Writers;
 use crate::shmem::written_over::{self, WrittenOver};
 use crate::shmem::{self, Shared};
 use crate::stats::clock;
@@ -208,70 +208,63 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
     // Scopes ascend: the cluster's log, which has the database keys, comes first.
     let database_keys =
         logs.first().map_or(0, |cluster| wrappings::database_keys(&cluster.records).len());
-    let words = Directory::words_needed(capacity);
-    let words = mapping::shared_words(words, Kind::Sparse).map_err(|e| no_memory(words, &e))?;
-    let control = control::words_needed(logs.len());
-    let control =
-        mapping::shared_words(control, Kind::Sparse).map_err(|e| no_memory(control, &e))?;
-    let secrets = secrets::words_needed(database_keys);
-    let secrets =
-        mapping::shared_words(secrets, Kind::Secret).map_err(|e| no_memory(secrets, &e))?;
-    let directory = Directory::init_zeroed(words, capacity)?;
-    let secrets = Secrets::new(secrets);
+    let directory_memory = map_region(Directory::words_needed(capacity), Kind::Sparse)?;
+    let directory = Directory::init_zeroed(directory_memory.entries, capacity)?;
+    let secrets = Secrets::new(map_region(secrets::slots_needed(database_keys), Kind::Secret)?);
     let temporary = Secret32::random()?;
     secrets.set_temporary(&temporary);
-    let health = mapping::shared_words(health::WORDS, Kind::Sparse)
-        .map_err(|e| no_memory(health::WORDS, &e))?;
-    let wal =
-        mapping::shared_words(wal::WORDS, Kind::Sparse).map_err(|e| no_memory(wal::WORDS, &e))?;
-    let words_of_counters = counters::words_needed(compat::most_processes());
-    let words_of_counters = mapping::shared_words(words_of_counters, Kind::Sparse)
-        .map_err(|e| no_memory(words_of_counters * 2, &e))?;
+    let processes = compat::most_processes();
     // Unfinished jobs concern files that have keys, or will have. Those that are over are few.
     let jobs = logs.iter().flat_map(|log| &log.records);
     let jobs = jobs.filter(|record| matches!(record, Record::Job { .. })).count();
     let most_jobs = jobs + capacity as usize;
-    let jobs = JobTable::words_needed(most_jobs);
-    let jobs = mapping::shared_words(jobs, Kind::Sparse).map_err(|e| no_memory(jobs, &e))?;
-    let jobs = JobTable::new(jobs, most_jobs);
-    let words_of_writers = writers::words_needed(compat::most_processes());
-    let words_of_writers = mapping::shared_words(words_of_writers, Kind::Sparse)
-        .map_err(|e| no_memory(words_of_writers, &e))?;
-    let written_over = mapping::shared_words(written_over::WORDS, Kind::Sparse)
-        .map_err(|e| no_memory(written_over::WORDS, &e))?;
-    let trail = mapping::shared_words(trail::WORDS, Kind::Sparse)
-        .map_err(|e| no_memory(trail::WORDS, &e))?;
-    let trail = Trail::new(trail);
-    let (control, health, wal) = (Control::new(control), Health::new(health), Wal::new(wal));
-    let counters = Counters::new(words_of_counters, clock::choose());
-    let (writers, written_over) = (Writers::new(words_of_writers), WrittenOver::new(written_over));
+    let jobs: Region<(), _> = map_region(JobTable::words_needed(most_jobs), Kind::Sparse)?;
+    let health: Region<Health> = map_region(0, Kind::Sparse)?;
+    let trail: Region<Trail> = map_region(0, Kind::Sparse)?;
     Ok(shmem::publish(Shared {
         directory,
-        words,
+        directory_memory,
         secrets,
-        control,
-        health,
-        wal,
-        counters,
-        writers,
-        jobs,
-        written_over,
-        trail,
+        control: Control::new(map_region(control::entries_needed(logs.len()), Kind::Sparse)?),
+        health: health.head,
+        wal: Wal::new(map_region(0, Kind::Sparse)?),
+        counters: Counters::new(
+            map_region(counters::slots_needed(processes), Kind::Sparse)?,
+            clock::choose(),
+        ),
+        writers: Writers::new(map_region(processes, Kind::Sparse)?),
+        jobs: JobTable::new(jobs.entries, most_jobs),
+        written_over: WrittenOver::new(map_region(written_over::PLACES, Kind::Sparse)?),
+        trail: trail.head,
     }))
+}
+
+fn map_region<H: mapping::Shared, E: mapping::Shared>(
+    entries: usize,
+    kind: Kind,
+) -> Result<Region<H, E>> {
+    Region::map(entries, kind).map_err(|error| {
+        let size = Region::<H, E>::size(entries).div_ceil(1 << 20);
+        Report::new(
+            PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY,
+            format!("could not map {size} MiB for pagevault's key directory: {error}"),
+        )
+        .hint("Lower pagevault.max_data_keys.")
+    })
 }
 
 /// Crash restart: a process may have died while writing, so the directory is made anew.
 fn reset() -> Result<&'static Shared> {
     let shared = shmem::required()?;
     let capacity = shared.directory.counts()?.capacity;
-    mapping::zero(shared.words).map_err(|e| internal(format!("could not clear memory: {e}")))?;
-    Directory::init_zeroed(shared.words, capacity)?;
-    shared.control.reset();
-    shared.wal.reset();
+    let not_cleared = |error: std::io::Error| internal(format!("could not clear memory: {error}"));
+    shared.directory_memory.clear().map_err(not_cleared)?;
+    Directory::init_zeroed(shared.directory_memory.entries, capacity)?;
+    shared.control.reset().map_err(not_cleared)?;
+    shared.wal.reset().map_err(not_cleared)?;
     shared.jobs.reset();
-    shared.writers.reset();
-    let cleared = shared.written_over.reset();
-    cleared.map_err(|e| internal(format!("could not clear memory: {e}")))?;
+    shared.writers.reset().map_err(not_cleared)?;
+    shared.written_over.reset().map_err(not_cleared)?;
     Ok(shared)
 }
 
@@ -286,15 +279,4 @@ fn fill(shared: &Shared, logs: &[Contents]) -> Result<()> {
         persist::apply(&lock, &log.records)?;
     }
     Ok(())
-}
-
-fn no_memory(words: usize, error: &std::io::Error) -> Report {
-    Report::new(
-        PgSqlErrorCode::ERRCODE_OUT_OF_MEMORY,
-        format!(
-            "could not map {} MiB for pagevault's key directory: {error}",
-            words / (256 * 1024)
-        ),
-    )
-    .hint("Lower pagevault.max_data_keys.")
 }

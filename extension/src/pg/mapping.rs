@@ -4,7 +4,7 @@
 //! not be asked for again, and it can be kept out of swap and core dumps.
 
 use std::io;
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 
 /// How a mapping is treated by the kernel.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -15,25 +15,119 @@ pub(crate) enum Kind {
     Secret,
 }
 
-/// What a mapping may be an array of.
+/// What shared memory may hold: atomics, and what [`shared_struct`] makes of them.
 ///
 /// # Safety
-/// Zero bytes are a value, and a shared one may be changed by several processes.
-pub(crate) unsafe trait Word: 'static {}
+/// Zero bytes are a value of the type, its initial one; and whatever of it can be changed behind a
+/// shared reference is changed by atomic operations, so that several processes may have one each.
+pub(crate) unsafe trait Shared: Sync + 'static {}
 
-// SAFETY: integers of which every bit pattern is a value, changed by atomic operations only.
-unsafe impl Word for AtomicU32 {}
-// SAFETY: as above.
-unsafe impl Word for AtomicU64 {}
+// SAFETY: 0 is false, and other processes write through this type as well, so no other byte than
+// those of false and true ever stands there.
+unsafe impl Shared for AtomicBool {}
+// SAFETY: an integer, of which every bit pattern is a value, changed by atomic operations only.
+unsafe impl Shared for AtomicU8 {}
+// SAFETY: an integer like the one above.
+unsafe impl Shared for AtomicU32 {}
+// SAFETY: an integer like the two above.
+unsafe impl Shared for AtomicU64 {}
+// SAFETY: nothing but values that may be shared, one behind the other.
+unsafe impl<T: Shared, const N: usize> Shared for [T; N] {}
+// SAFETY: there are no bytes of it.
+unsafe impl Shared for () {}
 
-/// Maps `words` zeroed words, shared with all processes forked later, for ever.
-pub(crate) fn shared_words<W: Word>(words: usize, kind: Kind) -> io::Result<&'static [W]> {
-    let bytes = words * size_of::<W>();
+/// Declares a structure for shared memory. All of its fields are [`Shared`].
+macro_rules! shared_struct {
+    (
+        $(#[$attribute:meta])*
+        $visibility:vis struct $name:ident $(<const $parameter:ident: usize>)? {
+            $($(#[$of_field:meta])* $of:vis $field:ident: $type:ty,)*
+        }
+    ) => {
+        $(#[$attribute])*
+        #[repr(C)]
+        $visibility struct $name $(<const $parameter: usize>)? {
+            $($(#[$of_field])* $of $field: $type,)*
+        }
+        // SAFETY: all fields may be shared, or their bounds would not compile; padding has no
+        // meaning.
+        unsafe impl $(<const $parameter: usize>)? $crate::pg::mapping::Shared
+            for $name $(<$parameter>)?
+        where
+            $($type: $crate::pg::mapping::Shared,)*
+        {
+        }
+    };
+}
+pub(crate) use shared_struct;
+
+/// A mapping: a head, and after it a table of as many entries as were asked for.
+pub(crate) struct Region<H: 'static, E: 'static = ()> {
+    pub(crate) head: &'static H,
+    pub(crate) entries: &'static [E],
+    bytes: usize,
+}
+
+impl<H, E> Clone for Region<H, E> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<H, E> Copy for Region<H, E> {}
+
+impl<H: Shared, E: Shared> Region<H, E> {
+    /// Where the table begins.
+    const TABLE: usize = size_of::<H>().next_multiple_of(align_of::<E>());
+
+    /// Bytes that are mapped for as many entries; far too many where that cannot be counted.
+    pub(crate) fn size(entries: usize) -> usize {
+        entries.saturating_mul(size_of::<E>()).saturating_add(Self::TABLE)
+    }
+
+    /// Maps zeros, shared with all processes forked later, for ever.
+    ///
+    /// # Errors
+    /// When the system does not give so much memory.
+    pub(crate) fn map(entries: usize, kind: Kind) -> io::Result<Region<H, E>> {
+        const { assert!(align_of::<H>() <= PAGE && align_of::<E>() <= PAGE) };
+        let bytes = Self::size(entries);
+        let address = map(bytes, kind)?;
+        // SAFETY: the mapping begins at a page, so head and table are aligned, and it has room for
+        // both; it is never unmapped. Zeros are values of both types, which say that they may be
+        // shared.
+        unsafe {
+            let head = &*address.cast::<H>();
+            let entries = std::slice::from_raw_parts(address.add(Self::TABLE).cast(), entries);
+            Ok(Region { head, entries, bytes })
+        }
+    }
+
+    /// Makes zeros of all again, and gives the memory back to the kernel. Not of secrets: what is
+    /// locked in memory stays there.
+    ///
+    /// # Errors
+    /// When the system refuses that.
+    pub(crate) fn clear(&self) -> io::Result<()> {
+        let address = std::ptr::from_ref(self.head).cast_mut().cast();
+        // SAFETY: the whole mapping that `map` has made, and nothing else. The kernel zeroes it as
+        // another process could by stores: the types allow both zeros and changes by others.
+        match unsafe { libc::madvise(address, self.bytes, libc::MADV_REMOVE) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    }
+}
+
+/// Pages are no smaller on any platform.
+const PAGE: usize = 4096;
+
+fn map(bytes: usize, kind: Kind) -> io::Result<*const u8> {
     let mut flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
     if kind == Kind::Sparse {
         flags |= libc::MAP_NORESERVE;
     }
-    // SAFETY: a fresh anonymous mapping, owned by nobody else, never unmapped; page aligned.
+    // SAFETY: a new mapping, wherever the kernel finds room: it takes nobody's place.
     let address = unsafe {
         libc::mmap(std::ptr::null_mut(), bytes, libc::PROT_READ | libc::PROT_WRITE, flags, -1, 0)
     };
@@ -41,19 +135,18 @@ pub(crate) fn shared_words<W: Word>(words: usize, kind: Kind) -> io::Result<&'st
         return Err(io::Error::last_os_error());
     }
     if kind == Kind::Secret {
-        // SAFETY: the range just mapped.
+        // SAFETY: advice on the range that was mapped just now.
         if unsafe { libc::madvise(address, bytes, libc::MADV_DONTDUMP) } != 0 {
             return Err(io::Error::last_os_error());
         }
         lock_in_memory(address, bytes);
     }
-    // SAFETY: see above; zero is a word by the trait's contract.
-    Ok(unsafe { std::slice::from_raw_parts(address.cast(), words) })
+    Ok(address.cast())
 }
 
 /// Keeps the range out of swap, or says in the log that the limit forbids it.
 fn lock_in_memory(address: *mut libc::c_void, bytes: usize) {
-    // SAFETY: the caller's own mapping.
+    // SAFETY: changes nothing of what is in memory, only whether it stays there.
     if unsafe { libc::mlock(address, bytes) } != 0 {
         let cause = io::Error::last_os_error();
         super::report::Report::new(
@@ -68,22 +161,10 @@ fn lock_in_memory(address: *mut libc::c_void, bytes: usize) {
 
 /// Leaves the pages of a static object out of core dumps; children inherit the advice.
 pub(crate) fn exclude_from_core_dumps<T>(object: *const T) -> io::Result<()> {
-    const PAGE: usize = 4096;
     let start = object as usize / PAGE * PAGE;
     let end = (object as usize + size_of::<T>()).div_ceil(PAGE) * PAGE;
     // SAFETY: only advice on pages of this process; the contents are untouched.
     if unsafe { libc::madvise(start as *mut libc::c_void, end - start, libc::MADV_DONTDUMP) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    Ok(())
-}
-
-/// Gives the memory of a mapping back to the kernel; it reads as zeros afterwards.
-pub(crate) fn zero(words: &'static [AtomicU32]) -> io::Result<()> {
-    let (address, bytes) = (words.as_ptr().cast_mut().cast(), size_of_val(words));
-    // SAFETY: a whole anonymous shared mapping of ours. AtomicU32 allows change behind a shared
-    // reference, and zero is a valid value.
-    if unsafe { libc::madvise(address, bytes, libc::MADV_REMOVE) } != 0 {
         return Err(io::Error::last_os_error());
     }
     Ok(())

@@ -3,6 +3,8 @@
 
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
+use crate::pg::mapping::{Region, shared_struct};
+
 /// What is sealed and opened.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
 pub(crate) enum StatsKind {
@@ -23,29 +25,40 @@ impl StatsKind {
     ];
 }
 
-/// Words of a process for one kind; they fill a cache line.
-pub(crate) const SEALED: usize = 0;
-pub(crate) const OPENED: usize = 1;
-pub(crate) const BYTES_SEALED: usize = 2;
-pub(crate) const BYTES_OPENED: usize = 3;
-pub(crate) const SEAL_TICKS: usize = 4;
-pub(crate) const OPEN_TICKS: usize = 5;
-pub(crate) const FAILURES: usize = 6;
-pub(crate) const LINE: usize = 8;
-const SLOT: usize = StatsKind::ALL.len() * LINE;
+shared_struct! {
+    /// What one process has counted of one kind; a cache line, which it alone writes.
+    #[repr(align(64))]
+    pub(crate) struct Line {
+        pub(crate) sealed: Amount,
+        pub(crate) opened: Amount,
+        pub(crate) failures: AtomicU64,
+    }
+}
+
+shared_struct! {
+    /// How much was sealed, or opened.
+    pub(crate) struct Amount {
+        pub(crate) pages: AtomicU64,
+        pub(crate) bytes: AtomicU64,
+        pub(crate) ticks: AtomicU64,
+    }
+}
+
+/// What one process has counted.
+pub(crate) type Slot = [Line; StatsKind::ALL.len()];
 
 /// The counters of all processes.
 #[derive(Clone, Copy)]
 pub(crate) struct Counters {
-    words: &'static [AtomicU64],
+    memory: Region<(), Slot>,
     /// Milliseconds.
     tick: f64,
 }
 
-/// Words of memory for so many processes, and one slot for those without a number: the postmaster,
-/// and who is about to end.
-pub(crate) fn words_needed(processes: usize) -> usize {
-    (processes + 1) * SLOT
+/// Slots for so many processes, and one for those without a number: the postmaster, and who is
+/// about to end.
+pub(crate) fn slots_needed(processes: usize) -> usize {
+    processes + 1
 }
 
 /// The sum for one kind. Times are in milliseconds.
@@ -61,39 +74,33 @@ pub(crate) struct Totals {
 }
 
 impl Counters {
-    /// Counters in `words`, which are zero, for as many processes as there is room for; times are
-    /// counted in ticks of so many milliseconds.
-    pub(crate) fn new(words: &'static [AtomicU64], tick: f64) -> Counters {
-        Counters { words, tick }
+    /// Counters in this memory, zero at first; times are counted in ticks of so many milliseconds.
+    pub(crate) fn new(memory: Region<(), Slot>, tick: f64) -> Counters {
+        Counters { memory, tick }
     }
 
-    /// The words of a process for one kind.
+    /// Where a process counts.
     #[inline]
-    pub(crate) fn line(
-        &self,
-        process: Option<usize>,
-        kind: StatsKind,
-    ) -> Option<&'static [AtomicU64; LINE]> {
-        let slots = self.words.as_chunks::<SLOT>().0;
+    pub(crate) fn line(&self, process: Option<usize>, kind: StatsKind) -> Option<&'static Line> {
+        let slots = self.memory.entries;
         let slot = process.and_then(|process| slots.get(process + 1)).or_else(|| slots.first())?;
-        slot.as_chunks::<LINE>().0.get(kind as usize)
+        slot.get(kind as usize)
     }
 
     /// What all processes have counted.
     pub(crate) fn totals(&self, kind: StatsKind) -> Totals {
-        let mut sums = [0u64; LINE];
-        for slot in self.words.as_chunks::<SLOT>().0 {
-            let line = &slot.as_chunks::<LINE>().0[kind as usize];
-            sums.iter_mut().zip(line).for_each(|(sum, word)| *sum += word.load(Relaxed));
-        }
+        let sum = |counter: fn(&Line) -> &AtomicU64| -> u64 {
+            let lines = self.memory.entries.iter().map(|slot| &slot[kind as usize]);
+            lines.map(|line| counter(line).load(Relaxed)).sum()
+        };
         Totals {
-            sealed: sums[SEALED],
-            opened: sums[OPENED],
-            bytes_sealed: sums[BYTES_SEALED],
-            bytes_opened: sums[BYTES_OPENED],
-            seal_time: sums[SEAL_TICKS] as f64 * self.tick,
-            open_time: sums[OPEN_TICKS] as f64 * self.tick,
-            failures: sums[FAILURES],
+            sealed: sum(|line| &line.sealed.pages),
+            opened: sum(|line| &line.opened.pages),
+            bytes_sealed: sum(|line| &line.sealed.bytes),
+            bytes_opened: sum(|line| &line.opened.bytes),
+            seal_time: sum(|line| &line.sealed.ticks) as f64 * self.tick,
+            open_time: sum(|line| &line.opened.ticks) as f64 * self.tick,
+            failures: sum(|line| &line.failures),
         }
     }
 }

@@ -4,39 +4,40 @@
 //!
 //! In a mapping of its own that outlives a crash restart. Read and written under the keystore lock.
 
-use std::sync::atomic::{AtomicU32, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 
-use super::words::{load_text, load_u64, store_text, store_u64};
+use super::text::Text;
 use crate::pg::locks::KeystoreLock;
+use crate::pg::mapping::shared_struct;
 
 /// Providers that are remembered; of further ones nothing is shown.
 const SLOTS: usize = 64;
 
-// Words of a slot.
-const NAME: std::ops::Range<usize> = 0..17;
-const REACHABLE: usize = 17;
-const FAILURES: usize = 18;
-const LAST_SUCCESS: std::ops::Range<usize> = 20..22;
-const LAST_ERROR_AT: std::ops::Range<usize> = 22..24;
-const LATENCY: std::ops::Range<usize> = 24..26;
-const ERROR_CLASS: std::ops::Range<usize> = 26..32;
-const ERROR: std::ops::Range<usize> = 32..160;
-const STRIDE: usize = ERROR.end;
-
-/// Before the slots: when keys were last revalidated.
-const LAST_REVALIDATION: std::ops::Range<usize> = 0..2;
-const HEADER: usize = LAST_REVALIDATION.end;
-
-/// Words of memory that [`Health`] needs.
-pub(crate) const WORDS: usize = HEADER + SLOTS * STRIDE;
-
 /// A moment: microseconds since 1970; 0 stands for never.
 pub(crate) type Moment = u64;
 
-/// The table of providers.
-#[derive(Clone, Copy)]
-pub(crate) struct Health {
-    words: &'static [AtomicU32],
+shared_struct! {
+    /// The table of providers.
+    pub(crate) struct Health {
+        /// When keys were last revalidated.
+        last_revalidation: AtomicU64,
+        slots: [Slot; SLOTS],
+    }
+}
+
+shared_struct! {
+    /// As [`Entry`].
+    struct Slot {
+        /// Empty where the slot is free.
+        name: Text<64>,
+        is_reachable: AtomicBool,
+        failures: AtomicU32,
+        last_success: AtomicU64,
+        last_error_at: AtomicU64,
+        latency_us: AtomicU64,
+        last_error_class: Text<20>,
+        last_error: Text<508>,
+    }
 }
 
 /// How an operation ended that did not succeed.
@@ -64,18 +65,8 @@ pub(crate) struct Entry {
 }
 
 impl Health {
-    /// The table in `words`, zero at first.
-    pub(crate) fn new(words: &'static [AtomicU32]) -> Health {
-        assert!(words.len() >= WORDS);
-        Health { words }
-    }
-
-    fn slots(&self) -> impl Iterator<Item = &'static [AtomicU32]> + use<> {
-        self.words[HEADER..WORDS].chunks_exact(STRIDE)
-    }
-
-    fn find(&self, provider: &str) -> Option<&'static [AtomicU32]> {
-        self.slots().find(|slot| load_text(&slot[NAME]) == provider)
+    fn find(&self, provider: &str) -> Option<&Slot> {
+        self.slots.iter().find(|slot| slot.name.load() == provider)
     }
 
     /// Notes how an operation ended.
@@ -87,25 +78,25 @@ impl Health {
         elapsed_us: u64,
         outcome: Result<(), &OperationFailure>,
     ) {
-        let free = || self.slots().find(|slot| slot[NAME.start].load(Relaxed) == 0);
+        let free = || self.slots.iter().find(|slot| slot.name.is_empty());
         let Some(slot) = self.find(provider).or_else(free) else { return };
-        store_text(&slot[NAME], provider);
-        let answered = outcome.as_ref().err().is_none_or(|trouble| trouble.answered);
-        slot[REACHABLE].store(u32::from(answered), Relaxed);
+        slot.name.store(provider);
+        let answered = outcome.as_ref().err().is_none_or(|failure| failure.answered);
+        slot.is_reachable.store(answered, Relaxed);
         if answered {
-            store_u64(&slot[LATENCY], elapsed_us);
+            slot.latency_us.store(elapsed_us, Relaxed);
         }
         match outcome {
             Ok(()) => {
-                store_u64(&slot[LAST_SUCCESS], now);
-                slot[FAILURES].store(0, Relaxed);
+                slot.last_success.store(now, Relaxed);
+                slot.failures.store(0, Relaxed);
             }
-            Err(trouble) => {
-                store_u64(&slot[LAST_ERROR_AT], now);
-                store_text(&slot[ERROR_CLASS], trouble.class);
-                store_text(&slot[ERROR], &trouble.text);
-                let failures = slot[FAILURES].load(Relaxed).saturating_add(1);
-                slot[FAILURES].store(failures, Relaxed);
+            Err(failure) => {
+                slot.last_error_at.store(now, Relaxed);
+                slot.last_error_class.store(failure.class);
+                slot.last_error.store(&failure.text);
+                let failures = slot.failures.load(Relaxed).saturating_add(1);
+                slot.failures.store(failures, Relaxed);
             }
         }
     }
@@ -113,7 +104,7 @@ impl Health {
     /// Forgets a provider that is dropped.
     pub(crate) fn forget(&self, _lock: &KeystoreLock, provider: &str) {
         if let Some(slot) = self.find(provider) {
-            slot.iter().for_each(|word| word.store(0, Relaxed));
+            slot.clear();
         }
     }
 
@@ -121,23 +112,46 @@ impl Health {
     pub(crate) fn entry(&self, _lock: &KeystoreLock, provider: &str) -> Option<Entry> {
         let slot = self.find(provider)?;
         Some(Entry {
-            reachable: slot[REACHABLE].load(Relaxed) != 0,
-            last_success: load_u64(&slot[LAST_SUCCESS]),
-            last_error_at: load_u64(&slot[LAST_ERROR_AT]),
-            last_error_class: load_text(&slot[ERROR_CLASS]),
-            last_error: load_text(&slot[ERROR]),
-            latency_us: load_u64(&slot[LATENCY]),
-            failures: slot[FAILURES].load(Relaxed),
+            reachable: slot.is_reachable.load(Relaxed),
+            last_success: slot.last_success.load(Relaxed),
+            last_error_at: slot.last_error_at.load(Relaxed),
+            last_error_class: slot.last_error_class.load(),
+            last_error: slot.last_error.load(),
+            latency_us: slot.latency_us.load(Relaxed),
+            failures: slot.failures.load(Relaxed),
         })
     }
 
     /// Notes that keys were revalidated.
     pub(crate) fn set_last_revalidation(&self, _lock: &KeystoreLock, now: Moment) {
-        store_u64(&self.words[LAST_REVALIDATION], now);
+        self.last_revalidation.store(now, Relaxed);
     }
 
     /// When keys were last revalidated.
     pub(crate) fn last_revalidation(&self, _lock: &KeystoreLock) -> Moment {
-        load_u64(&self.words[LAST_REVALIDATION])
+        self.last_revalidation.load(Relaxed)
+    }
+}
+
+impl Slot {
+    fn clear(&self) {
+        let Slot {
+            name,
+            is_reachable,
+            failures,
+            last_success,
+            last_error_at,
+            latency_us,
+            last_error_class,
+            last_error,
+        } = self;
+        name.store("");
+        is_reachable.store(false, Relaxed);
+        failures.store(0, Relaxed);
+        [last_success, last_error_at, latency_us]
+            .iter()
+            .for_each(|number| number.store(0, Relaxed));
+        last_error_class.store("");
+        last_error.store("");
     }
 }

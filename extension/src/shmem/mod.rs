@@ -1,13 +1,14 @@
 //! What all processes of the server share: regions of shared memory, mapped once in the postmaster
-//! ([`crate::keys::load`]). A region is plain words and what they mean; whoever uses it lies above.
+//! ([`crate::keys::load`]). A region is a structure of atomics
+//! with names; whoever uses it lies above.
 
 pub(crate) mod control;
 pub(crate) mod counters;
 pub(crate) mod health;
 pub(crate) mod secrets;
+mod text;
 pub(crate) mod trail;
 pub(crate) mod wal;
-pub(crate) mod words;
 pub(crate) mod writers;
 pub(crate) mod written_over;
 
@@ -25,22 +26,23 @@ use self::trail::Trail;
 use self::wal::Wal;
 use self::writers::Writers;
 use self::written_over::WrittenOver;
+use crate::pg::mapping::Region;
 use crate::pg::report::{Result, internal};
 
 /// Handles to the shared memory; the same in every process.
 pub(crate) struct Shared {
     pub(crate) directory: Directory<'static>,
     /// The directory's memory, for a crash restart.
-    pub(crate) words: &'static [AtomicU32],
+    pub(crate) directory_memory: Region<(), AtomicU32>,
     pub(crate) secrets: Secrets,
     pub(crate) control: Control,
-    pub(crate) health: Health,
+    pub(crate) health: &'static Health,
     pub(crate) wal: Wal,
     pub(crate) counters: Counters,
     pub(crate) writers: Writers,
     pub(crate) jobs: JobTable<'static>,
     pub(crate) written_over: WrittenOver,
-    pub(crate) trail: Trail,
+    pub(crate) trail: &'static Trail,
 }
 
 static SHARED: OnceLock<Shared> = OnceLock::new();

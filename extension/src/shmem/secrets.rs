@@ -1,46 +1,61 @@
 //! Unwrapped database keys, in memory that is locked, left out of core dumps and shared by all
 //! processes of the server.
 //!
-//! Writers hold the keystore lock; readers take none. A slot is published by its state word.
+//! Writers hold the keystore lock; readers take none. A slot is published by its state.
 //!
 //! A key that its provider does not unwrap any more (see [`crate::keys::provider::revalidate`]) is
 //! not wiped, neither when that is noticed nor when access to what it protects is refused: it stays
 //! here until the server stops. Dirty pages must still be sealed, or no checkpoint would ever end
 //! again.
 
-use std::sync::atomic::{AtomicU32, Ordering::*};
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
 use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::secret::Secret32;
 use pagevault_keystore::protocol::ErrorClass;
 
-use super::words::{load_u64, store_u64};
+use crate::pg::mapping::{Region, shared_struct};
 
-/// Database keys for which there is always room: 64 kB are what may be locked in memory everywhere.
-const SLOTS: usize = 1024;
+shared_struct! {
+    /// Before the slots.
+    pub(crate) struct Head {
+        /// How many keys are refused, and how many locked.
+        refused_keys: AtomicU32,
+        locked_keys: AtomicU32,
+        /// The key of temporary data, which no keystore knows.
+        temporary: Slot,
+    }
+}
+
+shared_struct! {
+    /// A database key.
+    pub(crate) struct Slot {
+        /// See [`FREE`]. Written last.
+        state: AtomicU32,
+        scope: AtomicU32,
+        version: AtomicU32,
+        /// Of a revocation: its place among [`CAUSES`].
+        cause: AtomicU32,
+        since: AtomicU64,
+        key: [AtomicU32; 8],
+    }
+}
+
+/// Database keys for which there is always room: with what stands before them no more than 64 kB,
+/// which may be locked in memory everywhere.
+const SLOTS: usize = 1023;
+const _: () = assert!(size_of::<Head>() + SLOTS * size_of::<Slot>() <= 64 << 10);
 /// More than there are when the server starts.
 const GROWTH: usize = 256;
 /// Those of them that only recovery uses.
 const RESERVED: usize = 64;
-/// Words in a slot: state, scope, version, cause of revocation, then eight of key and two of time.
-const STRIDE: usize = 16;
-const CAUSE: usize = 3;
-const KEY: usize = 4;
-const KEY_WORDS: usize = 8;
-const SINCE: std::ops::Range<usize> = 12..14;
 
-/// Words of memory that [`Secrets`] needs where there are this many database keys: versions of all
-/// scopes.
-pub(crate) fn words_needed(existing: usize) -> usize {
-    SLOTS.max(existing + GROWTH) * STRIDE
+/// Slots that [`Secrets`] needs where there are this many database keys: versions of all scopes.
+pub(crate) fn slots_needed(existing: usize) -> usize {
+    SLOTS.max(existing + GROWTH)
 }
 
-/// Slot 0 holds the key of temporary data, which no keystore knows.
-const TEMPORARY: usize = 0;
-/// Words of slot 0: how many keys are refused, and how many locked.
-const REFUSED_KEYS: usize = 1;
-const LOCKED_KEYS: usize = 2;
-
+/// What the state of a slot may be; the keys of states from [`READY`] on are unwrapped.
 const FREE: u32 = 0;
 const LOCKED: u32 = 1;
 const READY: u32 = 2;
@@ -95,32 +110,27 @@ pub(crate) struct Revocation {
 /// The table of database keys.
 #[derive(Clone, Copy)]
 pub(crate) struct Secrets {
-    words: &'static [AtomicU32],
+    memory: Region<Head, Slot>,
 }
 
 impl Secrets {
-    /// The table in `words`, which are zero at first.
-    pub(crate) fn new(words: &'static [AtomicU32]) -> Secrets {
-        assert!(words.len() >= words_needed(0));
-        Secrets { words }
+    /// The table in this memory, zero at first.
+    pub(crate) fn new(memory: Region<Head, Slot>) -> Secrets {
+        Secrets { memory }
     }
 
-    fn slot(&self, index: usize) -> &'static [AtomicU32] {
-        &self.words[index * STRIDE..(index + 1) * STRIDE]
-    }
-
-    fn slots(&self) -> impl Iterator<Item = &'static [AtomicU32]> + use<> {
-        self.places().take_while(|s| s[0].load(Acquire) != FREE)
+    fn slots(&self) -> impl Iterator<Item = &'static Slot> + use<> {
+        self.places().take_while(|slot| slot.state.load(Acquire) != FREE)
     }
 
     /// Used or free.
-    fn places(&self) -> impl Iterator<Item = &'static [AtomicU32]> + use<> {
-        self.words[STRIDE..].chunks_exact(STRIDE)
+    fn places(&self) -> impl ExactSizeIterator<Item = &'static Slot> + use<> {
+        self.memory.entries.iter()
     }
 
     /// How many database keys may be made.
     pub(crate) fn limit(&self) -> usize {
-        self.places().count().saturating_sub(RESERVED)
+        self.places().len().saturating_sub(RESERVED)
     }
 
     /// Whether another database key may be made.
@@ -128,14 +138,14 @@ impl Secrets {
         self.slots().count() < self.limit()
     }
 
-    fn find(&self, scope: u32, version: u32) -> Option<&'static [AtomicU32]> {
-        self.slots().find(|s| s[1].load(Relaxed) == scope && s[2].load(Relaxed) == version)
+    fn find(&self, scope: u32, version: u32) -> Option<&'static Slot> {
+        self.slots().find(|s| s.scope.load(Relaxed) == scope && s.version.load(Relaxed) == version)
     }
 
     /// Whether [`Secrets::announce`] would find room.
     pub(crate) fn could_announce(&self, scope: u32, version: u32) -> bool {
         self.find(scope, version).is_some()
-            || self.places().any(|slot| slot[0].load(Acquire) == FREE)
+            || self.places().any(|slot| slot.state.load(Acquire) == FREE)
     }
 
     /// Makes a database key known, locked until [`Secrets::unlock`].
@@ -143,10 +153,10 @@ impl Secrets {
         if self.find(scope, version).is_some() {
             return Ok(());
         }
-        let slot = self.places().find(|s| s[0].load(Acquire) == FREE).ok_or(Full)?;
-        slot[1].store(scope, Relaxed);
-        slot[2].store(version, Relaxed);
-        slot[0].store(LOCKED, Release);
+        let slot = self.places().find(|s| s.state.load(Acquire) == FREE).ok_or(Full)?;
+        slot.scope.store(scope, Relaxed);
+        slot.version.store(version, Relaxed);
+        slot.state.store(LOCKED, Release);
         self.count();
         Ok(())
     }
@@ -154,7 +164,7 @@ impl Secrets {
     /// Publishes an unwrapped database key. One that is there already stays as it is.
     pub(crate) fn unlock(&self, scope: u32, version: u32, key: &Secret32) -> Result<(), Full> {
         self.announce(scope, version)?;
-        let locked = self.find(scope, version).filter(|s| s[0].load(Relaxed) == LOCKED);
+        let locked = self.find(scope, version).filter(|s| s.state.load(Relaxed) == LOCKED);
         if let Some(slot) = locked {
             write_key(slot, key);
             self.count();
@@ -164,12 +174,15 @@ impl Secrets {
 
     /// Whether the key is known, and if so usable.
     pub(crate) fn state(&self, scope: u32, version: u32) -> Option<State> {
-        self.find(scope, version).map(|slot| State::of(slot[0].load(Acquire)))
+        self.find(scope, version).map(|slot| State::of(slot.state.load(Acquire)))
     }
 
     /// The newest version of a scope's key.
     pub(crate) fn newest(&self, scope: u32) -> Option<u32> {
-        self.slots().filter(|s| s[1].load(Relaxed) == scope).map(|s| s[2].load(Relaxed)).max()
+        self.slots()
+            .filter(|s| s.scope.load(Relaxed) == scope)
+            .map(|s| s.version.load(Relaxed))
+            .max()
     }
 
     /// Copies an unwrapped key out, to the heap, also one that is refused: what may be done with it
@@ -199,53 +212,57 @@ impl Secrets {
     /// Whether any key is known, be it locked. One load.
     #[inline]
     pub(crate) fn any_known(&self) -> bool {
-        self.words[STRIDE].load(Acquire) != FREE
+        self.slots().next().is_some()
     }
 
     /// (scope, version, state) of every known key.
     pub(crate) fn list(&self) -> Vec<(u32, u32, State)> {
         self.slots()
-            .map(|s| (s[1].load(Relaxed), s[2].load(Relaxed), State::of(s[0].load(Acquire))))
+            .map(|s| {
+                (s.scope.load(Relaxed), s.version.load(Relaxed), State::of(s.state.load(Acquire)))
+            })
             .collect()
     }
 
     /// The unwrapped keys of a scope, in all versions: they stand and fall together.
-    fn unwrapped(&self, scope: u32) -> impl Iterator<Item = &'static [AtomicU32]> + use<> {
-        self.slots().filter(move |s| s[1].load(Relaxed) == scope && s[0].load(Relaxed) >= READY)
+    fn unwrapped(&self, scope: u32) -> impl Iterator<Item = &'static Slot> + use<> {
+        self.slots()
+            .filter(move |s| s.scope.load(Relaxed) == scope && s.state.load(Relaxed) >= READY)
     }
 
     /// Marks a scope's keys as revoked, and as refused if `refuse`.
     pub(crate) fn revoke(&self, scope: u32, revocation: Revocation, refuse: bool) {
         let cause = CAUSES.iter().position(|cause| *cause == revocation.cause).unwrap_or_default();
         for slot in self.unwrapped(scope) {
-            slot[CAUSE].store(cause as u32, Relaxed);
-            store_u64(&slot[SINCE], revocation.since);
-            slot[0].store(if refuse { REFUSED } else { REVOKED }, Release);
+            slot.cause.store(cause as u32, Relaxed);
+            slot.since.store(revocation.since, Relaxed);
+            slot.state.store(if refuse { REFUSED } else { REVOKED }, Release);
         }
         self.count();
     }
 
     /// Takes the mark away. True if there was one.
     pub(crate) fn restore(&self, scope: u32) -> bool {
-        let marked = self.unwrapped(scope).filter(|s| s[0].load(Relaxed) != READY);
-        let restored = marked.map(|slot| slot[0].store(READY, Release)).count();
+        let marked = self.unwrapped(scope).filter(|s| s.state.load(Relaxed) != READY);
+        let restored = marked.map(|slot| slot.state.store(READY, Release)).count();
         self.count();
         restored > 0
     }
 
     fn count(&self) {
-        for (word, state) in [(REFUSED_KEYS, REFUSED), (LOCKED_KEYS, LOCKED)] {
-            let keys = self.slots().filter(|s| s[0].load(Relaxed) == state).count();
-            self.words[word].store(keys as u32, Release);
+        let Head { refused_keys, locked_keys, .. } = self.memory.head;
+        for (count, state) in [(refused_keys, REFUSED), (locked_keys, LOCKED)] {
+            let keys = self.slots().filter(|s| s.state.load(Relaxed) == state).count();
+            count.store(keys as u32, Release);
         }
     }
 
     /// Since when and why a scope's keys are revoked, if they are; under the keystore lock.
     pub(crate) fn revocation(&self, scope: u32) -> Option<Revocation> {
-        let slot = self.unwrapped(scope).find(|s| s[0].load(Relaxed) != READY)?;
-        let cause = slot[CAUSE].load(Relaxed) as usize;
+        let slot = self.unwrapped(scope).find(|s| s.state.load(Relaxed) != READY)?;
+        let cause = slot.cause.load(Relaxed) as usize;
         Some(Revocation {
-            since: load_u64(&slot[SINCE]),
+            since: slot.since.load(Relaxed),
             cause: CAUSES.get(cause).copied().unwrap_or(ErrorClass::Internal),
         })
     }
@@ -253,49 +270,49 @@ impl Secrets {
     /// Whether any key is refused. One relaxed load.
     #[inline]
     pub(crate) fn any_refused(&self) -> bool {
-        self.words[REFUSED_KEYS].load(Relaxed) != 0
+        self.memory.head.refused_keys.load(Relaxed) != 0
     }
 
     /// Whether any key is locked. One relaxed load.
     #[inline]
     pub(crate) fn any_locked(&self) -> bool {
-        self.words[LOCKED_KEYS].load(Relaxed) != 0
+        self.memory.head.locked_keys.load(Relaxed) != 0
     }
 
     /// Whether a scope's keys are refused.
     pub(crate) fn is_refused(&self, scope: u32) -> bool {
-        self.unwrapped(scope).any(|s| s[0].load(Relaxed) == REFUSED)
+        self.unwrapped(scope).any(|s| s.state.load(Relaxed) == REFUSED)
     }
 
     /// Sets the key of temporary data, once per server start.
     pub(crate) fn set_temporary(&self, key: &Secret32) {
-        write_key(self.slot(TEMPORARY), key);
+        write_key(&self.memory.head.temporary, key);
     }
 
     /// As [`Secrets::with`], with the key of temporary data.
     pub(crate) fn with_temporary<R>(&self, f: impl FnOnce(&[u8; 32]) -> R) -> Option<R> {
-        with_key(self.slot(TEMPORARY), f)
+        with_key(&self.memory.head.temporary, f)
     }
 }
 
-fn write_key(slot: &[AtomicU32], key: &Secret32) {
-    for (word, bytes) in slot[KEY..KEY + KEY_WORDS].iter().zip(key.expose().as_chunks::<4>().0) {
+fn write_key(slot: &Slot, key: &Secret32) {
+    for (word, bytes) in slot.key.iter().zip(key.expose().as_chunks::<4>().0) {
         word.store(u32::from_ne_bytes(*bytes), Relaxed);
     }
-    slot[0].store(READY, Release);
+    slot.state.store(READY, Release);
 }
 
-fn is_unwrapped(slot: &[AtomicU32]) -> bool {
-    slot[0].load(Acquire) >= READY
+fn is_unwrapped(slot: &Slot) -> bool {
+    slot.state.load(Acquire) >= READY
 }
 
-fn read_key(slot: &[AtomicU32], key: &mut [u8; 32]) {
-    for (word, out) in slot[KEY..KEY + KEY_WORDS].iter().zip(key.as_chunks_mut::<4>().0) {
+fn read_key(slot: &Slot, key: &mut [u8; 32]) {
+    for (word, out) in slot.key.iter().zip(key.as_chunks_mut::<4>().0) {
         *out = word.load(Relaxed).to_ne_bytes();
     }
 }
 
-fn with_key<R>(slot: &[AtomicU32], f: impl FnOnce(&[u8; 32]) -> R) -> Option<R> {
+fn with_key<R>(slot: &Slot, f: impl FnOnce(&[u8; 32]) -> R) -> Option<R> {
     is_unwrapped(slot).then(|| {
         without_trace(|| {
             let mut key = [0; 32];

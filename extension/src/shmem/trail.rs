@@ -1,92 +1,71 @@
 //! Where the audit trail stands; read and written under [`AuditLock`]. See [`crate::audit`].
 
-use std::sync::atomic::{AtomicU32, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering::*};
 
 use pagevault_keystore::audit::Place;
 
-use super::words::{load_text, load_u64, store_text, store_u64};
+use super::text::{Text, load_bytes, store_bytes};
 use crate::pg::locks::AuditLock;
+use crate::pg::mapping::shared_struct;
 
-const RUN: std::ops::Range<usize> = 0..4;
-const SEQ: std::ops::Range<usize> = 4..6;
-const LINK: std::ops::Range<usize> = 6..14;
-const COUNT: std::ops::Range<usize> = 14..16;
-/// Whether the lines of the start were repeated.
-const REPEATED: usize = 16;
-const PROBLEM: std::ops::Range<usize> = 18..146;
-
-/// Words of memory that [`Trail`] needs.
-pub(crate) const WORDS: usize = PROBLEM.end;
-
-/// Where the trail stands.
-#[derive(Clone, Copy)]
-pub(crate) struct Trail {
-    words: &'static [AtomicU32],
+shared_struct! {
+    /// Where the trail stands.
+    pub(crate) struct Trail {
+        run: [AtomicU8; 16],
+        seq: AtomicU64,
+        link: [AtomicU8; 32],
+        count: AtomicU64,
+        /// Whether the lines of the start were repeated.
+        are_repeated: AtomicBool,
+        problem: Text<508>,
+    }
 }
 
 impl Trail {
-    /// The trail in `words`, zero at first.
-    pub(crate) fn new(words: &'static [AtomicU32]) -> Trail {
-        assert!(words.len() >= WORDS);
-        Trail { words }
-    }
-
     /// Where the newest line stands in the chain.
     pub(crate) fn place(&self) -> Place {
-        let mut place = Place::before([0; 16]);
-        load_bytes(&self.words[RUN], &mut place.run);
-        load_bytes(&self.words[LINK], &mut place.link);
-        place.seq = load_u64(&self.words[SEQ]);
-        place
+        Place {
+            link: load_bytes(&self.link),
+            seq: self.seq.load(Relaxed),
+            ..Place::before(load_bytes(&self.run))
+        }
     }
 
     /// Remembers where the newest line stands in the chain.
     pub(crate) fn set_place(&self, place: &Place) {
-        store_bytes(&self.words[RUN], &place.run);
-        store_bytes(&self.words[LINK], &place.link);
-        store_u64(&self.words[SEQ], place.seq);
+        store_bytes(&self.run, &place.run);
+        store_bytes(&self.link, &place.link);
+        self.seq.store(place.seq, Relaxed);
     }
 
     /// Why the newest line could not be noted or written as it should have been; empty if it was.
     pub(crate) fn problem(&self) -> String {
         let _lock = AuditLock::acquire();
-        load_text(&self.words[PROBLEM])
+        self.problem.load()
     }
 
     /// Remembers why the newest line could not be noted or written.
     pub(crate) fn set_problem(&self, text: &str) {
-        store_text(&self.words[PROBLEM], text);
+        self.problem.store(text);
     }
 
     /// How many lines were noted since the keystore was made.
     pub(crate) fn count(&self) -> u64 {
-        load_u64(&self.words[COUNT])
+        self.count.load(Relaxed)
     }
 
     /// Remembers how many lines were noted.
     pub(crate) fn set_count(&self, count: u64) {
-        store_u64(&self.words[COUNT], count);
+        self.count.store(count, Relaxed);
     }
 
     /// Whether lines of the start need not be repeated.
     pub(crate) fn set_repeated(&self, repeated: bool) {
-        self.words[REPEATED].store(u32::from(repeated), Relaxed);
+        self.are_repeated.store(repeated, Relaxed);
     }
 
     /// True once: for who is to repeat the lines of the start.
     pub(crate) fn is_first_to_repeat(&self) -> bool {
-        self.words[REPEATED].swap(1, Relaxed) == 0
-    }
-}
-
-fn load_bytes(words: &[AtomicU32], bytes: &mut [u8]) {
-    for (bytes, word) in bytes.chunks_exact_mut(4).zip(words) {
-        bytes.copy_from_slice(&word.load(Relaxed).to_le_bytes());
-    }
-}
-
-fn store_bytes(words: &[AtomicU32], bytes: &[u8]) {
-    for (bytes, word) in bytes.as_chunks::<4>().0.iter().zip(words) {
-        word.store(u32::from_le_bytes(*bytes), Relaxed);
+        !self.are_repeated.swap(true, Relaxed)
     }
 }

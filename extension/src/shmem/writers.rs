@@ -1,40 +1,53 @@
 //! What each process is writing at this moment; see [`crate::writers`].
 
-use std::sync::atomic::{AtomicU32, Ordering::*};
+use std::sync::atomic::AtomicU32;
 
-/// Words of a process; they fill a cache line.
-pub(crate) const SLOT: usize = 16;
+use crate::pg::mapping::{Region, shared_struct};
 
-/// The words of all processes.
+/// What all processes are at.
 #[derive(Clone, Copy)]
 pub(crate) struct Writers {
-    words: &'static [AtomicU32],
+    memory: Region<(), Slot>,
 }
 
-/// Words of memory for so many processes.
-pub(crate) fn words_needed(processes: usize) -> usize {
-    processes * SLOT
+shared_struct! {
+    /// What one process is at; a cache line, which it alone writes.
+    #[repr(align(64))]
+    pub(crate) struct Slot {
+        pub(crate) writing: Turn,
+        pub(crate) creating: Turn,
+    }
+}
+
+shared_struct! {
+    /// A process begins and ends to do something.
+    pub(crate) struct Turn {
+        /// Odd from the beginning to the end, each time another number.
+        pub(crate) number: AtomicU32,
+        /// The file that it does it with.
+        pub(crate) file: AtomicU32,
+    }
 }
 
 impl Writers {
-    /// For as many processes as there is room for in `words`, which are zero.
-    pub(crate) fn new(words: &'static [AtomicU32]) -> Writers {
-        Writers { words }
+    /// As many processes as there is room for in this memory, zero at first.
+    pub(crate) fn new(memory: Region<(), Slot>) -> Writers {
+        Writers { memory }
     }
 
     /// After a crash: nobody is writing.
-    pub(crate) fn reset(&self) {
-        self.words.iter().for_each(|word| word.store(0, Relaxed));
+    pub(crate) fn reset(&self) -> std::io::Result<()> {
+        self.memory.clear()
     }
 
-    /// The words of one process.
+    /// What one process is at.
     #[inline]
-    pub(crate) fn slot(&self, process: usize) -> Option<&'static [AtomicU32; SLOT]> {
+    pub(crate) fn slot(&self, process: usize) -> Option<&'static Slot> {
         self.slots().get(process)
     }
 
-    /// The words of each process.
-    pub(crate) fn slots(&self) -> &'static [[AtomicU32; SLOT]] {
-        self.words.as_chunks::<SLOT>().0
+    /// What each process is at.
+    pub(crate) fn slots(&self) -> &'static [Slot] {
+        self.memory.entries
     }
 }

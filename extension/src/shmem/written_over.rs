@@ -1,22 +1,35 @@
 //! Notes of pages that recovery would have written over; see [`crate::page::written_over`]. No
 //! lock, no allocation.
 
-use std::sync::atomic::{AtomicU32, Ordering::*};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 
 use pagevault_keystore::RelFile;
 
-use crate::pg::mapping;
+use crate::pg::mapping::{Region, shared_struct};
 
-/// A power of two. The memory is used only where there are that many.
+/// How many notes there is room for: a power of two. The memory is used only where there are that
+/// many.
 pub(crate) const PLACES: usize = 1 << 16;
-/// Epoch, tablespace, database, file, block. The epoch is written last.
-const STRIDE: usize = 5;
-const OVERFLOW: usize = 0;
-const SETTLED: usize = 1;
-const NOTES: usize = 2;
 
-/// Words of memory that [`WrittenOver`] needs.
-pub(crate) const WORDS: usize = NOTES + PLACES * STRIDE;
+shared_struct! {
+    /// See the functions of [`WrittenOver`].
+    pub(crate) struct Memory {
+        has_overflown: AtomicBool,
+        is_settled: AtomicBool,
+    }
+}
+
+shared_struct! {
+    /// A note, or room for one.
+    pub(crate) struct Place {
+        /// [`FREE`], [`TAKEN`] or that of the key; written last.
+        epoch: AtomicU32,
+        tablespace: AtomicU32,
+        database: AtomicU32,
+        relation: AtomicU32,
+        block: AtomicU32,
+    }
+}
 
 const FREE: u32 = 0;
 /// Somebody is about to write a note here. No epoch has more than 13 bits.
@@ -34,35 +47,34 @@ pub(crate) struct Note {
 /// The notes.
 #[derive(Clone, Copy)]
 pub(crate) struct WrittenOver {
-    words: &'static [AtomicU32],
+    memory: Region<Memory, Place>,
 }
 
 impl WrittenOver {
-    /// Notes in `words`, zero at first.
-    pub(crate) fn new(words: &'static [AtomicU32]) -> WrittenOver {
-        assert!(words.len() >= WORDS);
-        WrittenOver { words }
+    /// Notes in this memory, which has [`PLACES`] and is zero at first.
+    pub(crate) fn new(memory: Region<Memory, Place>) -> WrittenOver {
+        WrittenOver { memory }
     }
 
     /// Forgets everything, before WAL is replayed again.
     pub(crate) fn reset(&self) -> std::io::Result<()> {
-        mapping::zero(self.words)
+        self.memory.clear()
     }
 
     /// Adds a note.
     pub(crate) fn note(&self, file: RelFile, epoch: u16, block: u32) {
         let mixed = u64::from(file.relation) << 13 ^ u64::from(file.database) ^ u64::from(epoch);
         let hash = (mixed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as usize;
-        for step in 0..PLACES {
-            let at = NOTES + (hash + step) % PLACES * STRIDE;
-            let place = &self.words[at..at + STRIDE];
-            match place[0].compare_exchange(FREE, TAKEN, AcqRel, Acquire) {
+        let places = self.memory.entries;
+        for step in 0..places.len() {
+            let place = &places[(hash + step) % places.len()];
+            match place.epoch.compare_exchange(FREE, TAKEN, AcqRel, Acquire) {
                 Ok(_) => {
-                    let fields = [file.tablespace, file.database, file.relation, block];
-                    for (word, field) in place[1..].iter().zip(fields) {
-                        word.store(field, Relaxed);
-                    }
-                    place[0].store(u32::from(epoch), SeqCst);
+                    place.tablespace.store(file.tablespace, Relaxed);
+                    place.database.store(file.database, Relaxed);
+                    place.relation.store(file.relation, Relaxed);
+                    place.block.store(block, Relaxed);
+                    place.epoch.store(u32::from(epoch), SeqCst);
                     return;
                 }
                 // What is being written there may be the same; then it is noted twice.
@@ -73,36 +85,39 @@ impl WrittenOver {
                 }
             }
         }
-        self.words[OVERFLOW].store(1, SeqCst);
+        self.memory.head.has_overflown.store(true, SeqCst);
     }
 
     /// From now on WAL brings no key that is missing.
     pub(crate) fn settle(&self) {
-        self.words[SETTLED].store(1, SeqCst);
+        self.memory.head.is_settled.store(true, SeqCst);
     }
 
     /// All notes.
     pub(crate) fn notes(&self) -> impl Iterator<Item = Note> + use<> {
-        let places = self.words[NOTES..].chunks_exact(STRIDE);
-        places.filter(|place| !matches!(place[0].load(SeqCst), FREE | TAKEN)).map(read)
+        let places = self.memory.entries.iter();
+        places.filter(|place| !matches!(place.epoch.load(SeqCst), FREE | TAKEN)).map(read)
     }
 
     /// Whether there were more of them than there is room for.
     pub(crate) fn has_overflown(&self) -> bool {
-        self.words[OVERFLOW].load(SeqCst) != 0
+        self.memory.head.has_overflown.load(SeqCst)
     }
 
     /// Whether WAL brings no key any more that is missing.
     pub(crate) fn is_settled(&self) -> bool {
-        self.words[SETTLED].load(SeqCst) != 0
+        self.memory.head.is_settled.load(SeqCst)
     }
 }
 
-fn read(place: &[AtomicU32]) -> Note {
-    let field = |at: usize| place[at].load(Relaxed);
+fn read(place: &Place) -> Note {
     Note {
-        file: RelFile { tablespace: field(1), database: field(2), relation: field(3) },
-        epoch: place[0].load(Acquire) as u16,
-        block: field(4),
+        epoch: place.epoch.load(Acquire) as u16,
+        file: RelFile {
+            tablespace: place.tablespace.load(Relaxed),
+            database: place.database.load(Relaxed),
+            relation: place.relation.load(Relaxed),
+        },
+        block: place.block.load(Relaxed),
     }
 }

@@ -13,19 +13,17 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
 use crate::pg::compat;
 use crate::shmem;
-use crate::shmem::counters::{
-    BYTES_OPENED, BYTES_SEALED, FAILURES, LINE, OPEN_TICKS, OPENED, SEAL_TICKS, SEALED, StatsKind,
-};
+use crate::shmem::counters::{Amount, Line, StatsKind};
 
 /// Nobody else writes here, so this need not be one instruction. (Processes without a number share
 /// a slot, and may lose a count.)
 #[inline]
-fn add(word: &AtomicU64, amount: u64) {
-    word.store(word.load(Relaxed).wrapping_add(amount), Relaxed);
+fn add(counter: &AtomicU64, amount: u64) {
+    counter.store(counter.load(Relaxed).wrapping_add(amount), Relaxed);
 }
 
 #[inline]
-fn line(kind: StatsKind) -> Option<&'static [AtomicU64; LINE]> {
+fn line(kind: StatsKind) -> Option<&'static Line> {
     shmem::get()?.counters.line(compat::process_number(), kind)
 }
 
@@ -60,23 +58,23 @@ impl Timing {
     /// `pages` of `bytes` in all were sealed since it began. None: not counted at all.
     #[inline]
     pub(crate) fn sealed(self, kind: StatsKind, pages: u64, bytes: u64) {
-        self.done(kind, [(SEALED, pages), (BYTES_SEALED, bytes)], SEAL_TICKS);
+        self.done(kind, |line| &line.sealed, pages, bytes);
     }
 
     /// `pages` of `bytes` in all were opened since it began.
     #[inline]
     pub(crate) fn opened(self, kind: StatsKind, pages: u64, bytes: u64) {
-        self.done(kind, [(OPENED, pages), (BYTES_OPENED, bytes)], OPEN_TICKS);
+        self.done(kind, |line| &line.opened, pages, bytes);
     }
 
     #[inline]
-    fn done(self, kind: StatsKind, amounts: [(usize, u64); 2], time: usize) {
+    fn done(self, kind: StatsKind, amount: fn(&Line) -> &Amount, pages: u64, bytes: u64) {
         let passed = clock::ticks().saturating_sub(self.began);
-        if let Some(line) = line(kind).filter(|_| amounts[1].1 != 0) {
-            for (word, amount) in amounts {
-                add(&line[word], amount);
-            }
-            add(&line[time], passed);
+        if let Some(line) = line(kind).filter(|_| bytes != 0) {
+            let amount = amount(line);
+            add(&amount.pages, pages);
+            add(&amount.bytes, bytes);
+            add(&amount.ticks, passed);
         }
     }
 }
@@ -85,6 +83,6 @@ impl Timing {
 #[cold]
 pub(crate) fn count_failure(kind: StatsKind) {
     if let Some(line) = line(kind) {
-        add(&line[FAILURES], 1);
+        add(&line.failures, 1);
     }
 }
