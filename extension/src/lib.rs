@@ -23,7 +23,6 @@ mod policy;
 mod preload;
 mod rekey;
 mod remnants;
-mod rmgr;
 mod roles;
 mod shmem;
 mod shred;

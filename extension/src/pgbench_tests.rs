@@ -19,7 +19,7 @@ mod tests {
     use crate::keys::provider::helper;
     use crate::page::io;
     use crate::pg::compat::{SHARED_BACKEND, SmgrFile};
-    use crate::pg::process;
+    use crate::pg::{clock, process};
     use crate::shmem;
     use crate::shmem::counters::StatsKind;
 
@@ -156,9 +156,8 @@ mod tests {
 
     /// CPU time of the server: the postmaster, its children, and those that have ended.
     fn cpu_seconds() -> f64 {
-        // SAFETY: a plain global, and a question about the system.
-        let (postmaster, hertz) =
-            unsafe { (pg_sys::PostmasterPid, libc::sysconf(libc::_SC_CLK_TCK) as f64) };
+        const HERTZ: f64 = 100.0; // USER_HZ, of what Linux shows to programs everywhere
+        let postmaster = std::os::unix::process::parent_id();
         let children = format!("/proc/{postmaster}/task/{postmaster}/children");
         let children = std::fs::read_to_string(children).unwrap_or_default();
         // utime, stime and, of children that were waited for, cutime and cstime: proc(5).
@@ -169,7 +168,7 @@ mod tests {
             numbers.filter_map(|number| number.parse::<f64>().ok()).sum()
         };
         let living: f64 = children.split_whitespace().map(|pid| ticks(pid, 2)).sum();
-        (ticks(&postmaster.to_string(), 4) + living) / hertz
+        (ticks(&postmaster.to_string(), 4) + living) / HERTZ
     }
 
     /// Encryption may cost, but not so much that one would see it here; other tests run beside this
@@ -206,12 +205,7 @@ mod tests {
 
     /// Nanoseconds of this process's CPU for each of `count` turns: the best of many rounds.
     fn nanoseconds(count: u32, mut turn: impl FnMut(u32)) -> f64 {
-        let cpu = || {
-            let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-            // SAFETY: room for one structure.
-            unsafe { libc::clock_gettime(libc::CLOCK_PROCESS_CPUTIME_ID, &mut now) };
-            now.tv_sec as f64 * 1e9 + now.tv_nsec as f64
-        };
+        let cpu = || clock::cpu_time() as f64;
         let rounds = (0..200).map(|_| {
             let start = cpu();
             (0..count).for_each(&mut turn);
@@ -242,23 +236,19 @@ mod tests {
         }
         let mut sealed = plain.clone();
         let seal = nanoseconds(PAGES, |block| {
-            let source = black_box(&plain[block as usize]).as_ptr();
-            // SAFETY: one pointer to one page.
-            let done = io::seal_target(file)
-                .map(|target| unsafe { io::seal(target, 0, block, &source, 1) });
-            let Some(Ok(pages)) = done else { panic!("not sealed") };
-            // SAFETY: the page that was sealed just now.
-            sealed[block as usize]
-                .copy_from_slice(unsafe { std::slice::from_raw_parts(*pages, PAGE_SIZE) });
+            let source = black_box(&plain[block as usize]);
+            let into = &mut sealed[block as usize..][..1];
+            let done = io::seal_target(file).map(|target| {
+                io::seal(target, 0, block, into, |_, copy| copy.copy_from_slice(source))
+            });
+            assert!(matches!(done, Some(Ok(()))), "not sealed");
         });
         let mut work = Box::new([0; PAGE_SIZE]);
         let copy =
             nanoseconds(PAGES, |block| work.copy_from_slice(black_box(&sealed[block as usize])));
         let open = nanoseconds(PAGES, |block| {
             work.copy_from_slice(black_box(&sealed[block as usize]));
-            // SAFETY: a page of ours.
-            let opened = unsafe { io::open(file, 0, block, work.as_mut_ptr()) };
-            assert!(opened.is_ok());
+            assert!(io::open(file, 0, block, &mut work).is_ok());
         });
         assert!(work[12..] == plain[0][12..], "it is not what it was");
 

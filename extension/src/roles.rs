@@ -3,6 +3,7 @@
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys;
 
+use crate::pg::privileges::{has_role, is_superuser, may_select};
 use crate::pg::report::{Report, Result};
 use crate::pg::{catalog, relation};
 
@@ -14,8 +15,7 @@ pub(crate) const ADMIN: &std::ffi::CStr = c"pagevault_admin";
 /// PostgreSQL 16 on is its administrator then (CreateRole in user.c).
 pub(crate) fn refuse_reserved(role: pg_sys::Oid, is_new: bool) -> Result<()> {
     let reserved = catalog::new_role_name(role).is_some_and(|name| name.as_c_str() == ADMIN);
-    // SAFETY: a catalog look-up in a transaction.
-    if !reserved || unsafe { pg_sys::superuser() } {
+    if !reserved || is_superuser() {
         return Ok(());
     }
     // Its own attributes and members may be changed by whoever may: it has the name already.
@@ -30,17 +30,6 @@ pub(crate) fn refuse_reserved(role: pg_sys::Oid, is_new: bool) -> Result<()> {
     .hint("A superuser makes it with CREATE EXTENSION pagevault."))
 }
 
-/// True for superusers and for members of `role`.
-fn has_role(role: &std::ffi::CStr) -> bool {
-    // SAFETY: catalog look-ups by name and OID in a transaction; nothing is kept.
-    unsafe {
-        let user = pg_sys::GetUserId();
-        let role = pg_sys::get_role_oid(role.as_ptr(), true);
-        pg_sys::superuser_arg(user)
-            || (role != pg_sys::Oid::INVALID && pg_sys::has_privs_of_role(user, role))
-    }
-}
-
 /// True if the caller may see paths of the server and messages of key providers.
 pub(crate) fn may_see_providers() -> bool {
     has_role(ADMIN) || has_role(c"pg_monitor")
@@ -49,12 +38,7 @@ pub(crate) fn may_see_providers() -> bool {
 /// Refuses callers who may neither read the relation nor monitor the server: looking at its files
 /// costs I/O and tells about its contents.
 pub(crate) fn require_select(relation: pg_sys::Oid, name: &str) -> Result<()> {
-    // SAFETY: a catalog look-up in a transaction.
-    let allowed = unsafe {
-        let mode = pg_sys::ACL_SELECT as pg_sys::AclMode;
-        pg_sys::pg_class_aclcheck(relation, pg_sys::GetUserId(), mode)
-    };
-    if allowed == pg_sys::AclResult::ACLCHECK_OK || may_see_providers() {
+    if may_select(relation) || may_see_providers() {
         return Ok(());
     }
     Err(Report::new(

@@ -11,8 +11,8 @@
 //!   and ends the process. But `bgworker_die` (bgworker.c, 15 to 18), with which background workers
 //!   of others begin, raises FATAL wherever it strikes: hooks, callbacks of the transaction and
 //!   writes of WAL come after it, on top of whatever function of ours was interrupted. (What the
-//!   postmaster of 15 does in handlers, forking children among it, is none of these: it lets them in
-//!   only where it waits.)
+//!   postmaster of 15 does in handlers, forking children among it, is none of these: it lets them
+//!   in only where it waits.)
 //!
 //! So each value knows whether somebody is at it. Who comes second gets no reference to it but a
 //! panic: an ERROR where pgrx stands around our function, and in a critical section or where nobody

@@ -138,6 +138,7 @@ unsafe fn open(handle: *mut c_void, target: &TargetData, backend: i32, done: IoR
         let buffer_ids = GET_HANDLE_DATA.get()(handle, &mut buffers);
         for i in 0..done.blocks().min(u32::from(buffers)) {
             let page = compat::buffer_page(*buffer_ids.add(i as usize) as pg_sys::Buffer);
+            let page = &mut *page.cast();
             let opened = page::io::open(file, i32::from(target.fork), target.block + i, page);
             if let Err(fault) = opened {
                 return IoResult::failed(fault.cause);

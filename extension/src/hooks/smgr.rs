@@ -9,8 +9,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use pagevault_cipher::{Epoch, Page};
 use pgrx::pg_sys::{self, BlockNumber, SMgrRelation};
 
-use super::ddl;
 use super::forward::Forward;
+use super::{ddl, sealing};
 use crate::page::io::{PageFault, SealTarget, Writing};
 use crate::pg::compat::{self, SmgrFile};
 use crate::{fault, page};
@@ -117,7 +117,7 @@ pub(super) unsafe extern "C-unwind" fn mdread(
             refuse_read(fault, block);
         }
         MDREAD.get()(reln, fork, block, buffer);
-        if let Err(fault) = page::io::open(file, fork, block, buffer.cast()) {
+        if let Err(fault) = page::io::open(file, fork, block, &mut *buffer.cast()) {
             raise(fault, block);
         }
     }
@@ -141,7 +141,7 @@ pub(super) unsafe extern "C-unwind" fn mdreadv(
         MDREADV.get()(reln, fork, block, buffers, count);
         for i in 0..count {
             let buffer = *buffers.add(i as usize);
-            if let Err(fault) = page::io::open(file, fork, block + i, buffer.cast()) {
+            if let Err(fault) = page::io::open(file, fork, block + i, &mut *buffer.cast()) {
                 raise(fault, block + i);
             }
         }
@@ -182,7 +182,7 @@ pub(super) unsafe extern "C-unwind" fn mdwrite(
     // SAFETY: the server's own arguments; there is one page at `buffer`.
     unsafe {
         let file = compat::smgr_file(reln);
-        if page::io::is_stand_in(buffer.cast()) {
+        if page::io::is_stand_in(sealing::lsn(buffer)) {
             return;
         }
         let writing = page::io::writing(file);
@@ -210,8 +210,7 @@ pub(super) unsafe extern "C-unwind" fn mdextend(
             raise(fault, block);
         }
         let target = page::io::seal_target(file);
-        let buffer =
-            if target.is_some() { page::io::as_added(buffer.cast()).cast() } else { buffer };
+        let buffer = if target.is_some() { sealing::as_added(buffer) } else { buffer };
         let sealed = seal_one(target, fork, block, buffer);
         fault::point_of("page.extend", file.file.relation);
         MDEXTEND.get()(reln, fork, block, sealed, skip_fsync);
@@ -235,11 +234,11 @@ pub(super) unsafe extern "C-unwind" fn mdwritev(
         fault::point_of("page.looked_up", file.file.relation);
         if writing.must_look
             || writing.must_watch
-            || (0..count).any(|i| page::io::is_stand_in((*buffers.add(i as usize)).cast()))
+            || (0..count).any(|i| page::io::is_stand_in(sealing::lsn(*buffers.add(i as usize))))
         {
             for i in 0..count {
                 let page = *buffers.add(i as usize);
-                if page::io::is_stand_in(page.cast()) {
+                if page::io::is_stand_in(sealing::lsn(page)) {
                     continue;
                 }
                 if let Some(target) = target_over(reln, writing, fork, block + i, page) {
@@ -254,12 +253,9 @@ pub(super) unsafe extern "C-unwind" fn mdwritev(
         };
         let mut done = 0;
         while done < count {
-            let run = (count - done).min(page::io::RUN_MAX);
-            let pages = buffers.add(done as usize).cast();
-            match page::io::seal(target, fork, block + done, pages, run) {
-                Ok(sealed) => {
-                    MDWRITEV.get()(reln, fork, block + done, sealed.cast(), run, skip_fsync);
-                }
+            let run = (count - done).min(sealing::RUN_MAX);
+            match sealing::seal(target, fork, block + done, buffers.add(done as usize), run) {
+                Ok(sealed) => MDWRITEV.get()(reln, fork, block + done, sealed, run, skip_fsync),
                 Err(fault) => raise(fault, block + done),
             }
             done += run;
@@ -327,8 +323,8 @@ unsafe fn storage_created(file: SmgrFile) {
 /// # Safety
 /// `file` was read from `reln` while it was alive; otherwise as [`raise`].
 unsafe fn check_still_open(reln: SMgrRelation, file: SmgrFile) {
-    if compat::MAJOR >= 17 {
-        return; // objects in use are only released, never freed
+    if !compat::FREES_SMGR_OBJECTS {
+        return;
     }
     // SAFETY: smgropen finds or makes an entry by value; `reln` is compared, not followed.
     unsafe {
@@ -389,7 +385,7 @@ unsafe fn target_by_disk(
             }
         }
         Some(if writing.must_look {
-            page::io::target_over(file, writing.target, buffer.cast(), &*on_disk)
+            page::io::target_over(file, writing.target, sealing::lsn(buffer), &*on_disk)
         } else {
             writing.target
         })
@@ -401,11 +397,11 @@ unsafe fn target_by_disk(
 /// # Safety
 /// As [`mdread`], of a block that exists. What is pointed to is good until the next call.
 unsafe fn read_past_us(reln: SMgrRelation, fork: ForkNumber, block: BlockNumber) -> *mut Page {
-    let on_disk = page::io::place_for_disk();
+    let on_disk = sealing::place_for_disk();
     // SAFETY: by contract; the place has room for a page.
     unsafe {
         let mut place = on_disk.cast::<c_void>();
-        if compat::MAJOR >= 17 {
+        if compat::READS_INTO_VECTORS {
             MDREADV.get()(reln, fork, block, &raw mut place, 1);
         } else {
             MDREAD.get()(reln, fork, block, place);
@@ -441,8 +437,8 @@ unsafe fn seal_one(
     // SAFETY: by contract.
     unsafe {
         let Some(target) = target else { return buffer };
-        match page::io::seal(target, fork, block, (&raw const buffer).cast(), 1) {
-            Ok(sealed) => (*sealed).cast(),
+        match sealing::seal(target, fork, block, &raw const buffer, 1) {
+            Ok(sealed) => *sealed,
             Err(fault) => raise(fault, block),
         }
     }

@@ -13,6 +13,7 @@ use pgrx::pg_sys::{self, DefElem};
 use super::{audited, ddl, granted};
 use crate::audit;
 use crate::commands::{altered, catalogs, databases, labels};
+use crate::pg::externs;
 use crate::pg::labels::PROVIDER;
 use crate::pg::process::ProcessLocal;
 use crate::pg::report::OrRaise;
@@ -56,7 +57,7 @@ unsafe extern "C-unwind" fn process_utility(
             NOT_AUDITED
         };
         let commits_prepared = commits_prepared(node);
-        let next = PREVIOUS.get().unwrap_or(raw::standard_ProcessUtility);
+        let next = PREVIOUS.get().unwrap_or(externs::standard_ProcessUtility);
         next(statement, query, read_only, context, params, environment, destination, completion);
         labels::command_ends(labellings);
         if commits_prepared {
@@ -71,25 +72,6 @@ unsafe extern "C-unwind" fn process_utility(
         if audited != NOT_AUDITED {
             audit::statements::done(audited);
         }
-    }
-}
-
-/// Declared here because pgrx's declaration has a guard around it.
-mod raw {
-    use super::{c_char, pg_sys};
-
-    unsafe extern "C-unwind" {
-        /// utility.c
-        pub(super) fn standard_ProcessUtility(
-            statement: *mut pg_sys::PlannedStmt,
-            query: *const c_char,
-            read_only: bool,
-            context: pg_sys::ProcessUtilityContext::Type,
-            params: pg_sys::ParamListInfo,
-            environment: *mut pg_sys::QueryEnvironment,
-            destination: *mut pg_sys::DestReceiver,
-            completion: *mut pg_sys::QueryCompletion,
-        );
     }
 }
 

@@ -17,7 +17,7 @@ use crate::keystore_dir;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::mapping::{self, Kind, Region};
 use crate::pg::report::{Report, Result, internal};
-use crate::pg::{compat, guc, process};
+use crate::pg::{clock, compat, guc, process};
 use crate::shmem::control::{self, Control};
 use crate::shmem::counters::{self, Counters};
 use crate::shmem::health::Health;
@@ -27,7 +27,6 @@ use crate::shmem::wal::Wal;
 use crate::shmem::writers::Writers;
 use crate::shmem::written_over::{self, WrittenOver};
 use crate::shmem::{self, Shared};
-use crate::stats::clock;
 
 /// What there is when the server starts.
 pub(crate) struct Loaded {

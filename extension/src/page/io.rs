@@ -1,4 +1,4 @@
-//! Sealing and opening runs of pages: which key, which scratch memory, which fault.
+//! Sealing and opening pages: which key, which fault.
 //!
 //! Everything here runs on the page path, some of it inside critical sections: no allocation, no
 //! lock, no key schedule for a key that this process used lately, and no error raised. Faults are
@@ -12,18 +12,13 @@ use crate::keys::store::directory;
 use crate::keys::usage::key_error::KeyError;
 use crate::keys::usage::{cache, temporary};
 use crate::pg::compat::SmgrFile;
-use crate::pg::process::{
-    ProcessLocal, data_checksums, in_recovery, is_not_consistent_yet, serves_users,
-};
+use crate::pg::process::{data_checksums, in_recovery, is_not_consistent_yet, serves_users};
 use crate::shmem;
 use crate::shmem::counters::StatsKind;
 use crate::stats::{self, Timing};
 
 const _: () =
     assert!(pgrx::pg_sys::BLCKSZ as usize == PAGE_SIZE, "page format 1 is for 8 kB pages");
-
-/// Most pages sealed in one go; longer writes are cut into runs.
-pub(crate) const RUN_MAX: u32 = 16;
 
 /// Why a page could not be sealed or opened.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -145,17 +140,12 @@ pub(crate) fn epoch_of(on_disk: &Page, block: u32) -> Option<Epoch> {
 /// (docs/design/0011-changes-without-wal.md has the list). Then it has the LSN that it has on disk.
 /// Torn under another key, it would be neither, and nothing would repair it. So it keeps the key
 /// that it has on disk, or stays plaintext, until it changes in WAL: the rekey engine sees to that.
-///
-/// # Safety
-/// `page` points to a page of PostgreSQL.
-pub(crate) unsafe fn target_over(
+pub(crate) fn target_over(
     file: SmgrFile,
     wanted: Option<SealTarget>,
-    page: *const u8,
+    lsn: [u8; page::LSN_SIZE],
     on_disk: &Page,
 ) -> Option<SealTarget> {
-    // SAFETY: by contract; the LSN does not change while the page is being written.
-    let lsn = unsafe { page.cast::<[u8; page::LSN_SIZE]>().read() };
     if !on_disk.starts_with(&lsn) || page::is_zero(on_disk) {
         return wanted;
     }
@@ -168,119 +158,67 @@ pub(crate) unsafe fn target_over(
     }
 }
 
-/// Where a page is read to that [`target_over`] looks at: aligned for direct I/O.
-pub(crate) fn place_for_disk() -> *mut Page {
-    #[repr(C, align(4096))]
-    struct OnDisk(Page);
-    static ON_DISK: ProcessLocal<OnDisk> = ProcessLocal::new(OnDisk([0; PAGE_SIZE]));
-    ON_DISK.with(|place| &raw mut place.0)
-}
-
-/// Private copies of the pages being written. Aligned for direct I/O (`PG_IO_ALIGN_SIZE`).
-#[repr(C, align(4096))]
-struct Scratch {
-    pages: [Page; RUN_MAX as usize],
-    pointers: [*const u8; RUN_MAX as usize],
-}
-
-static SCRATCH: ProcessLocal<Scratch> = ProcessLocal::new(Scratch {
-    pages: [[0; PAGE_SIZE]; RUN_MAX as usize],
-    pointers: [std::ptr::null(); RUN_MAX as usize],
-});
-
-/// Seals `count` pages into scratch memory and returns pointers to them, good until the next call.
-///
-/// A page in shared buffers may change under us (hint bits): it is read once, into the scratch
-/// copy, and everything after works on that copy.
+/// Seals pages of one file, that follow each other, in `into`. `fill` puts each there first: its
+/// copies are sealed, for a page in shared buffers may change meanwhile (hint bits).
 ///
 /// A page whose key was destroyed was read or restored in recovery, or else it was missed when they
 /// were: it is sealed under a key that is lost, which is what should become of it, and does not
 /// keep a checkpoint from its end.
-///
-/// # Safety
-/// `pages` points to `count` pointers to pages of PostgreSQL; `count <= RUN_MAX`.
-pub(crate) unsafe fn seal(
+pub(crate) fn seal(
     target: SealTarget,
     fork: i32,
     first_block: u32,
-    pages: *const *const u8,
-    count: u32,
-) -> Result<*const *const u8, PageFault> {
+    into: &mut [Page],
+    mut fill: impl FnMut(usize, &mut Page),
+) -> Result<(), PageFault> {
     let fork = fork_of(fork);
     let checksums = data_checksums();
-    let run = |key: &PageKey| {
+    let mut run = |key: &PageKey| {
         let work = Timing::begin();
         let mut sealed = 0;
-        let pointers = SCRATCH.with(|scratch| {
-            for i in 0..count.min(RUN_MAX) as usize {
-                let copy = &mut scratch.pages[i];
-                // SAFETY: by contract the source is a page; the copy is ours alone.
-                unsafe {
-                    std::ptr::copy_nonoverlapping(*pages.add(i), copy.as_mut_ptr(), PAGE_SIZE)
-                };
-                // Added to a table and not yet used (hio.c), without WAL; on disk it is zero. As in
-                // `as_added`.
-                if fork == Fork::Main && page::is_bare(copy) {
-                    copy.fill(0);
-                }
-                let block = first_block + i as u32;
-                sealed += u64::from(page::seal(copy, key, target.epoch, block, fork, checksums));
-                scratch.pointers[i] = copy.as_ptr();
+        for (i, (block, page)) in (first_block..).zip(into.iter_mut()).enumerate() {
+            fill(i, page);
+            // Added to a table and not yet used (hio.c), without WAL; on disk it is zero. As where
+            // a file grows (`is_as_added`).
+            if fork == Fork::Main && page::is_bare(page) {
+                page.fill(0);
             }
-            scratch.pointers.as_ptr()
-        });
+            sealed += u64::from(page::seal(page, key, target.epoch, block, fork, checksums));
+        }
         work.sealed(kind_of(target.file), sealed, sealed * PAGE_SIZE as u64);
-        pointers
     };
-    let sealed = match cache::with_page_key(target.file, target.epoch, run) {
+    let sealed = match cache::with_page_key(target.file, target.epoch, &mut run) {
         Err(KeyError::Destroyed) => cache::with_lost_key(run).ok_or(KeyError::Destroyed),
         sealed => sealed,
     };
     sealed.map_err(|error| PageFault::of_key(target.file, error))
 }
 
-/// Whether a page stands in for one that could not be opened: it must not be written. See
-/// [`stand_ins`].
-///
-/// # Safety
-/// `page` points to a page of PostgreSQL.
+/// Whether a page, given by its LSN, stands in for one that could not be opened: it must not be
+/// written. See [`stand_ins`].
 #[inline]
-pub(crate) unsafe fn is_stand_in(page: *const u8) -> bool {
-    // SAFETY: by contract; the LSN does not change while the page is being written.
-    page::is_stand_in(unsafe { &*page.cast() })
+pub(crate) fn is_stand_in(lsn: [u8; page::LSN_SIZE]) -> bool {
+    page::is_stand_in(&lsn)
 }
 
-/// A page of zeros in the place of one that is added and has nothing but its header; any other as
-/// it is.
+/// Whether a page that is added has nothing but its header: it is written as a page of zeros.
 ///
 /// Up to 15 pages of maps are added so, without WAL (`vm_extend`, `fsm_extend`). Sealed, such a
 /// page would be ciphertext throughout, and torn, the rest of it would open to random bits. Readers
 /// make a page of zeros what this one is.
-///
-/// # Safety
-/// As [`is_stand_in`].
 #[inline]
-pub(crate) unsafe fn as_added(page: *const u8) -> *const u8 {
-    #[repr(C, align(4096))]
-    struct Zeros(Page);
-    static ZEROS: Zeros = Zeros([0; PAGE_SIZE]);
-    // SAFETY: by contract; nobody else has the page yet.
-    if page::is_bare(unsafe { &*page.cast() }) { ZEROS.0.as_ptr() } else { page }
+pub(crate) fn is_as_added(page: &Page) -> bool {
+    page::is_bare(page)
 }
 
 /// Opens a page in place if it is sealed.
-///
-/// # Safety
-/// `page` points to one page that nobody else reads or writes now.
 #[inline]
-pub(crate) unsafe fn open(
+pub(crate) fn open(
     file: SmgrFile,
     fork: i32,
     block: u32,
-    page: *mut u8,
+    page: &mut Page,
 ) -> Result<(), PageFault> {
-    // SAFETY: by contract.
-    let page = unsafe { &mut *page.cast::<Page>() };
     match page::epoch_of(page) {
         None => Ok(()),
         Some(epoch) => open_sealed(file, fork, block, page, epoch),

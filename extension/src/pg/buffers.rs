@@ -15,8 +15,7 @@ use super::report::{Report, Result};
 #[repr(C, align(4096))]
 pub(crate) struct AlignedPage(pub(crate) [u8; pg_sys::BLCKSZ as usize]);
 
-#[cfg(not(feature = "pg15"))]
-const _: () = assert!(align_of::<AlignedPage>().is_multiple_of(pg_sys::PG_IO_ALIGN_SIZE as usize));
+const _: () = assert!(align_of::<AlignedPage>().is_multiple_of(compat::IO_ALIGNMENT));
 
 /// Writes what is dirty of a relation, which the caller has locked so that nobody changes it.
 pub(crate) fn flush_relation(oid: Oid) {

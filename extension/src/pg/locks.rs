@@ -6,6 +6,7 @@ use std::sync::atomic::{AtomicPtr, Ordering};
 
 use pgrx::pg_sys;
 
+use super::externs;
 use super::process::ProcessLocal;
 
 /// Name of our lock tranche, as `pg_stat_activity.wait_event` shows it.
@@ -62,19 +63,11 @@ impl KeystoreLock {
         // and is what ProcessSyncRequests (sync.c) itself does between two files.
         unsafe {
             while !pg_sys::LWLockConditionalAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE) {
-                raw::AbsorbSyncRequests();
+                externs::AbsorbSyncRequests();
                 pg_sys::pg_usleep(PAUSE_US);
             }
         }
         KeystoreLock(lock)
-    }
-}
-
-/// Not among pgrx's bindings.
-mod raw {
-    unsafe extern "C-unwind" {
-        /// checkpointer.c
-        pub(super) fn AbsorbSyncRequests();
     }
 }
 

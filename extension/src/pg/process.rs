@@ -9,7 +9,7 @@ pub(crate) use pagevault_interpose::ProcessLocal;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Oid};
 
-use super::{compat, locks};
+use super::{compat, externs, locks};
 
 /// The data directory, absolute.
 pub(crate) fn data_directory() -> PathBuf {
@@ -79,6 +79,12 @@ pub(crate) fn fsync() -> bool {
     unsafe { pg_sys::enableFsync }
 }
 
+/// True while libraries are loaded from `shared_preload_libraries`.
+pub(crate) fn preloads_libraries() -> bool {
+    // SAFETY: a plain global of this process.
+    unsafe { pg_sys::process_shared_preload_libraries_in_progress }
+}
+
 /// True in the postmaster, while it starts the server and afterwards.
 pub(crate) fn is_postmaster() -> bool {
     // SAFETY: plain globals of this process.
@@ -138,8 +144,8 @@ pub(crate) fn serves_users() -> bool {
 pub(crate) fn handle_worker_signals() {
     // SAFETY: handlers of the server itself, for a process with a latch; then signals are let in.
     unsafe {
-        compat::set_signal_handler(libc::SIGTERM, raw::SignalHandlerForShutdownRequest);
-        compat::set_signal_handler(libc::SIGHUP, raw::SignalHandlerForConfigReload);
+        compat::set_signal_handler(libc::SIGTERM, externs::SignalHandlerForShutdownRequest);
+        compat::set_signal_handler(libc::SIGHUP, externs::SignalHandlerForConfigReload);
         pg_sys::BackgroundWorkerUnblockSignals();
     }
 }
@@ -277,19 +283,7 @@ pub(crate) fn shut_server_down() {
 #[inline]
 pub(crate) fn data_checksums() -> bool {
     // SAFETY: reads the control file's copy in shared memory; cannot raise.
-    unsafe { raw::DataChecksumsEnabled() }
-}
-
-/// Functions of the server without pgrx's guard: none of these can raise.
-mod raw {
-    unsafe extern "C-unwind" {
-        /// xlog.c: returns `ControlFile->data_checksum_version > 0`.
-        pub(super) fn DataChecksumsEnabled() -> bool;
-        /// interrupt.c: signal handler
-        pub(super) fn SignalHandlerForShutdownRequest(signal: std::ffi::c_int);
-        /// interrupt.c: signal handler
-        pub(super) fn SignalHandlerForConfigReload(signal: std::ffi::c_int);
-    }
+    unsafe { externs::DataChecksumsEnabled() }
 }
 
 /// True in the process that replays WAL, and in a server that is a single process.

@@ -8,7 +8,7 @@ use pgrx::{PgList, PgSqlErrorCode};
 
 use super::report::{Report, Result};
 use super::text::ServerText;
-use super::{catalog, compat, process, survey};
+use super::{catalog, compat, externs, process, survey};
 
 /// Facts about a relation, copied out of its relation cache entry.
 #[derive(Clone)]
@@ -74,7 +74,7 @@ pub(crate) fn with_partitions(oid: Oid) -> Vec<Facts> {
         if pg_sys::get_rel_relkind(oid) as u8 == b'p' {
             let no_lock = pg_sys::NoLock as pg_sys::LOCKMODE;
             oids(pg_sys::ffi::pg_guard_ffi_boundary(|| {
-                raw::find_all_inheritors(oid, no_lock, std::ptr::null_mut())
+                externs::find_all_inheritors(oid, no_lock, std::ptr::null_mut())
             }))
         } else {
             vec![oid]
@@ -157,20 +157,6 @@ pub(crate) fn all() -> Vec<Oid> {
     catalog::scan(pg_sys::RelationRelationId, |row| unsafe {
         Some((*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_class>()).oid)
     })
-}
-
-/// Not among pgrx's bindings.
-mod raw {
-    use super::pg_sys;
-
-    unsafe extern "C-unwind" {
-        /// pg_inherits.c; may raise.
-        pub(super) fn find_all_inheritors(
-            parent: pg_sys::Oid,
-            lock: pg_sys::LOCKMODE,
-            parents: *mut *mut pg_sys::List,
-        ) -> *mut pg_sys::List;
-    }
 }
 
 /// Makes the changes of the current command visible; between commands of a transaction.

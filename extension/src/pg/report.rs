@@ -10,6 +10,7 @@ use pgrx::pg_sys;
 use pgrx::pg_sys::panic::ErrorReport;
 use pgrx::prelude::PgLogLevel;
 
+use super::externs;
 use super::process::ProcessLocal;
 
 /// What went wrong and what to do about it.
@@ -127,28 +128,27 @@ pub(crate) fn log_line(line: &str) {
     unsafe {
         let least = pg_sys::log_min_messages;
         pg_sys::log_min_messages = least.min(LEAST);
-        let begun = raw::errstart(pg_sys::LOG_SERVER_ONLY as i32, std::ptr::null());
+        let begun = externs::errstart(pg_sys::LOG_SERVER_ONLY as i32, std::ptr::null());
         pg_sys::log_min_messages = least;
         if begun {
             pg_sys::errmsg_internal(c"%s".as_ptr(), line.as_ptr());
             pg_sys::errhidestmt(true);
             pg_sys::errhidecontext(true);
             LOGS_LINE.set(true);
-            raw::errfinish(c"pagevault".as_ptr(), 0, c"log_line".as_ptr());
+            externs::errfinish(c"pagevault".as_ptr(), 0, c"log_line".as_ptr());
             LOGS_LINE.set(false);
         }
     }
 }
 
-/// Not among pgrx's bindings.
-mod raw {
-    use std::ffi::{c_char, c_int};
-
-    unsafe extern "C-unwind" {
-        /// elog.c
-        pub(super) fn errstart(level: c_int, domain: *const c_char) -> bool;
-        /// elog.c
-        pub(super) fn errfinish(file: *const c_char, line: c_int, function: *const c_char);
+/// pgrx puts a backtrace into the DETAIL of every error if the environment asks for one. Users
+/// should see what went wrong, not where in our code; set RUST_LIB_BACKTRACE to see it all the
+/// same. At the start of a process.
+pub(crate) fn keep_backtraces_out() {
+    const SWITCH: &str = "RUST_LIB_BACKTRACE";
+    if std::env::var_os(SWITCH).is_none() {
+        // SAFETY: PostgreSQL processes have one thread, so nobody reads the environment meanwhile.
+        unsafe { std::env::set_var(SWITCH, "0") };
     }
 }
 

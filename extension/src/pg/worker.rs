@@ -5,6 +5,7 @@ use std::ffi::CStr;
 
 use pgrx::pg_sys;
 
+use super::compat;
 use super::process::ProcessLocal;
 
 /// What must not reach a worker from `postgresql.conf`, a database or the bootstrap superuser: what
@@ -27,11 +28,20 @@ const SETTINGS: [(&CStr, &CStr); 13] = [
     (c"stats_fetch_consistency", c"none"),
 ];
 
-/// Those that 17 and newer have besides.
-#[cfg(not(any(feature = "pg15", feature = "pg16")))]
-const NEWER_SETTINGS: &[(&CStr, &CStr)] = &[(c"transaction_timeout", c"0")];
-#[cfg(any(feature = "pg15", feature = "pg16"))]
-const NEWER_SETTINGS: &[(&CStr, &CStr)] = &[];
+/// Defines the functions by whose names the server finds the main functions of background workers.
+/// What raises in one of these ends the worker.
+macro_rules! entry_points {
+    ($($name:ident => $main:expr,)*) => {
+        $(
+            #[pgrx::pg_guard]
+            #[unsafe(no_mangle)]
+            pub(crate) extern "C-unwind" fn $name(argument: pgrx::pg_sys::Datum) {
+                ($main)(argument)
+            }
+        )*
+    };
+}
+pub(crate) use entry_points;
 
 /// Whoever set what for its database, role or server: this worker is the bootstrap superuser, in a
 /// restricted operation, with settings under which it can work. Call once, when it is connected.
@@ -40,7 +50,7 @@ pub(crate) fn seclude() {
     // in this major, and each takes its value. Transactions begin with the user and the context
     // that they find (StartTransaction, xact.c).
     unsafe {
-        for (name, value) in SETTINGS.iter().chain(NEWER_SETTINGS) {
+        for (name, value) in SETTINGS.iter().chain(compat::NEWER_SETTINGS) {
             pg_sys::SetConfigOption(
                 name.as_ptr(),
                 value.as_ptr(),

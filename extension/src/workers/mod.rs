@@ -7,7 +7,17 @@ pub(crate) mod statistics;
 mod unlock;
 mod wal;
 
-use crate::pg::process;
+use crate::pg::{process, worker};
+
+worker::entry_points! {
+    pagevault_self_check_main => |_| self_check::main(),
+    pagevault_unlock_main => |_| unlock::main(),
+    pagevault_revalidate_main => |_| revalidate::main(),
+    pagevault_rekey_launcher_main => |_| rekey::launcher_main(),
+    pagevault_rekey_main => rekey::main,
+    pagevault_statistics_main => statistics::main,
+    pagevault_wal_main => |_| wal::main(),
+}
 
 /// Registers the workers; from `_PG_init`.
 pub(crate) fn register() {

@@ -10,7 +10,7 @@ use pgrx::bgworkers::{
     DynamicBackgroundWorker,
 };
 use pgrx::pg_sys::panic::CaughtError;
-use pgrx::{IntoDatum, PgSqlErrorCode, PgTryBuilder, pg_guard, pg_sys};
+use pgrx::{IntoDatum, PgSqlErrorCode, PgTryBuilder, pg_sys};
 
 use crate::fault;
 use crate::keys::provider::unlock;
@@ -45,9 +45,7 @@ pub(super) fn register() {
 }
 
 /// Main function of the launcher.
-#[pg_guard]
-#[unsafe(no_mangle)]
-pub extern "C-unwind" fn pagevault_rekey_launcher_main(_argument: pg_sys::Datum) {
+pub(super) fn launcher_main() {
     process::handle_worker_signals();
     // A session starts by reading shared catalogs.
     while unlock::keeps_everyone_out() {
@@ -123,9 +121,7 @@ enum Run {
 }
 
 /// Main function of a worker.
-#[pg_guard]
-#[unsafe(no_mangle)]
-pub extern "C-unwind" fn pagevault_rekey_main(database: pg_sys::Datum) {
+pub(super) fn main(database: pg_sys::Datum) {
     process::handle_worker_signals();
     let database = database.value() as u32;
     fault::point_of("rekey.worker", database);

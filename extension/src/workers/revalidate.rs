@@ -5,7 +5,6 @@ use std::time::{Duration, Instant};
 
 use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
 use pgrx::prelude::PgLogLevel;
-use pgrx::{pg_guard, pg_sys};
 
 use crate::audit;
 use crate::keys::provider::revalidate::{Logged, revalidate};
@@ -28,9 +27,7 @@ pub(super) fn register() {
 }
 
 /// Main function of the worker, on primaries and standbys.
-#[pg_guard]
-#[unsafe(no_mangle)]
-pub extern "C-unwind" fn pagevault_revalidate_main(_argument: pg_sys::Datum) {
+pub(super) fn main() {
     process::handle_worker_signals();
     buffers::prepare_to_evict();
     audit::repeat_early_lines();

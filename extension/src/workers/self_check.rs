@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
 use pgrx::pg_sys::panic::CaughtError;
-use pgrx::{PgSqlErrorCode, PgTryBuilder, pg_guard, pg_sys};
+use pgrx::{PgSqlErrorCode, PgTryBuilder, pg_sys};
 
 use crate::hooks::{files, smgr};
 use crate::keys::provider::unlock;
@@ -34,9 +34,7 @@ pub(super) fn register() {
 }
 
 /// Main function of the worker. Returning (exit code 0) ends it for good.
-#[pg_guard]
-#[unsafe(no_mangle)]
-pub extern "C-unwind" fn pagevault_self_check_main(_argument: pg_sys::Datum) {
+pub(super) fn main() {
     process::handle_worker_signals();
     // Where no WAL was replayed at all, nobody else does it.
     unsettled::forget();

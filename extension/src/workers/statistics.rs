@@ -2,7 +2,7 @@
 //! committed whatever becomes of the session's statement.
 
 use pgrx::bgworkers::{BackgroundWorker, BackgroundWorkerBuilder, BgWorkerStartTime};
-use pgrx::{PgSqlErrorCode as Code, pg_guard, pg_sys};
+use pgrx::{PgSqlErrorCode as Code, pg_sys};
 
 use crate::pg::report::{OrRaise, Report, Result};
 use crate::pg::{process, session, statistics, worker};
@@ -39,9 +39,7 @@ pub(crate) fn delete_for_this_session() -> Result<()> {
 }
 
 /// Main function of the worker.
-#[pg_guard]
-#[unsafe(no_mangle)]
-pub extern "C-unwind" fn pagevault_statistics_main(argument: pg_sys::Datum) {
+pub(super) fn main(argument: pg_sys::Datum) {
     process::handle_worker_signals();
     let argument = argument.value() as u64;
     let (pid, database) = ((argument >> 32) as i32, argument as u32);

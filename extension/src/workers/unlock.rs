@@ -3,7 +3,6 @@
 use std::time::Duration;
 
 use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
-use pgrx::{pg_guard, pg_sys};
 
 use crate::keys::provider::unlock;
 use crate::pg::process;
@@ -24,9 +23,7 @@ pub(super) fn register() {
 }
 
 /// Main function of the worker. Returning (exit code 0) ends it for good.
-#[pg_guard]
-#[unsafe(no_mangle)]
-pub extern "C-unwind" fn pagevault_unlock_main(_argument: pg_sys::Datum) {
+pub(super) fn main() {
     process::handle_worker_signals();
     let mut pause = INTERVAL;
     while !unlock::locked_keys().is_empty() {

@@ -5,7 +5,6 @@ use std::time::Duration;
 
 use pgrx::bgworkers::{BackgroundWorkerBuilder, BgWorkerStartTime};
 use pgrx::prelude::PgLogLevel;
-use pgrx::{pg_guard, pg_sys};
 
 use crate::keys::store::escrow;
 use crate::keys::usage::wal_switch;
@@ -28,9 +27,7 @@ pub(super) fn register() {
 }
 
 /// Main function of the worker.
-#[pg_guard]
-#[unsafe(no_mangle)]
-pub extern "C-unwind" fn pagevault_wal_main(_argument: pg_sys::Datum) {
+pub(super) fn main() {
     process::handle_worker_signals();
     let mut said = String::new();
     let mut is_first = true;

@@ -7,8 +7,7 @@
 //! open.
 
 use std::io::{self, Read, Write};
-use std::os::fd::AsRawFd;
-use std::os::unix::process::CommandExt;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
 use std::time::{Duration, Instant};
@@ -19,7 +18,7 @@ use zeroize::Zeroizing;
 
 use super::refusal;
 use crate::pg::report::Report;
-use crate::pg::{guc, process};
+use crate::pg::{child, guc, process};
 
 /// What the helper is given on top of its deadline before it is killed.
 const GRACE: Duration = Duration::from_secs(2);
@@ -118,10 +117,7 @@ fn spawn() -> Result<(Helper, ChildStdin, ChildStdout), HelperError> {
     let program = program();
     let mut command = Command::new(&program);
     command.arg("serve").stdin(Stdio::piped()).stdout(Stdio::piped());
-    let server = std::process::id();
-    // SAFETY: runs in the child between fork and exec, where only async-signal-safe calls are
-    // allowed: leave_server makes system calls and nothing else, not even an allocation.
-    unsafe { command.pre_exec(move || leave_server(server)) };
+    child::keep_apart(&mut command);
     let mut child = command.spawn().map_err(|e| {
         HelperError::Broken(
             Report::new(
@@ -140,34 +136,6 @@ fn spawn() -> Result<(Helper, ChildStdin, ChildStdout), HelperError> {
     }
 }
 
-/// Cuts the child off from the server: no descriptor but the standard ones passes exec, and it does
-/// not outlive the process `server` that started it.
-fn leave_server(server: u32) -> io::Result<()> {
-    const FIRST: libc::c_uint = 3;
-    // SAFETY: system calls on numbers; they touch no memory of ours but `limit`.
-    unsafe {
-        if libc::prctl(libc::PR_SET_PDEATHSIG, libc::SIGKILL) != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        if libc::getppid() as u32 != server {
-            return Err(io::Error::from_raw_os_error(libc::ESRCH));
-        }
-        let flags = libc::CLOSE_RANGE_CLOEXEC;
-        if libc::syscall(libc::SYS_close_range, FIRST, libc::c_uint::MAX, flags) == 0 {
-            return Ok(());
-        }
-        // Linux before 5.11: one by one.
-        let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-        if libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) != 0 {
-            return Err(io::Error::last_os_error());
-        }
-        for fd in FIRST as i32..limit.rlim_cur.min(i32::MAX as u64) as i32 {
-            libc::fcntl(fd, libc::F_SETFD, libc::FD_CLOEXEC);
-        }
-    }
-    Ok(())
-}
-
 fn converse(request: &[u8], timeout: Duration) -> Result<Zeroizing<Vec<u8>>, HelperError> {
     let started = Instant::now();
     let (mut helper, mut stdin, mut stdout) = spawn()?;
@@ -181,7 +149,7 @@ fn converse(request: &[u8], timeout: Duration) -> Result<Zeroizing<Vec<u8>>, Hel
         if started.elapsed() > timeout + GRACE {
             return Err(HelperError::TooLate(timeout));
         }
-        if !wait_readable(stdout.as_raw_fd(), TICK) {
+        if !child::wait_readable(stdout.as_fd(), TICK) {
             if process::is_told_to_stop() {
                 return Err(HelperError::Cancelled);
             }
@@ -207,14 +175,6 @@ fn converse(request: &[u8], timeout: Duration) -> Result<Zeroizing<Vec<u8>>, Hel
     }
     let status = helper.0.wait().map(|s| s.to_string()).unwrap_or_default();
     Err(broken(format!("It ended without a reply ({status}).")))
-}
-
-/// Waits for data, `tick` at most; a signal ends the wait early.
-fn wait_readable(fd: i32, tick: Duration) -> bool {
-    let mut poll = libc::pollfd { fd, events: libc::POLLIN, revents: 0 };
-    // SAFETY: one valid pollfd on our stack.
-    let ready = unsafe { libc::poll(&raw mut poll, 1, tick.as_millis() as i32) };
-    ready > 0
 }
 
 fn broken(detail: String) -> HelperError {

@@ -8,7 +8,7 @@
 
 use pgrx::pg_sys;
 
-use super::compat::Locator;
+use super::files::Locator;
 
 /// Has the page in a shared buffer leave it. False if it stays.
 ///
@@ -90,7 +90,7 @@ unsafe fn drop_if_clean(index: usize) -> bool {
 /// # Safety
 /// `index` is less than `NBuffers`.
 unsafe fn descriptor(index: usize) -> *mut pg_sys::BufferDesc {
-    // SAFETY: by contract.
+    // SAFETY: the array has an entry for each buffer, and the caller says that this is one.
     unsafe { &raw mut (*pg_sys::BufferDescriptors.add(index)).bufferdesc }
 }
 

@@ -7,11 +7,9 @@
 //!
 //! Called inside critical sections: nothing here allocates, waits or raises.
 
-pub(crate) mod clock;
-
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 
-use crate::pg::compat;
+use crate::pg::{clock, compat};
 use crate::shmem;
 use crate::shmem::counters::{Amount, Line, StatsKind};
 

@@ -7,7 +7,7 @@
 use pagevault_keystore::batch;
 use pgrx::{PgSqlErrorCode, pg_guard, pg_sys};
 
-use crate::hooks::smgr;
+use super::smgr;
 use crate::keys::redo as key_redo;
 use crate::keys::usage::destruction;
 use crate::page::stand_ins;

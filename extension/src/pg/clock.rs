@@ -14,16 +14,27 @@ static HAS_COUNTER: AtomicBool = AtomicBool::new(false);
 ///
 /// Not serialized with the instructions around it: off by a few dozen nanoseconds either way.
 #[inline]
-pub(super) fn ticks() -> u64 {
+pub(crate) fn ticks() -> u64 {
     if HAS_COUNTER.load(Relaxed) { counter::read() } else { monotonic() }
 }
 
 /// `CLOCK_MONOTONIC`, nanoseconds.
 fn monotonic() -> u64 {
+    read(libc::CLOCK_MONOTONIC)
+}
+
+/// One of the system's clocks that cannot fail, nanoseconds.
+fn read(clock: libc::clockid_t) -> u64 {
     let mut now = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: room for one structure; this clock cannot fail.
-    unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, &mut now) };
+    // SAFETY: there is room for the one structure that is written.
+    unsafe { libc::clock_gettime(clock, &mut now) };
     now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64
+}
+
+/// CPU time of this process, nanoseconds.
+#[cfg(any(test, feature = "pg_test"))]
+pub(crate) fn cpu_time() -> u64 {
+    read(libc::CLOCK_PROCESS_CPUTIME_ID)
 }
 
 /// Chooses the clock; returns milliseconds per tick. In the postmaster, before [`ticks`] is used.
@@ -64,7 +75,11 @@ mod counter {
         let ticks: u64;
         // SAFETY: reads the virtual counter (Arm ARM, CNTVCT_EL0), which Linux opens to programs.
         unsafe {
-            std::arch::asm!("mrs {}, cntvct_el0", out(reg) ticks, options(nomem, nostack, preserves_flags));
+            std::arch::asm!(
+                "mrs {}, cntvct_el0",
+                out(reg) ticks,
+                options(nomem, nostack, preserves_flags)
+            );
         }
         ticks
     }

@@ -1,0 +1,125 @@
+//! How files of relations are named.
+
+use pagevault_keystore::RelFile;
+use pgrx::pg_sys;
+
+/// `INVALID_PROC_NUMBER` (17+), `InvalidBackendId` before: a relation that all backends share.
+pub(crate) const SHARED_BACKEND: i32 = -1;
+
+/// A relation file as the storage manager addresses it: the file and the backend that owns it when
+/// it belongs to a temporary relation.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) struct SmgrFile {
+    /// Tablespace, database and relfilenumber.
+    pub(crate) file: RelFile,
+    /// For the file of a temporary relation, the backend it belongs to, which alone reads and
+    /// writes it; [`SHARED_BACKEND`] for all others.
+    pub(crate) backend: i32,
+}
+
+impl SmgrFile {
+    /// A file that only one backend uses.
+    #[inline]
+    pub(crate) fn is_temporary(self) -> bool {
+        self.backend != SHARED_BACKEND
+    }
+}
+
+#[cfg(feature = "pg15")]
+pub(crate) type Locator = pg_sys::RelFileNode;
+#[cfg(not(feature = "pg15"))]
+pub(crate) type Locator = pg_sys::RelFileLocator;
+
+/// `RelFileLocator` of the server as ours.
+#[cfg(feature = "pg15")]
+pub(crate) fn rel_file(locator: Locator) -> RelFile {
+    RelFile {
+        tablespace: locator.spcNode.to_u32(),
+        database: locator.dbNode.to_u32(),
+        relation: locator.relNode.to_u32(),
+    }
+}
+
+/// `RelFileLocator` of the server as ours.
+#[cfg(not(feature = "pg15"))]
+pub(crate) fn rel_file(locator: Locator) -> RelFile {
+    RelFile {
+        tablespace: locator.spcOid.to_u32(),
+        database: locator.dbOid.to_u32(),
+        relation: locator.relNumber.to_u32(),
+    }
+}
+
+/// Ours as the server's `RelFileLocator`.
+pub(super) fn locator(file: RelFile) -> Locator {
+    #[cfg(feature = "pg15")]
+    return Locator {
+        spcNode: file.tablespace.into(),
+        dbNode: file.database.into(),
+        relNode: file.relation.into(),
+    };
+    #[cfg(not(feature = "pg15"))]
+    return Locator {
+        spcOid: file.tablespace.into(),
+        dbOid: file.database.into(),
+        relNumber: file.relation.into(),
+    };
+}
+
+/// `RelFileLocator` of a keystore log: no relation is in tablespace 0. The scope stands in place of
+/// the file number, not of the database: what is asked for in the name of a database is cancelled
+/// when the database is dropped or moved to another tablespace, by a standby as well
+/// (`ForgetDatabaseSyncRequests`, md.c), and its keys live on.
+fn keystore_locator(scope: u32) -> Locator {
+    locator(RelFile { tablespace: 0, database: 0, relation: scope })
+}
+
+/// The sync request that stands for the keystore log of `scope`.
+pub(crate) fn keystore_tag(scope: u32) -> pg_sys::FileTag {
+    pg_sys::FileTag {
+        handler: pg_sys::SyncRequestHandler::SYNC_HANDLER_MD as i16,
+        forknum: pg_sys::ForkNumber::MAIN_FORKNUM as i16,
+        #[cfg(feature = "pg15")]
+        rnode: keystore_locator(scope),
+        #[cfg(not(feature = "pg15"))]
+        rlocator: keystore_locator(scope),
+        segno: 0,
+    }
+}
+
+/// The scope whose keystore log a sync request stands for, if it is one of ours.
+pub(crate) fn keystore_of_tag(tag: &pg_sys::FileTag) -> Option<u32> {
+    #[cfg(feature = "pg15")]
+    let file = rel_file(tag.rnode);
+    #[cfg(not(feature = "pg15"))]
+    let file = rel_file(tag.rlocator);
+    (file.tablespace == 0 && file.database == 0).then_some(file.relation)
+}
+
+/// Path of one fork of a permanent relation, relative to the data directory (`relpathperm`).
+pub(crate) fn relation_path(file: RelFile, fork: pg_sys::ForkNumber::Type) -> String {
+    // SAFETY: GetRelationPath only formats its arguments; the result is palloc'd (or by value on
+    // 18).
+    unsafe {
+        let path = pg_sys::GetRelationPath(
+            file.database.into(),
+            file.tablespace.into(),
+            file.relation.into(),
+            SHARED_BACKEND,
+            fork,
+        );
+        #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17")))]
+        return std::ffi::CStr::from_ptr(path.str_.as_ptr()).to_string_lossy().into_owned();
+        #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17"))]
+        return std::ffi::CStr::from_ptr(path).to_string_lossy().into_owned();
+    }
+}
+
+/// Directory of a database in a tablespace, relative to the data directory (`GetDatabasePath`).
+pub(crate) fn database_path(database: u32, tablespace: u32) -> String {
+    // SAFETY: only formats its arguments; the result is palloc'd.
+    unsafe {
+        let path = pg_sys::GetDatabasePath(database.into(), tablespace.into());
+        std::ffi::CStr::from_ptr(path).to_string_lossy().into_owned()
+    }
+}

@@ -1,0 +1,88 @@
+//! Processes, their numbers and their signals.
+
+use pgrx::pg_sys;
+
+use super::files::SHARED_BACKEND;
+use crate::pg::externs;
+
+/// The number of this process among those of the server, auxiliary ones included (`MyProcNumber`;
+/// `MyProc->pgprocno` before 17). `None` in the postmaster, and in a process that has none yet or
+/// no more.
+#[inline]
+pub(crate) fn process_number() -> Option<usize> {
+    // SAFETY: plain globals of this process; before 17, an entry of its own.
+    unsafe {
+        #[cfg(any(feature = "pg15", feature = "pg16"))]
+        let number = pg_sys::MyProc.as_ref().map_or(-1, |process| process.pgprocno);
+        #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+        let number = pg_sys::MyProcNumber;
+        usize::try_from(number).ok()
+    }
+}
+
+/// More than the highest [`process_number`]; once shared memory is being set up.
+pub(crate) fn most_processes() -> usize {
+    // SAFETY: a plain global, computed before libraries ask for shared memory.
+    let backends = unsafe { pg_sys::MaxBackends };
+    usize::try_from(backends).unwrap_or(0) + pg_sys::NUM_AUXILIARY_PROCS as usize
+}
+
+/// The local number of this process's transaction (`MyProc->vxid.lxid`; `MyProc->lxid` before 17).
+pub(crate) fn local_transaction() -> u32 {
+    // SAFETY: MyProc is set in every process that runs transactions; only this process writes the
+    // field.
+    unsafe {
+        #[cfg(any(feature = "pg15", feature = "pg16"))]
+        return (*pg_sys::MyProc).lxid;
+        #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+        return (*pg_sys::MyProc).vxid.lxid;
+    }
+}
+
+/// The backend number in the names of this session's temporary files
+/// (`ProcNumberForTempRelations`, `BackendIdForTempRelations` before 17).
+pub(crate) fn temporary_backend() -> i32 {
+    // SAFETY: plain globals of this process.
+    unsafe {
+        #[cfg(any(feature = "pg15", feature = "pg16"))]
+        let (own, leader) = (pg_sys::MyBackendId, pg_sys::ParallelLeaderBackendId);
+        #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+        let (own, leader) = (pg_sys::MyProcNumber, pg_sys::ParallelLeaderProcNumber);
+        if leader == SHARED_BACKEND { own } else { leader }
+    }
+}
+
+/// The process that copies replication slots from a primary (`B_SLOTSYNC_WORKER`, 17+).
+#[inline]
+pub(crate) fn is_slot_sync_worker(kind: pg_sys::BackendType::Type) -> bool {
+    #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+    return kind == pg_sys::BackendType::B_SLOTSYNC_WORKER;
+    #[cfg(any(feature = "pg15", feature = "pg16"))]
+    return kind == pg_sys::BackendType::Type::MAX; // which none has
+}
+
+/// Sets a signal handler (`pqsignal`, which 18 names `pqsignal_be` in the server).
+///
+/// # Safety
+/// `handler` only does what a signal handler may.
+pub(crate) unsafe fn set_signal_handler(
+    signal: i32,
+    handler: unsafe extern "C-unwind" fn(std::ffi::c_int),
+) {
+    // SAFETY: the caller says that the handler may run wherever the signal strikes.
+    unsafe {
+        #[cfg(not(any(feature = "pg15", feature = "pg16", feature = "pg17")))]
+        pg_sys::pqsignal_be(signal, Some(handler));
+        #[cfg(any(feature = "pg15", feature = "pg16", feature = "pg17"))]
+        pg_sys::pqsignal(signal, Some(handler));
+    }
+}
+
+/// `ProcessStartupProcInterrupts` (18+), `HandleStartupProcInterrupts` before.
+///
+/// # Safety
+/// In the startup process, where it may exit.
+pub(crate) unsafe fn process_startup_interrupts() {
+    // SAFETY: it may end the process, for which the caller is prepared.
+    unsafe { externs::ProcessStartupProcInterrupts() }
+}

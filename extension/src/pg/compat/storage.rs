@@ -1,0 +1,122 @@
+//! The storage manager.
+
+use pagevault_keystore::RelFile;
+use pgrx::pg_sys;
+
+use super::MAJOR;
+use super::files::{SmgrFile, locator, rel_file};
+use super::relation::relation_locator;
+use crate::pg::externs;
+
+/// Whether the storage manager reads through `mdreadv` (17+), or through `mdread`.
+pub(crate) const READS_INTO_VECTORS: bool = MAJOR >= 17;
+
+/// Whether an object of the storage manager may be freed while somebody has it. From 17 on objects
+/// in use are only released (`smgrrelease`, smgr.c).
+pub(crate) const FREES_SMGR_OBJECTS: bool = MAJOR < 17;
+
+/// The file behind an open `SMgrRelation`.
+///
+/// # Safety
+/// `reln` is a live `SMgrRelation` of this process.
+#[inline]
+pub(crate) unsafe fn smgr_file(reln: pg_sys::SMgrRelation) -> SmgrFile {
+    // SAFETY: the caller says that the object is alive; its locator never changes.
+    unsafe {
+        #[cfg(feature = "pg15")]
+        let whose = (*reln).smgr_rnode;
+        #[cfg(not(feature = "pg15"))]
+        let whose = (*reln).smgr_rlocator;
+        #[cfg(feature = "pg15")]
+        let locator = whose.node;
+        #[cfg(not(feature = "pg15"))]
+        let locator = whose.locator;
+        SmgrFile { file: rel_file(locator), backend: whose.backend }
+    }
+}
+
+/// The storage manager's object of an open relation (`RelationGetSmgr`).
+///
+/// # Safety
+/// `relation` is open and has storage.
+pub(crate) unsafe fn open_smgr(relation: pg_sys::Relation) -> pg_sys::SMgrRelation {
+    // SAFETY: fields of a relation that the caller has open.
+    unsafe { pg_sys::smgropen(relation_locator(relation), (*relation).rd_backend) }
+}
+
+/// The storage manager's object of a file, made if there is none (`smgropen`).
+///
+/// # Safety
+/// Not in a critical section: the object is allocated.
+pub(crate) unsafe fn open_smgr_of(file: SmgrFile) -> pg_sys::SMgrRelation {
+    // SAFETY: takes its arguments by value, and may allocate: the caller is where that is allowed.
+    unsafe { pg_sys::smgropen(locator(file.file), file.backend) }
+}
+
+/// Reads one block of the main fork into `page` (`smgrread`, `smgrreadv` from 17 on).
+///
+/// # Safety
+/// `reln` is live, the block exists, and `page` has room for it.
+pub(crate) unsafe fn smgr_read(reln: pg_sys::SMgrRelation, block: u32, page: *mut u8) {
+    let fork = pg_sys::ForkNumber::MAIN_FORKNUM;
+    // SAFETY: object, block and room are what the caller says there are.
+    unsafe {
+        #[cfg(any(feature = "pg15", feature = "pg16"))]
+        pg_sys::smgrread(reln, fork, block, page.cast());
+        #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+        pg_sys::smgrreadv(reln, fork, block, &mut page.cast(), 1);
+    }
+}
+
+/// How many blocks a fork has (`smgrnblocks`). Raises what the server raises, past our frames.
+///
+/// # Safety
+/// `reln` is live, and the fork exists; no frame between here and the server's call holds anything
+/// with a destructor.
+pub(crate) unsafe fn smgr_blocks(reln: pg_sys::SMgrRelation, fork: i32) -> u32 {
+    // SAFETY: the caller says that object and fork are there, and that an ERROR may pass its
+    // frames.
+    unsafe { externs::smgrnblocks(reln, fork) }
+}
+
+/// Forgets what the storage manager has open (`smgrdestroyall`; `smgrcloseall` before 17).
+///
+/// # Safety
+/// In a process that keeps no object of the storage manager: one without a relation cache.
+pub(crate) unsafe fn close_all_files() {
+    // SAFETY: nobody in this process keeps one of the objects that are freed, as the caller says.
+    unsafe {
+        #[cfg(any(feature = "pg15", feature = "pg16"))]
+        pg_sys::smgrcloseall();
+        #[cfg(not(any(feature = "pg15", feature = "pg16")))]
+        pg_sys::smgrdestroyall();
+    }
+}
+
+/// A block that no file has (`MaxBlockNumber`).
+const MISSING_BLOCK: pg_sys::BlockNumber = pg_sys::InvalidBlockNumber - 1;
+
+/// In redo, before the data directory is consistent: as if a record had named a page of this file,
+/// which exists, that does not.
+pub(crate) fn refer_to_missing_page(file: RelFile) {
+    let (fork, mode) = (pg_sys::ForkNumber::MAIN_FORKNUM, pg_sys::ReadBufferMode::RBM_NORMAL);
+    let no_buffer = pg_sys::InvalidBuffer as pg_sys::Buffer;
+    // SAFETY: in the startup process; of a page beyond the end nothing is read (xlogutils.c), and
+    // no buffer is pinned.
+    unsafe {
+        pg_sys::XLogReadBufferExtended(locator(file), fork, MISSING_BLOCK, mode, no_buffer);
+    }
+}
+
+/// Takes [`refer_to_missing_page`] back.
+pub(crate) fn forget_missing_page(file: RelFile) {
+    // SAFETY: in the startup process; forgets references to this block and later ones, of which
+    // there are none.
+    unsafe {
+        pg_sys::XLogTruncateRelation(
+            locator(file),
+            pg_sys::ForkNumber::MAIN_FORKNUM,
+            MISSING_BLOCK,
+        );
+    }
+}

@@ -1,0 +1,60 @@
+//! Functions of the server that pgrx does not bind, or binds with a guard around them: where these
+//! raise, the ERROR passes the caller's frames.
+
+use std::ffi::{c_char, c_int};
+
+use pgrx::pg_sys;
+
+// Signatures as in the sources of 15 to 18, which are the same but where names differ.
+unsafe extern "C-unwind" {
+    /// checkpointer.c
+    pub(crate) fn AbsorbSyncRequests();
+
+    /// xlog.c: returns `ControlFile->data_checksum_version > 0`; cannot raise.
+    pub(crate) fn DataChecksumsEnabled() -> bool;
+
+    /// elog.c
+    pub(crate) fn errstart(level: c_int, domain: *const c_char) -> bool;
+
+    /// elog.c
+    pub(crate) fn errfinish(file: *const c_char, line: c_int, function: *const c_char);
+
+    /// pg_inherits.c; may raise.
+    pub(crate) fn find_all_inheritors(
+        parent: pg_sys::Oid,
+        lock: pg_sys::LOCKMODE,
+        parents: *mut *mut pg_sys::List,
+    ) -> *mut pg_sys::List;
+
+    /// startup.c: may end the process.
+    #[cfg_attr(
+        any(feature = "pg15", feature = "pg16", feature = "pg17"),
+        link_name = "HandleStartupProcInterrupts"
+    )]
+    pub(crate) fn ProcessStartupProcInterrupts();
+
+    /// relmapper.c: cannot raise.
+    #[cfg_attr(feature = "pg15", link_name = "RelationMapOidToFilenode")]
+    pub(crate) fn RelationMapOidToFilenumber(oid: pg_sys::Oid, is_shared: bool) -> u32;
+
+    /// interrupt.c: signal handler
+    pub(crate) fn SignalHandlerForConfigReload(signal: c_int);
+
+    /// interrupt.c: signal handler
+    pub(crate) fn SignalHandlerForShutdownRequest(signal: c_int);
+
+    /// smgr.c; may raise.
+    pub(crate) fn smgrnblocks(reln: pg_sys::SMgrRelation, fork: c_int) -> u32;
+
+    /// utility.c; may raise.
+    pub(crate) fn standard_ProcessUtility(
+        statement: *mut pg_sys::PlannedStmt,
+        query: *const c_char,
+        read_only: bool,
+        context: pg_sys::ProcessUtilityContext::Type,
+        params: pg_sys::ParamListInfo,
+        environment: *mut pg_sys::QueryEnvironment,
+        destination: *mut pg_sys::DestReceiver,
+        completion: *mut pg_sys::QueryCompletion,
+    );
+}
