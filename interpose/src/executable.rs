@@ -19,7 +19,7 @@ pub struct Code(NonNull<()>);
 // SAFETY: code is immutable and belongs to the process, not to a thread; the address is only a
 // number until the caller makes a function pointer of it, which is unsafe.
 unsafe impl Send for Code {}
-// SAFETY: as above.
+// SAFETY: shared or sent, it stays a number; see Send.
 unsafe impl Sync for Code {}
 
 impl Code {

@@ -122,7 +122,7 @@ pub(crate) unsafe fn swap(patches: Vec<Patch>) -> Result<Vec<Swapped>, Error> {
 
 /// # Safety
 ///
-/// As [`swap`].
+/// As [`swap`], which calls this with the real system.
 unsafe fn swap_on(system: &impl System, patches: Vec<Patch>) -> Result<Vec<Swapped>, Error> {
     // A handler that runs in the middle would see half of the plan, or pages without a right.
     let _blocked = SignalsBlocked::new().map_err(Error::Signals)?;

@@ -60,7 +60,7 @@ extern "C" fn begin() {
     // descriptor.
     if let Err(problem) = protect().and(number).and_then(take) {
         say(&format!("could not take over the keys for this program: {problem}"));
-        // SAFETY: nothing was begun.
+        // SAFETY: ends the process, which has begun nothing yet.
         unsafe { libc::_exit(1) };
     }
 }
@@ -73,7 +73,7 @@ fn take(fd: c_int) -> Result<(), &'static str> {
     let briefing = without_trace(|| Briefing::decode(&bytes));
     let briefing = briefing.map_err(|_| "it is not of this release")?;
     if matches!(briefing.role, Role::Probe) {
-        // SAFETY: the bytes are there.
+        // SAFETY: the bytes are a constant, passed with its length.
         unsafe { raw::pwrite(fd, AT_WORK.as_ptr(), AT_WORK.len(), 0) };
         return Ok(());
     }
@@ -102,14 +102,14 @@ fn read_all(fd: c_int) -> Option<Zeroizing<Vec<u8>>> {
 
 fn wipe(fd: c_int, length: usize) {
     let zeros = vec![0; length];
-    // SAFETY: the bytes are there.
+    // SAFETY: the bytes are those of the vector, passed with its length.
     unsafe { raw::pwrite(fd, zeros.as_ptr(), length, 0) };
 }
 
 /// No core dump of keys, no debugger of the same user, and nobody but root sees what descriptors
 /// there are (proc(5)).
 fn protect() -> Result<(), &'static str> {
-    // SAFETY: no memory is passed.
+    // SAFETY: numbers only; no memory is passed.
     match unsafe { libc::prctl(libc::PR_SET_DUMPABLE, 0, 0, 0, 0) } {
         0 => Ok(()),
         _ => Err("this process cannot be protected"),

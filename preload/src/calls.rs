@@ -18,7 +18,7 @@ use crate::{keystore, raw, say, segment};
 /// # Safety
 /// `path` is a C string.
 unsafe fn open_at(directory: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-    // SAFETY: by contract.
+    // SAFETY: the caller says that it is a C string, which stays during the call.
     let path = unsafe { CStr::from_ptr(path) };
     let Some(work) = work().filter(|_| directory == libc::AT_FDCWD) else {
         return raw::openat(directory, path, flags, mode);
@@ -80,7 +80,7 @@ macro_rules! opens {
     ($($name:ident)*) => { $(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name(path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-            // SAFETY: the caller's own arguments.
+            // SAFETY: the program called us with a path that is a C string, as the C library asks.
             unsafe { open_at(libc::AT_FDCWD, path, flags, mode_of(flags, mode)) }
         }
     )* };
@@ -91,7 +91,7 @@ macro_rules! opens_at {
     ($($name:ident)*) => { $(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name(at: c_int, path: *const c_char, flags: c_int, mode: mode_t) -> c_int {
-            // SAFETY: the caller's own arguments.
+            // SAFETY: the program called us with a path that is a C string, as the C library asks.
             unsafe { open_at(at, path, flags, mode_of(flags, mode)) }
         }
     )* };
@@ -101,14 +101,14 @@ opens_at!(openat openat64);
 /// `open` where the compiler knows that there is no mode.
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __open_2(path: *const c_char, flags: c_int) -> c_int {
-    // SAFETY: the caller's own arguments.
+    // SAFETY: the program called us with a path that is a C string, as the C library asks.
     unsafe { open_at(libc::AT_FDCWD, path, flags, 0) }
 }
 
 /// As [`__open_2`].
 #[unsafe(no_mangle)]
 unsafe extern "C" fn __open64_2(path: *const c_char, flags: c_int) -> c_int {
-    // SAFETY: the caller's own arguments.
+    // SAFETY: the program called us with a path that is a C string, as the C library asks.
     unsafe { open_at(libc::AT_FDCWD, path, flags, 0) }
 }
 
@@ -120,7 +120,7 @@ extern "C" fn close(fd: c_int) -> c_int {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn unlink(path: *const c_char) -> c_int {
-    // SAFETY: the caller's own argument.
+    // SAFETY: the program called us with a path that is a C string, as the C library asks.
     let path = unsafe { CStr::from_ptr(path) };
     if let Some(Work { role: Role::Rewind { target }, .. }) = work() {
         let path = Path::new(OsStr::from_bytes(path.to_bytes()));
@@ -147,10 +147,10 @@ fn at_position(fd: c_int, transfer: impl FnOnce(off_t) -> ssize_t) -> ssize_t {
 /// The parts of a vector.
 ///
 /// # Safety
-/// `vector` holds `count` parts.
+/// `vector` holds `count` parts, valid for `'a`.
 unsafe fn parts<'a>(vector: *const iovec, count: c_int) -> &'a [iovec] {
     match usize::try_from(count) {
-        // SAFETY: by contract.
+        // SAFETY: the caller says that there are as many parts.
         Ok(count @ 1..) => unsafe { std::slice::from_raw_parts(vector, count) },
         _ => &[],
     }
@@ -158,7 +158,7 @@ unsafe fn parts<'a>(vector: *const iovec, count: c_int) -> &'a [iovec] {
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn read(fd: c_int, to: *mut c_void, length: size_t) -> ssize_t {
-    // SAFETY: the caller's own arguments.
+    // SAFETY: the program called us with what the system call asks for; handed on.
     unsafe {
         match ours(fd) {
             None => raw::read(fd, to.cast(), length),
@@ -171,7 +171,7 @@ unsafe extern "C" fn read(fd: c_int, to: *mut c_void, length: size_t) -> ssize_t
 
 #[unsafe(no_mangle)]
 unsafe extern "C" fn write(fd: c_int, from: *const c_void, length: size_t) -> ssize_t {
-    // SAFETY: the caller's own arguments.
+    // SAFETY: the program called us with what the system call asks for; handed on.
     unsafe {
         match ours(fd) {
             None => raw::write(fd, from.cast(), length),
@@ -193,7 +193,7 @@ unsafe extern "C" fn __read_chk(
     if length > room {
         std::process::abort();
     }
-    // SAFETY: the caller's own arguments.
+    // SAFETY: the program's own arguments, which `room` was compared with.
     unsafe { read(fd, to, length) }
 }
 
@@ -201,7 +201,7 @@ macro_rules! preads {
     ($($name:ident)*) => { $(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name(fd: c_int, to: *mut c_void, length: size_t, at: off_t) -> ssize_t {
-            // SAFETY: the caller's own arguments.
+            // SAFETY: the program called us with what the system call asks for; handed on.
             unsafe {
                 match ours(fd) {
                     None => raw::pread(fd, to.cast(), length, at),
@@ -223,7 +223,7 @@ macro_rules! checked_preads {
             if length > room {
                 std::process::abort();
             }
-            // SAFETY: the caller's own arguments.
+            // SAFETY: the program's own arguments, which `room` was compared with.
             unsafe { pread(fd, to, length, at) }
         }
     )* };
@@ -234,7 +234,7 @@ macro_rules! pwrites {
     ($($name:ident)*) => { $(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name(fd: c_int, from: *const c_void, length: size_t, at: off_t) -> ssize_t {
-            // SAFETY: the caller's own arguments.
+            // SAFETY: the program called us with what the system call asks for; handed on.
             unsafe {
                 match ours(fd) {
                     None => raw::pwrite(fd, from.cast(), length, at),
@@ -250,7 +250,7 @@ macro_rules! preadvs {
     ($($name:ident)*) => { $(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name(fd: c_int, vector: *const iovec, count: c_int, at: off_t) -> ssize_t {
-            // SAFETY: the caller's own arguments.
+            // SAFETY: the program called us with what the system call asks for; handed on.
             unsafe {
                 match ours(fd) {
                     None => raw::preadv(fd, vector, count, at),
@@ -268,7 +268,7 @@ macro_rules! pwritevs {
     ($($name:ident)*) => { $(
         #[unsafe(no_mangle)]
         unsafe extern "C" fn $name(fd: c_int, vector: *const iovec, count: c_int, at: off_t) -> ssize_t {
-            // SAFETY: the caller's own arguments.
+            // SAFETY: the program called us with what the system call asks for; handed on.
             unsafe {
                 match ours(fd) {
                     None => raw::pwritev(fd, vector, count, at),

@@ -26,6 +26,6 @@ mod segment;
 /// Tells the user, on standard error.
 fn say(text: &str) {
     let line = format!("pagevault: {text}\n");
-    // SAFETY: the bytes are there.
+    // SAFETY: the bytes are those of the line, passed with its length.
     unsafe { raw::write(2, line.as_ptr(), line.len()) };
 }

@@ -17,7 +17,7 @@ pub(crate) fn openat(directory: c_int, path: &CStr, flags: c_int, mode: mode_t) 
 }
 
 pub(crate) fn close(fd: c_int) -> c_int {
-    // SAFETY: no memory is passed.
+    // SAFETY: a number only; no memory is passed.
     unsafe { libc::syscall(libc::SYS_close, fd) as c_int }
 }
 
@@ -29,28 +29,28 @@ pub(crate) fn unlinkat(directory: c_int, path: &CStr, flags: c_int) -> c_int {
 /// # Safety
 /// `to` has room for `length` bytes.
 pub(crate) unsafe fn read(fd: c_int, to: *mut u8, length: usize) -> ssize_t {
-    // SAFETY: by contract.
+    // SAFETY: the caller says that the memory is as large as `length`.
     unsafe { libc::syscall(libc::SYS_read, fd, to, length) as ssize_t }
 }
 
 /// # Safety
-/// `from` holds `length` bytes.
+/// `from` holds `length` bytes that can be read.
 pub(crate) unsafe fn write(fd: c_int, from: *const u8, length: usize) -> ssize_t {
-    // SAFETY: by contract.
+    // SAFETY: the caller says that the memory is as large as `length`.
     unsafe { libc::syscall(libc::SYS_write, fd, from, length) as ssize_t }
 }
 
 /// # Safety
 /// `to` has room for `length` bytes.
 pub(crate) unsafe fn pread(fd: c_int, to: *mut u8, length: usize, at: off_t) -> ssize_t {
-    // SAFETY: by contract.
+    // SAFETY: the caller says that the memory is as large as `length`.
     unsafe { libc::syscall(libc::SYS_pread64, fd, to, length, at) as ssize_t }
 }
 
 /// # Safety
-/// `from` holds `length` bytes.
+/// `from` holds `length` bytes that can be read.
 pub(crate) unsafe fn pwrite(fd: c_int, from: *const u8, length: usize, at: off_t) -> ssize_t {
-    // SAFETY: by contract.
+    // SAFETY: the caller says that the memory is as large as `length`.
     unsafe { libc::syscall(libc::SYS_pwrite64, fd, from, length, at) as ssize_t }
 }
 
@@ -65,31 +65,31 @@ pub(crate) unsafe fn preadv(
     count: c_int,
     at: off_t,
 ) -> ssize_t {
-    // SAFETY: by contract.
+    // SAFETY: the caller says that there are as many parts, and each as large as it says.
     unsafe { libc::syscall(libc::SYS_preadv, fd, vector, count as usize, at, 0) as ssize_t }
 }
 
 /// As [`preadv`].
 ///
 /// # Safety
-/// As [`preadv`].
+/// The parts are as for [`preadv`]; they are read.
 pub(crate) unsafe fn pwritev(
     fd: c_int,
     vector: *const libc::iovec,
     count: c_int,
     at: off_t,
 ) -> ssize_t {
-    // SAFETY: by contract.
+    // SAFETY: the caller says that there are as many parts, and each as large as it says.
     unsafe { libc::syscall(libc::SYS_pwritev, fd, vector, count as usize, at, 0) as ssize_t }
 }
 
 pub(crate) fn position(fd: c_int) -> off_t {
-    // SAFETY: no memory is passed.
+    // SAFETY: numbers only; no memory is passed.
     unsafe { libc::lseek(fd, 0, libc::SEEK_CUR) }
 }
 
 pub(crate) fn seek(fd: c_int, to: off_t) -> off_t {
-    // SAFETY: no memory is passed.
+    // SAFETY: numbers only; no memory is passed.
     unsafe { libc::lseek(fd, to, libc::SEEK_SET) }
 }
 

@@ -84,7 +84,7 @@ pub(crate) unsafe fn pread(
 /// `pwrite` to a segment.
 ///
 /// # Safety
-/// `from` holds `length` bytes.
+/// `from` holds `length` bytes that can be read.
 pub(crate) unsafe fn pwrite(
     work: &Work,
     segment: Segment,
@@ -98,7 +98,7 @@ pub(crate) unsafe fn pwrite(
         unsafe { (std::slice::from_raw_parts(from, length), &mut *SCRATCH.0.get()) };
     // New segments are filled with zeros first, which stay zeros, and give them their size.
     if at >= raw::length(segment.fd) && wal::is_zero(bytes) {
-        // SAFETY: by contract.
+        // SAFETY: the caller says that as many bytes are there.
         return unsafe { raw::pwrite(segment.fd, from, length, at as off_t) };
     }
     wal_segments::write(work, &segment, scratch, PAGE, bytes, at)

@@ -37,20 +37,21 @@ compat::check_perms_hook!(check_perms, check, PREVIOUS);
 #[inline]
 unsafe fn check(range_table: *mut pg_sys::List) {
     if shmem::anything_refused() || shmem::anything_destroyed() {
-        // SAFETY: by contract.
+        // SAFETY: our caller has nothing with a destructor, so the ERROR that the guard makes of a
+        // panic may pass it; the range table is the server's.
         unsafe { pg_sys::panic::pgrx_extern_c_guard(|| refuse_locked(range_table)) }
     }
 }
 
 /// # Safety
-/// As [`check`].
+/// `range_table` is the range table of a query, as `check` has it from the server.
 #[cold]
 unsafe fn refuse_locked(range_table: *mut pg_sys::List) {
     cache::forget_destroyed();
-    // SAFETY: by contract.
+    // SAFETY: a list of the server's, of range table entries, which nobody changes meanwhile.
     let entries = unsafe { PgList::<pg_sys::RangeTblEntry>::from_pg(range_table) };
     for entry in entries.iter_ptr() {
-        // SAFETY: entries of the list.
+        // SAFETY: entries of a range table live as long as their query.
         let (kind, oid) = unsafe { ((*entry).rtekind, (*entry).relid) };
         if kind != pg_sys::RTEKind::RTE_RELATION {
             continue;

@@ -129,7 +129,7 @@ fn loads_us(setting: &str) -> bool {
 /// # Safety
 /// `text` is null or NUL-terminated.
 pub(super) unsafe fn text(text: *const c_char) -> Option<String> {
-    // SAFETY: by contract.
+    // SAFETY: the text is the server's, NUL-terminated, or there is none: so says the caller.
     unsafe { ServerText::copied(text) }.map(|text| text.to_string())
 }
 

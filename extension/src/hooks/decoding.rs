@@ -69,16 +69,18 @@ unsafe extern "C-unwind" fn decode_heap2(
 #[inline]
 unsafe fn check(context: *mut pg_sys::LogicalDecodingContext) {
     if shmem::anything_refused() {
-        // SAFETY: by contract.
+        // SAFETY: our caller has nothing with a destructor, so the ERROR that the guard makes of a
+        // panic may pass it; the context is the server's.
         unsafe { pg_sys::panic::pgrx_extern_c_guard(|| refuse_locked(context)) }
     }
 }
 
 /// # Safety
-/// As [`check`].
+/// `context` is the decoding context that the server calls `check` with.
 #[cold]
 unsafe fn refuse_locked(context: *mut pg_sys::LogicalDecodingContext) {
-    // SAFETY: by contract; an output argument is written when true is returned.
+    // SAFETY: the server's context, with the record that it has read; an output argument is written
+    // when true is returned.
     unsafe {
         if (*context).fast_forward {
             return; // a slot is advanced, and nobody sees a row

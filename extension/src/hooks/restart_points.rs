@@ -57,7 +57,7 @@ unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
 /// # Safety
 /// `record` is a reader with a decoded record of `RM_XLOG_ID`.
 unsafe fn is_checkpoint(record: *mut pg_sys::XLogReaderState) -> bool {
-    // SAFETY: by contract.
+    // SAFETY: the caller's reader has a record, which stays until the next one is read.
     let info = unsafe { (*(*record).record).header.xl_info } & !(pg_sys::XLR_INFO_MASK as u8);
     matches!(u32::from(info), pg_sys::XLOG_CHECKPOINT_ONLINE | pg_sys::XLOG_CHECKPOINT_SHUTDOWN)
 }

@@ -55,7 +55,8 @@ unsafe fn parts<'a>(record: *mut pg_sys::XLogReaderState) -> (u8, &'a [u8]) {
 /// Contract: startup process, not in a critical section; what it raises ends recovery.
 #[pg_guard]
 unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
-    // SAFETY: the server's own argument.
+    // SAFETY: the server calls with a reader that has decoded the record; what is in it stays until
+    // we return.
     let (op, payload) = unsafe {
         let (op, payload) = parts(record);
         if op == wal::OP_PAGE {
@@ -70,7 +71,7 @@ unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
     }
     let outcome = match wal::split_payload(payload) {
         Some((scope, id, batch)) => {
-            // SAFETY: the server's own argument.
+            // SAFETY: numbers in the server's reader, as above.
             let place = unsafe { ((*record).ReadRecPtr, (*record).EndRecPtr) };
             key_redo::replay(scope, id, batch, place)
         }
@@ -107,7 +108,7 @@ unsafe extern "C-unwind" fn cleanup() {
 /// Contract: pg_waldump-like callers in the server (pg_walinspect, error contexts); must not raise.
 #[pg_guard]
 unsafe extern "C-unwind" fn desc(buffer: pg_sys::StringInfo, record: *mut pg_sys::XLogReaderState) {
-    // SAFETY: the server's own argument.
+    // SAFETY: the server describes a record that its reader has decoded; it stays until we return.
     let (op, payload) = unsafe { parts(record) };
     let text = describe(op, payload);
     // SAFETY: appends a copy of `text` to the server's string buffer.

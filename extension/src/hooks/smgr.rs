@@ -91,12 +91,12 @@ unsafe fn raise(fault: PageFault, block: BlockNumber) -> ! {
 /// [`raise`] for a read that was not begun.
 ///
 /// # Safety
-/// As [`raise`].
+/// As [`raise`]: the server may longjmp over our callers.
 #[cold]
 #[inline(never)]
 unsafe fn refuse_read(fault: PageFault, block: BlockNumber) -> ! {
     page::io::count_refusal(fault.file);
-    // SAFETY: by contract.
+    // SAFETY: our caller has nothing with a destructor, which is what `raise` asks for.
     unsafe { raise(fault, block) }
 }
 
@@ -203,7 +203,8 @@ pub(super) unsafe extern "C-unwind" fn mdextend(
     buffer: *const c_void,
     skip_fsync: bool,
 ) {
-    // SAFETY: as mdwrite.
+    // SAFETY: as mdwrite: the arguments are the server's own, and there is one page at `buffer`,
+    // which nobody else has yet.
     unsafe {
         let file = compat::smgr_file(reln);
         if let Err(fault) = page::io::check_access(file) {
@@ -309,10 +310,10 @@ pub(super) unsafe extern "C-unwind" fn mdcreate(
 /// Decides for a new file, behind a guard: the decision reads catalogs and writes keys.
 ///
 /// # Safety
-/// As [`raise`].
+/// As [`raise`]: the guard turns a panic into an ERROR that passes our callers.
 #[cold]
 unsafe fn storage_created(file: SmgrFile) {
-    // SAFETY: by contract.
+    // SAFETY: our callers have nothing with a destructor, so an ERROR may pass them.
     unsafe { pg_sys::panic::pgrx_extern_c_guard(|| ddl::storage_created(file.file)) }
 }
 
@@ -339,7 +340,7 @@ unsafe fn check_still_open(reln: SMgrRelation, file: SmgrFile) {
 /// How to write one page; `None` if the one on disk is to stay.
 ///
 /// # Safety
-/// As [`mdwrite`].
+/// The arguments are those of [`mdwrite`].
 #[inline]
 unsafe fn target_over(
     reln: SMgrRelation,
@@ -349,7 +350,7 @@ unsafe fn target_over(
     buffer: *const c_void,
 ) -> Option<Option<SealTarget>> {
     if writing.must_look || writing.must_watch {
-        // SAFETY: by contract.
+        // SAFETY: the arguments are those of mdwrite, handed on.
         unsafe { target_by_disk(reln, writing, fork, block, buffer) }
     } else {
         Some(writing.target)
@@ -360,7 +361,7 @@ unsafe fn target_over(
 /// yet, by what lies there on disk; `None` if that is to stay.
 ///
 /// # Safety
-/// As [`mdwrite`].
+/// The arguments are those of [`mdwrite`], handed on.
 #[cold]
 unsafe fn target_by_disk(
     reln: SMgrRelation,
@@ -434,7 +435,8 @@ unsafe fn seal_one(
     block: BlockNumber,
     buffer: *const c_void,
 ) -> *const c_void {
-    // SAFETY: by contract.
+    // SAFETY: the caller's page, as a run of one; an ERROR may pass our callers, which have nothing
+    // with a destructor.
     unsafe {
         let Some(target) = target else { return buffer };
         match sealing::seal(target, fork, block, &raw const buffer, 1) {

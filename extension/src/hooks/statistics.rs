@@ -45,7 +45,8 @@ pub(crate) fn install() {
 /// In a transaction; no frame between here and the server's call holds anything with a destructor.
 #[inline]
 unsafe fn are_unreadable() -> bool {
-    // SAFETY: by contract.
+    // SAFETY: our callers have nothing with a destructor, so the ERROR that the guard makes of a
+    // panic may pass them.
     (shmem::anything_withheld() || shmem::anything_destroyed())
         && unsafe {
             pg_sys::panic::pgrx_extern_c_guard(|| is_withheld(pg_sys::StatisticRelationId))

@@ -14,7 +14,7 @@ use crate::writers::{self, Act};
 /// Stands still while the mark is set.
 #[inline]
 unsafe fn begin_writing(reln: SMgrRelation) {
-    // SAFETY: the server's own argument.
+    // SAFETY: the server calls with an object of the storage manager that it has open.
     let file = unsafe { compat::smgr_file(reln) }.file.relation;
     writers::begin(Act::Writing, file);
     fault::point_of("page.writing", file);

@@ -122,7 +122,7 @@ fn in_states(index: usize, states: u32) -> Option<(RelFile, i32, u32)> {
     if index >= count() {
         return None;
     }
-    // SAFETY: there are as many.
+    // SAFETY: `index` was compared with the number of buffers just now.
     unsafe { compat::page_in_buffer(index, states) }
 }
 

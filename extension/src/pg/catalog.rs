@@ -125,7 +125,7 @@ pub(super) fn scan_columns<T>(
 /// OIDs of the databases that can be connected to: not of those that an interrupted DROP DATABASE
 /// has left (`database_is_invalid_form`, dbcommands.c).
 pub(crate) fn databases() -> Vec<Oid> {
-    // SAFETY: a row of pg_database.
+    // SAFETY: rows of pg_database have this structure, and the scan holds them while they are read.
     scan(pg_sys::DatabaseRelationId, |row| unsafe {
         let row = pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_database>();
         let is_valid = (*row).datconnlimit != pg_sys::DATCONNLIMIT_INVALID_DB;
@@ -135,7 +135,7 @@ pub(crate) fn databases() -> Vec<Oid> {
 
 /// OIDs of all databases.
 pub(crate) fn all_databases() -> Vec<Oid> {
-    // SAFETY: a row of pg_database.
+    // SAFETY: rows of pg_database have this structure, and the scan holds them while they are read.
     scan(pg_sys::DatabaseRelationId, |row| unsafe {
         Some((*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_database>()).oid)
     })
@@ -155,7 +155,8 @@ pub(crate) fn our_extension() -> Oid {
 
 /// OIDs of all tablespaces.
 pub(crate) fn tablespaces() -> Vec<Oid> {
-    // SAFETY: a row of pg_tablespace.
+    // SAFETY: rows of pg_tablespace have this structure, and the scan holds them while they are
+    // read.
     scan(pg_sys::TableSpaceRelationId, |row| unsafe {
         Some((*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_tablespace>()).oid)
     })
@@ -163,7 +164,8 @@ pub(crate) fn tablespaces() -> Vec<Oid> {
 
 /// OIDs of all schemas of this database.
 pub(crate) fn schemas() -> Vec<Oid> {
-    // SAFETY: a row of pg_namespace.
+    // SAFETY: rows of pg_namespace have this structure, and the scan holds them while they are
+    // read.
     scan(pg_sys::NamespaceRelationId, |row| unsafe {
         Some((*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_namespace>()).oid)
     })
@@ -219,7 +221,8 @@ pub(crate) fn database_oid(name: &ServerText) -> Option<Oid> {
 
 /// A database's default tablespace as the current command leaves it.
 pub(crate) fn new_tablespace_of_database(database: Oid) -> Option<Oid> {
-    // SAFETY: a row of pg_database.
+    // SAFETY: rows of pg_database have this structure, and the look-up holds them while they are
+    // read.
     let read = |row: pg_sys::HeapTuple| unsafe {
         (*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_database>()).dattablespace
     };
@@ -349,7 +352,7 @@ fn value_of(setting: &[u8], name: &CStr) -> Option<bool> {
     }
     let value = ServerText::from_bytes(rest.strip_prefix(b"=")?);
     let mut on = false;
-    // SAFETY: reads a NUL-terminated text.
+    // SAFETY: reads a NUL-terminated text and writes one bool, which is ours.
     let valid = unsafe { pg_sys::parse_bool(value.as_c_str().as_ptr(), &raw mut on) };
     valid.then_some(on)
 }

@@ -85,7 +85,8 @@ impl Object {
 pub(crate) fn labelled() -> Vec<Object> {
     const WHOLE: i32 = 0;
     let mut found = catalog::scan(pg_sys::SecLabelRelationId, |row| {
-        // SAFETY: a row of pg_seclabel.
+        // SAFETY: rows of pg_seclabel have this structure, and the scan holds them while they are
+        // read.
         let row = unsafe { &*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_seclabel>() };
         let object = Object { class: row.classoid, oid: row.objoid };
         (row.objsubid == WHOLE).then_some(object)

@@ -73,7 +73,7 @@ impl KeystoreLock {
 
 impl Drop for KeystoreLock {
     fn drop(&mut self) {
-        // SAFETY: we hold the lock.
+        // SAFETY: this value exists because we took the lock, and nobody else releases it.
         unsafe { release(self.0) }
     }
 }
@@ -86,7 +86,8 @@ impl AuditLock {
     /// Waits for the lock, which nobody holds for longer than it takes to write a line.
     pub(crate) fn acquire() -> AuditLock {
         let lock = AUDIT_LOCK.load(Ordering::Acquire);
-        // SAFETY: as KeystoreLock::acquire.
+        // SAFETY: as KeystoreLock::acquire: the lock is in shared memory, where it was put before
+        // anyone could ask for it.
         unsafe { pg_sys::LWLockAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE) };
         AuditLock(lock)
     }
@@ -94,7 +95,7 @@ impl AuditLock {
 
 impl Drop for AuditLock {
     fn drop(&mut self) {
-        // SAFETY: we hold the lock.
+        // SAFETY: this value exists because we took the lock, and nobody else releases it.
         unsafe { release(self.0) }
     }
 }
@@ -154,7 +155,7 @@ pub(crate) struct HeldServerLock(*mut pg_sys::LWLock);
 
 impl Drop for HeldServerLock {
     fn drop(&mut self) {
-        // SAFETY: we hold the lock.
+        // SAFETY: this value exists because we took the lock, and nobody else releases it.
         unsafe { release(self.0) }
     }
 }

@@ -67,7 +67,8 @@ impl Held {
     /// Its forks, and how many blocks each has.
     pub(crate) fn forks(&self) -> Vec<(ForkNumber::Type, u32)> {
         let forks = ForkNumber::MAIN_FORKNUM..=ForkNumber::INIT_FORKNUM;
-        // SAFETY: open and locked.
+        // SAFETY: this value keeps the relation open and locked, so its object of the storage
+        // manager may be made and asked.
         let blocks = |fork| unsafe {
             pg_sys::smgrexists(compat::open_smgr(self.relation), fork)
                 .then(|| pg_sys::RelationGetNumberOfBlocksInFork(self.relation, fork))
@@ -77,25 +78,25 @@ impl Held {
 
     /// Its OID.
     pub(crate) fn oid(&self) -> Oid {
-        // SAFETY: open.
+        // SAFETY: this value keeps the relation open, so its entry in the relation cache stays.
         unsafe { (*self.relation).rd_id }
     }
 
     /// True for a catalog that all databases share.
     pub(crate) fn is_shared(&self) -> bool {
-        // SAFETY: open.
+        // SAFETY: this value keeps the relation open, so its entry in the relation cache stays.
         unsafe { (*(*self.relation).rd_rel).relisshared }
     }
 
     /// Its file.
     pub(crate) fn file(&self) -> RelFile {
-        // SAFETY: open.
+        // SAFETY: this value keeps the relation open, so its entry in the relation cache stays.
         compat::rel_file(unsafe { compat::relation_locator(self.relation) })
     }
 
     /// Whether changes of it go to WAL.
     pub(crate) fn is_logged(&self) -> bool {
-        // SAFETY: open.
+        // SAFETY: this value keeps the relation open, so its entry in the relation cache stays.
         unsafe { compat::relation_needs_wal(self.relation) }
     }
 
@@ -118,20 +119,20 @@ impl Held {
     /// Has the kernel read these blocks, if they are not in shared buffers.
     pub(crate) fn prefetch(&self, fork: ForkNumber::Type, blocks: Range<u32>) {
         for block in blocks {
-            // SAFETY: open and locked.
+            // SAFETY: this value keeps the relation open and locked, so it does not become shorter.
             unsafe { pg_sys::PrefetchBuffer(self.relation, fork, block) };
         }
     }
 
     /// Writes what is dirty of it.
     pub(crate) fn flush(&self) {
-        // SAFETY: open and locked.
+        // SAFETY: this value keeps the relation open and locked, so its files stay the same.
         unsafe { pg_sys::FlushRelationBuffers(self.relation) }
     }
 
     /// Syncs its files.
     pub(crate) fn sync(&self) {
-        // SAFETY: open and locked.
+        // SAFETY: this value keeps the relation open and locked, so its files stay the same.
         unsafe { sync(self.relation) }
     }
 }
@@ -151,7 +152,7 @@ impl Drop for Held {
 /// # Safety
 /// `relation` is open and locked.
 unsafe fn sync(relation: pg_sys::Relation) {
-    // SAFETY: by contract.
+    // SAFETY: the caller has the relation open and locked; only forks that exist are synced.
     unsafe {
         for fork in ForkNumber::MAIN_FORKNUM..=ForkNumber::INIT_FORKNUM {
             let smgr = compat::open_smgr(relation);

@@ -201,7 +201,7 @@ pub(crate) fn timestamp_text(us_since_1970: u64) -> String {
 /// How the server takes it that data could not be synced (`data_sync_elevel`, fd.c).
 pub(crate) fn level_of_failed_sync() -> pgrx::prelude::PgLogLevel {
     use pgrx::prelude::PgLogLevel;
-    // SAFETY: looks at a setting.
+    // SAFETY: looks at a setting of the server's and takes a number by value.
     let level = unsafe { pg_sys::data_sync_elevel(PgLogLevel::ERROR as i32) };
     if level == PgLogLevel::ERROR as i32 { PgLogLevel::ERROR } else { PgLogLevel::PANIC }
 }
@@ -344,7 +344,8 @@ pub(crate) fn wal_segment_size() -> u64 {
 /// known.
 pub(crate) fn redo_start() -> u64 {
     let mut crc_ok = false;
-    // SAFETY: as control_state().
+    // SAFETY: reads pg_control in the data directory; the result is palloc'd, and whole if there
+    // is one.
     unsafe {
         let control = pg_sys::get_controlfile(pg_sys::DataDir, &raw mut crc_ok);
         if control.is_null() || !crc_ok { 0 } else { (*control).checkPointCopy.redo }

@@ -153,7 +153,7 @@ fn main_fork_blocks(oid: Oid) -> Option<u32> {
 
 /// OIDs of all relations in `pg_class`.
 pub(crate) fn all() -> Vec<Oid> {
-    // SAFETY: a row of pg_class.
+    // SAFETY: rows of pg_class have this structure, and the scan holds them while they are read.
     catalog::scan(pg_sys::RelationRelationId, |row| unsafe {
         Some((*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_class>()).oid)
     })
@@ -161,7 +161,7 @@ pub(crate) fn all() -> Vec<Oid> {
 
 /// Makes the changes of the current command visible; between commands of a transaction.
 pub(crate) fn make_command_visible() {
-    // SAFETY: by contract.
+    // SAFETY: in a transaction, between two commands, which our callers see to.
     unsafe { pg_sys::CommandCounterIncrement() }
 }
 
@@ -248,7 +248,7 @@ pub(crate) fn is_our_schema(schema: Oid) -> bool {
 
 /// The table of an index, even of one made by the current command.
 pub(crate) fn table_of_index(index: Oid) -> Option<Oid> {
-    // SAFETY: a row of pg_index.
+    // SAFETY: rows of pg_index have this structure, and the look-up holds them while they are read.
     let read = |row: *mut pg_sys::HeapTupleData| unsafe {
         (*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_index>()).indrelid
     };
@@ -345,7 +345,7 @@ pub(crate) fn leads(facts: &Facts) -> bool {
 /// # Safety
 /// `list` is an OID list or NIL.
 unsafe fn oids(list: *mut pg_sys::List) -> Vec<Oid> {
-    // SAFETY: by contract.
+    // SAFETY: a list of OIDs that the server has made for the caller.
     unsafe { PgList::<Oid>::from_pg(list) }.iter_oid().collect()
 }
 

@@ -49,14 +49,14 @@ pub(super) fn known(oid: Oid) -> Option<Facts> {
 }
 
 fn read() -> Vec<Facts> {
-    // SAFETY: a row of pg_index.
+    // SAFETY: rows of pg_index have this structure, and the scan holds them while they are read.
     let table_of = |row| unsafe {
         let index = &*pg_sys::GETSTRUCT(row).cast::<pg_sys::FormData_pg_index>();
         Some((index.indexrelid, index.indrelid))
     };
     let tables: HashMap<Oid, Oid> =
         catalog::scan(pg_sys::IndexRelationId, table_of).into_iter().collect();
-    // SAFETY: a row of pg_class.
+    // SAFETY: rows of pg_class have this structure, and the scan holds them while they are read.
     catalog::scan(pg_sys::RelationRelationId, |row| unsafe {
         let class = &*pg_sys::GETSTRUCT(row).cast::<FormData_pg_class>();
         Some(facts_of(class, tables.get(&class.oid).copied()))

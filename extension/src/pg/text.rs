@@ -22,7 +22,7 @@ impl ServerText {
     /// # Safety
     /// `text` is null or NUL-terminated.
     pub(crate) unsafe fn copied(text: *const c_char) -> Option<ServerText> {
-        // SAFETY: by contract.
+        // SAFETY: not null, and NUL-terminated, as the caller says; it is copied at once.
         (!text.is_null()).then(|| ServerText(unsafe { CStr::from_ptr(text) }.to_owned()))
     }
 

@@ -108,7 +108,7 @@ pub(crate) fn reached() -> u64 {
     if !super::process::in_recovery() {
         return end();
     }
-    // SAFETY: reads shared state.
+    // SAFETY: both read shared state under a spinlock; null pointers say that no more is asked.
     unsafe {
         let received = pg_sys::GetWalRcvFlushRecPtr(std::ptr::null_mut(), std::ptr::null_mut());
         received.max(pg_sys::GetXLogReplayRecPtr(std::ptr::null_mut()))

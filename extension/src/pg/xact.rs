@@ -29,7 +29,7 @@ pub(crate) fn is_read_only() -> bool {
 /// nobody cuts it off. It refuses numbers that were not given yet: of those a restore along an
 /// earlier timeline may have left some.
 pub(crate) fn outcome(full: u64) -> Outcome {
-    // SAFETY: reads shared state.
+    // SAFETY: reads a counter in shared memory under a lock, which it takes.
     if full >= unsafe { pg_sys::ReadNextFullTransactionId() }.value {
         return Outcome::Aborted;
     }

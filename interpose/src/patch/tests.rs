@@ -96,7 +96,7 @@ const PROTECTED: [bool; 3] = [false, true, false];
 #[test]
 fn swaps_all_and_restores_the_protection() {
     let pages = Pages::new();
-    // SAFETY: as in `swap_with`.
+    // SAFETY: words of this test's pages, which are numbers that nobody calls.
     let swapped = unsafe { swap(pages.patches()) }.unwrap();
     assert_eq!(pages.values(), NEW);
     assert_eq!(pages.writable(), PROTECTED);
@@ -165,7 +165,7 @@ fn a_wrong_value_is_found_before_any_page_is_opened() {
 fn unmapped_and_unaligned_words_are_refused() {
     for address in [WORD, Pages::new().start + 1] {
         let patch = Patch::new("it".to_owned(), address, 1, ptr::without_provenance(2)).unwrap();
-        // SAFETY: refused before any access.
+        // SAFETY: the addresses are refused before anything is written to them.
         let error = unsafe { swap(vec![patch]) }.unwrap_err();
         assert!(matches!(error, Error::NotPrivate { .. }), "{error}");
     }

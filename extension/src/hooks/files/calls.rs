@@ -64,17 +64,20 @@ pub(crate) mod raw {
         length: usize,
         at: off_t,
     ) -> ssize_t {
-        // SAFETY: as above.
+        // SAFETY: resolved before anything was replaced; the arguments are what the system call
+        // asks for.
         unsafe { PWRITE.get()(fd, from, length, at) }
     }
 
     pub(crate) unsafe fn read(fd: c_int, to: *mut c_void, length: usize) -> ssize_t {
-        // SAFETY: as above.
+        // SAFETY: resolved before anything was replaced; the arguments are what the system call
+        // asks for.
         unsafe { READ.get()(fd, to, length) }
     }
 
     pub(crate) unsafe fn write(fd: c_int, from: *const c_void, length: usize) -> ssize_t {
-        // SAFETY: as above.
+        // SAFETY: resolved before anything was replaced; the arguments are what the system call
+        // asks for.
         unsafe { WRITE.get()(fd, from, length) }
     }
 
@@ -84,12 +87,14 @@ pub(crate) mod raw {
         count: c_int,
         at: off_t,
     ) -> ssize_t {
-        // SAFETY: as above.
+        // SAFETY: resolved before anything was replaced; the arguments are what the system call
+        // asks for.
         unsafe { PWRITEV.get()(fd, vector, count, at) }
     }
 
     pub(crate) unsafe fn ftruncate(fd: c_int, length: off_t) -> c_int {
-        // SAFETY: as above.
+        // SAFETY: resolved before anything was replaced; the arguments are what the system call
+        // asks for.
         unsafe { FTRUNCATE.get()(fd, length) }
     }
 }
@@ -116,10 +121,12 @@ unsafe extern "C-unwind" fn open(path: *const c_char, flags: c_int, mode: mode_t
 /// [`open`] of a temporary file, which says only when it is open whether it is sealed.
 ///
 /// # Safety
-/// As [`open`].
+/// The arguments are those of [`open`]: `path` is a C string, `mode` counts where the flags ask for
+/// it.
 #[cold]
 unsafe fn open_temporary(opening: &Opening, path: &CStr, mode: mode_t) -> c_int {
-    // SAFETY: by contract.
+    // SAFETY: the path is the caller's C string; the descriptor is ours from its opening until it
+    // is returned.
     unsafe {
         let (fd, made) = opening.open(mode, |flags, mode| OPEN.get()(path.as_ptr(), flags, mode));
         if fd < 0 {
@@ -152,7 +159,7 @@ unsafe fn remember(fd: c_int, class: Class, tag: Tag) -> c_int {
         return fd;
     }
     // Never a file that should be encrypted and is not.
-    // SAFETY: by contract.
+    // SAFETY: the caller has opened the descriptor just now, and nobody else knows it yet.
     unsafe { refuse(fd, libc::EMFILE) }
 }
 
@@ -189,7 +196,8 @@ unsafe extern "C-unwind" fn read(fd: c_int, buffer: *mut c_void, length: size_t)
 
 unsafe extern "C-unwind" fn write(fd: c_int, buffer: *const c_void, length: size_t) -> ssize_t {
     let (class, file) = table::look_up(fd);
-    // SAFETY: as read().
+    // SAFETY: the server called us with what the system call asks for; handed on, to it or to the
+    // handler.
     unsafe {
         match handler(class) {
             None => WRITE.get()(fd, buffer, length),
@@ -205,7 +213,8 @@ unsafe extern "C-unwind" fn pread(
     offset: off_t,
 ) -> ssize_t {
     let (class, file) = table::look_up(fd);
-    // SAFETY: as read().
+    // SAFETY: the server called us with what the system call asks for; handed on, to it or to the
+    // handler.
     unsafe {
         match handler(class) {
             None => PREAD.get()(fd, buffer, length, offset),
@@ -221,7 +230,8 @@ unsafe extern "C-unwind" fn pwrite(
     offset: off_t,
 ) -> ssize_t {
     let (class, file) = table::look_up(fd);
-    // SAFETY: as read().
+    // SAFETY: the server called us with what the system call asks for; handed on, to it or to the
+    // handler.
     unsafe {
         match handler(class) {
             None => PWRITE.get()(fd, buffer, length, offset),
@@ -237,7 +247,8 @@ unsafe extern "C-unwind" fn preadv(
     offset: off_t,
 ) -> ssize_t {
     let (class, file) = table::look_up(fd);
-    // SAFETY: as read().
+    // SAFETY: the server called us with what the system call asks for; handed on, to it or to the
+    // handler.
     unsafe {
         match handler(class) {
             None => PREADV.get()(fd, vector, count, offset),
@@ -253,7 +264,8 @@ unsafe extern "C-unwind" fn pwritev(
     offset: off_t,
 ) -> ssize_t {
     let (class, file) = table::look_up(fd);
-    // SAFETY: as read().
+    // SAFETY: the server called us with what the system call asks for; handed on, to it or to the
+    // handler.
     unsafe {
         match handler(class) {
             None => PWRITEV.get()(fd, vector, count, offset),
@@ -264,7 +276,8 @@ unsafe extern "C-unwind" fn pwritev(
 
 unsafe extern "C-unwind" fn ftruncate(fd: c_int, length: off_t) -> c_int {
     let (class, file) = table::look_up(fd);
-    // SAFETY: as read().
+    // SAFETY: the server called us with what the system call asks for; handed on, to it or to the
+    // handler.
     unsafe {
         match handler(class) {
             None => FTRUNCATE.get()(fd, length),
@@ -281,7 +294,7 @@ unsafe extern "C-unwind" fn read_chk(
     size: size_t,
 ) -> ssize_t {
     check_size(length, size);
-    // SAFETY: the caller's own arguments.
+    // SAFETY: the caller's own arguments, which `size` was compared with.
     unsafe { read(fd, buffer, length) }
 }
 
@@ -294,14 +307,14 @@ unsafe extern "C-unwind" fn pread_chk(
     size: size_t,
 ) -> ssize_t {
     check_size(length, size);
-    // SAFETY: the caller's own arguments.
+    // SAFETY: the caller's own arguments, which `size` was compared with.
     unsafe { pread(fd, buffer, length, offset) }
 }
 
 /// What `__chk_fail` does.
 fn check_size(length: size_t, size: size_t) {
     if length > size {
-        // SAFETY: ends the process.
+        // SAFETY: takes nothing, and ends the process.
         unsafe { libc::abort() }
     }
 }

@@ -114,19 +114,19 @@ pub(crate) trait Handler: Sync {
 
     /// `ftruncate`
     unsafe fn truncate(&self, file: File, length: off_t) -> c_int {
-        // SAFETY: by contract.
+        // SAFETY: no memory is passed; the file is open, as the trait says.
         unsafe { raw::ftruncate(file.fd, length) }
     }
 
     /// `read`: [`Handler::pread`] at the position of the descriptor.
     unsafe fn read(&self, file: File, buffer: *mut c_void, length: usize) -> ssize_t {
-        // SAFETY: by contract.
+        // SAFETY: the caller's memory, handed on with its length.
         unsafe { at_position(file.fd, |position| self.pread(file, buffer, length, position)) }
     }
 
     /// `write`: [`Handler::pwrite`] at the position of the descriptor.
     unsafe fn write(&self, file: File, buffer: *const c_void, length: usize) -> ssize_t {
-        // SAFETY: by contract.
+        // SAFETY: the caller's memory, handed on with its length.
         unsafe { at_position(file.fd, |position| self.pwrite(file, buffer, length, position)) }
     }
 
@@ -170,7 +170,7 @@ pub(crate) trait Handler: Sync {
 /// Transfers at the position of the descriptor, and moves it behind what was transferred.
 ///
 /// # Safety
-/// `fd` is open.
+/// `fd` is a descriptor that the caller has open.
 unsafe fn at_position(fd: c_int, transfer: impl FnOnce(off_t) -> ssize_t) -> ssize_t {
     // SAFETY: by contract; no memory is passed.
     let seek = |to, whence| unsafe { libc::lseek(fd, to, whence) };
@@ -180,10 +180,10 @@ unsafe fn at_position(fd: c_int, transfer: impl FnOnce(off_t) -> ssize_t) -> ssi
 /// The parts of a vector.
 ///
 /// # Safety
-/// `vector` holds `count` parts.
+/// `vector` holds `count` parts, valid for `'a`.
 unsafe fn parts<'a>(vector: *const libc::iovec, count: c_int) -> &'a [libc::iovec] {
     match usize::try_from(count) {
-        // SAFETY: by contract.
+        // SAFETY: the caller says that there are as many parts.
         Ok(count @ 1..) => unsafe { std::slice::from_raw_parts(vector, count) },
         _ => &[],
     }

@@ -284,7 +284,7 @@ fn answer(done: Result<usize, c_int>) -> ssize_t {
     match done {
         Ok(count) => count as ssize_t,
         Err(error) => {
-            // SAFETY: this thread's own.
+            // SAFETY: errno belongs to this thread alone.
             unsafe { *libc::__errno_location() = error };
             -1
         }
@@ -333,7 +333,7 @@ impl stream::File for Descriptor {
 
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<usize, c_int> {
         let (fd, from, length) = (self.fd, bytes.as_ptr().cast(), bytes.len());
-        // SAFETY: as above.
+        // SAFETY: the descriptor is open, and a slice holds its length.
         let done = self.work.pause(|| unsafe { raw::pwrite(fd, from, length, offset as off_t) });
         let done = usize::try_from(done).map_err(|_| errno())?;
         self.written += done;
@@ -347,13 +347,13 @@ impl stream::File for Descriptor {
 
     fn set_length(&mut self, length: u64) -> Result<(), c_int> {
         let fd = self.fd;
-        // SAFETY: an open descriptor.
+        // SAFETY: no memory is passed; the file is open.
         self.work.pause(|| check(unsafe { raw::ftruncate(fd, length as off_t) }))
     }
 }
 
 fn errno() -> c_int {
-    // SAFETY: this thread's own.
+    // SAFETY: errno belongs to this thread alone.
     unsafe { *libc::__errno_location() }
 }
 
@@ -373,7 +373,7 @@ fn status(fd: c_int) -> Result<libc::stat, c_int> {
 /// Sets the bit later than when the file is made. A file system that does not keep it is of no use;
 /// some say so, as of something that is not permitted.
 fn mark(fd: c_int, mode: mode_t) -> Result<(), c_int> {
-    // SAFETY: an open descriptor.
+    // SAFETY: no memory is passed; the file is open.
     match check(unsafe { libc::fchmod(fd, (mode | SEALED) & 0o7777) }) {
         Err(libc::EPERM) => return Err(libc::EOPNOTSUPP),
         marked => marked?,
@@ -382,7 +382,7 @@ fn mark(fd: c_int, mode: mode_t) -> Result<(), c_int> {
 }
 
 fn stop_appending(fd: c_int) -> Result<(), c_int> {
-    // SAFETY: an open descriptor.
+    // SAFETY: no memory is passed; the file is open.
     unsafe {
         let flags = libc::fcntl(fd, libc::F_GETFL);
         check(flags)?;

@@ -104,7 +104,8 @@ pub(super) struct Segment;
 
 impl Handler for Segment {
     unsafe fn pread(&self, file: File, to: *mut c_void, length: usize, at: off_t) -> ssize_t {
-        // SAFETY: by contract.
+        // SAFETY: the memory is the caller's, with room for `length` bytes, as the trait says; it
+        // is handed on with that length.
         unsafe {
             let recovers = process::is_startup_process();
             if process::sends_base_backup() || (keys::active().is_none() && !recovers) {
@@ -120,7 +121,8 @@ impl Handler for Segment {
     }
 
     unsafe fn pwrite(&self, file: File, from: *const c_void, length: usize, at: off_t) -> ssize_t {
-        // SAFETY: by contract.
+        // SAFETY: the memory is the caller's and holds `length` bytes, as the trait says; it is
+        // handed on with that length.
         unsafe {
             let is_placed = file.tag.0[0] != UNKNOWN_ADDRESS;
             let Some(keys) = keys::active().filter(|_| is_placed) else {
@@ -137,7 +139,8 @@ impl Handler for Segment {
     }
 
     unsafe fn read(&self, file: File, to: *mut c_void, length: usize) -> ssize_t {
-        // SAFETY: by contract.
+        // SAFETY: the memory is the caller's, with room for `length` bytes, as the trait says; it
+        // is handed on with that length.
         unsafe {
             if process::is_startup_process() {
                 return at_position(file.fd, |at| self.pread(file, to, length, at));
@@ -153,7 +156,7 @@ pub(super) struct NewSegment;
 
 impl Handler for NewSegment {
     unsafe fn pread(&self, file: File, to: *mut c_void, length: usize, at: off_t) -> ssize_t {
-        // SAFETY: by contract.
+        // SAFETY: the caller's memory, handed on with its length.
         unsafe { raw::pread(file.fd, to, length, at) }
     }
 
@@ -175,7 +178,8 @@ impl Handler for NewSegment {
 
     /// The copy is cut at any byte. So the cut is made in plaintext, where it costs no record.
     unsafe fn write(&self, file: File, from: *const c_void, length: usize) -> ssize_t {
-        // SAFETY: by contract.
+        // SAFETY: the memory is the caller's and holds `length` bytes, as the trait says; it is
+        // handed on with that length.
         unsafe {
             let Some(keys) = keys::active().filter(|_| length.is_multiple_of(PAGE)) else {
                 return raw::write(file.fd, from, length);

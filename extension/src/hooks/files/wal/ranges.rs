@@ -33,7 +33,8 @@ pub(super) unsafe fn write_range(
     length: usize,
     at: u64,
 ) -> Result<ssize_t, Fault> {
-    // SAFETY: by contract.
+    // SAFETY: the caller's memory, which holds as much as it says; WAL that was received is not
+    // changed any more.
     let from = unsafe { std::slice::from_raw_parts(from, length) };
     SCRATCH
         .with(|Scratch(scratch)| wal_segments::write(&ServerKeys, &file, scratch, PAGE, from, at))

@@ -24,7 +24,8 @@ pub(super) unsafe fn write_pages(
     at: u64,
 ) -> Result<ssize_t, Fault> {
     let base = file.tag.0[0];
-    // SAFETY: by contract.
+    // SAFETY: what is read of `from` lies within `length` bytes, which the caller says are there;
+    // copies fit into the scratch memory, for runs are no longer.
     unsafe {
         if !keys.has_written() {
             look_before_first_write(keys, file, at);
