@@ -99,7 +99,7 @@ impl Swapped {
     ///
     /// The word lies in memory that is mapped, and writable now.
     unsafe fn exchange(&self, from: usize, to: usize) -> Result<(), Error> {
-        // SAFETY: mapped and writable by contract, aligned (`check`), and only accessed
+        // SAFETY: mapped and writable, as the caller says, aligned (`check`), and only accessed
         // atomically by this crate.
         let word = unsafe { AtomicUsize::from_ptr(ptr::with_exposed_provenance_mut(self.address)) };
         match word.compare_exchange(from, to, Ordering::SeqCst, Ordering::SeqCst) {
@@ -226,7 +226,8 @@ impl System for Kernel {
             rights |= if given { right } else { 0 };
         }
         let start = ptr::with_exposed_provenance_mut(pages.start);
-        // SAFETY: by contract whole mapped pages, whose new rights are those they had or more.
+        // SAFETY: the caller says that these are whole mapped pages, whose new rights are those
+        // they had or more.
         match unsafe { libc::mprotect(start, pages.len(), rights) } {
             0 => Ok(()),
             _ => Err(io::Error::last_os_error()),

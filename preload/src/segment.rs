@@ -75,7 +75,8 @@ pub(crate) unsafe fn pread(
     at: off_t,
 ) -> ssize_t {
     let Ok(at) = u64::try_from(at) else { return fail(libc::EINVAL) };
-    // SAFETY: by contract; and nobody else uses the scratch memory.
+    // SAFETY: the memory is as large as the caller says, and nobody else uses ours, for there is
+    // one thread.
     let (to, scratch) =
         unsafe { (std::slice::from_raw_parts_mut(to, length), &mut *SCRATCH.0.get()) };
     wal_segments::read(work, &segment, scratch, PAGE, to, at).unwrap_or_else(|fault| refuse(&fault))
@@ -93,7 +94,8 @@ pub(crate) unsafe fn pwrite(
     at: off_t,
 ) -> ssize_t {
     let Ok(at) = u64::try_from(at) else { return fail(libc::EINVAL) };
-    // SAFETY: by contract; and nobody else uses the scratch memory.
+    // SAFETY: the memory is as large as the caller says, and nobody else uses ours, for there is
+    // one thread.
     let (bytes, scratch) =
         unsafe { (std::slice::from_raw_parts(from, length), &mut *SCRATCH.0.get()) };
     // New segments are filled with zeros first, which stay zeros, and give them their size.

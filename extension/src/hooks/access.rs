@@ -7,9 +7,9 @@
 use pgrx::PgList;
 use pgrx::pg_sys;
 
-use crate::keys::provider::revoked;
 use crate::keys::store::directory;
 use crate::keys::usage::cache;
+use crate::keys::usage::refused;
 use crate::pg::compat::{self, CheckPerms};
 use crate::pg::process::ProcessLocal;
 use crate::pg::relation;
@@ -69,7 +69,7 @@ unsafe fn refuse_locked(range_table: *mut pg_sys::List) {
         for facts in relation::with_partitions(oid) {
             let scope = Some(facts.file).filter(|_| facts.is_stored());
             if let Some(scope) = scope.and_then(directory::refused_scope) {
-                revoked::relation_refused(&facts.name.to_string(), scope).raise();
+                refused::relation_refused(&facts.name.to_string(), scope).raise();
             }
         }
     }

@@ -133,7 +133,8 @@ pub(super) unsafe extern "C-unwind" fn local_readv_complete(
 unsafe fn open(handle: *mut c_void, target: &TargetData, backend: i32, done: IoResult) -> IoResult {
     let file = SmgrFile { file: compat::rel_file(target.locator), backend };
     let mut buffers: u8 = 0;
-    // SAFETY: by contract; the handle has as many buffers as it says.
+    // SAFETY: the caller has the handle, which has as many buffers as it says, and their pages to
+    // itself.
     unsafe {
         let buffer_ids = GET_HANDLE_DATA.get()(handle, &mut buffers);
         for i in 0..done.blocks().min(u32::from(buffers)) {

@@ -96,8 +96,8 @@ unsafe fn set(
     whose: String,
     setting: *mut pg_sys::VariableSetStmt,
 ) -> Option<Operation> {
-    // SAFETY: by contract. The function below returns a copy, or raises as the statement itself
-    // will.
+    // SAFETY: the caller's statement, as the server has parsed it. The function below returns a
+    // copy, or raises as the statement itself will.
     unsafe {
         let name = text((*setting).name);
         let all = (*setting).kind == pg_sys::VariableSetKind::VAR_RESET_ALL;
@@ -181,7 +181,8 @@ unsafe extern "C-unwind" fn message_logged(message: *mut pg_sys::ErrorData) {
 unsafe fn denied(message: *mut pg_sys::ErrorData) -> Option<Operation> {
     const FUNCTION: &CStr = c"permission denied for function %s";
     const SETTING: &CStr = c"permission denied to set parameter \"%s\"";
-    // SAFETY: by contract. The untranslated text is a constant of the server's, or null.
+    // SAFETY: the message that is being reported. Its untranslated text is a constant of the
+    // server's, or null.
     unsafe {
         if (*message).sqlerrcode != Code::ERRCODE_INSUFFICIENT_PRIVILEGE as i32
             || !pg_sys::IsTransactionState()

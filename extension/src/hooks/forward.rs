@@ -31,7 +31,7 @@ impl<F: Copy> Forward<F> {
         let address = self.address.load(Ordering::Relaxed);
         debug_assert!(!address.is_null());
         // SAFETY: F is a function pointer of pointer size (checked above) and the address is one of
-        // that type by contract.
+        // that type, as the caller says.
         unsafe { std::mem::transmute_copy::<*mut (), F>(&address) }
     }
 }

@@ -41,7 +41,8 @@ pub(crate) fn register() {
 /// # Safety
 /// `record` is a reader with a decoded record.
 unsafe fn parts<'a>(record: *mut pg_sys::XLogReaderState) -> (u8, &'a [u8]) {
-    // SAFETY: by contract; main_data holds main_data_len bytes until the next record is read.
+    // SAFETY: the caller's reader has a record; main_data holds main_data_len bytes until the next
+    // record is read.
     unsafe {
         let decoded = &*(*record).record;
         let op = decoded.header.xl_info & !(pg_sys::XLR_INFO_MASK as u8);

@@ -84,7 +84,7 @@ pub(crate) fn saw_read() -> bool {
 #[cold]
 #[inline(never)]
 unsafe fn raise(fault: PageFault, block: BlockNumber) -> ! {
-    // SAFETY: by contract the server may longjmp over our callers.
+    // SAFETY: the server may longjmp over our callers, which have nothing with a destructor.
     unsafe { pg_sys::panic::pgrx_extern_c_guard(|| page::errors::report(fault, block).raise()) }
 }
 
@@ -370,7 +370,8 @@ unsafe fn target_by_disk(
     block: BlockNumber,
     buffer: *const c_void,
 ) -> Option<Option<SealTarget>> {
-    // SAFETY: by contract; the place has room for a page and is ours until the next call.
+    // SAFETY: the server's own arguments; the place has room for a page and is ours until the next
+    // call.
     unsafe {
         // mdread raises an error for a page beyond the end, and only the startup process is spared.
         if !writing.must_look && block >= compat::smgr_blocks(reln, fork) {
@@ -399,7 +400,7 @@ unsafe fn target_by_disk(
 /// As [`mdread`], of a block that exists. What is pointed to is good until the next call.
 unsafe fn read_past_us(reln: SMgrRelation, fork: ForkNumber, block: BlockNumber) -> *mut Page {
     let on_disk = sealing::place_for_disk();
-    // SAFETY: by contract; the place has room for a page.
+    // SAFETY: the block exists, as the caller says, and the place has room for it.
     unsafe {
         let mut place = on_disk.cast::<c_void>();
         if compat::READS_INTO_VECTORS {

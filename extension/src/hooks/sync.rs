@@ -47,7 +47,7 @@ pub(super) unsafe extern "C-unwind" fn mdsyncfiletag(
 /// `path` has room for `MAXPGPATH` bytes.
 unsafe fn write_path(path: *mut c_char, text: &str) {
     let length = text.len().min(pg_sys::MAXPGPATH as usize - 1);
-    // SAFETY: by contract; one byte is left for the NUL.
+    // SAFETY: the caller says how much room there is; one byte of it is left for the NUL.
     unsafe {
         std::ptr::copy_nonoverlapping(text.as_ptr().cast(), path, length);
         *path.add(length) = 0;

@@ -5,10 +5,10 @@ use pgrx::PgSqlErrorCode;
 
 use super::io::{Cause, PageFault};
 use super::stand_ins;
-use crate::keys::provider::revoked;
 use crate::keys::scope;
 use crate::keys::store::unsettled;
 use crate::keys::usage::key_error::KeyError;
+use crate::keys::usage::refused;
 use crate::pg::process::is_startup_process;
 use crate::pg::report::Report;
 
@@ -46,7 +46,7 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
                 _ => "See pagevault.status for the cause. The server keeps trying; pagevault.unlock() tries again now.",
             })
         }
-        KeyError::Refused { scope } => revoked::file_refused(&file, scope),
+        KeyError::Refused { scope } => refused::file_refused(&file, scope),
         KeyError::NoKey { epoch } => Report::new(
             PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
             format!("no data key of epoch {epoch} for block {block} of relation file {file}"),

@@ -31,7 +31,7 @@ pub(crate) fn flush_relation(oid: Oid) {
 /// Writes what is dirty of a database, and drops all of it, as DROP DATABASE does. Nobody is
 /// connected to it.
 pub(crate) fn flush_and_drop_database(database: Oid) {
-    // SAFETY: by contract no one has a buffer of it pinned.
+    // SAFETY: nobody is connected to it, so no buffer of it is pinned.
     unsafe {
         pg_sys::FlushDatabaseBuffers(database);
         pg_sys::DropDatabaseBuffers(database);
@@ -40,8 +40,8 @@ pub(crate) fn flush_and_drop_database(database: Oid) {
 
 /// The storage manager's objects of these files. Not in a critical section.
 fn open(files: &[RelFile]) -> Vec<pg_sys::SMgrRelation> {
-    // SAFETY: by contract; the objects live until the end of the transaction, in recovery for
-    // longer.
+    // SAFETY: not in a critical section, as our callers are; the objects live until the end of the
+    // transaction, in recovery for longer.
     let open = |&file: &RelFile| unsafe {
         compat::open_smgr_of(SmgrFile { file, backend: SHARED_BACKEND })
     };
@@ -155,7 +155,8 @@ pub(crate) fn evict(index: usize) -> Result<bool> {
 /// In a process without transactions, with a resource owner of its own, that has nothing else to
 /// keep.
 unsafe fn give_back_after_error() {
-    // SAFETY: each gives back what this process holds, which by contract nobody in it still uses.
+    // SAFETY: each gives back what this process holds, which the caller says that nobody in it
+    // still uses.
     unsafe {
         pg_sys::InterruptHoldoffCount += 1;
         pg_sys::LWLockReleaseAll();

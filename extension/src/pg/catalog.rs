@@ -320,8 +320,8 @@ pub(crate) fn settings_of_databases(name: &CStr) -> Vec<(Oid, bool)> {
 unsafe fn texts_of(array: pg_sys::Datum) -> Vec<ServerText> {
     const OF_ANY_LENGTH: std::ffi::c_int = -1;
     let (mut elements, mut nulls, mut count) = (std::ptr::null_mut(), std::ptr::null_mut(), 0);
-    // SAFETY: by contract; what deconstruct_array and text_to_cstring return is palloc'd and not
-    // null.
+    // SAFETY: the caller's array of texts; what deconstruct_array and text_to_cstring return is
+    // palloc'd and not null.
     unsafe {
         let array = pg_sys::pg_detoast_datum(array.cast_mut_ptr()).cast::<pg_sys::ArrayType>();
         pg_sys::deconstruct_array(

@@ -192,8 +192,9 @@ unsafe fn rewrite_page(
     standard: bool,
     ring: pg_sys::BufferAccessStrategy,
 ) {
-    // SAFETY: by contract. Inside the critical section nothing of ours can fail: marking a locked
-    // buffer dirty and logging its image only raise what the server itself makes a PANIC.
+    // SAFETY: the caller has the relation open and locked. Inside the critical section nothing of
+    // ours can fail: marking a locked buffer dirty and logging its image only raise what the server
+    // itself makes a PANIC.
     unsafe {
         // vm_readbuf and fsm_readbuf (visibilitymap.c, freespace.c): a torn map does not keep
         // anyone from anything.

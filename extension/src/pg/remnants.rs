@@ -142,8 +142,8 @@ unsafe fn rows(
     before: &Before,
 ) -> Vec<Row> {
     const NORMAL: u32 = 1; // LP_NORMAL
-    // SAFETY: by contract; row pointers stand between the header and pd_lower, and point into the
-    // page (checked).
+    // SAFETY: the caller has the page locked; row pointers stand between the header and pd_lower,
+    // and point into the page (checked).
     unsafe {
         let header = &*page.cast::<pg_sys::PageHeaderData>();
         let (upper, special) = (usize::from(header.pd_upper), usize::from(header.pd_special));
@@ -186,7 +186,7 @@ unsafe fn rows(
 /// # Safety
 /// The buffer of that page, exclusively locked.
 unsafe fn replace(buffer: pg_sys::Buffer, page: *mut Page, new: &Page) {
-    // SAFETY: by contract. Nothing of ours can fail in the critical section.
+    // SAFETY: the caller has the buffer locked. Nothing of ours can fail in the critical section.
     critical::section(|| unsafe {
         *page = *new;
         pg_sys::MarkBufferDirty(buffer);
@@ -202,8 +202,7 @@ unsafe fn replace(buffer: pg_sys::Buffer, page: *mut Page, new: &Page) {
 /// # Safety
 /// `record` is such a record, under replay.
 pub(crate) unsafe fn redo(record: *mut pg_sys::XLogReaderState) {
-    // SAFETY: by contract: the record has an image of its block 0, so the buffer is valid and
-    // locked.
+    // SAFETY: the caller's record has an image of its block 0, so the buffer is valid and locked.
     unsafe {
         let (mode, mut buffer) = (pg_sys::ReadBufferMode::RBM_NORMAL, 0);
         pg_sys::XLogReadBufferForRedoExtended(record, 0, mode, true, &raw mut buffer);

@@ -67,7 +67,8 @@ fn read() -> Vec<Facts> {
 /// In a transaction, with the row where the server has it.
 unsafe fn facts_of(class: &FormData_pg_class, indexed_table: Option<Oid>) -> Facts {
     let kind = Kind::of(class.relkind as u8);
-    // SAFETY: by contract; a plain global of this process.
+    // SAFETY: the row stands where the caller read it, so its name is whole; a plain global of this
+    // process.
     let (name, own_tablespace) =
         unsafe { (ServerText::copied(class.relname.data.as_ptr()), pg_sys::MyDatabaseTableSpace) };
     let tablespace = match class.reltablespace {

@@ -88,7 +88,7 @@ pub(crate) const OP_PAGE: u8 = 0x30;
 /// The buffer is exclusively locked and marked dirty, in a critical section.
 pub(super) unsafe fn insert_page(buffer: pg_sys::Buffer) -> u64 {
     let flags = pg_sys::REGBUF_STANDARD | pg_sys::REGBUF_FORCE_IMAGE;
-    // SAFETY: by contract; a whole record construction.
+    // SAFETY: a whole record construction, of a buffer that the caller has locked and marked.
     unsafe {
         pg_sys::XLogBeginInsert();
         pg_sys::XLogRegisterBuffer(0, buffer, flags as u8);

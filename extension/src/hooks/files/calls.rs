@@ -54,7 +54,7 @@ pub(crate) mod raw {
     use super::*;
 
     pub(crate) unsafe fn pread(fd: c_int, to: *mut c_void, length: usize, at: off_t) -> ssize_t {
-        // SAFETY: by contract; resolved before anything was replaced.
+        // SAFETY: resolved before anything was replaced; the arguments are what the call asks for.
         unsafe { PREAD.get()(fd, to, length, at) }
     }
 

@@ -138,7 +138,7 @@ pub(crate) trait Handler: Sync {
         count: c_int,
         offset: off_t,
     ) -> ssize_t {
-        // SAFETY: by contract, for each part.
+        // SAFETY: each part is as valid as the caller says of the whole.
         unsafe {
             transfer::each_part(
                 parts(vector, count),
@@ -156,7 +156,7 @@ pub(crate) trait Handler: Sync {
         count: c_int,
         offset: off_t,
     ) -> ssize_t {
-        // SAFETY: by contract, for each part.
+        // SAFETY: each part is as valid as the caller says of the whole.
         unsafe {
             transfer::each_part(
                 parts(vector, count),
@@ -172,7 +172,7 @@ pub(crate) trait Handler: Sync {
 /// # Safety
 /// `fd` is a descriptor that the caller has open.
 unsafe fn at_position(fd: c_int, transfer: impl FnOnce(off_t) -> ssize_t) -> ssize_t {
-    // SAFETY: by contract; no memory is passed.
+    // SAFETY: no memory is passed, and the caller has the descriptor open.
     let seek = |to, whence| unsafe { libc::lseek(fd, to, whence) };
     transfer::at_position(|| seek(0, libc::SEEK_CUR), |to| seek(to, libc::SEEK_SET), transfer)
 }

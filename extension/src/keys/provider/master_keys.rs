@@ -17,7 +17,7 @@ use super::proof::{self, Expects};
 use super::revoked;
 use crate::keys::scope::{self, check_key_name};
 use crate::keys::store::persist;
-use crate::keys::usage::data_keys;
+use crate::keys::usage::{data_keys, refused};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result, internal};
 use crate::pg::{catalog, process, wal};
@@ -30,7 +30,7 @@ pub(crate) fn set(by: &str, scope: u32, provider: &str, key: &str) -> Result<()>
     check_key_name(key)?;
     let state = persist::current_cluster_state()?;
     let spec = operations::spec_of(&state, provider)?;
-    revoked::require_usable(scope)?;
+    refused::require_usable(scope)?;
     if state.current_database_key(scope).is_none() {
         return set_first(by, scope, &spec, key);
     }
@@ -39,7 +39,7 @@ pub(crate) fn set(by: &str, scope: u32, provider: &str, key: &str) -> Result<()>
 
 fn set_first(by: &str, scope: u32, spec: &ProviderSpec, key: &str) -> Result<()> {
     if scope != 0 {
-        revoked::require_usable(0)?;
+        refused::require_usable(0)?;
         // Its key opens what is to be wrapped anew.
         require_unlocked(&persist::current_cluster_state()?, 0)?;
     }
@@ -58,7 +58,7 @@ fn set_first(by: &str, scope: u32, spec: &ProviderSpec, key: &str) -> Result<()>
 pub(crate) fn rotate(by: &str, scope: u32) -> Result<i64> {
     let state = persist::current_cluster_state()?;
     let (_, current) = state.current_database_key(scope).ok_or_else(|| no_master_key(scope))?;
-    revoked::require_usable(scope)?;
+    refused::require_usable(scope)?;
     require_unlocked(&state, scope)?;
     let key = current.master_key.clone();
     let spec = operations::spec_of(&state, &current.provider)?;
@@ -113,7 +113,7 @@ pub(crate) fn rotate_database_key(by: &str, database: u32) -> Result<i64> {
     let scope = if state.current_database_key(database).is_some() { database } else { 0 };
     let (version, current) =
         state.current_database_key(scope).ok_or_else(|| no_master_key(database))?;
-    revoked::require_usable(scope)?;
+    refused::require_usable(scope)?;
     require_unlocked(&state, scope)?;
     let spec = operations::spec_of(&state, &current.provider)?;
     let new_version = version + 1;

@@ -1,5 +1,4 @@
-//! What happens to a scope whose master key was revoked: usable, refused, restored; and the words
-//! for it.
+//! What happens to a scope whose master key was revoked: it is warned of, refused, restored.
 
 use pagevault_keystore::protocol::ErrorClass;
 use pgrx::PgSqlErrorCode;
@@ -8,7 +7,7 @@ use pgrx::prelude::PgLogLevel;
 use super::refusal::Subject;
 use crate::audit::{Operation, log_operation};
 use crate::keys::scope;
-use crate::keys::store::persist;
+use crate::keys::usage::refused::in_words;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
 use crate::pg::{guc, process};
@@ -46,32 +45,6 @@ pub(crate) fn audit(what: &str, scope: u32, cause: Option<ErrorClass>) {
     log_operation(&operation, what);
 }
 
-/// Refuses what would use a key that is refused to protect or to reveal more.
-pub(crate) fn require_usable(scope: u32) -> Result<()> {
-    match shmem::secrets() {
-        Some(secrets) if secrets.is_refused(scope) => {
-            Err(refused(format!("the key of {} is locked", scope::name(scope)), scope))
-        }
-        _ => Ok(()),
-    }
-}
-
-/// The report for a query on a relation that is sealed under a refused key.
-pub(crate) fn relation_refused(name: &str, scope: u32) -> Report {
-    refused(format!("encrypted relation \"{name}\" is locked"), scope)
-}
-
-/// The report for a page of a file that is sealed under a refused key.
-pub(crate) fn file_refused(file: &str, scope: u32) -> Report {
-    refused(format!("encrypted relation file {file} is locked"), scope)
-}
-
-fn refused(message: String, scope: u32) -> Report {
-    Report::new(PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE, message)
-        .detail(facts(scope).unwrap_or_else(|| "Its master key was revoked.".to_owned()))
-        .hint("Make the master key usable at its provider again; the server notices within pagevault.revalidate_interval, with pagevault.unlock() at once.")
-}
-
 /// The report for a key that unwraps, but to another database key than the one in use.
 pub(crate) fn another_key(scope: u32) -> Report {
     Report::new(
@@ -79,38 +52,6 @@ pub(crate) fn another_key(scope: u32) -> Report {
         format!("the key of {} unwraps to another key than the one in use", scope::name(scope)),
     )
     .hint("Check that the provider holds the key that wrapped it, not another of the same name.")
-}
-
-/// Provider, key, since when and why, as a sentence; `None` under the keystore lock, for which this
-/// process would wait for ever.
-fn facts(scope: u32) -> Option<String> {
-    if KeystoreLock::is_held() {
-        return None;
-    }
-    let (state, revocation) = {
-        let lock = KeystoreLock::acquire();
-        let revocation = shmem::secrets()?.revocation(scope)?;
-        (persist::cluster_state(&lock).ok()?, revocation)
-    };
-    let (_, record) = state.current_database_key(scope)?;
-    Some(format!(
-        "Key provider \"{}\" has refused master key \"{}\" since {}: {}.",
-        record.provider,
-        record.master_key,
-        process::timestamp_text(revocation.since),
-        in_words(revocation.cause)
-    ))
-}
-
-/// A cause of revocation in words.
-fn in_words(cause: ErrorClass) -> &'static str {
-    match cause {
-        ErrorClass::Denied => "its use is denied",
-        ErrorClass::KeyMissing => "the key does not exist there",
-        ErrorClass::KeyDisabled => "the key is disabled or pending deletion",
-        ErrorClass::WrongKey => "it gives another database key than the one that was wrapped",
-        _ => "the key there is not the one that wrapped the database key",
-    }
 }
 
 /// The warning while a scope's master key is revoked: what was seen, and what will happen when.

@@ -8,8 +8,7 @@ use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::{Record, RelFile, data_key_aad, log, state};
 use pgrx::PgSqlErrorCode;
 
-use super::cache;
-use crate::keys::provider::revoked;
+use super::{cache, refused};
 use crate::keys::scope;
 use crate::keys::store::directory;
 use crate::keys::store::persist::{self, append, append_durably};
@@ -124,7 +123,7 @@ fn make_epoch(
     pages: Pages,
     append: impl FnOnce(&KeystoreLock, u32, &[Record]) -> Result<u64>,
 ) -> Result<u64> {
-    revoked::require_usable(wrapping_scope(file.database)?)?;
+    refused::require_usable(wrapping_scope(file.database)?)?;
     let lock = KeystoreLock::acquire();
     let directory = &shmem::required()?.directory;
     let epoch = match directory.find(file)? {

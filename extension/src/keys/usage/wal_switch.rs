@@ -35,9 +35,8 @@ use pagevault_keystore::{Record, batch};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
-use super::data_keys;
+use super::{data_keys, refused};
 use crate::audit::{self, Operation};
-use crate::keys::provider::revoked;
 use crate::keys::store::{directory, persist};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result, internal};
@@ -186,7 +185,7 @@ fn seal_with_new_key(is_sealed: bool) -> Result<Option<u32>> {
     let cipher = guc::cipher();
     let expected = |wal: &Wal| wal.heading().sealed().is_some() == is_sealed;
     // Looked at before the lock is taken, for what it says of a refused key stands in the keystore.
-    let usable = revoked::require_usable(SCOPE);
+    let usable = refused::require_usable(SCOPE);
     let (generation, end) = {
         let lock = KeystoreLock::acquire();
         if !expected(begun(&lock)?) {

@@ -31,7 +31,8 @@ unsafe fn write(
     buffer: pg_sys::Buffer,
     locator_of: impl Fn(&pg_sys::BufferTag) -> Locator,
 ) -> bool {
-    // SAFETY: by contract. The page is pinned if it is still the one that was seen.
+    // SAFETY: there is such a buffer, as the caller says. The page is pinned if it is still the one
+    // that was seen.
     unsafe {
         let descriptor = descriptor(buffer as usize - 1);
         let state = pg_sys::LockBufHdr(descriptor);
@@ -58,7 +59,8 @@ unsafe fn write(
 unsafe fn drop_if_clean(index: usize) -> bool {
     const BUSY: u32 = pg_sys::BUF_REFCOUNT_MASK | pg_sys::BM_DIRTY | pg_sys::BM_IO_IN_PROGRESS;
     const FORGOTTEN: u32 = pg_sys::BUF_FLAG_MASK | pg_sys::BUF_USAGECOUNT_MASK;
-    // SAFETY: by contract. Nothing is called while a header is locked.
+    // SAFETY: there is such a buffer, as the caller says. Nothing is called while a header is
+    // locked.
     unsafe {
         let descriptor = descriptor(index);
         let state = pg_sys::LockBufHdr(descriptor);
@@ -100,7 +102,7 @@ unsafe fn descriptor(index: usize) -> *mut pg_sys::BufferDesc {
 /// This process has locked the header, which had this state or is to get it.
 unsafe fn unlock(descriptor: *mut pg_sys::BufferDesc, state: u32) {
     use std::sync::atomic::{AtomicU32, Ordering};
-    // SAFETY: by contract; others change the word by atomic instructions.
+    // SAFETY: the caller has locked the header; others change the word by atomic instructions.
     unsafe {
         AtomicU32::from_ptr(&raw mut (*descriptor).state.value)
             .store(state & !pg_sys::BM_LOCKED, Ordering::Release);

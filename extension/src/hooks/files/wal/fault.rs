@@ -23,7 +23,7 @@ pub(super) fn errno() -> ssize_t {
 /// call holds anything with a destructor.
 #[cold]
 pub(super) unsafe fn raise(fault: Fault) -> ! {
-    // SAFETY: by contract the server may longjmp over our callers.
+    // SAFETY: the server may longjmp over our callers, as they say.
     unsafe { pg_sys::panic::pgrx_extern_c_guard(|| report(fault).fatal()) }
 }
 

@@ -161,7 +161,7 @@ impl Handler for NewSegment {
     }
 
     unsafe fn pwrite(&self, file: File, from: *const c_void, length: usize, at: off_t) -> ssize_t {
-        // SAFETY: by contract. Zeros stay zeros.
+        // SAFETY: the caller's memory, handed on with its length. Zeros stay zeros.
         unsafe { raw::pwrite(file.fd, from, length, at) }
     }
 
@@ -172,7 +172,7 @@ impl Handler for NewSegment {
         count: c_int,
         at: off_t,
     ) -> ssize_t {
-        // SAFETY: by contract. Zeros stay zeros.
+        // SAFETY: the caller's memory, handed on with its length. Zeros stay zeros.
         unsafe { raw::pwritev(file.fd, vector, count, at) }
     }
 

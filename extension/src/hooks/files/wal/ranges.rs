@@ -18,7 +18,7 @@ pub(super) unsafe fn read_range(
     length: usize,
     at: u64,
 ) -> Result<ssize_t, Fault> {
-    // SAFETY: by contract; it is the caller's memory, not ours.
+    // SAFETY: the caller says that there is as much room; it is apart from our memory.
     let to = unsafe { std::slice::from_raw_parts_mut(to, length) };
     SCRATCH.with(|Scratch(scratch)| wal_segments::read(&ServerKeys, &file, scratch, PAGE, to, at))
 }

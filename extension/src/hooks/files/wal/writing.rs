@@ -74,7 +74,7 @@ fn seal(pages: &mut [u8], generation: u32, address: u64) -> Result<(), Fault> {
 unsafe fn look_before_first_write(keys: &Wal, file: File, at: u64) {
     let address = file.tag.0[0] + at;
     let on_disk = SCRATCH.with(|Scratch(scratch)| {
-        // SAFETY: by contract; the scratch memory has room for a page.
+        // SAFETY: the file is open, as the caller says, and the scratch memory has room for a page.
         let got = unsafe { raw::pread(file.fd, scratch.as_mut_ptr().cast(), PAGE, at as off_t) };
         (got == PAGE as ssize_t)
             .then(|| {
@@ -103,7 +103,7 @@ pub(super) unsafe fn write_copied(
         let mut done = 0;
         while done < length {
             let run = (length - done).min(RUN * PAGE);
-            // SAFETY: by contract; a run fits.
+            // SAFETY: as much is left of what the caller holds, and a run fits.
             unsafe { std::ptr::copy_nonoverlapping(from.add(done), scratch.as_mut_ptr(), run) };
             for page in scratch[..run].chunks_exact_mut(PAGE) {
                 let address = wal::address_of(page).unwrap_or(0);

@@ -1,0 +1,70 @@
+//! Scopes whose master key was revoked, and whose keys are refused since: who would use one is told
+//! so. What brings a scope there and back, see [`crate::keys::provider::revoked`].
+
+use pagevault_keystore::protocol::ErrorClass;
+use pgrx::PgSqlErrorCode;
+
+use crate::keys::scope;
+use crate::keys::store::persist;
+use crate::pg::locks::KeystoreLock;
+use crate::pg::process;
+use crate::pg::report::{Report, Result};
+use crate::shmem;
+
+/// Refuses what would use a key that is refused to protect or to reveal more.
+pub(crate) fn require_usable(scope: u32) -> Result<()> {
+    match shmem::secrets() {
+        Some(secrets) if secrets.is_refused(scope) => {
+            Err(refused(format!("the key of {} is locked", scope::name(scope)), scope))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The report for a query on a relation that is sealed under a refused key.
+pub(crate) fn relation_refused(name: &str, scope: u32) -> Report {
+    refused(format!("encrypted relation \"{name}\" is locked"), scope)
+}
+
+/// The report for a page of a file that is sealed under a refused key.
+pub(crate) fn file_refused(file: &str, scope: u32) -> Report {
+    refused(format!("encrypted relation file {file} is locked"), scope)
+}
+
+fn refused(message: String, scope: u32) -> Report {
+    Report::new(PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE, message)
+        .detail(facts(scope).unwrap_or_else(|| "Its master key was revoked.".to_owned()))
+        .hint("Make the master key usable at its provider again; the server notices within pagevault.revalidate_interval, with pagevault.unlock() at once.")
+}
+
+/// Provider, key, since when and why, as a sentence; `None` under the keystore lock, for which this
+/// process would wait for ever.
+fn facts(scope: u32) -> Option<String> {
+    if KeystoreLock::is_held() {
+        return None;
+    }
+    let (state, revocation) = {
+        let lock = KeystoreLock::acquire();
+        let revocation = shmem::secrets()?.revocation(scope)?;
+        (persist::cluster_state(&lock).ok()?, revocation)
+    };
+    let (_, record) = state.current_database_key(scope)?;
+    Some(format!(
+        "Key provider \"{}\" has refused master key \"{}\" since {}: {}.",
+        record.provider,
+        record.master_key,
+        process::timestamp_text(revocation.since),
+        in_words(revocation.cause)
+    ))
+}
+
+/// A cause of revocation in words.
+pub(crate) fn in_words(cause: ErrorClass) -> &'static str {
+    match cause {
+        ErrorClass::Denied => "its use is denied",
+        ErrorClass::KeyMissing => "the key does not exist there",
+        ErrorClass::KeyDisabled => "the key is disabled or pending deletion",
+        ErrorClass::WrongKey => "it gives another database key than the one that was wrapped",
+        _ => "the key there is not the one that wrapped the database key",
+    }
+}
