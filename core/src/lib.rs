@@ -7,10 +7,12 @@
 //!
 //! | module | subject |
 //! |---|---|
+//! | [`page`] | how pages of a file are written, and how they are to be |
 //! | [`policy`] | which relations are to be encrypted, and why |
 //! | [`rekey`] | jobs, and the steps by which a file gets another key |
 
 #![forbid(unsafe_code)]
 
+pub mod page;
 pub mod policy;
 pub mod rekey;

@@ -8,8 +8,8 @@ use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 use pagevault_cipher::{Epoch, PAGE_SIZE, Page, page};
-pub(crate) use pagevault_core::rekey::page::PageState;
-use pagevault_core::rekey::page::Target;
+pub(crate) use pagevault_core::page::PageState;
+use pagevault_core::page::Target;
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, ForkNumber, Oid};

@@ -6,7 +6,7 @@ use super::Catalog;
 use super::decision::{Decision, Policy, Source};
 use super::label::Label;
 use super::relation::Relation;
-use crate::rekey::page::PageState;
+use crate::page::PageState;
 
 /// How a relation differs from what is wanted of it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,7 +8,7 @@
 //! Right -> Begin <-> Look
 //!            |  ^
 //!            v  +------------------- the relation has another file ------------------+
-//!         Writers -> Rewrite -> Flush -> Sync -> Prove -> Retire -> Over             |
+//!         Writers -> Rewrite -> Flush -> Sync -> Prove -> Finish -> Over             |
 //!                       ^          |                |        |                       |
 //!                       |          +----------------|--------+-----------------------+
 //!                       +-- a page is not as it is -+
@@ -23,18 +23,18 @@
 //!   that.) So a page that was seen as it should be stays so, and blocks that are added are so from
 //!   the start.
 //! - The key does not change, for nobody else has the right to rewrite the relation; and if it does
-//!   nevertheless, no older one is retired, since that is done under the keystore's lock, and only
+//!   nevertheless, nothing is written down, since that is done under the keystore's lock, and only
 //!   for the key that was proven.
 //! - If the file is cut, there is less to be proven. What is added again behind the cut is written
 //!   under the new key.
 //! - If the relation gets another file, the old one does not matter any more. Whether it has is
-//!   asked last, with the relation locked, before any key is retired.
+//!   asked last, with the relation locked, before it is written down that the file is finished.
 
 use std::ops::Range;
 
 use pagevault_keystore::RelFile;
 
-use super::page::{Fork, Place, Target};
+use crate::page::{Fork, Place, Target};
 
 /// Pages that are looked at and rewritten in one step: 512 kB.
 pub const BATCH: u32 = 64;
@@ -153,12 +153,13 @@ pub trait Storage {
         blocks: Range<u32>,
     ) -> Result<(bool, bool), Self::Error>;
 
-    /// Retires the older keys of the file. False, and nothing is done, if the relation has another
-    /// file, or it is to be written otherwise by now.
+    /// Writes down that the rewriting is finished: no page is under an older key any more. False,
+    /// and nothing is done, if the relation has another file, or it is to be written otherwise by
+    /// now.
     ///
     /// # Errors
     /// See [`Storage::take_right`].
-    fn retire(&mut self, target: Target) -> Result<bool, Self::Error>;
+    fn finish(&mut self, target: Target) -> Result<bool, Self::Error>;
 
     /// True if the relation still has this file, and it is to be written so.
     ///
@@ -215,8 +216,8 @@ pub enum FileState {
         /// From here on.
         at: Place,
     },
-    /// Retire the older keys.
-    Retire {
+    /// Write down that it is finished.
+    Finish {
         /// As proven.
         round: Round,
     },
@@ -243,11 +244,11 @@ pub struct Round {
 /// How it ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// Every page on disk is as wanted, and older keys are retired.
+    /// Every page on disk is as wanted.
     Proven,
     /// There was nothing to do.
     Nothing,
-    /// Pages keep being written under an old key. None was retired.
+    /// Pages keep being written under an old key.
     NeverEnds,
 }
 
@@ -327,7 +328,7 @@ impl FileState {
                         Some(at) => (Self::Rewrite { round, at }, Went::On),
                         // If all was well on disk already, it is so after whatever is written next.
                         None if S::IS_LOCKED && !round.rewritten => {
-                            (Self::Retire { round }, Went::On)
+                            (Self::Finish { round }, Went::On)
                         }
                         None => (Self::Flush { round }, Went::On),
                     },
@@ -350,10 +351,10 @@ impl FileState {
                 match at.next(S::LOOK, more) {
                     _ if !proven => stale(round),
                     Some(at) => (Self::Prove { round, at }, Went::On),
-                    None => (Self::Retire { round }, Went::On),
+                    None => (Self::Finish { round }, Went::On),
                 }
             }
-            Self::Retire { round } => match storage.retire(round.target)? {
+            Self::Finish { round } => match storage.finish(round.target)? {
                 true => over(End::Proven),
                 false => again(),
             },

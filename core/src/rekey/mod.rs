@@ -2,7 +2,6 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | [`page`] | how pages of a file are written, and how they are to be |
 //! | [`file`] | one file, step by step, until every page on disk is as it is to be |
 //! | [`run`] | all files of a job, and how far it is |
 //! | [`plan`] | what a job does to the file that a relation has |
@@ -10,6 +9,5 @@
 
 pub mod file;
 pub mod life;
-pub mod page;
 pub mod plan;
 pub mod run;

@@ -3,13 +3,12 @@
 use pagevault_keystore::job_table::Progress;
 
 use super::file::{End, FileState, Storage, Went};
-use crate::policy::Oid;
 
 /// A relation with storage, as it was when the job began.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Member {
-    /// Its number.
-    pub relation: Oid,
+    /// Its OID.
+    pub relation: u32,
     /// Pages of all forks.
     pub pages: i64,
 }
@@ -35,7 +34,7 @@ impl Run {
 
     /// What is next, and of which relation; `None` if the job is complete.
     #[must_use]
-    pub fn next(&self) -> Option<(Oid, FileState)> {
+    pub fn next(&self) -> Option<(u32, FileState)> {
         self.members.get(self.current).map(|member| (member.relation, self.file))
     }
 

@@ -1,8 +1,8 @@
 //! What is not as it is wanted.
 
 use pagevault_cipher::Epoch;
+use pagevault_core::page::PageState;
 use pagevault_core::policy::{Catalog, Decision, Label, Policy, Source};
-use pagevault_core::rekey::page::PageState;
 
 use crate::world::*;
 

@@ -3,10 +3,10 @@
 use std::ops::Range;
 
 use pagevault_cipher::{CipherId, Epoch};
+use pagevault_core::page::{Fork, PageState, Place, Target};
 use pagevault_core::rekey::file::{
     BATCH, Batch, Begun, End, FileState, For, LOOK, MAX_ROUNDS, Storage, Went,
 };
-use pagevault_core::rekey::page::{Fork, PageState, Place, Target};
 use pagevault_core::rekey::plan::{Asked, Plan, plan};
 use pagevault_core::rekey::run::{Member, Run};
 use pagevault_keystore::RelFile;
@@ -99,7 +99,7 @@ impl Storage for Told {
         Ok((proven, blocks.end < self.length(fork)))
     }
 
-    fn retire(&mut self, _: Target) -> Result<bool, Self::Error> {
+    fn finish(&mut self, _: Target) -> Result<bool, Self::Error> {
         self.ask("retire");
         Ok(true)
     }

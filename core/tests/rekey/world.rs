@@ -11,9 +11,9 @@ mod held;
 use std::collections::BTreeSet;
 
 use pagevault_cipher::{CipherId, Epoch};
+use pagevault_core::page::{Fork, PageState, Target};
 use pagevault_core::policy::Oid;
 use pagevault_core::rekey::file::Went;
-use pagevault_core::rekey::page::{Fork, PageState, Target};
 use pagevault_core::rekey::run::{Member, Run};
 use pagevault_keystore::RelFile;
 use pagevault_keystore::job::JobKind;

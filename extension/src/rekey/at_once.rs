@@ -13,8 +13,8 @@
 use std::ops::Range;
 
 use pagevault_cipher::CipherId;
+use pagevault_core::page::Fork;
 use pagevault_core::rekey::file::{Batch, Begun, End, FileState, MAX_ROUNDS, Storage, Went};
-use pagevault_core::rekey::page::Fork;
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Oid};
@@ -192,9 +192,9 @@ impl Storage for Locked<'_> {
         Ok((proven, more))
     }
 
-    fn retire(&mut self, target: Target) -> Result<bool> {
+    fn finish(&mut self, target: Target) -> Result<bool> {
         if self.rewritten {
-            return file::retire(target);
+            return file::finish(target);
         }
         data_keys::retire_older_epochs(target.file, target.epoch)
     }

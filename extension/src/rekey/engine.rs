@@ -10,8 +10,8 @@ use std::ops::Range;
 use std::time::{Duration, Instant};
 
 use pagevault_cipher::{CipherId, PAGE_SIZE};
+use pagevault_core::page::Fork;
 use pagevault_core::rekey::file::{BATCH, Batch, Begun, End, For, Storage, Went};
-use pagevault_core::rekey::page::Fork;
 use pagevault_core::rekey::plan::{Asked, Plan, plan};
 use pagevault_core::rekey::run::{Member, Run};
 use pagevault_keystore::RelFile;
@@ -374,9 +374,9 @@ impl Storage for Online<'_> {
         Ok(in_transaction(|| verify::are_fresh(target, file::number_of(fork), blocks)))
     }
 
-    fn retire(&mut self, target: Target) -> Result<bool> {
+    fn finish(&mut self, target: Target) -> Result<bool> {
         Ok(in_transaction(|| match self.held(target) {
-            Some(_held) => file::retire(target),
+            Some(_held) => file::finish(target),
             None => Ok(false),
         }))
     }

@@ -6,9 +6,9 @@
 use std::ops::Range;
 
 use pagevault_cipher::CipherId;
+use pagevault_core::page::Fork;
+pub(crate) use pagevault_core::page::Target;
 use pagevault_core::rekey::file::LOOK;
-use pagevault_core::rekey::page::Fork;
-pub(crate) use pagevault_core::rekey::page::Target;
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{ForkNumber, Oid};
@@ -97,12 +97,13 @@ pub(super) fn rewrite(
     Ok(stale.len() as u32)
 }
 
-/// Retires the older epochs of a file that was proven, unless it is to be written otherwise by now.
-pub(super) fn retire(target: Target) -> Result<bool> {
+/// Writes down that no page of a file is under an older epoch, as was proven, unless it is to be
+/// written otherwise by now.
+pub(super) fn finish(target: Target) -> Result<bool> {
     fault::point("rekey.proved");
-    let retired = data_keys::retire_older_epochs(target.file, target.epoch)?;
+    let finished = data_keys::retire_older_epochs(target.file, target.epoch)?;
     fault::point("rekey.retired");
-    Ok(retired)
+    Ok(finished)
 }
 
 /// What is rewritten again and again.

@@ -10,7 +10,7 @@
 //!    full-page image in WAL. The file is readable throughout, since each page says how it is
 //!    written.
 //! 3. All is flushed and synced, and the header of every page on disk is read: only if each is as
-//!    wanted are the older epochs of the file retired.
+//!    wanted is the rewriting finished.
 //!
 //! Each step looks at the disk for what is left to do, so a job may be stopped anywhere and begun
 //! again.

@@ -1,8 +1,8 @@
 //! What others do meanwhile.
 
 use pagevault_cipher::Epoch;
+use pagevault_core::page::PageState;
 use pagevault_core::rekey::file::{End, FileState, Went};
-use pagevault_core::rekey::page::PageState;
 use pagevault_keystore::RelFile;
 
 use super::held::Held;

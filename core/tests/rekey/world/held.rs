@@ -3,9 +3,9 @@
 use std::ops::Range;
 
 use pagevault_cipher::CipherId;
+use pagevault_core::page::{Fork, PageState, Target};
 use pagevault_core::policy::Oid;
 use pagevault_core::rekey::file::{Batch, Begun, Storage};
-use pagevault_core::rekey::page::{Fork, PageState, Target};
 use pagevault_core::rekey::plan::{Asked, Plan, plan};
 use pagevault_keystore::RelFile;
 use pagevault_keystore::job::JobKind;
@@ -206,7 +206,7 @@ impl<const AT_ONCE: bool> Storage for Held<'_, AT_ONCE> {
         Ok((proven, (blocks.end as usize) < pages.len()))
     }
 
-    fn retire(&mut self, target: Target) -> Result<bool, Stop> {
+    fn finish(&mut self, target: Target) -> Result<bool, Stop> {
         self.world.effect()?;
         let Some(file) = self.file(target.file) else { return Ok(false) };
         if file.current() != target.epoch {

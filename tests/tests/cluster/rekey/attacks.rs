@@ -109,7 +109,7 @@ fn whoever_owns_what_the_extension_made_owns_no_jobs() -> Result<()> {
     run_sql(
         &mut his,
         "CREATE OR REPLACE VIEW pagevault.rekey_jobs AS
-             SELECT pagevault.take_over() AS job, NULL::text AS relation, NULL::text AS kind, NULL::text AS state,
+             SELECT pagevault.take_over() AS job, NULL::regclass AS relation, NULL::text AS kind, NULL::text AS state,
                     0::bigint AS pages_done, 0::bigint AS pages_total, 0::numeric AS percent, 0::numeric AS mb_per_second,
                     NULL::interval AS eta, NULL::text AS requested_by, NULL::timestamptz AS requested_at,
                     NULL::timestamptz AS started_at, NULL::timestamptz AS finished_at, NULL::text AS error",
