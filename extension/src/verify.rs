@@ -4,7 +4,6 @@ use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::ErrorKind;
 use std::ops::Range;
-use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 
 use pagevault_cipher::{Epoch, PAGE_SIZE, Page, page};
@@ -21,7 +20,7 @@ use crate::page::io::PageFault;
 use crate::pg::compat::{self, SHARED_BACKEND, SmgrFile};
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
-use crate::pg::{catalog, process};
+use crate::pg::{catalog, process, relation_files};
 
 /// Number of pages of one fork in one state.
 pub(crate) struct PageCount {
@@ -297,8 +296,7 @@ fn read_state(file: &File, offset: u64) -> std::io::Result<PageState> {
 fn read_ahead(file: &File, blocks: Range<u32>) {
     let offset = i64::from(blocks.start) * PAGE_SIZE as i64;
     let length = blocks.len() as i64 * PAGE_SIZE as i64;
-    // SAFETY: advice about an open descriptor; whatever it answers changes nothing.
-    unsafe { libc::posix_fadvise(file.as_raw_fd(), offset, length, libc::POSIX_FADV_WILLNEED) };
+    relation_files::will_be_read(file, offset, length);
 }
 
 fn unreadable(path: &str, error: &std::io::Error) -> Report {

@@ -143,7 +143,7 @@ fn shredded(
     shred: impl FnOnce() -> Result<Shredded>,
 ) -> Result<TableIterator<'static, Row>> {
     require_key_admin("destroy data keys")?;
-    // SAFETY: the server's own argument.
+    // SAFETY: pgrx hands on the call with which the server has called our function.
     if !unsafe { session::is_statement_of_its_own(call) } {
         return Err(Report::new(
             PgSqlErrorCode::ERRCODE_ACTIVE_SQL_TRANSACTION,

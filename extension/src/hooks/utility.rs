@@ -139,7 +139,7 @@ unsafe fn prepare(statement: *mut pg_sys::Node) -> u64 {
 /// # Safety
 /// `options` is a list of DefElem or NIL.
 unsafe fn option(options: *mut pg_sys::List, name: &CStr) -> Option<ServerText> {
-    // SAFETY: by contract.
+    // SAFETY: the caller's list, and what stands in it, lives as long as the command.
     unsafe {
         PgList::<DefElem>::from_pg(options)
             .iter_ptr()

@@ -1,5 +1,7 @@
-//! Whether relation files are there.
+//! Relation files as the file system has them.
 
+use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::path::Path;
 
 use pagevault_keystore::RelFile;
@@ -29,4 +31,10 @@ pub(crate) fn exists(file: RelFile) -> Result<bool> {
         )
         .detail("So it is not known whether it is gone. Nothing was changed.")
     })
+}
+
+/// Has the kernel read a part of a file early.
+pub(crate) fn will_be_read(file: &File, offset: i64, length: i64) {
+    // SAFETY: advice about a descriptor that is open; whatever it answers changes nothing.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), offset, length, libc::POSIX_FADV_WILLNEED) };
 }
