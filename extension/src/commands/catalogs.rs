@@ -23,7 +23,7 @@ use crate::rekey::at_once;
 const LARGE_OBJECTS: Oid = Oid::from_u32(catalogs::LARGE_OBJECTS);
 
 /// Catalogs with values of user tables, in the order in which they are sealed.
-const WITH_VALUES: [Oid; 3] = {
+pub(crate) const WITH_VALUES: [Oid; 3] = {
     let [first, second, third] = catalogs::WITH_VALUES;
     [Oid::from_u32(first), Oid::from_u32(second), Oid::from_u32(third)]
 };

@@ -61,7 +61,7 @@ pub(crate) fn refuse_wanted(facts: &Facts) -> Result<()> {
 /// What was shredded cannot be rewritten, in a job neither.
 pub(crate) fn refuse_destroyed(facts: &Facts) -> Result<()> {
     match members(facts).iter().find(|member| directory::is_destroyed(member.file)) {
-        Some(member) => Err(page::errors::destroyed(&relation::quoted_name(member))),
+        Some(member) => Err(page::errors::destroyed(&relation::quoted_name(member), "")),
         None => Ok(()),
     }
 }

@@ -7,6 +7,7 @@
 use pgrx::PgList;
 use pgrx::pg_sys;
 
+use super::naming;
 use crate::keys::store::directory;
 use crate::keys::usage::cache;
 use crate::keys::usage::refused;
@@ -29,17 +30,24 @@ pub(crate) fn install() {
 compat::check_perms_hook!(check_perms, check, PREVIOUS);
 
 /// Contract: called at the start of every query and of COPY, in a transaction, with the relations
-/// locked; may raise. While nothing is refused it tests two flags.
+/// locked; may raise. While nothing is refused it tests three words.
 ///
 /// # Safety
 /// `range_table` is a list of RangeTblEntry or NIL. No frame between here and the server's call
 /// holds anything with a destructor.
 #[inline]
 unsafe fn check(range_table: *mut pg_sys::List) {
-    if shmem::anything_refused() || shmem::anything_destroyed() {
+    if naming::is_needed() {
         // SAFETY: our caller has nothing with a destructor, so the ERROR that the guard makes of a
         // panic may pass it; the range table is the server's.
-        unsafe { pg_sys::panic::pgrx_extern_c_guard(|| refuse_locked(range_table)) }
+        unsafe {
+            pg_sys::panic::pgrx_extern_c_guard(|| {
+                naming::note_all(relations_of(range_table));
+                if shmem::anything_refused() || shmem::anything_destroyed() {
+                    refuse_locked(range_table);
+                }
+            })
+        }
     }
 }
 
@@ -48,19 +56,13 @@ unsafe fn check(range_table: *mut pg_sys::List) {
 #[cold]
 unsafe fn refuse_locked(range_table: *mut pg_sys::List) {
     cache::forget_destroyed();
-    // SAFETY: a list of the server's, of range table entries, which nobody changes meanwhile.
-    let entries = unsafe { PgList::<pg_sys::RangeTblEntry>::from_pg(range_table) };
-    for entry in entries.iter_ptr() {
-        // SAFETY: entries of a range table live as long as their query.
-        let (kind, oid) = unsafe { ((*entry).rtekind, (*entry).relid) };
-        if kind != pg_sys::RTEKind::RTE_RELATION {
-            continue;
-        }
+    // SAFETY: the range table is the server's, as our caller has it.
+    for oid in unsafe { relations_of(range_table) } {
         if let Some(facts) = relation::facts(oid)
             && facts.is_stored()
             && directory::is_destroyed(facts.file)
         {
-            page::errors::destroyed(&format!("relation \"{}\"", facts.name)).raise();
+            page::errors::destroyed(&format!("relation \"{}\"", facts.name), "").raise();
         }
         if !shmem::anything_refused() {
             continue;
@@ -69,8 +71,20 @@ unsafe fn refuse_locked(range_table: *mut pg_sys::List) {
         for facts in relation::with_partitions(oid) {
             let scope = Some(facts.file).filter(|_| facts.is_stored());
             if let Some(scope) = scope.and_then(directory::refused_scope) {
-                refused::relation_refused(&facts.name.to_string(), scope).raise();
+                refused::refuses(&format!("relation \"{}\"", facts.name), "", scope).raise();
             }
         }
+    }
+}
+
+/// # Safety
+/// `range_table` is the range table of a query, as `check` has it from the server.
+unsafe fn relations_of(range_table: *mut pg_sys::List) -> Vec<pg_sys::Oid> {
+    // SAFETY: a list of the server's, of range table entries, which live as long as their query.
+    unsafe {
+        let entries = PgList::<pg_sys::RangeTblEntry>::from_pg(range_table);
+        let is_relation =
+            |entry: &*mut pg_sys::RangeTblEntry| (**entry).rtekind == pg_sys::RTEKind::RTE_RELATION;
+        entries.iter_ptr().filter(is_relation).map(|entry| (*entry).relid).collect()
     }
 }

@@ -14,6 +14,7 @@ pub(crate) mod files;
 pub(crate) mod forward;
 pub(crate) mod granted;
 pub(crate) mod install;
+pub(crate) mod naming;
 pub(crate) mod restart_points;
 pub(crate) mod rmgr;
 mod sealing;

@@ -8,6 +8,7 @@ use pgrx::pg_sys;
 
 use crate::audit::statements;
 use crate::commands::{altered, catalogs, labels};
+use crate::page::names;
 use crate::pg::nesting::{Mark, Notes};
 use crate::pg::report::OrRaise;
 use crate::policy::pending;
@@ -80,7 +81,10 @@ unsafe extern "C-unwind" fn transaction_event(
             // SAFETY: the guarded function has the callback's own contract.
             unsafe { before_commit() }
         }
-        XACT_EVENT_ABORT => pending::forget(),
+        XACT_EVENT_ABORT => {
+            pending::forget();
+            names::forget();
+        }
         _ => {}
     }
 }

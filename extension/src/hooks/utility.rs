@@ -10,9 +10,10 @@ use std::ffi::{CStr, c_char};
 use pgrx::PgList;
 use pgrx::pg_sys::{self, DefElem};
 
-use super::{audited, ddl, granted};
+use super::{audited, ddl, granted, naming};
 use crate::audit;
 use crate::commands::{altered, catalogs, databases, labels};
+use crate::page;
 use crate::pg::externs;
 use crate::pg::labels::PROVIDER;
 use crate::pg::process::ProcessLocal;
@@ -56,9 +57,14 @@ unsafe extern "C-unwind" fn process_utility(
         } else {
             NOT_AUDITED
         };
+        let named = naming::is_needed()
+            && pg_sys::panic::pgrx_extern_c_guard(|| naming::note_command(node));
         let commits_prepared = commits_prepared(node);
         let next = PREVIOUS.get().unwrap_or(externs::standard_ProcessUtility);
         next(statement, query, read_only, context, params, environment, destination, completion);
+        if named {
+            page::names::forget();
+        }
         labels::command_ends(labellings);
         if commits_prepared {
             shmem::count_label_change(); // what it has changed only its own session knew

@@ -2,31 +2,80 @@
 
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
+use pgrx::pg_sys::ForkNumber;
 
 use super::io::{Cause, PageFault};
+use super::names::{self, Name};
 use super::stand_ins;
 use crate::keys::scope;
 use crate::keys::store::unsettled;
 use crate::keys::usage::key_error::KeyError;
 use crate::keys::usage::refused;
+use crate::pg::compat;
 use crate::pg::process::is_startup_process;
 use crate::pg::report::Report;
 
 /// The database in the name of a file of a shared catalog.
 const SHARED_CATALOGS: u32 = 0;
 
+/// What an error is about, as well as it is known here.
+struct Subject {
+    /// `relation "orders"`, or `relation file base/5/16489`.
+    what: String,
+    /// For DETAIL: where the page is, unless `what` says that. A sentence after a space, or empty.
+    place: String,
+    /// For HINT or DETAIL: how to find the relation, unless `what` names it. A sentence after a
+    /// space, or empty.
+    search: String,
+}
+
+impl Subject {
+    /// Reads no catalog.
+    fn of(file: RelFile) -> Subject {
+        let path = path(file);
+        match names::of(file) {
+            Some(Name { relation, part }) => {
+                let place = match part {
+                    None => format!(" Its file is {path}."),
+                    Some(part) => format!(" The file is {path}, of its {part}."),
+                };
+                Subject { what: format!("relation \"{relation}\""), place, search: String::new() }
+            }
+            None => {
+                let what = format!("relation file {path}");
+                Subject { what, place: String::new(), search: search(file) }
+            }
+        }
+    }
+}
+
+/// The path of a relation file below the data directory, as `pg_relation_filepath()` gives it.
+pub(super) fn path(file: RelFile) -> String {
+    compat::relation_path(file, ForkNumber::MAIN_FORKNUM)
+}
+
+fn search(RelFile { tablespace, database, relation }: RelFile) -> String {
+    let place = match database {
+        SHARED_CATALOGS => "any database".to_owned(),
+        database => format!("the database with OID {database}"),
+    };
+    format!(
+        " \"SELECT pg_filenode_relation({tablespace}, {relation})\" in {place} tells which relation it is."
+    )
+}
+
 /// Words a fault for the user.
 pub(crate) fn report(fault: PageFault, block: u32) -> Report {
-    let RelFile { tablespace, database, relation } = fault.file.file;
-    let file = format!("{tablespace}/{database}/{relation}");
+    let file = fault.file.file;
+    let Subject { what, place, search } = Subject::of(file);
     let error = match fault.cause {
         Cause::Key(error) => error,
         Cause::NotAuthentic => {
             return Report::new(
                 PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
-                format!("block {block} of relation file {file} is not as it was encrypted"),
+                format!("block {block} of {what} is not as it was encrypted"),
             )
-            .detail("It was changed on disk, or stands in the place of another page.")
+            .detail(format!("It was changed on disk, or stands in the place of another page.{}", place + &search))
             .hint("Restore the relation from a backup, or fail over to a standby. The key is right; neither ignore_checksum_failure nor zero_damaged_pages helps.");
         }
     };
@@ -35,42 +84,43 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
             let whose = scope::name(scope);
             Report::new(
                 PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-                format!("encrypted relation file {file} is locked"),
+                format!("{what} is locked"),
             )
-            .detail(format!("The key of {whose} has not been unwrapped: its key provider did not answer or refused."))
-            .hint(match database {
+            .detail(format!("The key of {whose} has not been unwrapped: its key provider did not answer or refused.{place}"))
+            .hint(match file.database {
                 _ if is_startup_process() => {
-                    "Make the key provider reachable and start the server again: replay goes on from here, and nothing is lost."
+                    "Make the key provider reachable and start the server again: replay goes on from here, and nothing is lost.".to_owned()
                 }
-                SHARED_CATALOGS => "Nobody can log in until then; the server keeps trying. Its log tells the cause.",
-                _ => "See pagevault.status for the cause. The server keeps trying; pagevault.unlock() tries again now.",
+                SHARED_CATALOGS => "Nobody can log in until then; the server keeps trying. Its log tells the cause.".to_owned(),
+                _ => format!("See pagevault.status for the cause. The server keeps trying; pagevault.unlock() tries again now.{search}"),
             })
         }
-        KeyError::Refused { scope } => refused::file_refused(&file, scope),
+        KeyError::Refused { scope } => refused::refuses(&what, &(place + &search), scope),
         KeyError::NoKey { epoch } => Report::new(
             PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
-            format!("no data key of epoch {epoch} for block {block} of relation file {file}"),
+            format!("no data key of version {epoch} for block {block} of {what}"),
         )
-        .detail("The page is sealed, but the keystore under pagevault/ in the data directory does not hold its key.")
-        .hint(format!("Restore the keystore from a backup taken together with this data directory. Do not zero or reset the page: it is intact.{}", unsettled::hint().unwrap_or_default())),
-        KeyError::Destroyed => destroyed(&format!("relation file {file}")),
-        KeyError::TooManyMissing => stand_ins::too_many(&file),
+        .detail(format!("The page is encrypted, but the keystore under pagevault/ in the data directory does not hold its key.{place}"))
+        .hint(format!("Restore the keystore from a backup taken together with this data directory. Do not zero or reset the page: it is intact.{search}{}", unsettled::hint().unwrap_or_default())),
+        KeyError::Destroyed => destroyed(&what, &(place + &search)),
+        KeyError::TooManyMissing => stand_ins::too_many(&path(file)),
         KeyError::Damaged { epoch } => Report::new(
             PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
-            format!("data key of epoch {epoch} of relation file {file} cannot be unwrapped"),
+            format!("data key version {epoch} of {what} cannot be unwrapped"),
         )
-        .detail("Its record in the keystore does not authenticate under the database key.")
-        .hint("Restore the keystore from a backup taken together with this data directory."),
+        .detail(format!("Its record in the keystore does not authenticate under the database key.{place}"))
+        .hint(format!("Restore the keystore from a backup taken together with this data directory.{search}")),
     }
 }
 
-/// The report for a relation or file whose keys were destroyed.
-pub(crate) fn destroyed(name: &str) -> Report {
+/// The report for a relation or file whose keys were destroyed; `place` is one more sentence of
+/// DETAIL, after a space, or empty.
+pub(crate) fn destroyed(what: &str, place: &str) -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-        format!("the data keys of {name} were destroyed"),
+        format!("the data keys of {what} were destroyed"),
     )
-    .detail("Somebody has shredded it: what it held can never be read again.")
+    .detail(format!("Somebody has shredded it: what it held can never be read again.{place}"))
     .hint("DROP it; or TRUNCATE it, to use it again.")
 }
 

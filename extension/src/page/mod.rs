@@ -2,6 +2,7 @@
 
 pub(crate) mod errors;
 pub(crate) mod io;
+pub(crate) mod names;
 pub(crate) mod stand_ins;
 pub(crate) mod withdrawal;
 pub(crate) mod written_over;

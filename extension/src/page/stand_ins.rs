@@ -239,13 +239,12 @@ fn missing() -> Option<Awaited> {
 
 /// Ends recovery.
 fn refuse(file: RelFile, epoch: u16, block: u32) {
-    let RelFile { tablespace, database, relation } = file;
-    let file = format!("{tablespace}/{database}/{relation}");
+    let file = super::errors::path(file);
     Report::new(
         PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
-        format!("WAL has not brought the data key of epoch {epoch} of relation file {file}"),
+        format!("WAL has not brought the data key of version {epoch} of relation file {file}"),
     )
-    .detail(format!("Block {block} is sealed under it and was needed in recovery. All WAL is replayed that makes the data directory consistent, and the keystore does not hold the key."))
+    .detail(format!("Block {block} is encrypted under it and was needed in recovery. All WAL is replayed that makes the data directory consistent, and the keystore does not hold the key."))
     .hint(format!("Restore a base backup as a whole: data directory, keystore and the WAL that belongs to it. If only the keystore was replaced, put the right one back and start the server again. Do not zero or reset the page.{}", unsettled::hint().unwrap_or_default()))
     .fatal();
 }

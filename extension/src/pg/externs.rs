@@ -46,6 +46,14 @@ unsafe extern "C-unwind" {
     /// smgr.c; may raise.
     pub(crate) fn smgrnblocks(reln: pg_sys::SMgrRelation, fork: c_int) -> u32;
 
+    /// planner.c; may raise.
+    pub(crate) fn standard_planner(
+        query: *mut pg_sys::Query,
+        text: *const c_char,
+        options: c_int,
+        params: pg_sys::ParamListInfo,
+    ) -> *mut pg_sys::PlannedStmt;
+
     /// utility.c; may raise.
     pub(crate) fn standard_ProcessUtility(
         statement: *mut pg_sys::PlannedStmt,

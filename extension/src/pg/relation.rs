@@ -83,6 +83,27 @@ pub(crate) fn with_partitions(oid: Oid) -> Vec<Facts> {
     oids.into_iter().filter_map(facts).collect()
 }
 
+/// A relation and all that inherit from it, as partitions or otherwise; only those, if any.
+pub(crate) fn inheritors(oid: Oid) -> Vec<Oid> {
+    // SAFETY: a counted reference, given back after use; then a catalog look-up, whose list is a
+    // palloc'd copy.
+    unsafe {
+        let relation = pg_sys::RelationIdGetRelation(oid);
+        if relation.is_null() {
+            return Vec::new();
+        }
+        let has_any = (*(*relation).rd_rel).relhassubclass;
+        pg_sys::RelationClose(relation);
+        if !has_any {
+            return Vec::new();
+        }
+        let no_lock = pg_sys::NoLock as pg_sys::LOCKMODE;
+        oids(pg_sys::ffi::pg_guard_ffi_boundary(|| {
+            externs::find_all_inheritors(oid, no_lock, std::ptr::null_mut())
+        }))
+    }
+}
+
 /// The partitioned table of a partition, even of one made by the current command.
 pub(crate) fn partition_parent(partition: Oid) -> Option<Oid> {
     // SAFETY: rows of pg_inherits begin as Inherits says.

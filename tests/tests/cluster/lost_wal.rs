@@ -71,7 +71,7 @@ fn keyring(cluster: &Cluster, command: &str) -> Result<(String, bool)> {
 
 /// Asynchronous reads (PostgreSQL 18) have the server's own message.
 fn says_no_key(message: &str) -> bool {
-    message.contains("no data key of epoch 1") || message.contains("Required key not available")
+    message.contains("no data key of version 1") || message.contains("Required key not available")
 }
 
 fn allow_failed_starts(cluster: &mut Cluster) {
@@ -81,7 +81,7 @@ fn allow_failed_starts(cluster: &mut Cluster) {
         "could not unlock",
         "database system",
         "lacks keys",
-        "no data key of epoch",
+        "no data key of version",
         "could not read blocks",
         "shutting down",
     ] {

@@ -15,26 +15,22 @@ use crate::shmem;
 pub(crate) fn require_usable(scope: u32) -> Result<()> {
     match shmem::secrets() {
         Some(secrets) if secrets.is_refused(scope) => {
-            Err(refused(format!("the key of {} is locked", scope::name(scope)), scope))
+            Err(refuses(&format!("the key of {}", scope::name(scope)), "", scope))
         }
         _ => Ok(()),
     }
 }
 
-/// The report for a query on a relation that is sealed under a refused key.
-pub(crate) fn relation_refused(name: &str, scope: u32) -> Report {
-    refused(format!("encrypted relation \"{name}\" is locked"), scope)
-}
-
-/// The report for a page of a file that is sealed under a refused key.
-pub(crate) fn file_refused(file: &str, scope: u32) -> Report {
-    refused(format!("encrypted relation file {file} is locked"), scope)
-}
-
-fn refused(message: String, scope: u32) -> Report {
-    Report::new(PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE, message)
-        .detail(facts(scope).unwrap_or_else(|| "Its master key was revoked.".to_owned()))
-        .hint("Make the master key usable at its provider again; the server notices within pagevault.revalidate_interval, with pagevault.unlock() at once.")
+/// The report for what is locked because its key is refused; `place` is one more sentence of
+/// DETAIL, after a space, or empty.
+pub(crate) fn refuses(what: &str, place: &str, scope: u32) -> Report {
+    let facts = facts(scope).unwrap_or_else(|| "Its master key was revoked.".to_owned());
+    Report::new(
+        PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
+        format!("{what} is locked"),
+    )
+    .detail(facts + place)
+    .hint("Make the master key usable at its provider again; the server notices within pagevault.revalidate_interval, with pagevault.unlock() at once.")
 }
 
 /// Provider, key, since when and why, as a sentence; `None` under the keystore lock, for which this

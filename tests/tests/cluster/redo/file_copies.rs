@@ -39,14 +39,14 @@ fn copied_meanwhile(afterwards: &str) -> Result<(Cluster, Cluster, String)> {
 #[test]
 fn what_was_copied_of_the_future_is_not_opened_with_a_wrong_key() -> Result<()> {
     let (cluster, mut restored, sum) = copied_meanwhile("SELECT 1")?;
-    for said in ["specified neither", "no data key of epoch", "could not read blocks"] {
+    for said in ["specified neither", "no data key of version", "could not read blocks"] {
         restored.allow_log(said);
     }
     restored.start_server()?;
     ensure!(text(&mut restored.client_to("model")?, SUM)? == sum, "the template");
     let error = expect_error(&mut restored.client_to("copy")?, SUM)?;
     // Asynchronous reads (PostgreSQL 18) have the server's own message.
-    let told = ["no data key of epoch 2 for block 0", "Required key not available"];
+    let told = ["no data key of version 2 for block 0", "Required key not available"];
     ensure!(told.iter().any(|told| error.message.contains(told)), "{}", error.message);
     restored.sql("DROP DATABASE copy")?;
     restored.sql("CREATE DATABASE copy TEMPLATE model STRATEGY file_copy")?;
@@ -63,7 +63,7 @@ fn what_was_copied_of_the_future_is_not_written_over() -> Result<()> {
         restored.allow_log(said);
     }
     let said = restored.start_server().err().map(|error| error.to_string()).unwrap_or_default();
-    ensure!(said.contains("WAL has not brought the data key of epoch 2"), "{said}");
+    ensure!(said.contains("WAL has not brought the data key of version 2"), "{said}");
     restored.finish()?;
     cluster.finish()
 }

@@ -61,7 +61,7 @@ fn refuses_older(mut cluster: Cluster, files: &[DataFile], epoch: u16) -> Result
     for said in [
         "WAL has not brought the data key",
         "startup process",
-        "no data key of epoch",
+        "no data key of version",
         "specified neither",
         "shutting down",
     ] {
@@ -79,7 +79,7 @@ fn refuses_older(mut cluster: Cluster, files: &[DataFile], epoch: u16) -> Result
             Err(error) => error.to_string(),
         };
         let message =
-            format!("WAL has not brought the data key of epoch {epoch} of relation file 1663/5/");
+            format!("WAL has not brought the data key of version {epoch} of relation file base/5/");
         ensure!(log.contains(&message) && log.contains("FATAL"), "{log}");
         ensure!(log.contains("is sealed under it"), "{log}");
         ensure!(!log.contains("ready to accept"), "{log}");
@@ -190,7 +190,10 @@ fn a_restart_point_does_not_make_an_older_keystore_right() -> Result<()> {
         Ok(()) => anyhow::bail!("the server starts"),
         Err(error) => error.to_string(),
     };
-    ensure!(log.contains("WAL has not brought the data key of epoch 1 of relation file"), "{log}");
+    ensure!(
+        log.contains("WAL has not brought the data key of version 1 of relation file"),
+        "{log}"
+    );
     swap(&restored, "newer", "older-again")?;
     std::fs::remove_file(&signal)?;
     std::fs::write(data.join("recovery.signal"), "")?;

@@ -74,7 +74,7 @@ fn a_key_that_wal_does_not_bring_stops_the_server_when_it_is_consistent() -> Res
     file.write_page(3, &page)?;
     let name = file.path.file_name().and_then(|name| name.to_str()).context("a name")?;
     let missing =
-        format!("WAL has not brought the data key of epoch 77 of relation file 1663/5/{name}");
+        format!("WAL has not brought the data key of version 77 of relation file base/5/{name}");
     for said in [
         "WAL has not brought the data key",
         "startup process",

@@ -1,0 +1,204 @@
+//! Notes which relations the files of a statement belong to, so that an error of a page can name
+//! them: [`crate::page::names`].
+//!
+//! The planner reads already (`get_relation_info` in plancat.c has btree look at the first page of
+//! each index), and commands like VACUUM come by neither planner nor executor; so it is done in
+//! three places: before planning, when permissions are checked, before a utility command. Where a
+//! page is read for a relation that none of them names, as `nextval()` does, the error has the path
+//! alone, and says how to find the relation.
+//!
+//! Relations that are locked are not refused here by name, as revoked and destroyed ones are in
+//! [`super::access`]: a statement need not read a page of every relation that it names. Partitions
+//! are pruned, tables are empty.
+
+use std::ffi::{c_char, c_int};
+
+use pgrx::PgList;
+use pgrx::pg_sys::{self, NodeTag, Oid};
+
+use crate::commands::catalogs;
+use crate::keys::store::directory;
+use crate::page::names::{self, Name};
+use crate::pg::externs;
+use crate::pg::process::ProcessLocal;
+use crate::pg::relation::{self, Facts, Kind};
+use crate::shmem;
+
+static PREVIOUS: ProcessLocal<pg_sys::planner_hook_type> = ProcessLocal::new(None);
+
+/// Installs the hook; from `_PG_init`.
+pub(crate) fn install() {
+    // SAFETY: in the postmaster, before anything is forked.
+    unsafe {
+        PREVIOUS.set(pg_sys::planner_hook);
+        pg_sys::planner_hook = Some(plan);
+    }
+}
+
+/// Whether a page may be refused. Three loads.
+#[inline]
+pub(super) fn is_needed() -> bool {
+    shmem::anything_withheld() || shmem::anything_destroyed()
+}
+
+/// Contract: called to plan a query, in a transaction, with its relations locked; may raise. While
+/// nothing is refused it tests three words.
+unsafe extern "C-unwind" fn plan(
+    query: *mut pg_sys::Query,
+    text: *const c_char,
+    options: c_int,
+    params: pg_sys::ParamListInfo,
+) -> *mut pg_sys::PlannedStmt {
+    // SAFETY: the server's own arguments, passed on; the guard is left before anything else is
+    // called.
+    unsafe {
+        if is_needed() {
+            pg_sys::panic::pgrx_extern_c_guard(|| note_all(relations_of(query)));
+        }
+        let next = PREVIOUS.get().unwrap_or(externs::standard_planner);
+        next(query, text, options, params)
+    }
+}
+
+/// The relations of a query and of all queries within it.
+///
+/// # Safety
+/// `query` is a query before planning.
+unsafe fn relations_of(query: *mut pg_sys::Query) -> Vec<Oid> {
+    let (mut oids, mut items, mut row_security) =
+        (std::ptr::null_mut(), std::ptr::null_mut(), false);
+    // SAFETY: it walks the query, as the cache of plans has it done before planning, and changes
+    // nothing in it; all results are written.
+    unsafe {
+        pg_sys::extract_query_dependencies(
+            query.cast(),
+            &raw mut oids,
+            &raw mut items,
+            &raw mut row_security,
+        );
+        PgList::<Oid>::from_pg(oids).iter_oid().collect()
+    }
+}
+
+/// Notes the relations of a utility command that reads pages itself. True if they are to be
+/// forgotten when it is done.
+///
+/// # Safety
+/// `statement` is a parse tree node, about to be carried out.
+#[cold]
+pub(super) unsafe fn note_command(statement: *mut pg_sys::Node) -> bool {
+    // SAFETY: the tag says which node it is; what it points to is as the grammar (gram.y) makes it.
+    let (named, commits) = unsafe {
+        match (*statement).type_ {
+            NodeTag::T_VacuumStmt => {
+                let relations = (*statement.cast::<pg_sys::VacuumStmt>()).rels;
+                let relations = PgList::<pg_sys::VacuumRelation>::from_pg(relations);
+                (relations.iter_ptr().map(|relation| (*relation).relation).collect(), true)
+            }
+            NodeTag::T_ClusterStmt => {
+                (vec![(*statement.cast::<pg_sys::ClusterStmt>()).relation], true)
+            }
+            NodeTag::T_ReindexStmt => {
+                (vec![(*statement.cast::<pg_sys::ReindexStmt>()).relation], true)
+            }
+            NodeTag::T_IndexStmt => (vec![(*statement.cast::<pg_sys::IndexStmt>()).relation], true),
+            NodeTag::T_TruncateStmt => {
+                let relations = (*statement.cast::<pg_sys::TruncateStmt>()).relations;
+                let relations = PgList::<pg_sys::RangeVar>::from_pg(relations);
+                (relations.iter_ptr().collect(), false)
+            }
+            NodeTag::T_AlterTableStmt => {
+                (vec![(*statement.cast::<pg_sys::AlterTableStmt>()).relation], false)
+            }
+            NodeTag::T_RefreshMatViewStmt => {
+                (vec![(*statement.cast::<pg_sys::RefreshMatViewStmt>()).relation], false)
+            }
+            NodeTag::T_DropStmt => (Vec::new(), false), // it reads statistics
+            _ => return false,
+        }
+    };
+    // SAFETY: names that the grammar has made for this statement, which lives until it is done.
+    note_all(named.into_iter().filter_map(|name| unsafe { find(name) }).collect());
+    if commits {
+        names::keep_for_command();
+    }
+    commits
+}
+
+/// The relation of this name, if there is one. Not locked: nothing depends on it but words.
+///
+/// # Safety
+/// `name` is null or as the grammar makes it.
+unsafe fn find(name: *const pg_sys::RangeVar) -> Option<Oid> {
+    if name.is_null() {
+        return None;
+    }
+    // SAFETY: a catalog look-up in a transaction; without a lock it calls nothing back. It raises
+    // what the command itself would.
+    let oid = unsafe {
+        pg_sys::RangeVarGetRelidExtended(
+            name,
+            pg_sys::NoLock as pg_sys::LOCKMODE,
+            pg_sys::RVROption::RVR_MISSING_OK,
+            None,
+            std::ptr::null_mut(),
+        )
+    };
+    (oid != Oid::INVALID).then_some(oid)
+}
+
+/// Notes relations with all that belongs to them: what a statement reads without naming it, too.
+///
+/// Where catalogs of this database are encrypted themselves nothing is noted: that would read them,
+/// and could be refused where the statement is not.
+#[cold]
+pub(super) fn note_all(oids: Vec<Oid>) {
+    let catalog = relation::facts(pg_sys::RelationRelationId);
+    if catalog.is_none_or(|catalog| directory::is_sealed(catalog.file)) {
+        return;
+    }
+    // Keys that were destroyed stay so for ever, and then this is done for every statement: only
+    // what the relation cache has is asked.
+    let whole = shmem::anything_withheld();
+    if whole {
+        catalogs::WITH_VALUES.into_iter().for_each(note_family);
+    }
+    for oid in oids {
+        let Some(facts) = relation::facts(oid) else { continue };
+        let table = facts.indexed_table.unwrap_or(oid);
+        if !whole {
+            if facts.is_stored() && directory::is_destroyed(facts.file) {
+                note_family(table);
+            }
+            continue;
+        }
+        note_family(table);
+        if names::is_new(table, None) {
+            relation::inheritors(table).into_iter().for_each(note_family);
+        }
+    }
+}
+
+/// Notes a relation, its indexes, TOAST table and sequences.
+fn note_family(oid: Oid) {
+    let Some(leader) = relation::facts(oid) else { return };
+    if !leader.is_stored() || !names::is_new(oid, Some(leader.file)) {
+        return;
+    }
+    for member in relation::family_as_it_is(oid) {
+        if member.is_stored() && directory::is_known(member.file) {
+            let part = if member.oid == oid { None } else { Some(part(&member)) };
+            names::note(member.file, Name { relation: leader.name.to_string(), part });
+        }
+    }
+}
+
+/// What of a relation this is.
+fn part(member: &Facts) -> String {
+    let name = &member.name;
+    match member.kind {
+        Kind::Toast => "TOAST table".to_owned(),
+        Kind::Sequence => format!("sequence \"{name}\""),
+        _ => format!("index \"{name}\""),
+    }
+}
