@@ -50,7 +50,7 @@ pub enum WrapError {
     #[error("{0} bytes cannot be a wrapped key")]
     Length(usize),
     /// Another key, other associated data, or a damaged wrapping: the tag does not say which.
-    #[error("the wrapped key does not open: wrong key, wrong context, or damaged")]
+    #[error("the wrapped key cannot be unwrapped: wrong key, wrong context, or damaged")]
     Refused,
 }
 

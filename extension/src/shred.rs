@@ -410,7 +410,7 @@ fn require_confirmation(name: &str, confirm: &str) -> Result<()> {
         Code::ERRCODE_INVALID_PARAMETER_VALUE,
         format!("{name} was not confirmed: nothing was destroyed"),
     )
-    .detail("What is shredded can never be read again, so its name is wanted twice.")
+    .detail("What is shredded can never be read again, so its name must be given twice.")
     .hint(format!("If that is what you want, use confirm => '{}'.", name.replace('\'', "''"))))
 }
 

@@ -62,7 +62,7 @@ pub enum ProtocolError {
         found: usize,
     },
     /// The helper could not read the request at all.
-    #[error("the helper refused the request: {0}")]
+    #[error("the key provider helper refused the request: {0}")]
     Refused(Failure),
 }
 

@@ -19,7 +19,7 @@ pub enum StateError {
     /// A second key for an epoch that has one, recognised by its cipher or, for a cipher that this
     /// version does not know, by its length. (Two keys of one cipher cannot be told apart while
     /// they are wrapped.)
-    #[error("relation file {file} has another key for epoch {epoch}")]
+    #[error("relation file {file} has another data key of version {epoch}")]
     KeyReplaced {
         /// Which file.
         file: RelFile,
@@ -37,7 +37,7 @@ pub enum StateError {
         version: u32,
     },
     /// An epoch is spoken of that has no key.
-    #[error("relation file {file} has no key for epoch {epoch}")]
+    #[error("relation file {file} has no data key of version {epoch}")]
     NoKey {
         /// Which file.
         file: RelFile,

@@ -37,8 +37,8 @@ impl WalPhase {
 impl fmt::Display for WalPhase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.sealed() {
-            Some(generation) => write!(f, "generation {generation}"),
-            None => write!(f, "plaintext after generation {}", self.generation),
+            Some(generation) => write!(f, "version {generation}"),
+            None => write!(f, "plaintext after version {}", self.generation),
         }
     }
 }

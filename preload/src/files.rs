@@ -38,10 +38,10 @@ pub(crate) fn opening(work: &Work, path: &CStr, flags: c_int) -> Opening {
         Role::Read => Opening::Other,
         Role::Seal if segment_name(name).is_some() => Opening::Segment,
         Role::Seal if writes && is_compressed_segment(name) => Opening::Refused(
-            "compressed WAL cannot be sealed: leave out the option for compression",
+            "compressed WAL cannot be encrypted: leave out the option for compression",
         ),
         Role::Seal if writes && name.starts_with(b"pg_wal.tar") => Opening::Refused(
-            "WAL in a tar file cannot be sealed: use --format=plain, --wal-method=fetch or --wal-method=none",
+            "WAL in a tar file cannot be encrypted: use --format=plain, --wal-method=fetch or --wal-method=none",
         ),
         Role::Seal => Opening::Other,
         Role::Rewind { target } => {

@@ -116,7 +116,7 @@ fn fail(errno: i32) -> ssize_t {
 fn refuse(fault: &Fault<NoKey>) -> ssize_t {
     let Fault { address, generation, .. } = fault;
     say(&format!(
-        "no key of generation {generation} for the WAL page at {:X}/{:X}: the keystore does not hold it. \
+        "no WAL key of version {generation} for the WAL page at {:X}/{:X}: the keystore does not hold it. \
          Name a newer one with --keystore.",
         address >> 32,
         address & 0xFFFF_FFFF

@@ -256,21 +256,21 @@ fn cleared(one: &Cleared, outcome: &Outcome) -> Row {
     let former = outcome.former_keys.iter().find(|former| former.file == one.file);
     let detail = match &one.state {
         State::Locked => format!(
-            "Nothing was looked at: others had it locked, or a rekey job was at it. Deleted rows may be in it, and in free space, with values of what was shredded. {AGAIN}"
+            "Nothing was looked at: other sessions had it locked, or a rekey job was rewriting it. Deleted rows may be in it, and in free space, with values of what was shredded. {AGAIN}"
         ),
         State::Destroyed => "Its keys were destroyed before.".to_owned(),
         State::Done { pages, left, key } => {
             let found = match *left {
                 0 => format!(
-                    "In all {pages} pages the values of rows that were deleted before, of whatever relation, and what nobody uses of the page are overwritten with zeros, in the file as well."
+                    "In all {pages} pages the values of rows deleted earlier, of any relation, and the free space are overwritten with zeros, in the file as well."
                 ),
                 _ => format!(
-                    "In {pages} pages what nobody uses is overwritten with zeros, but {left} deleted rows were in pages that others kept in use, and have values still, perhaps of what was shredded. {AGAIN}"
+                    "In {pages} pages the free space is overwritten with zeros, but {left} deleted rows were in pages that other sessions kept in use, and still have values, perhaps of what was shredded. {AGAIN}"
                 ),
             };
             let before = match key {
-                Key::New(_) => "Older copies of the pages cannot be opened with the keystore any more: the keys that the file had before are destroyed.".to_owned(),
-                Key::AsBefore(why) => format!("It has no new key: {why}. Older copies of the pages, in blocks that the disk has freed and in backups, can be opened with the present one. Make room, then shred once more."),
+                Key::New(_) => "Older copies of the pages cannot be decrypted with the keystore any more: the keys that the file had before are destroyed.".to_owned(),
+                Key::AsBefore(why) => format!("It has no new key: {why}. Older copies of the pages, in blocks that the disk has freed and in backups, can be decrypted with the present one. Make room, then shred once more."),
                 Key::None => "The file is in plaintext: older copies of the pages, in blocks that the disk has freed and in backups, stay readable.".to_owned(),
             };
             format!("{found} {before}")
@@ -353,7 +353,7 @@ fn master_key_rows(shredded: &Shredded) -> Result<Vec<Row>> {
             None,
             None,
             format!(
-                "Wrapped copies of the destroyed keys open with version {version} of the key of {whose}, which this master key wraps. To make those in backups useless: rotate the database key with pagevault.rotate_database_key(), rotate the master key, then {then}. Older backups that you want to keep are lost with it. This server keeps that version of the database key, under the new master key."
+                "Wrapped copies of the destroyed keys can be unwrapped with version {version} of the key of {whose}, which this master key wraps. To make those in backups useless: rotate the database key with pagevault.rotate_database_key(), rotate the master key, then {then}. Older backups that you want to keep are lost with it. This server keeps that version of the database key, under the new master key."
             ),
         ));
     }

@@ -204,7 +204,7 @@ fn check_relation(facts: &Facts, name: &str) -> Result<()> {
             PgSqlErrorCode::ERRCODE_WRONG_OBJECT_TYPE,
             format!("\"{name}\" is a temporary relation"),
         )
-        .detail("Temporary relations are sealed under a key of this server start as soon as anything in the cluster is encrypted."));
+        .detail("Temporary relations are encrypted under a key of this server start as soon as anything in the cluster is encrypted."));
     }
     Ok(())
 }

@@ -161,7 +161,7 @@ fn self_check() -> Result<()> {
             PgSqlErrorCode::ERRCODE_INTERNAL_ERROR,
             "pagevault: the page cipher failed its self-check",
         )
-        .detail("A sealed page did not open to what it was.")
+        .detail("A test page that was encrypted and decrypted again is not what it was.")
     };
     let epoch = Epoch::new(1).ok_or_else(failed)?;
     for cipher in CipherId::ALL {

@@ -4,8 +4,8 @@
 //! The planner reads already (`get_relation_info` in plancat.c has btree look at the first page of
 //! each index), and commands like VACUUM come by neither planner nor executor; so it is done in
 //! three places: before planning, when permissions are checked, before a utility command. Where a
-//! page is read for a relation that none of them names, as `nextval()` does, the error has the path
-//! alone, and says how to find the relation.
+//! page is read for a relation that none of them names, because a function looks it up while it
+//! runs, the error has the path alone, and says how to find the relation.
 //!
 //! Relations that are locked are not refused here by name, as revoked and destroyed ones are in
 //! [`super::access`]: a statement need not read a page of every relation that it names. Partitions
@@ -60,7 +60,8 @@ unsafe extern "C-unwind" fn plan(
     }
 }
 
-/// The relations of a query and of all queries within it.
+/// The relations of a query and of all queries within it, with those that are constants in it:
+/// `nextval('numbers')`.
 ///
 /// # Safety
 /// `query` is a query before planning.

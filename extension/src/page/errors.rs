@@ -59,9 +59,8 @@ fn search(RelFile { tablespace, database, relation }: RelFile) -> String {
         SHARED_CATALOGS => "any database".to_owned(),
         database => format!("the database with OID {database}"),
     };
-    format!(
-        " \"SELECT pg_filenode_relation({tablespace}, {relation})\" in {place} tells which relation it is."
-    )
+    let query = format!("SELECT pg_filenode_relation({tablespace}, {relation})");
+    format!(" \"{query}\" in {place} tells which relation it is.")
 }
 
 /// Words a fault for the user.
@@ -120,7 +119,7 @@ pub(crate) fn destroyed(what: &str, place: &str) -> Report {
         PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
         format!("the data keys of {what} were destroyed"),
     )
-    .detail(format!("Somebody has shredded it: what it held can never be read again.{place}"))
+    .detail(format!("It was shredded: what it held can never be read again.{place}"))
     .hint("DROP it; or TRUNCATE it, to use it again.")
 }
 

@@ -253,8 +253,8 @@ fn refuse(file: RelFile, epoch: u16, block: u32) {
 pub(crate) fn too_many(file: &str) -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
-        format!("recovery waits for the data keys of too many relation files: of {file}, too"),
+        format!("recovery waits for the data keys of too many relation files, {file} among them"),
     )
-    .detail(format!("It has met pages of {MOST} relation files whose keys it has not replayed yet."))
+    .detail(format!("It has read pages of {MOST} relation files whose keys it has not replayed yet."))
     .hint("Restore a base backup that was taken while fewer relations were encrypted or given new keys.")
 }

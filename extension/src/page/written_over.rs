@@ -47,7 +47,7 @@ pub(crate) fn refuse_overflow() {
 fn too_many() -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
-        "recovery has met sealed pages of too many relation files whose data keys it did not know",
+        "recovery has read encrypted pages of too many relation files whose data keys it did not know",
     )
     .detail(format!("Whether WAL has brought the keys is known of {PLACES} of them, and not of the others."))
     .hint("Restore a base backup that was taken while fewer relations were encrypted or given new keys.")

@@ -17,7 +17,7 @@ pub(crate) fn check(shared: &Shared) -> Result<()> {
     let own = shared.control.keystore_id();
     let Some(text) = std::env::var_os(VARIABLE) else { return refuse_sealed_files(shared) };
     match (text.to_str().and_then(Ticket::decode), own) {
-        (None, _) => Err(refused(format!("environment variable {VARIABLE} says nothing known"))),
+        (None, _) => Err(refused(format!("environment variable {VARIABLE} has an unknown value"))),
         (Some(ticket), Some(own)) if ticket.keystore == own => Ok(()),
         (Some(ticket), None) if ticket.only_check => Ok(()),
         (Some(_), Some(_)) => Err(refused(

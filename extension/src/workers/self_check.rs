@@ -98,7 +98,7 @@ fn cannot_tell(cause: &str) -> Report {
         "pagevault: cannot find out whether this server reads and writes through it",
     )
     .detail(format!("The first page of pg_database cannot be read: {cause}. The server is shut down before it writes anything unencrypted."))
-    .hint("Cure the cause and start the server again.")
+    .hint("Fix the cause and start the server again.")
 }
 
 fn message_of(error: &CaughtError) -> String {

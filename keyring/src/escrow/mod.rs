@@ -98,7 +98,7 @@ fn export_keys(
     let mark = Mark { keystore: keystore.id(), made, keys };
     put(keystore, MARK, mark.encode().as_bytes()).map_err(|error| {
         refuse(format!("the bundle is written, but that could not be noted: {error}"))
-            .with_hint("pagevault.status will go on to miss the keys in escrow.")
+            .with_hint("pagevault.status will still report the keys as not in escrow.")
     })?;
     Ok(count)
 }
@@ -281,12 +281,12 @@ fn prove(keystore: &Keystore, known: &DatabaseKeys, source: &str) -> Result<usiz
                 return Err(Failure::new(
                     ErrorClass::WrongCiphertext,
                     format!(
-                        "{} of the {source} does not open a data key of the data directory",
+                        "{} of the {source} does not unwrap a data key of the data directory",
                         name(record.scope, record.key_version)
                     ),
                 )
                 .with_detail(format!(
-                    "It is the key of relation file {file}, epoch {epoch}. Nothing was changed."
+                    "It is data key version {epoch} of relation file {file}. Nothing was changed."
                 )));
             }
             opened += 1;

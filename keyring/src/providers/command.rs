@@ -360,7 +360,7 @@ const STATUSES: &[(i32, ErrorClass, bool, &str, &str)] = &[
         17,
         ErrorClass::WrongCiphertext,
         false,
-        "the wrapped key does not open",
+        "the wrapped key cannot be unwrapped",
         "Give the provider the master key that wrapped it.",
     ),
 ];
@@ -451,7 +451,7 @@ fn cannot_rotate(key: &str) -> Failure {
 }
 
 fn refused(cause: &str) -> Failure {
-    Failure::new(ErrorClass::WrongCiphertext, "wrapped key does not open")
+    Failure::new(ErrorClass::WrongCiphertext, "wrapped key cannot be unwrapped")
         .with_detail(cause)
         .with_hint("Give the provider the master key that wrapped it.")
 }

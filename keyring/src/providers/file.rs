@@ -95,7 +95,7 @@ impl FileProvider {
     fn refused(&self, cause: impl Into<String>) -> Failure {
         Failure::new(
             ErrorClass::WrongCiphertext,
-            format!("wrapped key does not open with key file \"{}\"", self.path.display()),
+            format!("wrapped key cannot be unwrapped with key file \"{}\"", self.path.display()),
         )
         .with_detail(cause)
         .with_hint("Give the provider the key file that wrapped it, or an intact copy of it.")

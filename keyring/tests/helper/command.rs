@@ -132,7 +132,7 @@ fn exit_statuses_have_meanings() {
         (14, "key_disabled", false, "the key is disabled or about to be deleted"),
         (15, "sealed", false, "the key server is sealed"),
         (16, "throttled", true, "the key server refuses so many requests"),
-        (17, "wrong_ciphertext", false, "the wrapped key does not open"),
+        (17, "wrong_ciphertext", false, "the wrapped key cannot be unwrapped"),
     ] {
         let programs = Programs::new(&format!("echo no >&2; exit {status}"));
         let request = programs.bench.request(1500, vec![programs.operation(wrap_action(&[1; 32]))]);

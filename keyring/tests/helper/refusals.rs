@@ -383,9 +383,10 @@ fn another_file_with_the_same_name_for_its_key_is_told() {
     let failed = failure(&bench.unwrap(&wrapped), "wrong_ciphertext");
     let shown = bench.key_file();
     assert!(
-        failed
-            .message
-            .ends_with(&format!("wrapped key does not open with key file \"{}\"", shown.display())),
+        failed.message.ends_with(&format!(
+            "wrapped key cannot be unwrapped with key file \"{}\"",
+            shown.display()
+        )),
         "{failed:?}"
     );
     assert_eq!(

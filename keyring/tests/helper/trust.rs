@@ -118,7 +118,7 @@ fn programs_that_key_files_name_are_not_run() {
     fs::write(&providers, given.to_string()).unwrap();
     let shown = providers.display().to_string();
     for line in askers(&bench) {
-        refused(&line, &["--providers", &shown], "wrapped key does not open with key file");
+        refused(&line, &["--providers", &shown], "wrapped key cannot be unwrapped with key file");
         assert!(!mark.exists(), "{line:?} ran it");
     }
     chmod(&providers, 0o666);
@@ -181,7 +181,7 @@ fn credentials_that_key_files_name_are_not_sent() {
         refused(
             &askers(&bench)[0],
             &["--providers", &shown],
-            "wrapped key does not open with key file",
+            "wrapped key cannot be unwrapped with key file",
         );
     }
 }

@@ -59,7 +59,7 @@ pub enum DirectoryError {
         capacity: u32,
     },
     /// Another key for an epoch that has one.
-    #[error("relation file {file} has another key for epoch {epoch}")]
+    #[error("relation file {file} has another data key of version {epoch}")]
     KeyReplaced {
         /// Which file.
         file: RelFile,
@@ -67,7 +67,7 @@ pub enum DirectoryError {
         epoch: u16,
     },
     /// No key for this epoch.
-    #[error("relation file {file} has no key for epoch {epoch}")]
+    #[error("relation file {file} has no data key of version {epoch}")]
     NoKey {
         /// Which file.
         file: RelFile,

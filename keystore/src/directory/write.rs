@@ -147,7 +147,7 @@ impl Directory<'_> {
             return Err(DirectoryError::Record("wrapped data key", "wrong length"));
         }
         if !(1..=MAX_EPOCH).contains(&info.epoch) {
-            return Err(DirectoryError::Record("epoch", "outside 1 to 8191"));
+            return Err(DirectoryError::Record("data key version", "outside 1 to 8191"));
         }
         // A key of no length is one that was destroyed.
         if wrapped.is_empty() {

@@ -51,7 +51,7 @@ impl Record {
             }
             Self::WalSwitch(Switch { step, phase, .. }) => {
                 check(*step > 0, "WAL switch", "must have a number")?;
-                check(phase.generation > 0, "WAL key generation", "must not be 0")
+                check(phase.generation > 0, "WAL key version", "must not be 0")
             }
             Self::Destroyed { file, through, .. } => {
                 check_file(file)?;
@@ -94,7 +94,7 @@ fn check_name(field: &'static str, name: &str) -> Result<(), Problem> {
 }
 
 fn check_epoch(epoch: u16) -> Result<(), Problem> {
-    check((1..=MAX_EPOCH).contains(&epoch), "epoch", "outside 1 to 8191")
+    check((1..=MAX_EPOCH).contains(&epoch), "data key version", "outside 1 to 8191")
 }
 
 fn check_job(job: &JobId) -> Result<(), Problem> {

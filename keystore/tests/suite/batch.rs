@@ -163,7 +163,7 @@ fn nothing_beyond_the_limits_is_written() {
     );
     assert!(batch::encode(&[provider(&"n".repeat(MAX_NAME), MAX_OPTIONS)]).is_ok());
 
-    let epoch = Problem::Field("epoch", "outside 1 to 8191");
+    let epoch = Problem::Field("data key version", "outside 1 to 8191");
     assert_eq!(refused(data_key(1, 0, 1, 0)), epoch);
     assert_eq!(refused(data_key(1, 8192, 1, 0)), epoch);
     for number in [0, 8192] {

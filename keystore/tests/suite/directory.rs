@@ -79,7 +79,7 @@ fn refuses_what_contradicts() {
     }
     let replaced = DirectoryError::KeyReplaced { file: file(1), epoch: 1 };
     assert_eq!(directory.apply(&other).unwrap_err(), replaced);
-    let limits = DirectoryError::Record("epoch", "outside 1 to 8191");
+    let limits = DirectoryError::Record("data key version", "outside 1 to 8191");
     assert_eq!(directory.apply(&data_key(1, 0, 1, 1)).unwrap_err(), limits);
 
     directory.apply(&data_key(1, 2, 1, 12)).unwrap();

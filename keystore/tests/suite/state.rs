@@ -93,7 +93,7 @@ fn a_new_wrapping_replaces_and_a_new_key_does_not() {
     }
     let error = state.apply(other).unwrap_err();
     assert_eq!(error, StateError::KeyReplaced { file: file(1), epoch: 1 });
-    assert_eq!(error.to_string(), "relation file 1663/5/1 has another key for epoch 1");
+    assert_eq!(error.to_string(), "relation file 1663/5/1 has another data key of version 1");
     assert_eq!(state.file(file(1)).unwrap().keys[&1].wrapped[0], 12);
 }
 

@@ -318,7 +318,7 @@ fn what_contradicts_is_refused_before_it_is_written_down() -> Result<()> {
         })?;
         ensure!(records(&standby)? == before, "something was written down");
     }
-    ensure!(standby.log().contains("has another key for epoch 1"), "{}", standby.log());
+    ensure!(standby.log().contains("has another data key of version 1"), "{}", standby.log());
     ensure!(standby.log().contains("Make this server anew from a base backup"));
     cluster.finish()
 }

@@ -67,7 +67,7 @@ fn an_outage_is_logged_once_and_changes_nothing() -> Result<()> {
     cluster.eventually_logs("LOG:  pagevault: could not run \"/nonexistent/helper\"")?;
     ensure!(cluster.text("SELECT count(*) FROM secret")? == "1001", "rows are missing");
     cluster.set(&[("pagevault.keyring_command", "")])?;
-    cluster.eventually_logs("the keyring helper answers again")?;
+    cluster.eventually_logs("the key provider helper answers again")?;
 
     cluster.set(&[("pagevault.revalidate_interval", "0")])?;
     cluster.finish()
@@ -138,7 +138,7 @@ fn a_revoked_key_is_locked_only_after_the_grace_period() -> Result<()> {
     cluster.sql(TABLES)?;
     replace(&cluster, &keys, "another")?;
     cluster.eventually(KEY_STATES, "revoked")?;
-    cluster.eventually_logs("Unless this changes, relations sealed under it are locked from")?;
+    cluster.eventually_logs("Unless this changes, relations encrypted under it are locked from")?;
     // An outage in between is no answer: the time goes on from the first refusal.
     std::fs::remove_file(keys.path())?;
     let class = "SELECT last_error_class FROM pagevault.providers";

@@ -81,7 +81,7 @@ fn a_page_that_cannot_be_read_ends_the_server() -> Result<()> {
     for text in [
         "LOG:  pagevault: cannot find out whether this server reads and writes through it",
         "DETAIL:  The first page of pg_database cannot be read: could not read block",
-        "HINT:  Cure the cause and start the server again.",
+        "HINT:  Fix the cause and start the server again.",
         "received immediate shutdown request",
     ] {
         ensure!(log.contains(text), "{text:?} is not in the log");

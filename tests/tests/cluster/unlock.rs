@@ -153,6 +153,7 @@ const NAMED: &[(&str, &str)] = &[
     ("SELECT count(*) FROM parts WHERE id = 1", "part"),
     ("SELECT count(*) FROM parent", "child"),
     ("SELECT last_value FROM numbers", "numbers"),
+    ("SELECT nextval('numbers')", "numbers"),
     ("ALTER TABLE secret ADD CHECK (id > 0)", "secret"),
     ("VACUUM secret", "secret"),
     ("ANALYZE secret", "secret"),
@@ -205,8 +206,8 @@ fn what_is_locked_is_named_and_only_what_is_read() -> Result<()> {
     let error = cluster.error("VACUUM secret")?;
     ensure!(error.detail.contains(&table), "{error}");
 
-    // What a function names is known to nobody before: the error tells how to find it.
-    let error = cluster.error("SELECT nextval('numbers')")?;
+    // What is looked up while it runs is known to nobody before: the error tells how to find it.
+    let error = cluster.error("SELECT nextval(concat('num', 'bers')::regclass)")?;
     ensure!(error.message == format!("relation file {sequence} is locked"), "{error}");
     let query = error.hint.split('"').nth(1).unwrap_or_default();
     ensure!(cluster.text(query)? == "numbers", "{error}");

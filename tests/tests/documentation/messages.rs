@@ -29,7 +29,7 @@ const NOT_OURS: &[&str] = &[
 
 /// Put together from pieces that the code has, but not side by side.
 const COMPOSED: &[&str] = &[
-    "no key of generation ... for the WAL page at ...",
+    "no WAL key of version ... for the WAL page at ...",
     "cannot open the WAL page at ...: the key of the cluster is locked",
     "there is no room for more rekey jobs",
 ];

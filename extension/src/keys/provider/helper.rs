@@ -181,7 +181,7 @@ fn broken(detail: String) -> HelperError {
     HelperError::Broken(
         Report::new(
             PgSqlErrorCode::ERRCODE_EXTERNAL_ROUTINE_EXCEPTION,
-            "the keyring helper did not do its work",
+            "key provider helper failed",
         )
         .detail(format!("{detail} The server ran \"{} serve\".", program().display()))
         .hint("Run \"pagevault-keyring check\" as the server's operating system user."),
@@ -191,7 +191,7 @@ fn broken(detail: String) -> HelperError {
 fn too_late(timeout: Duration) -> Report {
     Report::new(
         refusal::DEADLINE,
-        format!("the keyring helper did not answer within {} s", timeout.as_secs()),
+        format!("key provider helper did not answer within {} s", timeout.as_secs()),
     )
     .detail(format!("The server ran \"{} serve\" and ended it.", program().display()))
     .hint("Check the provider, or raise pagevault.keyring_timeout.")

@@ -144,7 +144,7 @@ impl Answer {
             Some(failure) => refusal::report(what, &self.subject, failure),
             None => Report::new(
                 Code::ERRCODE_EXTERNAL_ROUTINE_EXCEPTION,
-                format!("could not {what}: the keyring helper answered something else"),
+                format!("could not {what}: unexpected reply of the key provider helper"),
             )
             .hint("Install the pagevault-keyring of the same release as the extension."),
         }
@@ -176,7 +176,7 @@ pub(crate) fn try_out(by: &str, questions: Vec<Question>) -> Result<Vec<Answer>>
 pub(crate) fn ask_one(by: &str, question: Question) -> Result<Answer> {
     ask(by, vec![question])?
         .pop()
-        .ok_or_else(|| internal("the keyring helper gave no outcome".into()))
+        .ok_or_else(|| internal("the key provider helper gave no result".into()))
 }
 
 /// What is left of a question when it was asked: what the audit trail says of it.

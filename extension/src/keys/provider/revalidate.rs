@@ -31,7 +31,7 @@ use crate::shmem::secrets::{Revocation, State as KeyState};
 const BY: &str = "revalidate_worker";
 
 /// Who cannot be asked where no provider can be.
-const HELPER: &str = "the keyring helper";
+const HELPER: &str = "the key provider helper";
 
 /// What has not changed is logged again after this long.
 const SAY_AGAIN: Duration = Duration::from_secs(3600);

@@ -65,11 +65,11 @@ pub(crate) fn warning(
     let since = process::timestamp_text(revocation.since);
     let is_refused = shmem::secrets().is_some_and(|secrets| secrets.is_refused(scope));
     let consequence = if is_refused {
-        "Relations sealed under it are locked.".to_owned()
+        "Relations encrypted under it are locked.".to_owned()
     } else if guc::locks_revoked_keys() {
         let lock_at = revocation.since + guc::revoked_key_grace().as_micros() as u64;
         format!(
-            "Unless this changes, relations sealed under it are locked from {} on.",
+            "Unless this changes, relations encrypted under it are locked from {} on.",
             process::timestamp_text(lock_at)
         )
     } else {

@@ -104,7 +104,7 @@ fn clash_of_destroyed(original: &File, copy: &File) -> Option<u16> {
 fn taken(file: RelFile, copy: RelFile, epoch: u16) -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-        format!("relation file {copy} has another data key of epoch {epoch}"),
+        format!("relation file {copy} has another data key of version {epoch}"),
     )
     .detail(format!(
         "It belonged to a relation that was dropped; the copy of relation file {file} would be unreadable."

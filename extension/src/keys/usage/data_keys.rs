@@ -131,7 +131,7 @@ fn make_epoch(
         Some(slot) => directory.next_epoch(slot)?.ok_or_else(|| {
             Report::new(
                 PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
-                format!("relation file {file} has used up its key epochs"),
+                format!("relation file {file} has used up its data key versions"),
             )
             .hint("Rewrite the relation into a new file with VACUUM FULL or REINDEX.")
         })?,
@@ -223,7 +223,7 @@ pub(crate) fn unwrap_record(file: RelFile, epoch: u16, key: &state::DataKey) -> 
         .ok_or_else(|| {
             Report::new(
                 PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
-                format!("data key of epoch {epoch} of relation file {file} cannot be unwrapped"),
+                format!("data key version {epoch} of relation file {file} cannot be unwrapped"),
             )
         })
 }

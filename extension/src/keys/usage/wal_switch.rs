@@ -109,7 +109,7 @@ fn switch_to(sealed: bool) -> Result<()> {
             seal_with_new_key(false)
         });
         if let Some(generation) = done? {
-            said(format!("pagevault: WAL is encrypted from now on, key generation {generation}"));
+            said(format!("pagevault: WAL is encrypted from now on, WAL key version {generation}"));
         }
         return Ok(());
     }
@@ -243,7 +243,7 @@ fn next_generation() -> Result<u32> {
     loop {
         generation = generation
             .checked_add(1)
-            .ok_or_else(|| internal("WAL has used up its key generations".to_owned()))?;
+            .ok_or_else(|| internal("WAL has used up its key versions".to_owned()))?;
         let (file, epoch) = key_place(generation);
         if !directory::has_key(file, epoch) {
             return Ok(generation);

@@ -223,7 +223,7 @@ fn words(
             "Look at the key (aws kms describe-key), then enable it or cancel its deletion.",
         ),
         Class::WrongCiphertext => (
-            format!("wrapped key does not open with {key}"),
+            format!("wrapped key cannot be unwrapped with {key}"),
             "Check that the keystore is the one of this cluster. If it is damaged, restore it from a \
              backup.",
         ),

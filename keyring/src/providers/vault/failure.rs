@@ -147,7 +147,7 @@ pub(super) fn of_request(
         }
         Some(Verdict::Foreign) => Failure::new(
             ErrorClass::WrongCiphertext,
-            format!("wrapped key does not open at {place}"),
+            format!("wrapped key cannot be unwrapped at {place}"),
         )
         .with_detail(format!(
             "It was wrapped by another key of the same name, for another database, or it is damaged. {text}"

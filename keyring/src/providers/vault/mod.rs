@@ -151,7 +151,7 @@ fn version_of(ciphertext: &str) -> Option<u64> {
 fn ciphertext(wrapped: &[u8]) -> Result<(&str, u64), Failure> {
     let text = std::str::from_utf8(wrapped).ok().filter(|text| text.is_ascii());
     text.and_then(|text| Some((text, version_of(text)?))).ok_or_else(|| {
-        Failure::new(ErrorClass::WrongCiphertext, "wrapped key does not open with Vault")
+        Failure::new(ErrorClass::WrongCiphertext, "wrapped key cannot be unwrapped with Vault")
             .with_detail("It was not made by a provider of kind \"vault\".")
             .with_hint("Restore the directory pagevault/ of the data directory from a backup.")
     })

@@ -94,7 +94,7 @@ fn a_tar_file_with_streamed_wal_is_refused() -> Result<()> {
     let mut backup = exec_with_keystore(&cluster, "pg_basebackup");
     backup.args(["--checkpoint=fast", "--format=tar", "-X", "stream", "-D"]);
     let error = failure(backup.arg(&target))?;
-    ensure!(error.contains("WAL in a tar file cannot be sealed"), "{error}");
+    ensure!(error.contains("WAL in a tar file cannot be encrypted"), "{error}");
     ensure!(!target.join("pg_wal.tar").exists(), "pg_wal.tar was written");
     let mut backup = exec_with_keystore(&cluster, "pg_basebackup");
     backup.args(["--checkpoint=fast", "--format=tar", "-X", "fetch", "-D"]);

@@ -81,7 +81,7 @@ fn refuses_older(mut cluster: Cluster, files: &[DataFile], epoch: u16) -> Result
         let message =
             format!("WAL has not brought the data key of version {epoch} of relation file base/5/");
         ensure!(log.contains(&message) && log.contains("FATAL"), "{log}");
-        ensure!(log.contains("is sealed under it"), "{log}");
+        ensure!(log.contains("is encrypted under it"), "{log}");
         ensure!(!log.contains("ready to accept"), "{log}");
         // What is on disk stays.
         ensure!(files[0].states()? == before, "pages were written over");

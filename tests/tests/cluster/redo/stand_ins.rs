@@ -88,7 +88,7 @@ fn a_key_that_wal_does_not_bring_stops_the_server_when_it_is_consistent() -> Res
     let log = start_in_vain(&copy)?;
     ensure!(log.contains(&missing) && log.contains("FATAL"), "{log}");
     ensure!(
-        log.contains("Block 3 is sealed under it")
+        log.contains("Block 3 is encrypted under it")
             && log.contains("Restore a base backup as a whole"),
         "{log}"
     );

@@ -171,7 +171,8 @@ fn nothing_of_it_can_be_read_and_everything_else_can() -> Result<()> {
     let line = cluster.log();
     let line = line.lines().find(|line| line.contains(r#""action":"destroy_keys""#));
     let line = line.context("no audit line")?;
-    for part in [r#""object":"public.t""#, r#""files":6"#, r#""keys":6"#, r#""outcome":"ok""#] {
+    for part in [r#""object":"public.t""#, r#""files":6"#, r#""data_keys":6"#, r#""outcome":"ok""#]
+    {
         ensure!(line.contains(part), "{line}");
     }
 

@@ -88,12 +88,12 @@ fn the_new_server_looks_for_itself() -> Result<()> {
     let new = new_cluster()?;
     for (ticket, why) in [
         ("0123456789abcdef0123456789abcdef", "a keystore that is not the one"),
-        ("all", "says nothing known"),
+        ("all", "has an unknown value"),
     ] {
         let said = failure(alone(&old, &new).env("PAGEVAULT_UPGRADE", ticket), &new)?;
         ensure!(said.contains(why), "{said}");
     }
-    old.allow_log("says nothing known");
+    old.allow_log("has an unknown value");
     let inspected = run(old.program("pagevault-keyring").arg("inspect").arg(old.data_directory()))?;
     let id = inspected.split(|c: char| !c.is_ascii_hexdigit()).find(|word| word.len() == 32);
     let said = failure(alone(&old, &new).env("PAGEVAULT_UPGRADE", id.unwrap_or_default()), &new)?;

@@ -40,13 +40,13 @@ fn report(fault: Fault) -> Report {
         // Keys of WAL are never destroyed, and no file's.
         KeyError::NoKey { .. } | KeyError::Destroyed | KeyError::TooManyMissing => Report::new(
             PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
-            format!("no key of generation {generation} for {page}"),
+            format!("no WAL key of version {generation} for {page}"),
         )
-        .detail("The page is sealed, but the keystore under pagevault/ in the data directory does not hold its key, and WAL has not brought it so far.")
+        .detail("The page is encrypted, but the keystore under pagevault/ in the data directory does not hold its key, and WAL has not brought it so far.")
         .hint("Restore the keystore together with the data directory, or copy it from the primary. Do not reset WAL: it is intact."),
         KeyError::Damaged { .. } => Report::new(
             PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
-            format!("the key of generation {generation} for {page} cannot be unwrapped"),
+            format!("WAL key version {generation} for {page} cannot be unwrapped"),
         )
         .detail("Its record in the keystore does not authenticate under the database key.")
         .hint("Restore the keystore from a backup taken together with this data directory."),
