@@ -61,7 +61,7 @@ fn keystore(cluster: &Cluster) -> Result<Vec<u8>> {
 }
 
 /// The wrapped keys of a relation's file, found by the layout of their records
-/// (keystore/src/record.rs).
+/// (keystore/src/record/encoding.rs).
 fn wrapped_keys(cluster: &Cluster, database: &str, relation: &str) -> Result<Vec<Vec<u8>>> {
     let ids = text(
         &mut cluster.client_to(database)?,
@@ -78,10 +78,10 @@ fn wrapped_keys(cluster: &Cluster, database: &str, relation: &str) -> Result<Vec
     }
     let bytes = keystore(cluster)?;
     let mut found = vec![];
-    for at in 6..bytes.len().saturating_sub(40) {
+    for at in 6..bytes.len().saturating_sub(36) {
         if bytes[at..].starts_with(&wanted) && bytes[at - 6..].starts_with(&[4, 1]) {
-            let length = usize::try_from(u32::from_le_bytes(bytes[at + 36..at + 40].try_into()?))?;
-            found.push(bytes[at + 40..at + 40 + length].to_vec());
+            let length = usize::try_from(u32::from_le_bytes(bytes[at + 32..at + 36].try_into()?))?;
+            found.push(bytes[at + 36..at + 36 + length].to_vec());
         }
     }
     Ok(found)

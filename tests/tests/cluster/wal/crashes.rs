@@ -223,13 +223,13 @@ fn a_kill_at_any_step_of_a_rotation_leaves_all_of_one_mind() -> Result<()> {
 }
 
 /// Cuts a key log off before its first switch of WAL: batches have a header of 36 bytes with the
-/// length of the body at 8; the first byte of the body is the type of its first record, 8.
+/// length of the body at 8; the first byte of the body is the type of its first record, 9.
 fn forget_switches(log: &std::path::Path) -> Result<()> {
     let bytes = std::fs::read(log)?;
     let mut at = bytes.windows(4).position(|four| four == *b"\xDBpv\xB1").context("no batch")?;
     while let Some(header) = bytes.get(at..at + 36) {
         let length = u32::from_le_bytes([header[8], header[9], header[10], header[11]]) as usize;
-        if length > 0 && bytes.get(at + 36) == Some(&8) {
+        if length > 0 && bytes.get(at + 36) == Some(&9) {
             return Ok(std::fs::OpenOptions::new().write(true).open(log)?.set_len(at as u64)?);
         }
         at += 36 + length;
