@@ -251,7 +251,7 @@ fn a_wrong_database_key_is_refused() {
     fs::remove_dir_all(bench.path("data/pagevault")).unwrap();
     keystore(&bench, "file", &options, wrap([5; 32]), check(5));
     // The right one goes on to what it should open.
-    refused(&askers(&bench)[1], &[], "does not open a data key");
+    refused(&askers(&bench)[1], &[], "does not unwrap a data key");
 }
 
 #[test]
