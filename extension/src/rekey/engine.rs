@@ -116,21 +116,12 @@ struct Pace<'a> {
     asked: Instant,
     bytes_since_noted: f64,
     bytes_per_second: f64,
-    /// When the next batch may begin.
-    due: Instant,
 }
 
 impl<'a> Pace<'a> {
     fn new(job: &'a Job) -> Pace<'a> {
         let now = Instant::now();
-        Pace {
-            job,
-            noted: now,
-            asked: now,
-            bytes_since_noted: 0.0,
-            bytes_per_second: 0.0,
-            due: now,
-        }
+        Pace { job, noted: now, asked: now, bytes_since_noted: 0.0, bytes_per_second: 0.0 }
     }
 
     fn after(&mut self, oid: Oid, went: Went, online: &Online<'_>, run: &Run) -> Flow {
@@ -146,15 +137,10 @@ impl<'a> Pace<'a> {
     }
 
     fn batch(&mut self, oid: Oid, pages: u32, rewritten: u32, run: &Run) -> Flow {
-        let bytes = f64::from(rewritten) * PAGE_SIZE as f64;
         self.bytes_since_noted += f64::from(pages) * PAGE_SIZE as f64;
-        let now = Instant::now();
-        if let Some(rate) = guc::rekey_rate() {
-            self.due = self.due.max(now) + Duration::from_secs_f64(bytes / rate);
-        } else {
-            self.due = now;
+        if self.keep_rate(f64::from(rewritten) * PAGE_SIZE as f64) == Flow::Stop {
+            return Flow::Stop;
         }
-        process::wait_in_worker(self.due.saturating_duration_since(now));
         if self.noted.elapsed() < NOTE_EVERY {
             return self.ask();
         }
@@ -164,6 +150,23 @@ impl<'a> Pace<'a> {
         let Progress { pages_done, pages_total, .. } = run.progress();
         self.show(oid, &format!("{pages_done} of {pages_total} pages"));
         self.note(run)
+    }
+
+    /// Waits as long as it may take to rewrite so many bytes. At the lowest rates that is minutes,
+    /// in which the rate is changed, or the job paused.
+    fn keep_rate(&mut self, bytes: f64) -> Flow {
+        let rewritten = Instant::now();
+        loop {
+            let takes = guc::rekey_rate().map_or(0.0, |rate| bytes / rate);
+            let left = Duration::from_secs_f64(takes).saturating_sub(rewritten.elapsed());
+            process::wait_in_worker(left.min(ASK_EVERY));
+            if left <= ASK_EVERY {
+                return Flow::GoOn;
+            }
+            if self.ask() == Flow::Stop {
+                return Flow::Stop;
+            }
+        }
     }
 
     /// Says in `pg_stat_activity` what the worker is at.

@@ -39,6 +39,30 @@ fn settings_of_the_database_do_not_stop_a_job() -> Result<()> {
     cluster.finish()
 }
 
+/// At the lowest rate a batch takes minutes.
+#[test]
+fn a_low_rate_keeps_no_order_waiting() -> Result<()> {
+    let cluster = cluster("pagevault.rekey_rate = 1kB")?;
+    let before = cluster.text(SUM)?;
+    cluster.stop_at("rekey.batch_done")?;
+    let job = cluster.text("SELECT pagevault.rotate_data_key('t')")?;
+    cluster.stopped_at("rekey.batch_done")?;
+    cluster.go_on();
+    cluster.sql(&format!("SELECT pagevault.pause_rekey({job})"))?;
+    let workers = "SELECT count(*) FROM pg_stat_activity WHERE backend_type = 'pagevault rekey'";
+    cluster.eventually(workers, "0")?;
+    cluster.stop_at("rekey.batch_done")?;
+    cluster.sql(&format!("SELECT pagevault.resume_rekey({job})"))?;
+    cluster.stopped_at("rekey.batch_done")?;
+    cluster.go_on();
+    // Also another rate, not just none.
+    cluster.set(&[("pagevault.rekey_rate", "1GB")])?;
+    ensure!(cluster.text(&format!("SELECT pagevault.wait_for_rekey({job}, '60s')"))? == "t");
+    assert_epoch(&cluster, 2)?;
+    ensure!(cluster.text(SUM)? == before, "contents differ");
+    cluster.finish()
+}
+
 /// The owner of a database may have errors end its sessions. A job that fails would be taken up
 /// again and again.
 #[test]
