@@ -7,11 +7,12 @@
 //! ```text
 //! Right -> Begin <-> Look
 //!            |  ^
-//!            v  +------------------- the relation has another file ------------------+
+//!            v  +---------- another file, or to be written otherwise by now ---------+
 //!         Writers -> Rewrite -> Flush -> Sync -> Prove -> Finish -> Over             |
 //!                       ^          |                |        |                       |
 //!                       |          +----------------|--------+-----------------------+
-//!                       +-- a page is not as it is -+
+//!                       |                           v                                |
+//!                       +--------- still ------- Stale -------- not any more --------+
 //! ```
 //!
 //! Looking at the whole file, before its key changes and when it is proven, takes no lock, and is
@@ -221,10 +222,10 @@ pub enum FileState {
         /// As proven.
         round: Round,
     },
-    /// Pages keep being written otherwise: if it is not another file by now, that is an error.
-    GiveUp {
-        /// How they should be.
-        target: Target,
+    /// Pages are not as they should be: once more, if they are still to be so.
+    Stale {
+        /// In which they were rewritten.
+        round: Round,
     },
     /// Nothing is left to do.
     Over(End),
@@ -349,7 +350,7 @@ impl FileState {
                 let (proven, more) =
                     storage.is_proven(round.target, at.fork, at.blocks(S::LOOK))?;
                 match at.next(S::LOOK, more) {
-                    _ if !proven => stale(round),
+                    _ if !proven => (Self::Stale { round }, Went::On),
                     Some(at) => (Self::Prove { round, at }, Went::On),
                     None => (Self::Finish { round }, Went::On),
                 }
@@ -358,9 +359,14 @@ impl FileState {
                 true => over(End::Proven),
                 false => again(),
             },
-            Self::GiveUp { target } => match storage.is_present(target)? {
-                true => over(End::NeverEnds),
+            // Otherwise all would be rewritten in vain, as often as that is done at all.
+            Self::Stale { round } => match storage.is_present(round.target)? {
                 false => again(),
+                true if round.number == MAX_ROUNDS => over(End::NeverEnds),
+                true => {
+                    let next = Round { number: round.number + 1, rewritten: false, ..round };
+                    (rewrite(next), Went::Again)
+                }
             },
             Self::Over(end) => over(end),
         };
@@ -381,11 +387,4 @@ fn over(end: End) -> (FileState, Went) {
 /// more.
 fn again() -> (FileState, Went) {
     (FileState::Begin { looked_at: None }, Went::Again)
-}
-
-fn stale(round: Round) -> (FileState, Went) {
-    if round.number == MAX_ROUNDS {
-        return (FileState::GiveUp { target: round.target }, Went::Again);
-    }
-    (rewrite(Round { number: round.number + 1, rewritten: false, ..round }), Went::Again)
 }

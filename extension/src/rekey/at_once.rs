@@ -136,8 +136,8 @@ impl Storage for Locked<'_> {
         Ok(true)
     }
 
-    /// Nobody else switches keys. If somebody did, what was rewritten for another key would have no
-    /// end.
+    /// Nobody switches keys again and again: what is rewritten for one after the other would have no
+    /// end. Once somebody may, for new pages of a catalog ([`seal_new_pages`]).
     fn begin(&mut self, _: Option<RelFile>) -> Result<Begun> {
         self.begun += 1;
         if self.begun > MAX_ROUNDS {
@@ -199,8 +199,8 @@ impl Storage for Locked<'_> {
         data_keys::retire_older_epochs(target.file, target.epoch)
     }
 
-    fn is_present(&mut self, _: Target) -> Result<bool> {
-        Ok(true)
+    fn is_present(&mut self, target: Target) -> Result<bool> {
+        Ok(target == file::present(target.file))
     }
 }
 

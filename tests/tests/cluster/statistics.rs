@@ -335,6 +335,41 @@ fn many_old_large_objects_wait_for_a_command() -> Result<()> {
     cluster.finish()
 }
 
+/// A command that has many old large objects to seal has the right to rewrite them, but a label
+/// gives new ones another key meanwhile.
+#[test]
+fn large_objects_get_another_key_while_old_ones_are_sealed() -> Result<()> {
+    let (cluster, _keys) = start()?;
+    cluster.sql(
+        "CREATE TABLE piece AS SELECT string_agg(sha256(i::text::bytea), '') AS bytes
+             FROM generate_series(1, 32768) i;
+         SELECT lo_from_bytea(0, bytes) FROM piece, generate_series(1, 80);
+         DROP TABLE piece;",
+    )?;
+    const LABEL: &str =
+        "SECURITY LABEL FOR pagevault ON DATABASE postgres IS 'encrypted aes-128-xts'";
+    cluster.sql(LABEL)?;
+    cluster.sql("CHECKPOINT")?;
+    let sum = "SELECT md5(string_agg(md5(data), '' ORDER BY loid, pageno)) FROM pg_largeobject";
+    let before = cluster.text(sum)?;
+    cluster.stop_at("rekey.page_done")?;
+    let mut client = cluster.client()?;
+    let command = std::thread::spawn(move || {
+        run_sql(&mut client, "SELECT pagevault.encrypt('pg_largeobject', 'aes-256-xts')")
+    });
+    cluster.stopped_at("rekey.page_done")?;
+    cluster.sql(LABEL)?;
+    cluster.go_on();
+    command.join().map_err(|_| anyhow::anyhow!("panic"))??;
+    let keys = "SELECT string_agg(DISTINCT concat_ws(' ', state, data_key_version), ', ')
+         FROM pagevault.verify('pg_largeobject')
+         WHERE relation = 'pg_largeobject'::regclass AND fork = 'main' AND state <> 'empty'";
+    ensure!(cluster.text(keys)? == "encrypted 3", "{}", cluster.text(keys)?);
+    cluster.crash()?;
+    ensure!(cluster.text(sum)? == before, "large objects changed");
+    cluster.finish()
+}
+
 /// Nobody is kept from using a catalog while it is sealed, and no change gets lost.
 #[test]
 fn catalogs_are_sealed_while_others_write_them() -> Result<()> {
