@@ -151,7 +151,7 @@ fn pages_in_use_are_told() -> Result<()> {
     let first = told(&cluster, SHRED)?;
     let kept = first.iter().find(|(object, _, _)| object == PLACES[0]);
     let (_, keys, detail) = kept.context("no row")?;
-    ensure!(keys == "1" && detail.contains("others kept in use"), "{detail}");
+    ensure!(keys == "1" && detail.contains("other sessions kept in use"), "{detail}");
     ensure!(pages_with_canary(&cluster, PLACES[0])? == 1, "more than the page in use");
     for (object, _, detail) in first.iter().filter(|(object, _, _)| object != PLACES[0]) {
         ensure!(!detail.contains("in use"), "{object}: {detail}");
@@ -173,7 +173,7 @@ fn files_that_are_locked_are_told() -> Result<()> {
     let first = told(&cluster, SHRED)?;
     let (_, keys, detail) =
         first.iter().find(|(object, _, _)| object == PLACES[0]).context("no row")?;
-    ensure!(keys.is_empty() && detail.contains("others had it locked"), "{detail}");
+    ensure!(keys.is_empty() && detail.contains("other sessions had it locked"), "{detail}");
     ensure!(pages_with_canary(&cluster, PLACES[0])? > 0, "it was cleared");
     run_sql(&mut other, "COMMIT")?;
     let again = told(&cluster, SHRED)?;
