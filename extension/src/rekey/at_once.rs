@@ -136,8 +136,8 @@ impl Storage for Locked<'_> {
         Ok(true)
     }
 
-    /// Nobody switches keys again and again: what is rewritten for one after the other would have no
-    /// end. Once somebody may, for new pages of a catalog ([`seal_new_pages`]).
+    /// The key may change once meanwhile, for new pages of a catalog ([`seal_new_pages`]). If it
+    /// kept changing, rewriting would have no end.
     fn begin(&mut self, _: Option<RelFile>) -> Result<Begun> {
         self.begun += 1;
         if self.begun > MAX_ROUNDS {
