@@ -148,14 +148,36 @@ unsafe fn find(name: *const pg_sys::RangeVar) -> Option<Oid> {
     (oid != Oid::INVALID).then_some(oid)
 }
 
+/// The catalogs that are read to find what belongs to a relation, and to open that.
+const READ: [u32; 9] = [
+    1259, // pg_class
+    1249, // pg_attribute
+    2610, // pg_index
+    2608, // pg_depend
+    2611, // pg_inherits
+    2604, // pg_attrdef
+    2606, // pg_constraint
+    2620, // pg_trigger
+    3256, // pg_policy
+];
+
+/// Whether one of them has or may have encrypted pages, be they of a key that is there.
+fn are_catalogs_encrypted() -> bool {
+    READ.into_iter().any(|oid| {
+        let writing = |facts: Facts| directory::writing(facts.file);
+        relation::facts(oid.into())
+            .is_none_or(|facts| writing(facts).is_some_and(|w| w.current.is_some() || w.mixed))
+    })
+}
+
 /// Notes relations with all that belongs to them: what a statement reads without naming it, too.
 ///
 /// Where catalogs of this database are encrypted themselves nothing is noted: that would read them,
-/// and could be refused where the statement is not.
+/// and could be refused where the statement is not. They need not be all: who encrypts them one
+/// after the other may be interrupted.
 #[cold]
 pub(super) fn note_all(oids: Vec<Oid>) {
-    let catalog = relation::facts(pg_sys::RelationRelationId);
-    if catalog.is_none_or(|catalog| directory::is_sealed(catalog.file)) {
+    if are_catalogs_encrypted() {
         return;
     }
     // Keys that were destroyed stay so for ever, and then this is done for every statement: only

@@ -222,3 +222,22 @@ fn what_is_locked_is_named_and_only_what_is_read() -> Result<()> {
     ensure!(cluster.text("SELECT count(*) FROM seen")? == "1000", "rows are missing");
     cluster.finish()
 }
+
+/// A catalog that is locked concerns who reads it. One may be encrypted and not the others: so
+/// leaves them a label that was cancelled while it sealed one after the other.
+#[test]
+fn a_locked_catalog_stops_no_statement_that_does_not_read_it() -> Result<()> {
+    let (mut cluster, keys) = Cluster::with_keys(&impatient())?;
+    cluster.allow_log("pagevault");
+    cluster.sql(TABLES)?;
+    cluster.sql("SELECT pagevault.encrypt('pg_depend')")?;
+    cluster.stop(StopMode::Fast)?;
+    keys.take_away()?;
+    cluster.start_server()?;
+    ensure!(cluster.text("SELECT id FROM open")? == "1", "the plain table is not usable");
+    ensure!(cluster.text("SELECT state FROM pagevault.status")? == "locked", "status");
+    keys.bring_back()?;
+    cluster.sql("SELECT pagevault.unlock()")?;
+    ensure!(cluster.text("SELECT count(*) FROM secret")? == "1000", "rows are missing");
+    cluster.finish()
+}
