@@ -247,11 +247,16 @@ pub(crate) fn has_begun(job: &Job, relation: Oid) -> Result<bool> {
     Ok(table()?.has_begun(here(job.id), relation.to_u32()))
 }
 
-/// Remembers what [`has_begun`] tells.
+/// Remembers what [`has_begun`] tells. Durable on return: the new key is, and a crash that loses
+/// this would have the relation rewritten under yet another one.
 pub(crate) fn note_begun(job: &Job, relation: Oid) -> Result<()> {
-    let lock = KeystoreLock::acquire();
-    let (job, relation) = (here(job.id), relation.to_u32());
-    append(&lock, job.database, &[Record::JobBegun { job, relation }]).map(|_| ())
+    let end = {
+        let lock = KeystoreLock::acquire();
+        let (job, relation) = (here(job.id), relation.to_u32());
+        append(&lock, job.database, &[Record::JobBegun { job, relation }])?
+    };
+    wal::flush(end);
+    Ok(())
 }
 
 /// Ends a job, unless somebody has cancelled or paused it.

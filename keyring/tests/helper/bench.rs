@@ -72,7 +72,7 @@ impl Bench {
     /// The outcomes of operations that have ten seconds.
     pub(crate) fn serve(&self, operations: Vec<Value>) -> Vec<Value> {
         let count = operations.len();
-        let reply = reply(&serve_text(self.request(10_000, operations).to_string().as_bytes()));
+        let reply = reply(&serve_text(self.request(60_000, operations).to_string().as_bytes()));
         let results = reply["results"].as_array().unwrap().clone();
         assert_eq!(results.len(), count, "{reply}");
         results

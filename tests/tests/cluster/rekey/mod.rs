@@ -234,8 +234,14 @@ fn jobs_outlive_crashes() -> Result<()> {
     }
     let done = cluster.text(&format!("SELECT pagevault.wait_for_rekey({job}, '120s')"))?;
     ensure!(done == "t", "it did not end");
-    // The key was not changed once more for each crash.
-    assert_epoch(&cluster, 2)?;
+    // The key was not changed once more for each crash; only one between the key and the note of it
+    // costs another key.
+    let found = epochs(&cluster)?;
+    let again: Vec<_> = found.iter().filter(|(_, epochs)| *epochs != [2]).collect();
+    ensure!(
+        again.is_empty() || again.len() == 1 && again[0].1 == [3],
+        "keys were changed once more: {found:?}"
+    );
     ensure!(cluster.text(SUM)? == before, "contents differ");
     cluster.finish()
 }
