@@ -4,12 +4,10 @@
 //! anybody's: a backup from elsewhere, a directory of another user. What it says of providers
 //! decides which files are read, where they are sent, and which programs run, with the rights of
 //! who looks. So key files are believed if they, the data directory, and all that is above it,
-//! belong to root or to who asks, and nobody else can write there ([`way`]); and even then no
+//! belong to root or to who asks, and nobody else can write there (`trust::way`); and even then no
 //! program is run that only they name, and no credential is read that only they name, or sent where
 //! only they say: files keep neither owner nor history when they are copied. Who trusts them says
 //! so, or says himself how providers are reached.
-//!
-//! [`way`]: crate::trust::way
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;

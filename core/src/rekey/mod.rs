@@ -2,7 +2,7 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | [`file`] | one file, step by step, until every page on disk is as it is to be |
+//! | [`mod@file`] | one file, step by step, until every page on disk is as it is to be |
 //! | [`run`] | all files of a job, and how far it is |
 //! | [`plan`] | what a job does to the file that a relation has |
 //! | [`life`] | jobs: asked for, claimed, ordered about, ended |

@@ -9,10 +9,10 @@
 //! | certificates, authorities, AWS configuration, role IDs, lists of providers, bundles of escrow | root, we | 0022 | they tell whom to believe |
 //! | program | root, we | 0022 | no link |
 //! | keystore of a data directory, read without its server | root, we | 0022 | |
-//! | socket | root, we | | who listens is asked of the kernel ([`socket`](crate::net::socket)) |
+//! | socket | root, we | | who listens is asked of the kernel (`net::socket`) |
 //!
 //! Each directory above it belongs to root or to us, and others can write there only if it has the
-//! sticky bit; each symbolic link on the way belongs to root or to us ([`way`]). A ConfigMap of
+//! sticky bit; each symbolic link on the way belongs to root or to us (`way`). A ConfigMap of
 //! Kubernetes lies in a directory of mode 0777 that is mounted read-only: that will do for what
 //! tells whom to believe.
 //!

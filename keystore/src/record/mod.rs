@@ -63,7 +63,7 @@ pub enum Record {
     DataKey {
         /// Whose key.
         file: RelFile,
-        /// 1 to [`MAX_EPOCH`].
+        /// 1 to [`crate::rel_file::MAX_EPOCH`].
         epoch: u16,
         /// Cipher number as in `pagevault_cipher::CipherId`; unknown ones are kept.
         cipher: u8,
@@ -80,7 +80,7 @@ pub enum Record {
     Current {
         /// Which file.
         file: RelFile,
-        /// 1 to [`MAX_EPOCH`].
+        /// 1 to [`crate::rel_file::MAX_EPOCH`].
         epoch: u16,
     },
     /// A file is written in plaintext from now on. One that never had a key needs no such record.
@@ -91,7 +91,7 @@ pub enum Record {
         after: u16,
     },
     /// How WAL is written from an address on. The key has a record of its own, see
-    /// [`wal::key_place`].
+    /// [`crate::wal::key_place`].
     WalSwitch(Switch),
     /// The keys of these epochs were destroyed on purpose, and never come back: who still hears of
     /// one, from older WAL say, ignores it. Says so for ever, in place of the keys.
