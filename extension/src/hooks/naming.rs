@@ -172,17 +172,17 @@ fn are_catalogs_encrypted() -> bool {
 
 /// Notes relations with all that belongs to them: what a statement reads without naming it, too.
 ///
-/// Where catalogs of this database are encrypted themselves nothing is noted: that would read them,
-/// and could be refused where the statement is not. They need not be all: who encrypts them one
-/// after the other may be interrupted.
+/// Where something is locked and catalogs of this database are encrypted themselves nothing is
+/// noted: that would read them, and could be refused where the statement is not. They need not be
+/// all: who encrypts them one after the other may be interrupted.
 #[cold]
 pub(super) fn note_all(oids: Vec<Oid>) {
-    if are_catalogs_encrypted() {
-        return;
-    }
     // Keys that were destroyed stay so for ever, and then this is done for every statement: only
     // what the relation cache has is asked.
     let whole = shmem::anything_withheld();
+    if whole && are_catalogs_encrypted() {
+        return;
+    }
     if whole {
         catalogs::WITH_VALUES.into_iter().for_each(note_family);
     }
