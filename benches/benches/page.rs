@@ -19,14 +19,16 @@ use openssl::cipher::{Cipher, CipherRef};
 use openssl::cipher_ctx::CipherCtx;
 use openssl::error::ErrorStack;
 use pagevault_cipher::checksum::page_checksum;
-use pagevault_cipher::{Backend, CipherId, DataKey, Epoch, Fork, PAGE_SIZE, Page, PageKey, page};
+use pagevault_cipher::{
+    Backend, CipherId, DataKey, DataKeyVersion, Fork, PAGE_SIZE, Page, PageKey, page,
+};
 
 /// Rounds, and passes over the page within a round: a round of one subject takes about a tenth of
 /// a millisecond, short against the scheduler's time slice.
 const ROUNDS: usize = 4000;
 const PASSES: u32 = 50;
 
-const EPOCH: Epoch = Epoch::FIRST;
+const VERSION: DataKeyVersion = DataKeyVersion::FIRST;
 
 /// One line of the table: a name and what is done to the page.
 struct Subject {
@@ -127,7 +129,7 @@ fn page_subjects(
     let name = |operation| format!("{cipher} {backend} {operation}{suffix}");
     Ok([
         Subject::new(name("seal"), move |page| {
-            page::seal(page, &seal_key, EPOCH, 1, Fork::Main, checksums);
+            page::seal(page, &seal_key, VERSION, 1, Fork::Main, checksums);
         }),
         Subject::new(name("open"), move |page| {
             // The mark is set anew on each pass: opening takes it away.
@@ -178,7 +180,7 @@ fn openssl_matches(algorithm: &CipherRef, data_key: &DataKey) -> Result<(), Erro
     let key = PageKey::new(data_key);
     let plain: Page = [0x5a; PAGE_SIZE];
     let mut sealed = plain;
-    page::seal(&mut sealed, &key, EPOCH, 1, Fork::Main, false);
+    page::seal(&mut sealed, &key, VERSION, 1, Fork::Main, false);
 
     let mut tweak = [0; 16];
     tweak[..8].copy_from_slice(&plain[..8]);

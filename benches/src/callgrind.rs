@@ -10,7 +10,9 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
-use pagevault_cipher::{Backend, CipherId, DataKey, Epoch, Fork, PAGE_SIZE, Page, PageKey, page};
+use pagevault_cipher::{
+    Backend, CipherId, DataKey, DataKeyVersion, Fork, PAGE_SIZE, Page, PageKey, page,
+};
 
 /// Seal or open pages.
 #[derive(Args)]
@@ -33,7 +35,7 @@ impl PagePath {
             match self.operation.as_str() {
                 "seal" => {
                     let page = black_box(&mut content);
-                    page::seal(page, &key, Epoch::FIRST, block, Fork::Main, true);
+                    page::seal(page, &key, DataKeyVersion::FIRST, block, Fork::Main, true);
                 }
                 "open" => {
                     // The mark is set anew each time: opening takes it away.

@@ -1,4 +1,4 @@
-//! What a page is sealed under: cipher, epoch, data key.
+//! What a page is sealed under: cipher and data key.
 
 use core::fmt;
 use core::str::FromStr;
@@ -73,36 +73,6 @@ impl FromStr for CipherId {
     }
 }
 
-/// The generation of a relation file's data key, 1 to 8191: the 13 bits of `pd_flags` that
-/// PostgreSQL never sets. Zero is not an epoch, it marks a plaintext page.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Epoch(u16);
-
-impl Epoch {
-    /// The first epoch of a relation file.
-    pub const FIRST: Self = Self(1);
-    /// The last one that a page can name.
-    pub const LAST: Self = Self(8191);
-
-    /// `None` if `number` is not within 1 to 8191.
-    #[must_use]
-    pub const fn new(number: u16) -> Option<Self> {
-        if number >= Self::FIRST.0 && number <= Self::LAST.0 { Some(Self(number)) } else { None }
-    }
-
-    /// The number, 1 to 8191.
-    #[must_use]
-    pub const fn get(self) -> u16 {
-        self.0
-    }
-}
-
-impl fmt::Display for Epoch {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
-    }
-}
-
 /// A fork of a relation (`ForkNumber`, src/include/common/relpath.h).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Fork {
@@ -156,7 +126,7 @@ pub enum KeyError {
     EqualHalves,
 }
 
-/// The data key of one relation file and one epoch: the two XTS keys, data key first.
+/// The data key of one relation file and one version: the two XTS keys, data key first.
 ///
 /// Wiped when dropped. There is deliberately no `Debug` and no `Clone`.
 #[derive(ZeroizeOnDrop)]
@@ -273,15 +243,6 @@ mod tests {
         for name in ["", "AES-256-XTS", "aes-256-xts ", "aes-192-xts"] {
             assert_eq!(name.parse::<CipherId>(), Err(UnknownCipher));
         }
-    }
-
-    #[test]
-    fn an_epoch_fits_thirteen_bits_and_is_not_zero() {
-        assert_eq!(Epoch::new(0), None);
-        assert_eq!(Epoch::new(1), Some(Epoch::FIRST));
-        assert_eq!(Epoch::new(8191), Some(Epoch::LAST));
-        assert_eq!(Epoch::new(8192), None);
-        assert_eq!(Epoch::new(u16::MAX), None);
     }
 
     #[test]

@@ -6,7 +6,8 @@
 //!
 //! | module | subject |
 //! |---|---|
-//! | [`key`] | ciphers, epochs, data keys and their expanded form |
+//! | [`key`] | ciphers, data keys and their expanded form |
+//! | [`version`] | versions of keys |
 //! | [`page`] | sealing and opening pages of relations, in the format of the cipher |
 //! | [`stream`] | stream format version 1: temporary files, at any byte |
 //! | [`wal`] | WAL page format version 1 |
@@ -32,12 +33,14 @@ pub mod page;
 pub mod residue;
 pub mod secret;
 pub mod stream;
+pub mod version;
 pub mod wal;
 pub mod wrap;
 pub mod xts;
 
-pub use key::{CipherId, DataKey, Epoch, Fork, PageKey};
+pub use key::{CipherId, DataKey, Fork, PageKey};
 pub use layout::{PAGE_SIZE, Page};
 pub use page::PageFormat;
 pub use secret::Secret32;
+pub use version::{DataKeyVersion, KeyVersion};
 pub use xts::Backend;

@@ -35,6 +35,7 @@
 //! * A page without a mark is plaintext; an all-zero page was never written, and stays zero.
 
 use crate::key::PageKey;
+use crate::version::KeyVersion;
 use crate::xts::{Block, Direction, Tweak};
 
 /// Number of the format that this module writes.
@@ -51,7 +52,7 @@ const ADDRESS: usize = 8;
 /// `XLP_ALL_FLAGS`: the bits of `xlp_info` that belong to PostgreSQL.
 const VALID_FLAGS: u16 = 0x000F;
 const MARK_SHIFT: u32 = 4;
-/// Marks there are; odd, so that of two generations with one mark one is nearer.
+/// Marks there are; odd, so that of two versions with one mark one is nearer.
 const MARKS: u32 = 4095;
 
 const DOMAIN: [u8; 4] = *b"WAL1";
@@ -59,16 +60,16 @@ const DOMAIN: [u8; 4] = *b"WAL1";
 const _: () =
     assert!(VALID_FLAGS == (1 << MARK_SHIFT) - 1 && MARKS == (u16::MAX >> MARK_SHIFT) as u32);
 
-/// What a sealed WAL page says of its key, 1 to 4095: the key's generation, as far as it fits 12
+/// What a sealed WAL page says of its key, 1 to 4095: the key's version, as far as it fits 12
 /// bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Mark(u16);
 
 impl Mark {
-    /// The mark of a generation, which counts from 1: 1 to 4095, then 1 again.
+    /// The mark of a version: 1 to 4095, then 1 again.
     #[must_use]
-    pub const fn of_generation(generation: u32) -> Self {
-        Self((generation.saturating_sub(1) % MARKS + 1) as u16)
+    pub const fn of_version(version: KeyVersion) -> Self {
+        Self(((version.get() - 1) % MARKS + 1) as u16)
     }
 
     /// The number in the page.
@@ -77,20 +78,22 @@ impl Mark {
         self.0
     }
 
-    /// The generation that is meant: of all with this mark the nearest to `reference`, the
-    /// generation in use where the page lies.
+    /// The version that is meant: of all with this mark the nearest to `reference`, the
+    /// version in use where the page lies, or the last one before plaintext there.
     ///
-    /// A page is never sealed under a key that was in use 2048 generations earlier or later.
+    /// A page is never sealed under a key that was in use 2048 versions earlier or later.
     #[must_use]
-    pub fn generation_near(self, reference: u32) -> u32 {
-        let (mark, reference) = (u64::from(self.0), u64::from(reference));
+    pub fn version_near(self, reference: Option<KeyVersion>) -> KeyVersion {
+        let reference = u64::from(KeyVersion::get_or_zero(reference));
+        let mark = u64::from(self.0);
         let marks = u64::from(MARKS);
         let below = mark + reference.saturating_sub(mark) / marks * marks;
         let nearest = [below, below + marks]
             .into_iter()
-            .filter(|generation| *generation <= u64::from(u32::MAX))
-            .min_by_key(|generation| generation.abs_diff(reference));
-        nearest.map_or(u32::from(self.0), |generation| generation as u32)
+            .filter(|version| *version <= u64::from(u32::MAX))
+            .min_by_key(|version| version.abs_diff(reference));
+        // A mark is at least 1, and so is the smaller of the two.
+        nearest.and_then(|version| KeyVersion::new(version as u32)).unwrap_or(KeyVersion::FIRST)
     }
 }
 
@@ -249,45 +252,44 @@ mod tests {
     }
 
     #[test]
-    fn generations_share_4095_marks() {
-        for (generation, mark) in [(1, 1), (2, 2), (4095, 4095), (4096, 1), (8190, 4095), (8191, 1)]
-        {
-            assert_eq!(Mark::of_generation(generation).get(), mark);
+    fn versions_share_4095_marks() {
+        for (version, mark) in [(1, 1), (2, 2), (4095, 4095), (4096, 1), (8190, 4095), (8191, 1)] {
+            assert_eq!(Mark::of_version(KeyVersion::new(version).unwrap()).get(), mark);
         }
     }
 
     /// What opens a page after the marks have begun again: the key in use there, or one that is
-    /// fewer than 2048 generations away, be it that its own switch is not yet known, or was lost.
+    /// fewer than 2048 versions away, be it that its own switch is not yet known, or was lost.
     #[test]
-    fn a_mark_means_the_nearest_generation() {
+    fn a_mark_means_the_nearest_version() {
         for reference in [0, 1, 2, 2047, 2048, 4094, 4095, 4096, 10_000, u32::MAX - 3000, u32::MAX]
         {
             for distance in -2047..=2047_i64 {
-                let Ok(generation) = u32::try_from(i64::from(reference) + distance) else {
+                let Ok(version) = u32::try_from(i64::from(reference) + distance) else {
                     continue;
                 };
-                if generation > 0 {
-                    let mark = Mark::of_generation(generation);
-                    assert_eq!(mark.generation_near(reference), generation, "near {reference}");
+                if let Some(version) = KeyVersion::new(version) {
+                    let near = Mark::of_version(version).version_near(KeyVersion::new(reference));
+                    assert_eq!(near, version, "near {reference}");
                 }
             }
         }
     }
 
     #[test]
-    fn a_mark_means_some_generation_even_far_from_any() {
-        assert_eq!(Mark(4095).generation_near(0), 4095);
-        assert_eq!(Mark(1).generation_near(0), 1);
-        assert_eq!(Mark(4095).generation_near(1), 4095);
+    fn a_mark_means_some_version_even_far_from_any() {
+        assert_eq!(Mark(4095).version_near(None).get(), 4095);
+        assert_eq!(Mark(1).version_near(None).get(), 1);
+        assert_eq!(Mark(4095).version_near(Some(KeyVersion::FIRST)).get(), 4095);
     }
 
     proptest! {
         #[test]
         fn opening_gives_back_what_was_sealed(
             cipher in any_cipher(), size in any_size(), fill in any_fill(), timeline: u32,
-            address: u64, generation in 1..=u32::MAX,
+            address: u64, version in 1..=u32::MAX,
         ) {
-            let (key, mark) = (key(cipher, 1), Mark::of_generation(generation));
+            let (key, mark) = (key(cipher, 1), Mark::of_version(KeyVersion::new(version).unwrap()));
             let plain = plain_page(size, &fill, timeline, address);
             let mut page = plain.clone();
             seal(&mut page, &key, mark);

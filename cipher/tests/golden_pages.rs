@@ -3,7 +3,7 @@
 //! disk no longer open: the golden pages are right, the code is wrong.
 
 use pagevault_cipher::checksum::page_checksum;
-use pagevault_cipher::{Backend, CipherId, DataKey, Epoch, Fork, Page, PageKey, page};
+use pagevault_cipher::{Backend, CipherId, DataKey, DataKeyVersion, Fork, Page, PageKey, page};
 
 const BLOCK: u32 = 3;
 const PLAIN: &Page = include_bytes!("../vectors/plain-v1.page");
@@ -56,11 +56,11 @@ fn the_checksum_is_postgresql_s() {
 
 #[test]
 fn version_1_seals_to_the_golden_pages() {
-    let epoch = Epoch::new(4711).unwrap();
+    let version = DataKeyVersion::new(4711).unwrap();
     for golden in &GOLDEN {
         for key in keys(golden.cipher) {
             let mut page = *PLAIN;
-            page::seal(&mut page, &key, epoch, BLOCK, golden.fork, golden.checksums);
+            page::seal(&mut page, &key, version, BLOCK, golden.fork, golden.checksums);
             assert!(&page == golden.sealed, "{} {:?}", key.backend(), golden.fork);
         }
     }
@@ -69,7 +69,7 @@ fn version_1_seals_to_the_golden_pages() {
 #[test]
 fn version_1_opens_the_golden_pages() {
     for golden in &GOLDEN {
-        assert_eq!(page::epoch_of(golden.sealed).map(Epoch::get), Some(4711));
+        assert_eq!(page::version_of(golden.sealed).map(DataKeyVersion::get), Some(4711));
         for key in keys(golden.cipher) {
             let mut page = *golden.sealed;
             page::open(&mut page, &key, BLOCK, golden.fork, golden.checksums).unwrap();

@@ -3,9 +3,9 @@
 //! is wrong.
 
 use pagevault_cipher::wal::{self, Mark};
-use pagevault_cipher::{Backend, CipherId, DataKey, PageKey};
+use pagevault_cipher::{Backend, CipherId, DataKey, KeyVersion, PageKey};
 
-const GENERATION: u32 = 4095 + 1234;
+const VERSION: u32 = 4095 + 1234;
 const PLAIN: &[u8; 8192] = include_bytes!("../vectors/plain-v1.wal");
 const GOLDEN: [(CipherId, &[u8; 8192]); 2] = [
     (CipherId::Aes256Xts, include_bytes!("../vectors/sealed-v1-aes-256-xts.wal")),
@@ -24,7 +24,7 @@ fn version_1_seals_to_the_golden_pages() {
     for (cipher, sealed) in GOLDEN {
         for key in keys(cipher) {
             let mut page = *PLAIN;
-            wal::seal(&mut page, &key, Mark::of_generation(GENERATION));
+            wal::seal(&mut page, &key, Mark::of_version(KeyVersion::new(VERSION).unwrap()));
             assert!(&page == sealed, "{}", key.backend());
         }
     }

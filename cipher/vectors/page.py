@@ -16,7 +16,7 @@ from pathlib import Path
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 HERE = Path(__file__).parent
-BLOCK, EPOCH = 3, 4711
+BLOCK, VERSION = 3, 4711
 BASE_OFFSETS = """
     5B1F36E9 B8525960 02AB50AA 1DE66D2A 79FF467A 9BB9F8A3 217E7CD2 83E13D2C
     F8D4474F E39EB970 42C6AE16 993216FA 7B093B5D 98DAFF3C F718902A 0B1C9CDB
@@ -40,7 +40,7 @@ def checksum(page, block):
 def seal(page, key, fork, checksums):
     page = bytearray(page)
     page[18:20] = page[8:10] if checksums else bytes(2)
-    flags = int.from_bytes(page[10:12], "little") & 7 | EPOCH << 3
+    flags = int.from_bytes(page[10:12], "little") & 7 | VERSION << 3
     page[10:12] = flags.to_bytes(2, "little")
     tweak = page[:8] + BLOCK.to_bytes(4, "little") + bytes([fork, 0, 0, 0])
     encryptor = Cipher(algorithms.AES(key), modes.XTS(bytes(tweak))).encryptor()

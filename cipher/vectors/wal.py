@@ -15,14 +15,14 @@ from pathlib import Path
 from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
 
 HERE = Path(__file__).parent
-GENERATION = 4095 + 1234
+VERSION = 4095 + 1234
 
 
 def seal(page, key):
     page = bytearray(page)
     info = int.from_bytes(page[2:4], "little")
     assert info < 16
-    mark = (GENERATION - 1) % 4095 + 1
+    mark = (VERSION - 1) % 4095 + 1
     page[2:4] = (info | mark << 4).to_bytes(2, "little")
     tweak = page[8:16] + page[4:8] + b"WAL1"
     encryptor = Cipher(algorithms.AES(key), modes.XTS(bytes(tweak))).encryptor()

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use pagevault_cipher::Epoch;
+use pagevault_cipher::DataKeyVersion;
 use pagevault_keystore::RelFile;
 
 /// What one page is on disk.
@@ -13,7 +13,7 @@ pub enum PageState {
     /// Readable without a key.
     Plaintext,
     /// Encrypted under the data key of this version.
-    Sealed(Epoch),
+    Sealed(DataKeyVersion),
 }
 
 /// How pages of a file are to be written.
@@ -22,7 +22,7 @@ pub struct Target {
     /// The file.
     pub file: RelFile,
     /// Under the data key of this version; `None`: in plaintext.
-    pub epoch: Option<Epoch>,
+    pub version: Option<DataKeyVersion>,
 }
 
 impl Target {
@@ -31,8 +31,8 @@ impl Target {
     pub fn is_met_by(&self, page: PageState) -> bool {
         match page {
             PageState::Empty => true,
-            PageState::Plaintext => self.epoch.is_none(),
-            PageState::Sealed(epoch) => self.epoch == Some(epoch),
+            PageState::Plaintext => self.version.is_none(),
+            PageState::Sealed(version) => self.version == Some(version),
         }
     }
 }

@@ -12,7 +12,9 @@ mod tests {
     use std::process::{Command, Stdio};
     use std::time::Duration;
 
-    use pagevault_cipher::{CipherId, DataKey, Epoch, Fork, PAGE_SIZE, Page, PageKey, page};
+    use pagevault_cipher::{
+        CipherId, DataKey, DataKeyVersion, Fork, PAGE_SIZE, Page, PageKey, page,
+    };
     use pagevault_keystore::RelFile;
     use pgrx::prelude::*;
 
@@ -231,7 +233,7 @@ mod tests {
 
         let mut plain: Vec<Page> = vec![[7; PAGE_SIZE]; PAGES as usize];
         for page in &mut plain {
-            page[10..12].fill(0); // pd_flags: no epoch
+            page[10..12].fill(0); // pd_flags: no version
             page[18..20].copy_from_slice(&(PAGE_SIZE as u16 | 4).to_le_bytes()); // pd_pagesize_version
         }
         let mut sealed = plain.clone();
@@ -256,7 +258,7 @@ mod tests {
         let Ok(key) = key else { panic!("no random key") };
         let bare = nanoseconds(PAGES, |block| {
             work.copy_from_slice(black_box(&plain[block as usize]));
-            page::seal(&mut work, &key, Epoch::FIRST, block, Fork::Main, checksums);
+            page::seal(&mut work, &key, DataKeyVersion::FIRST, block, Fork::Main, checksums);
         });
         let (seal, open, bare) = (seal - copy, open - copy, bare - copy);
         notice!(

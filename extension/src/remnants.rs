@@ -15,7 +15,7 @@
 
 use std::time::{Duration, Instant};
 
-use pagevault_cipher::Epoch;
+use pagevault_cipher::DataKeyVersion;
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, ForkNumber};
@@ -68,8 +68,8 @@ pub(crate) enum State {
 
 /// How a file goes on.
 pub(crate) enum Key {
-    /// Under a new key of this epoch; the former ones can be destroyed.
-    New(Epoch),
+    /// Under a new key of this version; the former ones can be destroyed.
+    New(DataKeyVersion),
     /// Under the one that it had: there is no room for another, for this reason.
     AsBefore(String),
     /// In plaintext.
@@ -78,9 +78,9 @@ pub(crate) enum Key {
 
 impl Cleared {
     /// The last of the former keys, if they are to be destroyed.
-    pub(crate) fn last_former_epoch(&self) -> Option<u16> {
+    pub(crate) fn last_former_version(&self) -> Option<DataKeyVersion> {
         match self.state {
-            State::Done { key: Key::New(epoch), .. } => Some(epoch.get() - 1),
+            State::Done { key: Key::New(version), .. } => DataKeyVersion::new(version.get() - 1),
             _ => None,
         }
     }
@@ -161,7 +161,7 @@ fn new_key(held: &Held) -> Result<Key> {
         Err(report) => return Err(report),
     }
     rekey::file::await_writers(file)?;
-    Ok(directory::current_epoch(file).map_or(Key::None, Key::New))
+    Ok(directory::current_version(file).map_or(Key::None, Key::New))
 }
 
 /// Time that is left for waiting.

@@ -14,7 +14,7 @@
 use std::collections::HashSet;
 use std::path::Path;
 
-use pagevault_keystore::RelFile;
+use pagevault_keystore::{DataKeyVersion, RelFile};
 use pgrx::pg_sys::{self, Oid};
 use pgrx::{PgSqlErrorCode as Code, Spi};
 
@@ -143,8 +143,8 @@ fn relations(
 }
 
 /// Of files that were cleared, the keys that they had before.
-fn former_keys(cleared: &[Cleared]) -> Vec<(RelFile, u16)> {
-    cleared.iter().filter_map(|one| Some((one.file, one.last_former_epoch()?))).collect()
+fn former_keys(cleared: &[Cleared]) -> Vec<(RelFile, DataKeyVersion)> {
+    cleared.iter().filter_map(|one| Some((one.file, one.last_former_version()?))).collect()
 }
 
 /// Locks the relations with partitions and followers against everybody. Partitioned tables first,

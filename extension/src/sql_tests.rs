@@ -4,6 +4,7 @@
 #[pgrx::pg_schema]
 mod tests {
     use pagevault_keystore::protocol::ErrorClass;
+    use pagevault_keystore::{KeyVersion, Scope};
     use pgrx::prelude::*;
     use pgrx::spi;
 
@@ -14,6 +15,14 @@ mod tests {
     use crate::shmem::control::{self, Control};
     use crate::shmem::health::{Health, OperationFailure};
     use crate::shmem::secrets::{self, Revocation, Secrets, State};
+
+    fn database(oid: u32) -> Scope {
+        Scope::database(oid)
+    }
+
+    fn version(number: u32) -> KeyVersion {
+        KeyVersion::new(number).unwrap_or(KeyVersion::LAST)
+    }
 
     #[pg_test]
     fn is_loaded_from_shared_preload_libraries() -> spi::Result<()> {
@@ -101,14 +110,17 @@ mod tests {
     fn database_keys_are_locked_until_unlocked() -> std::io::Result<()> {
         let table = Secrets::new(Region::map(secrets::slots_needed(0), Kind::Sparse)?);
         let key = pagevault_cipher::Secret32::from_bytes(&[7; 32]);
-        assert!(table.announce(5, 1).is_ok());
-        assert!(table.state(5, 1) == Some(State::Locked) && table.get(5, 1).is_none());
-        assert!(table.unlock(5, 1, &key).is_ok());
-        assert!(table.state(5, 1) == Some(State::Ready));
-        assert!(table.get(5, 1).is_some_and(|read| read.matches(key.expose())));
-        assert!(table.unlock(5, 2, &key).is_ok());
-        assert_eq!(table.newest(5), Some(2));
-        assert_eq!(table.newest(0), None);
+        assert!(table.announce(database(5), version(1)).is_ok());
+        assert!(
+            table.state(database(5), version(1)) == Some(State::Locked)
+                && table.get(database(5), version(1)).is_none()
+        );
+        assert!(table.unlock(database(5), version(1), &key).is_ok());
+        assert!(table.state(database(5), version(1)) == Some(State::Ready));
+        assert!(table.get(database(5), version(1)).is_some_and(|read| read.matches(key.expose())));
+        assert!(table.unlock(database(5), version(2), &key).is_ok());
+        assert_eq!(table.newest(database(5)), Some(version(2)));
+        assert_eq!(table.newest(database(0)), None);
         Ok(())
     }
 
@@ -116,27 +128,30 @@ mod tests {
     fn revoked_keys_stay_readable_until_refused_and_are_never_lost() -> std::io::Result<()> {
         let table = Secrets::new(Region::map(secrets::slots_needed(0), Kind::Sparse)?);
         let key = pagevault_cipher::Secret32::from_bytes(&[7; 32]);
-        for (scope, version) in [(5, 1), (5, 2), (6, 1)] {
-            assert!(table.unlock(scope, version, &key).is_ok());
+        for (scope, number) in [(5, 1), (5, 2), (6, 1)] {
+            assert!(table.unlock(database(scope), version(number), &key).is_ok());
         }
-        assert!(table.announce(5, 3).is_ok());
+        assert!(table.announce(database(5), version(3)).is_ok());
         let revocation = Revocation { since: 1 << 50 | 17, cause: ErrorClass::KeyDisabled };
-        table.revoke(5, revocation, false);
-        assert!(!table.any_refused() && !table.is_refused(5));
-        assert_eq!(table.revocation(5), Some(revocation));
-        assert_eq!(table.revocation(6), None);
-        table.revoke(5, revocation, true);
-        assert!(table.any_refused() && table.is_refused(5) && !table.is_refused(6));
-        let states = [(5, 1), (5, 2), (5, 3), (6, 1)].map(|(s, v)| table.state(s, v));
+        table.revoke(database(5), revocation, false);
+        assert!(!table.any_refused() && !table.is_refused(database(5)));
+        assert_eq!(table.revocation(database(5)), Some(revocation));
+        assert_eq!(table.revocation(database(6)), None);
+        table.revoke(database(5), revocation, true);
+        assert!(
+            table.any_refused() && table.is_refused(database(5)) && !table.is_refused(database(6))
+        );
+        let states = [(5, 1), (5, 2), (5, 3), (6, 1)]
+            .map(|(scope, number)| table.state(database(scope), version(number)));
         let (refused, locked, ready) = (State::Refused, State::Locked, State::Ready);
         assert_eq!(states, [Some(refused), Some(refused), Some(locked), Some(ready)]);
         // The key is still there, and nobody puts another in its place.
         let other = pagevault_cipher::Secret32::from_bytes(&[8; 32]);
-        assert!(table.unlock(5, 1, &other).is_ok());
-        assert!(table.get(5, 1).is_some_and(|read| read.matches(key.expose())));
-        assert!(table.restore(5) && !table.restore(5));
-        assert!(!table.any_refused() && table.state(5, 2) == Some(State::Ready));
-        assert!(table.state(5, 3) == Some(State::Locked));
+        assert!(table.unlock(database(5), version(1), &other).is_ok());
+        assert!(table.get(database(5), version(1)).is_some_and(|read| read.matches(key.expose())));
+        assert!(table.restore(database(5)) && !table.restore(database(5)));
+        assert!(!table.any_refused() && table.state(database(5), version(2)) == Some(State::Ready));
+        assert!(table.state(database(5), version(3)) == Some(State::Locked));
         Ok(())
     }
 
@@ -189,12 +204,13 @@ mod tests {
     #[pg_test]
     fn a_full_table_of_database_keys_says_so() -> std::io::Result<()> {
         let table = Secrets::new(Region::map(secrets::slots_needed(0), Kind::Sparse)?);
-        let announced = |version: &u32| table.has_room() && table.announce(1, *version).is_ok();
+        let announces = |number: &u32| table.announce(database(1), version(*number)).is_ok();
+        let announced = |number: &u32| table.has_room() && announces(number);
         assert_eq!((1..).take_while(announced).count(), table.limit());
         // What recovery has on top of that.
-        let room = (2000..).take_while(|version| table.announce(1, *version).is_ok()).count();
+        let room = (2000..).take_while(announces).count();
         assert_eq!((table.limit(), room), (1023 - 64, 64));
-        assert_eq!(table.newest(1), Some(2063));
+        assert_eq!(table.newest(database(1)), Some(version(2063)));
         let larger = Secrets::new(Region::map(secrets::slots_needed(5000), Kind::Sparse)?);
         assert!(larger.limit() > 5000);
         Ok(())
@@ -203,22 +219,22 @@ mod tests {
     #[pg_test]
     fn control_words_remember_where_logs_end() -> std::io::Result<()> {
         let control = Control::new(Region::map(control::entries_needed(0), Kind::Sparse)?);
-        assert!(control.position(0).is_none());
+        assert!(control.position(Scope::CLUSTER).is_none());
         control.set_keystore_id(&[9; 16]);
         let position = pagevault_keystore::log::Position {
             keystore_id: [9; 16],
-            scope: 4_294_967_294,
+            scope: database(4_294_967_294),
             generation: 3,
             end: 0x1_2345_6789,
             settled: 0x1_0000_0001,
             logged: 0,
         };
         assert!(control.set_position(&position).is_ok());
-        assert_eq!(control.position(4_294_967_294), Some(position));
+        assert_eq!(control.position(database(4_294_967_294)), Some(position));
         control.set_unlock_failure("because");
         assert_eq!(control.unlock_failure(), "because");
         control.reset()?;
-        assert!(control.position(4_294_967_294).is_none());
+        assert!(control.position(database(4_294_967_294)).is_none());
         Ok(())
     }
 }

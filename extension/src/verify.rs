@@ -6,7 +6,7 @@ use std::io::ErrorKind;
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
 
-use pagevault_cipher::{Epoch, PAGE_SIZE, Page, page};
+use pagevault_cipher::{DataKeyVersion, PAGE_SIZE, Page, page};
 pub(crate) use pagevault_core::page::PageState;
 use pagevault_core::page::Target;
 use pagevault_keystore::RelFile;
@@ -121,33 +121,33 @@ pub(crate) fn refuse_destroyed(file: RelFile) -> Result<()> {
     Err(errors::report(PageFault::of_key(file, KeyError::Destroyed), 0))
 }
 
-/// A page sealed under an epoch that the keystore does not know belongs to a keystore that was
-/// lost; a new key of that epoch would make it unreadable for ever.
+/// A page sealed under a version that the keystore does not know belongs to a keystore that was
+/// lost; a new key of that version would make it unreadable for ever.
 ///
 /// Looks at these blocks of one fork; true if there may be more behind them.
-pub(crate) fn refuse_lost_epochs(
+pub(crate) fn refuse_lost_versions(
     file: RelFile,
     fork: ForkNumber::Type,
     range: Range<u32>,
 ) -> Result<bool> {
     let mut lost = None;
     // Such a page is read as an empty one.
-    let is_given_up = |epoch: Epoch| {
-        directory::destroyed_at(file, epoch.get()).is_some() && !directory::is_destroyed(file)
+    let is_given_up = |version: DataKeyVersion| {
+        directory::destroyed_at(file, version).is_some() && !directory::is_destroyed(file)
     };
     let more = scan(file, fork, range, |block, state| {
-        if let PageState::Sealed(epoch) = state
-            && lost.is_none_or(|(_, known)| known != epoch)
-            && !directory::has_key(file, epoch.get())
-            && !is_given_up(epoch)
+        if let PageState::Sealed(version) = state
+            && lost.is_none_or(|(_, known)| known != version)
+            && !directory::has_key(file, version)
+            && !is_given_up(version)
         {
-            lost.get_or_insert((block, epoch));
+            lost.get_or_insert((block, version));
         }
     })?;
     match lost {
         None => Ok(more),
-        Some((block, epoch)) => {
-            let cause = KeyError::of_missing_key(file, epoch.get());
+        Some((block, version)) => {
+            let cause = KeyError::of_missing_key(file, version);
             let file = SmgrFile { file, backend: SHARED_BACKEND };
             Err(errors::report(PageFault::of_key(file, cause), block))
         }
@@ -282,8 +282,8 @@ fn read_states(
 fn read_state(file: &File, offset: u64) -> std::io::Result<PageState> {
     let mut header = [0; page::HEADER_SIZE];
     file.read_exact_at(&mut header, offset)?;
-    if let Some(epoch) = page::epoch_of(&header) {
-        return Ok(PageState::Sealed(epoch));
+    if let Some(version) = page::version_of(&header) {
+        return Ok(PageState::Sealed(version));
     }
     if header != [0; page::HEADER_SIZE] {
         return Ok(PageState::Plaintext);

@@ -12,7 +12,9 @@ use std::sync::atomic::AtomicU32;
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use pagevault_cipher::wal::Mark;
-use pagevault_cipher::{CipherId, DataKey, Fork, PAGE_SIZE, PageKey, page, stream, wal};
+use pagevault_cipher::{
+    CipherId, DataKey, Fork, KeyVersion, PAGE_SIZE, PageKey, page, stream, wal,
+};
 use pagevault_core::policy::label::Label;
 use pagevault_interpose::elf::Elf;
 use pagevault_keyring::keyfile::format::KeyFile;
@@ -23,7 +25,7 @@ use pagevault_keystore::audit::{self, AuditKey};
 use pagevault_keystore::directory::Directory;
 use pagevault_keystore::protocol::{self, Request};
 use pagevault_keystore::state::State;
-use pagevault_keystore::{Record, batch, escrow, log};
+use pagevault_keystore::{Record, Scope, batch, escrow, log};
 use serde_json::{Map, Value};
 
 /// A target: its name, as of its corpus, and itself.
@@ -61,18 +63,18 @@ pub fn page(bytes: &[u8]) {
     let mut disk = [0; PAGE_SIZE];
     let length = bytes.len().min(PAGE_SIZE);
     disk[..length].copy_from_slice(&bytes[..length]);
-    let _ = page::epoch_of(bytes);
+    let _ = page::version_of(bytes);
     for checksums in [false, true] {
         let mut opened = disk;
         let told = page::open(&mut opened, &KEY, 3, Fork::Main, checksums);
         assert_eq!(told, Ok(()), "format 1 cannot tell what was changed");
-        let Some(epoch) = page::epoch_of(&disk) else {
+        let Some(version) = page::version_of(&disk) else {
             assert!(opened == disk, "a page that is not sealed was changed");
             continue;
         };
-        assert_eq!(page::epoch_of(&opened), None, "an opened page still says that it is sealed");
+        assert_eq!(page::version_of(&opened), None, "an opened page still says that it is sealed");
         if !checksums && !page::is_zero(&opened) {
-            page::seal(&mut opened, &KEY, epoch, 3, Fork::Main, checksums);
+            page::seal(&mut opened, &KEY, version, 3, Fork::Main, checksums);
             // The page size in it was made right, and its checksum is none.
             let body = 32..PAGE_SIZE;
             assert!(opened[body.clone()] == disk[body], "sealed again it is another page");
@@ -89,8 +91,8 @@ pub fn wal_page(bytes: &[u8]) {
     match wal::mark_of(&bytes[..whole]) {
         None => assert!(opened == bytes[..whole], "a page that is not sealed was changed"),
         Some(mark) => {
-            let near = mark.generation_near(u32::from(bytes[0]) << 12);
-            assert_eq!(Mark::of_generation(near.max(1)), mark);
+            let near = mark.version_near(KeyVersion::new(u32::from(bytes[0]) << 12));
+            assert_eq!(Mark::of_version(near), mark);
             if !wal::is_zero(&opened) {
                 wal::seal(&mut opened, &KEY, mark);
                 assert!(opened == bytes[..whole], "sealed again it is another page");
@@ -114,7 +116,7 @@ pub fn stream(bytes: &[u8]) {
 /// A file of the keystore, of the cluster and of a database. What is read can be written and is the
 /// same.
 pub fn key_log(bytes: &[u8]) {
-    for scope in [0, 5] {
+    for scope in [Scope::CLUSTER, Scope::database(5)] {
         if let Ok(contents) = log::replay(bytes, scope) {
             assert_eq!(contents.position.end + contents.torn, bytes.len() as u64);
             fold(contents.records);
@@ -158,7 +160,7 @@ fn fold(records: Vec<Record>) {
         assert!(directory.counts().is_ok(), "records have damaged the directory");
     }
     if let Ok(state) = State::from_records(records) {
-        for home in [0, 5] {
+        for home in [Scope::CLUSTER, Scope::database(5)] {
             let _ = state.records(home);
         }
     }
@@ -243,7 +245,7 @@ pub fn command_reply(bytes: &[u8]) {
 /// A line of the audit trail, and the file that says where it stands. What is a line has its place,
 /// and is not authentic.
 pub fn audit_line(bytes: &[u8]) {
-    let key = AuditKey::derive(&[1; 32], &[2; 16], 1);
+    let key = AuditKey::derive(&[1; 32], &[2; 16], KeyVersion::FIRST);
     let text = String::from_utf8_lossy(bytes);
     if let Some(line) = audit::Line::parse(&text) {
         assert!(line.seq > 0 && !line.is_authentic(&key));

@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use pagevault_fuzz::{TARGETS, Target};
-use pagevault_keystore::{Record, escrow};
+use pagevault_keystore::{KeyVersion, Record, Scope, escrow};
 use proptest::prelude::*;
 
 /// Golden files of the formats, which every target gets: most of them are not of its kind.
@@ -22,8 +22,8 @@ fn seeds() -> Vec<Vec<u8>> {
         b"encrypted aes-128-xts".to_vec(),
         b"plaintext".to_vec(),
     ];
-    let mark =
-        escrow::Mark { keystore: [7; 16], made: 1_800_000_000, keys: [(0, 1), (5, 2)].into() };
+    let keys = [(Scope::CLUSTER, KeyVersion::FIRST), (Scope::database(5), KeyVersion::LAST)];
+    let mark = escrow::Mark { keystore: [7; 16], made: 1_800_000_000, keys: keys.into() };
     seeds.push(mark.encode().into_bytes());
     let records = vec![Record::DropProvider { name: "local".to_owned() }];
     let provider = Record::Provider {

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 
 use pagevault_cipher::page::{self, PAGE_SIZE};
 use pagevault_cipher::wal;
-use pagevault_keystore::batch;
 use pagevault_keystore::log::{self, aside};
+use pagevault_keystore::{Scope, batch};
 
 use crate::failure::{Failure, unreadable};
 use crate::offline::DIRECTORY;
@@ -78,18 +78,15 @@ fn one(path: &Path, out: &mut impl Write) -> Result<(), Failure> {
 }
 
 /// Header and records of a key file.
-fn key_log(bytes: &[u8], scope: u32, out: &mut impl Write) -> io::Result<()> {
+fn key_log(bytes: &[u8], scope: Scope, out: &mut impl Write) -> io::Result<()> {
     let contents = match log::replay(bytes, scope) {
         Ok(contents) => contents,
         Err(error) => return writeln!(out, "  damaged: {error}"),
     };
     let position = contents.position;
     let id = u128::from_be_bytes(position.keystore_id);
-    let whose = match scope {
-        0 => "of the cluster".to_owned(),
-        database => format!("of database {database}"),
-    };
-    writeln!(out, "  key file {whose}, format {}, keystore {id:032x}", log::VERSION)?;
+    let whose = scope.name();
+    writeln!(out, "  key file of {whose}, format {}, keystore {id:032x}", log::VERSION)?;
     writeln!(
         out,
         "  rewritten {} times, {} of {} bytes known to be durable, {} bytes not finished",
@@ -102,9 +99,9 @@ fn key_log(bytes: &[u8], scope: u32, out: &mut impl Write) -> io::Result<()> {
 }
 
 fn relation_state(page: &[u8; PAGE_SIZE], _at: u64) -> String {
-    match page::epoch_of(page) {
+    match page::version_of(page) {
         _ if page::is_zero(page) => "empty".to_owned(),
-        Some(epoch) => format!("encrypted, data key version {epoch}"),
+        Some(version) => format!("encrypted, data key version {version}"),
         None => "plaintext".to_owned(),
     }
 }

@@ -11,14 +11,13 @@ use std::time::{Duration, Instant};
 
 use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::wrap::{self, WrapKey};
-use pagevault_cipher::{CipherId, Secret32};
+use pagevault_cipher::{CipherId, DataKeyVersion, KeyVersion, Secret32};
 use pagevault_keystore::escrow::{self, Restored};
 use pagevault_keystore::log::{self, aside};
 use pagevault_keystore::protocol::{Action, Base64, ErrorClass, Operation, Outcome, Request};
-use pagevault_keystore::rel_file::MAX_EPOCH;
 use pagevault_keystore::state::{DataKey, State};
 use pagevault_keystore::wal;
-use pagevault_keystore::{CheckValue, Record, RelFile, data_key_aad, master_context};
+use pagevault_keystore::{CheckValue, Record, RelFile, Scope, data_key_aad, master_context};
 use zeroize::Zeroizing;
 
 use crate::access::{Access, enter, read_ours};
@@ -36,7 +35,7 @@ const TIME: Duration = Duration::from_secs(30);
 pub struct Keystore {
     data_directory: PathBuf,
     id: [u8; 16],
-    scopes: Vec<u32>,
+    scopes: Vec<Scope>,
     state: State,
     access: Access,
 }
@@ -45,7 +44,7 @@ pub struct Keystore {
 /// it is looked at: who may write anywhere above a file would choose the keystore.
 #[must_use]
 pub fn has_keystore(path: &Path) -> bool {
-    path.join(DIRECTORY).join(log::file_name(0)).is_file()
+    path.join(DIRECTORY).join(log::file_name(Scope::CLUSTER)).is_file()
 }
 
 impl Keystore {
@@ -59,12 +58,12 @@ impl Keystore {
         let (data_directory, directory) = enter(data_directory, DIRECTORY)?;
         // The cluster's log comes first: others rely on what it says.
         let scopes = named(&directory, log::scope_of)?;
-        if scopes.first() != Some(&0) {
+        if scopes.first() != Some(&Scope::CLUSTER) {
             return Err(Failure::new(
                 ErrorClass::KeyMissing,
                 format!("there is no keystore in \"{}\"", data_directory.display()),
             )
-            .with_detail(format!("It has no file {DIRECTORY}/{}.", log::file_name(0)))
+            .with_detail(format!("It has no file {DIRECTORY}/{}.", log::file_name(Scope::CLUSTER)))
             .with_hint(
                 "Name a data directory whose server runs with pagevault, or a copy of it.",
             ));
@@ -108,15 +107,15 @@ impl Keystore {
         self.id
     }
 
-    /// The databases that have a key file, 0 for the cluster's; ascending.
+    /// Whose key files there are; ascending.
     #[must_use]
-    pub fn scopes(&self) -> &[u32] {
+    pub fn scopes(&self) -> &[Scope] {
         &self.scopes
     }
 
     /// Whether no tablespace has a directory of the database whose scope this is: it was dropped.
     #[must_use]
-    pub fn is_gone(&self, scope: u32) -> bool {
+    pub fn is_gone(&self, scope: Scope) -> bool {
         // What cannot be looked for may be there.
         let has_it =
             |directory: &Path| directory.join(scope.to_string()).try_exists().unwrap_or(true);
@@ -124,7 +123,7 @@ impl Keystore {
         // pg_tblspc/<tablespace>/PG_<version>/<database>
         let mut versions =
             below(self.data_directory.join("pg_tblspc")).flat_map(|e| below(e.path()));
-        scope != 0
+        !scope.is_cluster()
             && !has_it(&self.data_directory.join("base"))
             && !versions.any(|version| has_it(&version.path()))
     }
@@ -139,7 +138,7 @@ impl Keystore {
     ///
     /// # Errors
     /// As [`Keystore::read`].
-    pub fn put_aside(&self) -> Result<Vec<(u32, Vec<Record>)>, Failure> {
+    pub fn put_aside(&self) -> Result<Vec<(Scope, Vec<Record>)>, Failure> {
         let directory = self.data_directory.join(DIRECTORY);
         let mut found = Vec::new();
         for scope in named(&directory, aside::scope_beside)? {
@@ -154,11 +153,12 @@ impl Keystore {
         Ok(found)
     }
 
-    /// The keys of WAL as they are recorded, by generation.
-    pub fn wal_keys(&self) -> impl Iterator<Item = (u32, &DataKey)> {
+    /// The keys of WAL as they are recorded, by version.
+    pub fn wal_keys(&self) -> impl Iterator<Item = (KeyVersion, &DataKey)> {
         let places = self.state.files().filter(|(file, _)| wal::is_key_place(*file));
         places.flat_map(|(file, entry)| {
-            entry.keys.iter().map(move |(epoch, key)| (generation_at(file, *epoch), key))
+            let place = move |version| wal::version_at(file, version);
+            entry.keys.iter().filter_map(move |(version, key)| Some((place(*version)?, key)))
         })
     }
 
@@ -166,7 +166,7 @@ impl Keystore {
     ///
     /// # Errors
     /// The first failure, if there is any.
-    pub fn unlock(&self, wanted: &BTreeSet<(u32, u32)>) -> Result<DatabaseKeys, Failure> {
+    pub fn unlock(&self, wanted: &BTreeSet<(Scope, KeyVersion)>) -> Result<DatabaseKeys, Failure> {
         let mut operations = Vec::new();
         for &(scope, version) in wanted {
             operations.push(self.unwrapping(scope, version)?);
@@ -182,7 +182,7 @@ impl Keystore {
 
     /// The database keys that any data key is wrapped by, but for those of databases that were
     /// dropped.
-    pub(crate) fn needed(&self) -> BTreeSet<(u32, u32)> {
+    pub(crate) fn needed(&self) -> BTreeSet<(Scope, KeyVersion)> {
         let keys = self.state.files().flat_map(|(_, entry)| entry.keys.values());
         let mut needed: BTreeSet<_> = keys.map(|key| (key.scope, key.key_version)).collect();
         needed.retain(|(scope, _)| !self.is_gone(*scope));
@@ -190,7 +190,11 @@ impl Keystore {
     }
 
     /// The check value that a database key of this keystore has.
-    pub(crate) fn check_value(&self, (scope, version): (u32, u32), key: &Secret32) -> CheckValue {
+    pub(crate) fn check_value(
+        &self,
+        (scope, version): (Scope, KeyVersion),
+        key: &Secret32,
+    ) -> CheckValue {
         CheckValue::of(key, &self.id, scope, version)
     }
 
@@ -198,20 +202,16 @@ impl Keystore {
     /// which there is no record passes.
     pub(crate) fn require_right(
         &self,
-        (scope, version): (u32, u32),
+        (scope, version): (Scope, KeyVersion),
         key: &Secret32,
     ) -> Result<(), Failure> {
         let Some(record) = self.state.database_key(scope, version) else { return Ok(()) };
         if record.check.fits(key, &self.id, scope, version) {
             return Ok(());
         }
-        let whose = match scope {
-            0 => "the cluster".to_owned(),
-            database => format!("database {database}"),
-        };
         Err(Failure::new(
             ErrorClass::WrongKey,
-            format!("this is not version {version} of the database key of {whose}"),
+            format!("this is not version {version} of the database key of {}", scope.name()),
         )
         .with_detail(format!(
             "It does not fit its check value. The keystore says that it is wrapped by master key \"{}\" of provider \"{}\". Nothing was changed.",
@@ -228,7 +228,7 @@ impl Keystore {
         serve::answer(request, Instant::now(), TIME).results
     }
 
-    fn unwrapping(&self, scope: u32, version: u32) -> Result<Operation, Failure> {
+    fn unwrapping(&self, scope: Scope, version: KeyVersion) -> Result<Operation, Failure> {
         let damaged = |what: String| Failure::new(ErrorClass::Internal, what);
         let key = self.state.database_key(scope, version).ok_or_else(|| {
             damaged(format!("the keystore has no database key {scope}/{version}"))
@@ -245,11 +245,6 @@ impl Keystore {
             action: Action::Unwrap { wrapped: Base64(key.wrapped.clone()) },
         })
     }
-}
-
-/// The generation of WAL key that is recorded at a place (see [`wal::key_place`]).
-fn generation_at(file: RelFile, epoch: u16) -> u32 {
-    file.relation.saturating_sub(1).saturating_mul(u32::from(MAX_EPOCH)) + u32::from(epoch)
 }
 
 /// The key that was unwrapped.
@@ -291,7 +286,7 @@ fn restored(directory: &Path, id: [u8; 16]) -> Result<Vec<Record>, Failure> {
 }
 
 /// The scopes that are in the names of files, ascending.
-fn named(directory: &Path, of: impl Fn(&str) -> Option<u32>) -> Result<Vec<u32>, Failure> {
+fn named(directory: &Path, of: impl Fn(&str) -> Option<Scope>) -> Result<Vec<Scope>, Failure> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.map_err(|error| unreadable(directory, &error))?,
@@ -307,12 +302,12 @@ fn named(directory: &Path, of: impl Fn(&str) -> Option<u32>) -> Result<Vec<u32>,
 
 /// Unwrapped database keys.
 pub struct DatabaseKeys {
-    keys: BTreeMap<(u32, u32), Secret32>,
+    keys: BTreeMap<(Scope, KeyVersion), Secret32>,
 }
 
 impl DatabaseKeys {
     /// Keys that are known from elsewhere.
-    pub(crate) fn from_known(keys: BTreeMap<(u32, u32), Secret32>) -> Self {
+    pub(crate) fn from_known(keys: BTreeMap<(Scope, KeyVersion), Secret32>) -> Self {
         Self { keys }
     }
 
@@ -327,12 +322,12 @@ impl DatabaseKeys {
     pub fn data_key(
         &self,
         file: RelFile,
-        epoch: u16,
+        version: DataKeyVersion,
         record: &DataKey,
     ) -> Option<pagevault_cipher::DataKey> {
         let key = self.keys.get(&(record.scope, record.key_version))?;
         let cipher = CipherId::try_from(record.cipher).ok()?;
-        let aad = data_key_aad(file, epoch, record.cipher);
+        let aad = data_key_aad(file, version, record.cipher);
         let mut plain = Zeroizing::new([0; 64]);
         let length = without_trace(|| {
             let wrap_key = WrapKey::new(key.expose());
@@ -342,20 +337,7 @@ impl DatabaseKeys {
     }
 
     /// Scope, version and key of each.
-    pub fn iter(&self) -> impl Iterator<Item = (u32, u32, &Secret32)> {
+    pub fn iter(&self) -> impl Iterator<Item = (Scope, KeyVersion, &Secret32)> {
         self.keys.iter().map(|(&(scope, version), key)| (scope, version, key))
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn generations_are_found_where_they_are_put() {
-        for generation in [1, 2, 8190, 8191, 8192, 16382, 16383, 100_000] {
-            let (file, epoch) = wal::key_place(generation);
-            assert_eq!(generation_at(file, epoch), generation);
-        }
     }
 }

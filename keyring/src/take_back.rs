@@ -11,7 +11,7 @@ use std::path::Path;
 use pagevault_keystore::log::{self, Log, LogError, Trust, aside};
 use pagevault_keystore::protocol::ErrorClass;
 use pagevault_keystore::storage::{FileStorage, Storage};
-use pagevault_keystore::{Record, batch};
+use pagevault_keystore::{Record, Scope, batch};
 
 use crate::access::Access;
 use crate::escrow::{require_owner, require_stopped};
@@ -58,7 +58,7 @@ pub fn take_back(data_directory: &Path, out: &mut impl Write) -> Result<(), Fail
 
 /// Opened to be changed, a key file loses an end that is not readable. After a shutdown that is
 /// damage.
-fn require_whole(storage: &FileStorage, scope: u32) -> Result<(), Failure> {
+fn require_whole(storage: &FileStorage, scope: Scope) -> Result<(), Failure> {
     let name = log::file_name(scope);
     let bytes = storage.read(&name, 0, log::MAX_LOG);
     let bytes = bytes.map_err(|error| unreadable(Path::new(&name), &error))?.unwrap_or_default();

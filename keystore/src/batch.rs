@@ -19,6 +19,8 @@
 
 use std::fmt::Write as _;
 
+use pagevault_cipher::DataKeyVersion;
+
 use crate::error::{FormatError, Problem};
 use crate::job::Request;
 use crate::record::{Record, cipher_name};
@@ -226,8 +228,8 @@ pub fn describe(record: &Record) -> String {
                  version {master_version}"
             )
         }
-        Record::DataKey { file, epoch, cipher, scope, key_version, .. } => {
-            let mut text = format!("data key rel {file} version {epoch} ");
+        Record::DataKey { file, version, cipher, scope, key_version, .. } => {
+            let mut text = format!("data key rel {file} version {version} ");
             // Writing to a String does not fail.
             let _ = match cipher_name(*cipher) {
                 Some(name) => write!(text, "{name}"),
@@ -236,7 +238,7 @@ pub fn describe(record: &Record) -> String {
             let _ = write!(text, " key {scope}/{key_version}");
             text
         }
-        Record::Current { file, epoch } => format!("current rel {file} version {epoch}"),
+        Record::Current { file, version } => format!("current rel {file} version {version}"),
         Record::Plaintext { file, after } => format!("plaintext rel {file} after version {after}"),
         Record::WalSwitch(Switch { step, start, phase }) => {
             format!("WAL from {:X}/{:X} {phase} step {step}", start >> 32, start & 0xFFFF_FFFF)
@@ -248,7 +250,7 @@ pub fn describe(record: &Record) -> String {
         Record::Rewriting { file, phase, done } => {
             let state = if *done { "rewritten" } else { "rewriting" };
             let how = if phase.plaintext { "in plaintext after version" } else { "with version" };
-            format!("{state} rel {file} {how} {}", phase.epoch)
+            format!("{state} rel {file} {how} {}", DataKeyVersion::get_or_zero(phase.version))
         }
         Record::Job { job, request } => {
             let Request { relation, kind, transaction, .. } = request;

@@ -8,13 +8,13 @@
 //! 11  shared   u8       others may still need it
 //! 12  program  bytes    file name of the program that it is for
 //!     target   bytes    data directory, for rewind
-//!     switches u32, then for each: step u32, start u64, generation u32, plaintext u8
-//!     keys     u32, then for each: generation u32, cipher u8, key bytes
+//!     switches u32, then for each: step u32, start u64, version u32, plaintext u8
+//!     keys     u32, then for each: version u32, cipher u8, key bytes
 //! ```
 //!
 //! Both sides are of one release: the version only tells a library that was left behind.
 
-use pagevault_cipher::{CipherId, DataKey};
+use pagevault_cipher::{CipherId, DataKey, KeyVersion};
 use zeroize::Zeroizing;
 
 use crate::error::{FormatError, Problem};
@@ -58,8 +58,8 @@ pub struct Briefing {
     pub program: Vec<u8>,
     /// From where each key is used.
     pub switches: Vec<Switch>,
-    /// Keys by generation.
-    pub keys: Vec<(u32, DataKey)>,
+    /// Keys by version.
+    pub keys: Vec<(KeyVersion, DataKey)>,
 }
 
 impl Briefing {
@@ -84,12 +84,12 @@ impl Briefing {
         for Switch { step, start, phase } in &self.switches {
             put_u32(&mut out, *step);
             put_u64(&mut out, *start);
-            put_u32(&mut out, phase.generation);
+            put_u32(&mut out, KeyVersion::get_or_zero(phase.version));
             put_u8(&mut out, u8::from(phase.plaintext));
         }
         put_u32(&mut out, u32::try_from(self.keys.len()).unwrap_or(u32::MAX));
-        for (generation, key) in &self.keys {
-            put_u32(&mut out, *generation);
+        for (version, key) in &self.keys {
+            put_u32(&mut out, version.get());
             put_u8(&mut out, key.cipher() as u8);
             put_bytes(&mut out, key.expose());
         }
@@ -123,20 +123,22 @@ impl Briefing {
         let mut switches = Vec::new();
         for _ in 0..from.u32()? {
             let (step, start) = (from.u32()?, from.u64()?);
-            let phase = WalPhase { generation: from.u32()?, plaintext: from.u8()? != 0 };
+            let version = KeyVersion::new(from.u32()?);
+            let phase = WalPhase { version, plaintext: from.u8()? != 0 };
             switches.push(Switch { step, start, phase });
         }
         let count = from.u32()?;
         // With room for all of them: a vector that grows leaves copies of keys behind.
         let mut keys = Vec::with_capacity((count as usize).min(bytes.len()));
         for _ in 0..count {
-            let generation = from.u32()?;
+            let version = KeyVersion::new(from.u32()?)
+                .ok_or_else(|| from.error(Problem::Field("key version", "must not be 0")))?;
             let cipher = from.u8()?;
             let bytes = from.bytes()?;
             let wrong = |_| from.error(Problem::Field("key", "not of a known cipher"));
             let cipher = CipherId::try_from(cipher).map_err(wrong)?;
             let wrong = |_| from.error(Problem::Field("key", "wrong length"));
-            keys.push((generation, DataKey::from_bytes(cipher, bytes).map_err(wrong)?));
+            keys.push((version, DataKey::from_bytes(cipher, bytes).map_err(wrong)?));
         }
         if !from.is_empty() {
             return Err(from.error(Problem::Trailing));
@@ -154,16 +156,16 @@ mod tests {
             let bytes: Vec<u8> = (0..cipher.key_len() as u8).collect();
             DataKey::from_bytes(cipher, &bytes).expect("right length")
         };
+        let second = KeyVersion::new(2).expect("not 0");
         Briefing {
             role: Role::Rewind { target: b"/data".to_vec() },
             shared: true,
             program: b"pg_rewind".to_vec(),
-            switches: vec![Switch {
-                step: 3,
-                start: 0x0100_0000,
-                phase: WalPhase { generation: 2, plaintext: false },
-            }],
-            keys: vec![(1, key(CipherId::Aes256Xts)), (2, key(CipherId::Aes128Xts))],
+            switches: vec![Switch { step: 3, start: 0x0100_0000, phase: WalPhase::under(second) }],
+            keys: vec![
+                (KeyVersion::FIRST, key(CipherId::Aes256Xts)),
+                (second, key(CipherId::Aes128Xts)),
+            ],
         }
     }
 

@@ -25,8 +25,10 @@
 
 use std::fmt;
 
-use pagevault_cipher::{Secret32, kdf};
+use pagevault_cipher::{KeyVersion, Secret32, kdf};
 use subtle::ConstantTimeEq;
+
+use crate::scope::Scope;
 
 const LABEL: &str = "pagevault database key check value v1";
 /// Its length in bytes.
@@ -39,11 +41,11 @@ pub struct CheckValue([u8; LENGTH]);
 impl CheckValue {
     /// The value of a key that is this version of this scope's.
     #[must_use]
-    pub fn of(key: &Secret32, keystore: &[u8; 16], scope: u32, version: u32) -> Self {
+    pub fn of(key: &Secret32, keystore: &[u8; 16], scope: Scope, version: KeyVersion) -> Self {
         let mut context = [0; 24];
         context[..16].copy_from_slice(keystore);
-        context[16..20].copy_from_slice(&scope.to_le_bytes());
-        context[20..].copy_from_slice(&version.to_le_bytes());
+        context[16..20].copy_from_slice(&scope.number().to_le_bytes());
+        context[20..].copy_from_slice(&version.get().to_le_bytes());
         let mut value = [0; LENGTH];
         kdf::derive(key.expose(), LABEL, &context, &mut value);
         Self(value)
@@ -51,7 +53,13 @@ impl CheckValue {
 
     /// Whether this is the value of the key. Takes the same time wherever they differ.
     #[must_use]
-    pub fn fits(self, key: &Secret32, keystore: &[u8; 16], scope: u32, version: u32) -> bool {
+    pub fn fits(
+        self,
+        key: &Secret32,
+        keystore: &[u8; 16],
+        scope: Scope,
+        version: KeyVersion,
+    ) -> bool {
         Self::of(key, keystore, scope, version).0.ct_eq(&self.0).into()
     }
 
@@ -82,6 +90,12 @@ mod tests {
 
     const KEYSTORE: [u8; 16] = *b"0123456789abcdef";
 
+    const SCOPE: Scope = Scope::database(5);
+
+    fn version(number: u32) -> KeyVersion {
+        KeyVersion::new(number).unwrap()
+    }
+
     fn key(byte: u8) -> Secret32 {
         Secret32::from_bytes(&[byte; 32])
     }
@@ -89,17 +103,17 @@ mod tests {
     /// Written down from another implementation: vectors/check_value.py.
     #[test]
     fn the_construction_is_fixed() {
-        let value = CheckValue::of(&key(7), &KEYSTORE, 5, 3);
+        let value = CheckValue::of(&key(7), &KEYSTORE, SCOPE, version(3));
         assert_eq!(*value.as_bytes(), hex!("e24f98f6339acd2362adf5a8ea31e3d8"));
     }
 
     #[test]
     fn it_fits_one_key_in_one_place() {
-        let value = CheckValue::of(&key(7), &KEYSTORE, 5, 3);
-        assert!(value.fits(&key(7), &KEYSTORE, 5, 3));
-        assert!(!value.fits(&key(8), &KEYSTORE, 5, 3));
-        assert!(!value.fits(&key(7), b"0123456789abcdeg", 5, 3));
-        assert!(!value.fits(&key(7), &KEYSTORE, 3, 5));
-        assert!(!value.fits(&key(7), &KEYSTORE, 5, 4));
+        let value = CheckValue::of(&key(7), &KEYSTORE, SCOPE, version(3));
+        assert!(value.fits(&key(7), &KEYSTORE, SCOPE, version(3)));
+        assert!(!value.fits(&key(8), &KEYSTORE, SCOPE, version(3)));
+        assert!(!value.fits(&key(7), b"0123456789abcdeg", SCOPE, version(3)));
+        assert!(!value.fits(&key(7), &KEYSTORE, Scope::database(3), version(5)));
+        assert!(!value.fits(&key(7), &KEYSTORE, SCOPE, version(4)));
     }
 }

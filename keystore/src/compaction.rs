@@ -106,31 +106,36 @@ mod tests {
     use crate::record::Record;
     use crate::rel_file::{Phase, RelFile};
     use crate::state::State;
+    use crate::{DataKeyVersion, KeyVersion, Scope};
 
     fn file(relation: u32) -> RelFile {
         RelFile { tablespace: 1663, database: 5, relation }
     }
 
-    fn data_key(relation: u32, epoch: u16) -> Record {
+    fn version(number: u16) -> DataKeyVersion {
+        DataKeyVersion::new(number).unwrap()
+    }
+
+    fn data_key(relation: u32, number: u16) -> Record {
         Record::DataKey {
             file: file(relation),
-            epoch,
+            version: version(number),
             cipher: 1,
-            scope: 0,
-            key_version: 1,
+            scope: Scope::CLUSTER,
+            key_version: KeyVersion::FIRST,
             wrapped: vec![relation as u8; 60],
             created: 7,
         }
     }
 
-    fn current(relation: u32, epoch: u16) -> Record {
-        Record::Current { file: file(relation), epoch }
+    fn current(relation: u32, number: u16) -> Record {
+        Record::Current { file: file(relation), version: version(number) }
     }
 
     fn destroyed(relation: u32) -> Record {
         Record::Destroyed {
             file: file(relation),
-            through: 1,
+            through: version(1),
             cipher: 1,
             whole: true,
             lsn: 9,
@@ -139,12 +144,12 @@ mod tests {
     }
 
     fn rewriting(relation: u32, done: bool) -> Record {
-        let phase = Phase { epoch: 2, plaintext: false };
+        let phase = Phase::under(version(2));
         Record::Rewriting { file: file(relation), phase, done }
     }
 
     fn folded(log: &[Vec<Record>]) -> Vec<Record> {
-        State::from_records(log.iter().flatten().cloned()).unwrap().records(5)
+        State::from_records(log.iter().flatten().cloned()).unwrap().records(Scope::database(5))
     }
 
     /// Newer files have lower numbers here: folded, their records come first.

@@ -1,5 +1,7 @@
 //! Why stored bytes were not accepted, or a record not stored.
 
+use crate::scope::Scope;
+
 /// Where something is wrong, and what. Never holds content, so that it can be logged.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{problem} at byte {offset}")]
@@ -56,9 +58,9 @@ pub enum Problem {
     #[error("record belongs to database {found}, file to {expected}")]
     Misplaced {
         /// Scope of the file.
-        expected: u32,
+        expected: Scope,
         /// Scope the record belongs to.
-        found: u32,
+        found: Scope,
     },
 }
 

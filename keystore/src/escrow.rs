@@ -25,7 +25,10 @@
 use std::collections::BTreeSet;
 use std::fmt::Write;
 
+use pagevault_cipher::KeyVersion;
+
 use crate::error::{FormatError, Problem};
+use crate::scope::Scope;
 use crate::{Record, batch};
 
 /// Name of the mark.
@@ -47,7 +50,7 @@ pub struct Mark {
     /// Seconds since 1970.
     pub made: i64,
     /// Scope and version of each database key.
-    pub keys: BTreeSet<(u32, u32)>,
+    pub keys: BTreeSet<(Scope, KeyVersion)>,
 }
 
 impl Mark {
@@ -80,7 +83,7 @@ impl Mark {
         let made = lines.next()?.strip_prefix("made ")?.parse().ok()?;
         let key = |line: &str| {
             let (scope, version) = line.strip_prefix("key ")?.split_once(' ')?;
-            Some((scope.parse().ok()?, version.parse().ok()?))
+            Some((Scope::database(scope.parse().ok()?), KeyVersion::new(version.parse().ok()?)?))
         };
         let keys = lines.map(key).collect::<Option<_>>()?;
         Some(Self { keystore, made, keys })

@@ -8,6 +8,8 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
+use crate::scope::Scope;
+
 /// Jobs of a database that are over and still known: the newest.
 pub const ENDED_KEPT: usize = 100;
 /// Longest error text, in bytes.
@@ -22,6 +24,13 @@ pub struct JobId {
     pub database: u32,
     /// From 1, in the order in which jobs of the database were asked for.
     pub number: u64,
+}
+
+impl JobId {
+    /// Whose log records about the job are in.
+    pub const fn scope(self) -> Scope {
+        Scope::database(self.database)
+    }
 }
 
 impl fmt::Display for JobId {
@@ -237,6 +246,7 @@ impl Jobs {
 #[cfg(test)]
 mod tests {
     use super::{ENDED_KEPT, JobId, JobKind, JobState, Request, Step};
+    use crate::Scope;
     use crate::compaction;
     use crate::record::Record;
     use crate::state::State;
@@ -313,7 +323,7 @@ mod tests {
     fn what_is_forgotten_does_not_come_back() {
         let history = history();
         let state = fold(&history);
-        let kept = state.records(DATABASE);
+        let kept = state.records(Scope::database(DATABASE));
         assert_eq!(fold(&kept), state);
         // Redo begins anywhere.
         for from in [0, 27, 300, 600] {
@@ -329,7 +339,7 @@ mod tests {
         }
         log.extend([vec![asked(153)], vec![step(7, 3, JobState::Waiting)]]);
         let state = fold(&log.concat());
-        let log = compaction::in_place(state.records(DATABASE), &log);
+        let log = compaction::in_place(state.records(Scope::database(DATABASE)), &log);
         assert_eq!(fold(&log.concat()), state);
         assert_eq!((known(&state)[0], known(&state).last()), (7, Some(&153)));
     }
@@ -340,6 +350,6 @@ mod tests {
         let records = [history(), vec![gone]].concat();
         let state = fold(&records);
         assert!(known(&state).is_empty());
-        assert_eq!(fold(&[state.records(DATABASE), history()].concat()), state);
+        assert_eq!(fold(&[state.records(Scope::database(DATABASE)), history()].concat()), state);
     }
 }

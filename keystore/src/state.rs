@@ -2,47 +2,50 @@
 //!
 //! The fold is the meaning of a log: compaction writes [`State::records`] and loses nothing,
 //! because folding those gives the same state again. It also keeps the one promise on which every
-//! page depends: a file's epoch, once it has a key, keeps that key. What may change is the
+//! page depends: a file's version, once it has a key, keeps that key. What may change is the
 //! wrapping.
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use pagevault_cipher::{DataKeyVersion, KeyVersion};
+
 use crate::check_value::CheckValue;
 use crate::job::{JobId, Jobs};
 use crate::record::Record;
-use crate::rel_file::{MAX_EPOCH, Phase, RelFile};
+use crate::rel_file::{Phase, RelFile};
+use crate::scope::Scope;
 use crate::wal::{self, Switch};
 
 /// A record that contradicts an earlier one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum StateError {
-    /// A second key for an epoch that has one, recognised by its cipher or, for a cipher that this
+    /// A second key for a version that has one, recognised by its cipher or, for a cipher that this
     /// version does not know, by its length. (Two keys of one cipher cannot be told apart while
     /// they are wrapped.)
-    #[error("relation file {file} has another data key of version {epoch}")]
+    #[error("relation file {file} has another data key of version {version}")]
     KeyReplaced {
         /// Which file.
         file: RelFile,
-        /// Which epoch.
-        epoch: u16,
+        /// Which version.
+        version: DataKeyVersion,
     },
     /// Another key under the number of a database key that is known, recognised by its check value.
     #[error(
         "version {version} of the database key of scope {scope} is another key than the one that is known"
     )]
     DatabaseKeyReplaced {
-        /// Database OID, 0 for the cluster.
-        scope: u32,
+        /// Whose key.
+        scope: Scope,
         /// Its version.
-        version: u32,
+        version: KeyVersion,
     },
-    /// An epoch is spoken of that has no key.
-    #[error("relation file {file} has no data key of version {epoch}")]
+    /// A version is spoken of that has no key.
+    #[error("relation file {file} has no data key of version {version}")]
     NoKey {
         /// Which file.
         file: RelFile,
-        /// Which epoch.
-        epoch: u16,
+        /// Which version.
+        version: DataKeyVersion,
     },
 }
 
@@ -80,9 +83,9 @@ pub struct DataKey {
     /// Cipher number; perhaps one that this version does not know.
     pub cipher: u8,
     /// Scope of the database key that wraps.
-    pub scope: u32,
+    pub scope: Scope,
     /// Version of the database key that wraps.
-    pub key_version: u32,
+    pub key_version: KeyVersion,
     /// Nonce, ciphertext, tag.
     pub wrapped: Vec<u8>,
     /// Seconds since 1970.
@@ -94,8 +97,8 @@ pub struct DataKey {
 pub struct File {
     /// How it is written.
     pub phase: Phase,
-    /// Keys by epoch.
-    pub keys: BTreeMap<u16, DataKey>,
+    /// Keys by version.
+    pub keys: BTreeMap<DataKeyVersion, DataKey>,
     /// Keys that were destroyed on purpose.
     pub destroyed: Option<Destroyed>,
     /// The last phase that began when the file had pages, and whether all of these are written so
@@ -106,8 +109,8 @@ pub struct File {
 /// What is left of destroyed keys.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Destroyed {
-    /// The highest epoch whose key is destroyed, with all before it.
-    pub through: u16,
+    /// The highest version whose key is destroyed, with all before it.
+    pub through: DataKeyVersion,
     /// All WAL records about pages under these keys end at this LSN or before.
     pub lsn: u64,
     /// Cipher of the file's pages, 0 if it was not written sealed any more.
@@ -125,15 +128,15 @@ impl File {
         self.rewriting.is_some_and(|(phase, done)| phase >= self.phase && !done)
     }
 
-    /// Whether the key of an epoch was destroyed, or would be if it came.
-    pub fn is_destroyed(&self, epoch: u16) -> bool {
-        self.destroyed.is_some_and(|destroyed| epoch <= destroyed.through)
+    /// Whether the key of a version was destroyed, or would be if it came.
+    pub fn is_destroyed(&self, version: DataKeyVersion) -> bool {
+        self.destroyed.is_some_and(|destroyed| version <= destroyed.through)
     }
 
     /// Forgets keys for good.
     fn destroy(&mut self, destroyed: Destroyed) {
         self.destroyed = self.destroyed.max(Some(destroyed));
-        self.keys.retain(|epoch, _| *epoch > destroyed.through);
+        self.keys.retain(|version, _| *version > destroyed.through);
     }
 
     /// Takes a step, if it is one forward.
@@ -141,16 +144,16 @@ impl File {
         self.phase = self.phase.max(phase);
     }
 
-    /// The epoch that a new key gets: numbers go on even where a file number is used again. `None`
-    /// after 8191.
-    pub fn next_epoch(&self) -> Option<u16> {
-        self.last_epoch().checked_add(1).filter(|epoch| *epoch <= MAX_EPOCH)
+    /// The version that a new key gets: numbers go on even where a file number is used again.
+    /// `None` after the last one.
+    pub fn next_version(&self) -> Option<DataKeyVersion> {
+        DataKeyVersion::after(self.last_version())
     }
 
-    /// The highest epoch that has a key, or had one that was destroyed; 0 if there never was one.
-    pub fn last_epoch(&self) -> u16 {
-        let last = self.keys.last_key_value().map_or(0, |(epoch, _)| *epoch);
-        last.max(self.destroyed.map_or(0, |destroyed| destroyed.through))
+    /// The highest version that has a key, or had one that was destroyed.
+    pub fn last_version(&self) -> Option<DataKeyVersion> {
+        let last = self.keys.last_key_value().map(|(version, _)| *version);
+        last.max(self.destroyed.map(|destroyed| destroyed.through))
     }
 }
 
@@ -158,7 +161,7 @@ impl File {
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct State {
     providers: BTreeMap<String, Provider>,
-    database_keys: BTreeMap<(u32, u32), DatabaseKey>,
+    database_keys: BTreeMap<(Scope, KeyVersion), DatabaseKey>,
     files: BTreeMap<RelFile, File>,
     wal_switches: BTreeSet<Switch>,
     jobs: BTreeMap<u32, Jobs>,
@@ -203,36 +206,40 @@ impl State {
                     DatabaseKey { provider, master_key, master_version, wrapped, check, created };
                 self.database_keys.insert((scope, version), key);
             }
-            Record::DataKey { file, epoch, cipher, scope, key_version, wrapped, created } => {
+            Record::DataKey { file, version, cipher, scope, key_version, wrapped, created } => {
                 let entry = self.files.get(&file);
-                if entry.is_some_and(|entry| entry.is_destroyed(epoch)) {
+                if entry.is_some_and(|entry| entry.is_destroyed(version)) {
                     return Ok(());
                 }
-                let known = entry.and_then(|entry| entry.keys.get(&epoch));
+                let known = entry.and_then(|entry| entry.keys.get(&version));
                 let is_another =
                     |key: &DataKey| (key.cipher, key.wrapped.len()) != (cipher, wrapped.len());
                 if known.is_some_and(is_another) {
-                    return Err(StateError::KeyReplaced { file, epoch });
+                    return Err(StateError::KeyReplaced { file, version });
                 }
                 let key = DataKey { cipher, scope, key_version, wrapped, created };
-                self.files.entry(file).or_default().keys.insert(epoch, key);
+                self.files.entry(file).or_default().keys.insert(version, key);
             }
-            Record::Current { file, epoch } => {
-                let entry = self.file_with_key(file, epoch)?;
-                entry.enter(Phase { epoch, plaintext: false });
+            Record::Current { file, version } => {
+                let entry = self.file_with_key(file, version)?;
+                entry.enter(Phase::under(version));
             }
             Record::Plaintext { file, after } => {
                 let entry = self.file_with_key(file, after)?;
-                entry.enter(Phase { epoch: after, plaintext: true });
+                entry.enter(Phase::plaintext_after(after));
             }
             Record::Rewriting { file, phase, done } => {
-                let entry = self.file_with_key(file, phase.epoch)?;
-                entry.rewriting = entry.rewriting.max(Some((phase, done)));
+                if let Some(version) = phase.version {
+                    let entry = self.file_with_key(file, version)?;
+                    entry.rewriting = entry.rewriting.max(Some((phase, done)));
+                }
             }
             Record::WalSwitch(switch) => {
-                let (file, epoch) = wal::key_place(switch.phase.generation);
-                self.file_with_key(file, epoch)?;
-                self.wal_switches.insert(switch);
+                if let Some(version) = switch.phase.version {
+                    let (file, data_key_version) = wal::key_place(version);
+                    self.file_with_key(file, data_key_version)?;
+                    self.wal_switches.insert(switch);
+                }
             }
             Record::Destroyed { file, through, cipher, whole, lsn, at } => {
                 let destroyed = Destroyed { through, lsn, cipher, whole, at };
@@ -258,28 +265,32 @@ impl State {
         Ok(())
     }
 
-    fn file_with_key(&mut self, file: RelFile, epoch: u16) -> Result<&mut File, StateError> {
+    fn file_with_key(
+        &mut self,
+        file: RelFile,
+        version: DataKeyVersion,
+    ) -> Result<&mut File, StateError> {
         let entry = self
             .files
             .get_mut(&file)
-            .filter(|entry| entry.keys.contains_key(&epoch) || entry.is_destroyed(epoch));
-        entry.ok_or(StateError::NoKey { file, epoch })
+            .filter(|entry| entry.keys.contains_key(&version) || entry.is_destroyed(version));
+        entry.ok_or(StateError::NoKey { file, version })
     }
 
     /// The records that say all this, for the log of `home` (see [`Record::home`]).
-    pub fn records(&self, home: u32) -> Vec<Record> {
+    pub fn records(&self, home: Scope) -> Vec<Record> {
         let mut records = Vec::new();
-        if home == 0 {
+        if home.is_cluster() {
             records.extend(self.provider_records());
             records.extend(self.database_key_records());
         }
-        let files = self.files.iter().filter(|(file, _)| file.database == home);
+        let files = self.files.iter().filter(|(file, _)| file.scope() == home);
         files.for_each(|(file, entry)| records.extend(file_records(*file, entry)));
-        if home == 0 {
+        if home.is_cluster() {
             records.extend(self.wal_switches().map(Record::WalSwitch));
         }
-        if let Some(jobs) = self.jobs.get(&home) {
-            records.extend(job_records(home, jobs));
+        if let Some(jobs) = self.jobs(home.number()) {
+            records.extend(job_records(home.number(), jobs));
         }
         records
     }
@@ -322,18 +333,19 @@ impl State {
     }
 
     /// All database keys as scope, version, key.
-    pub fn database_keys(&self) -> impl Iterator<Item = (u32, u32, &DatabaseKey)> {
+    pub fn database_keys(&self) -> impl Iterator<Item = (Scope, KeyVersion, &DatabaseKey)> {
         self.database_keys.iter().map(|(&(scope, version), key)| (scope, version, key))
     }
 
     /// A database key.
-    pub fn database_key(&self, scope: u32, version: u32) -> Option<&DatabaseKey> {
+    pub fn database_key(&self, scope: Scope, version: KeyVersion) -> Option<&DatabaseKey> {
         self.database_keys.get(&(scope, version))
     }
 
     /// The newest database key of a scope, which wraps new data keys, with its version.
-    pub fn current_database_key(&self, scope: u32) -> Option<(u32, &DatabaseKey)> {
-        let mut versions = self.database_keys.range((scope, 0)..=(scope, u32::MAX));
+    pub fn current_database_key(&self, scope: Scope) -> Option<(KeyVersion, &DatabaseKey)> {
+        let all = (scope, KeyVersion::FIRST)..=(scope, KeyVersion::LAST);
+        let mut versions = self.database_keys.range(all);
         versions.next_back().map(|(&(_, version), key)| (version, key))
     }
 
@@ -362,19 +374,19 @@ fn file_records(file: RelFile, entry: &File) -> impl Iterator<Item = Record> {
     let destroyed = entry.destroyed.map(|Destroyed { through, lsn, cipher, whole, at }| {
         Record::Destroyed { file, through, cipher, whole, lsn, at }
     });
-    let keys = entry.keys.iter().map(move |(&epoch, key)| Record::DataKey {
+    let keys = entry.keys.iter().map(move |(&version, key)| Record::DataKey {
         file,
-        epoch,
+        version,
         cipher: key.cipher,
         scope: key.scope,
         key_version: key.key_version,
         wrapped: key.wrapped.clone(),
         created: key.created,
     });
-    let Phase { epoch, plaintext } = entry.phase;
-    let phase = (epoch != 0).then_some(match plaintext {
-        true => Record::Plaintext { file, after: epoch },
-        false => Record::Current { file, epoch },
+    let Phase { version, plaintext } = entry.phase;
+    let phase = version.map(|version| match plaintext {
+        true => Record::Plaintext { file, after: version },
+        false => Record::Current { file, version },
     });
     let rewriting = entry.rewriting.map(|(phase, done)| Record::Rewriting { file, phase, done });
     destroyed.into_iter().chain(keys).chain(phase).chain(rewriting)

@@ -6,6 +6,8 @@
 //! under the same identity of the keystore, to which database keys are bound. Catalogs are not
 //! carried: those of the new cluster are other files under the same numbers, in plaintext at first.
 
+use pagevault_cipher::DataKeyVersion;
+
 use crate::record::Record;
 use crate::rel_file::RelFile;
 use crate::state::{State, StateError};
@@ -60,17 +62,16 @@ fn is_carried(file: RelFile) -> bool {
             && (file.relation >= FIRST_USER_FILE || LARGE_OBJECTS.contains(&file.relation)))
 }
 
-/// The state of the new cluster's keystore. It has all keys, so that epochs go on; what is not
+/// The state of the new cluster's keystore. It has all keys, so that versions go on; what is not
 /// carried is written in plaintext until the new server decides anew.
 ///
 /// # Errors
 /// When the state contradicts itself.
 pub fn carried(mut state: State) -> Result<State, StateError> {
-    let left: Vec<(RelFile, u16)> = state
+    let left: Vec<(RelFile, DataKeyVersion)> = state
         .files()
         .filter(|(file, _)| !is_carried(*file))
-        .map(|(file, entry)| (file, entry.last_epoch()))
-        .filter(|(_, last)| *last != 0)
+        .filter_map(|(file, entry)| Some((file, entry.last_version()?)))
         .collect();
     for (file, after) in left {
         state.apply(Record::Plaintext { file, after })?;
@@ -93,6 +94,11 @@ pub fn is_part_of(state: &State, whole: &State) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{KeyVersion, Scope};
+
+    fn version(number: u16) -> DataKeyVersion {
+        DataKeyVersion::new(number).unwrap()
+    }
 
     const KEYED: [RelFile; 6] = [
         RelFile { tablespace: 1663, database: 5, relation: 16384 },
@@ -105,16 +111,16 @@ mod tests {
 
     fn state() -> State {
         let records = KEYED.into_iter().flat_map(|file| {
-            let key = |epoch| Record::DataKey {
+            let key = |number| Record::DataKey {
                 file,
-                epoch,
+                version: version(number),
                 cipher: 1,
-                scope: 0,
-                key_version: 1,
+                scope: Scope::CLUSTER,
+                key_version: KeyVersion::FIRST,
                 wrapped: vec![7; 92],
                 created: 0,
             };
-            [key(1), key(2), Record::Current { file, epoch: 2 }]
+            [key(1), key(2), Record::Current { file, version: version(2) }]
         });
         State::from_records(records).unwrap()
     }
@@ -125,8 +131,8 @@ mod tests {
         for (at, file) in KEYED.into_iter().enumerate() {
             let entry = new.file(file).unwrap();
             assert_eq!(entry.keys.len(), 2, "{file}");
-            assert_eq!(entry.phase.current(), (at < 3).then_some(2), "{file}");
-            assert_eq!(entry.next_epoch(), Some(3), "{file}");
+            assert_eq!(entry.phase.current(), (at < 3).then_some(version(2)), "{file}");
+            assert_eq!(entry.next_version(), Some(version(3)), "{file}");
         }
         // Once more changes nothing.
         assert_eq!(carried(new.clone()).unwrap(), new);
@@ -138,7 +144,7 @@ mod tests {
         assert!(is_part_of(&State::default(), &whole));
         assert!(is_part_of(&state, &whole));
         let file = KEYED[0];
-        state.apply(Record::Plaintext { file, after: 2 }).unwrap();
+        state.apply(Record::Plaintext { file, after: version(2) }).unwrap();
         assert!(!is_part_of(&state, &whole));
         assert!(!is_part_of(&whole, &State::default()));
     }

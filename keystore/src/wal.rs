@@ -1,6 +1,6 @@
 //! WAL keys: where they are kept, and from where in WAL each is used.
 //!
-//! Generations count from 1. The key of a generation is a data key as any other, recorded as that
+//! Versions count from 1. The key of a version is a data key as any other, recorded as that
 //! of a relation file that cannot exist ([`key_place`]), so that all that is done for data keys is
 //! done for it.
 //!
@@ -16,39 +16,61 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::rel_file::{MAX_EPOCH, RelFile};
+use pagevault_cipher::{DataKeyVersion, KeyVersion};
+
+use crate::rel_file::RelFile;
 
 /// How WAL is written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 pub struct WalPhase {
-    /// Of the key; 0 before the first: in plaintext.
-    pub generation: u32,
-    /// Written in plaintext, although there were keys up to `generation`.
+    /// Of the key; `None` before the first: in plaintext.
+    pub version: Option<KeyVersion>,
+    /// Written in plaintext, although there were keys up to `version`.
     pub plaintext: bool,
 }
 
 impl WalPhase {
-    /// The generation to write with, `None` for plaintext.
-    pub const fn sealed(self) -> Option<u32> {
-        if self.generation == 0 || self.plaintext { None } else { Some(self.generation) }
+    /// Sealed under this version.
+    pub const fn under(version: KeyVersion) -> Self {
+        Self { version: Some(version), plaintext: false }
+    }
+
+    /// The version to write with, `None` for plaintext.
+    pub const fn sealed(self) -> Option<KeyVersion> {
+        if self.plaintext { None } else { self.version }
     }
 }
 
 impl fmt::Display for WalPhase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.sealed() {
-            Some(generation) => write!(f, "version {generation}"),
-            None => write!(f, "plaintext after version {}", self.generation),
+            Some(version) => write!(f, "version {version}"),
+            None => {
+                write!(f, "plaintext after version {}", KeyVersion::get_or_zero(self.version))
+            }
         }
     }
 }
 
-/// The file and epoch under which the key of a generation is recorded. No relation is in tablespace
-/// 0.
-pub const fn key_place(generation: u32) -> (RelFile, u16) {
-    let (before, epochs) = (generation.saturating_sub(1), MAX_EPOCH as u32);
-    let file = RelFile { tablespace: 0, database: 0, relation: 1 + before / epochs };
-    (file, (before % epochs + 1) as u16)
+/// Versions of the WAL key that are recorded as versions of one file's data key.
+const IN_ONE_FILE: u32 = DataKeyVersion::LAST.get() as u32;
+
+/// The file, and the version of its data key, under which a version of the WAL key is recorded. No
+/// relation is in tablespace 0.
+pub const fn key_place(version: KeyVersion) -> (RelFile, DataKeyVersion) {
+    let before = version.get() - 1;
+    let file = RelFile { tablespace: 0, database: 0, relation: 1 + before / IN_ONE_FILE };
+    match DataKeyVersion::new((before % IN_ONE_FILE + 1) as u16) {
+        Some(there) => (file, there),
+        // The number is within 1 to IN_ONE_FILE.
+        None => (file, DataKeyVersion::LAST),
+    }
+}
+
+/// The version of the WAL key that is recorded at a place, see [`key_place`].
+pub fn version_at(file: RelFile, there: DataKeyVersion) -> Option<KeyVersion> {
+    let before = file.relation.checked_sub(1)?.checked_mul(IN_ONE_FILE)?;
+    KeyVersion::new(before.checked_add(there.get().into())?)
 }
 
 /// Whether a file stands for WAL keys.
@@ -102,7 +124,7 @@ pub struct Full;
 /// All switches, in shared memory, in any order.
 ///
 /// ```text
-/// count u32, then for each switch: start u64, generation u32, plaintext u32, step u32
+/// count u32, then for each switch: start u64, version u32, plaintext u32, step u32
 /// ```
 ///
 /// Switches are only added, so readers need no lock: they see the first `count`, whole. One writer
@@ -140,12 +162,13 @@ impl<'a> Switches<'a> {
     pub fn iter(&self) -> impl Iterator<Item = Switch> + Clone + use<'a> {
         let entries = self.words.get(1..).unwrap_or_default().chunks_exact(ENTRY);
         entries.take(self.count() as usize).map(|entry| {
-            let [low, high, generation, plaintext, step] =
+            let [low, high, version, plaintext, step] =
                 [0, 1, 2, 3, 4].map(|at| entry.get(at).map_or(0, |w| w.load(Ordering::Relaxed)));
+            let (version, plaintext) = (KeyVersion::new(version), plaintext != 0);
             Switch {
                 step,
                 start: u64::from(low) | u64::from(high) << 32,
-                phase: WalPhase { generation, plaintext: plaintext != 0 },
+                phase: WalPhase { version, plaintext },
             }
         })
     }
@@ -166,7 +189,8 @@ impl<'a> Switches<'a> {
         };
         let Switch { step, start, phase } = switch;
         let (low, high) = (start as u32, (start >> 32) as u32);
-        let values = [low, high, phase.generation, u32::from(phase.plaintext), step];
+        let version = KeyVersion::get_or_zero(phase.version);
+        let values = [low, high, version, u32::from(phase.plaintext), step];
         entry.iter().zip(values).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
         counter.store(count + 1, Ordering::Release);
         Ok(())

@@ -1,8 +1,8 @@
 //! Pages of WAL segments, one by one: opening what was read, completing what is written from any
 //! byte on. The server and PostgreSQL's own programs (`preload/`) do the same to them.
 
-use pagevault_cipher::PageKey;
 use pagevault_cipher::wal::{self, Mark};
+use pagevault_cipher::{KeyVersion, PageKey};
 
 use crate::wal::WalPhase;
 
@@ -14,22 +14,25 @@ pub trait WalKeys {
     /// How the page at an address is written.
     fn phase_at(&self, address: u64) -> WalPhase;
 
-    /// Runs `f` with the expanded key of a generation.
+    /// Runs `f` with the expanded key of a version.
     ///
     /// # Errors
     /// When there is no such key, or it cannot be used now.
-    fn with_key<R>(&self, generation: u32, f: impl FnOnce(&PageKey) -> R)
-    -> Result<R, Self::Error>;
+    fn with_key<R>(
+        &self,
+        version: KeyVersion,
+        f: impl FnOnce(&PageKey) -> R,
+    ) -> Result<R, Self::Error>;
 
-    /// Opens a page under the key of a generation.
+    /// Opens a page under the key of a version.
     ///
     /// # Errors
     /// As [`WalKeys::with_key`].
-    fn open(&self, page: &mut [u8], generation: u32) -> Result<(), Self::Error> {
-        self.with_key(generation, |key| wal::open(page, key))
+    fn open(&self, page: &mut [u8], version: KeyVersion) -> Result<(), Self::Error> {
+        self.with_key(version, |key| wal::open(page, key))
     }
 
-    /// Seals pages of `page_size` bytes under the key of a generation; returns how many were not
+    /// Seals pages of `page_size` bytes under the key of a version; returns how many were not
     /// empty.
     ///
     /// # Errors
@@ -38,18 +41,18 @@ pub trait WalKeys {
         &self,
         pages: &mut [u8],
         page_size: usize,
-        generation: u32,
+        version: KeyVersion,
     ) -> Result<u64, Self::Error> {
-        let mark = Mark::of_generation(generation);
-        self.with_key(generation, |key| {
+        let mark = Mark::of_version(version);
+        self.with_key(version, |key| {
             let pages = pages.chunks_exact_mut(page_size);
             pages.map(|page| u64::from(wal::seal(page, key, mark))).sum()
         })
     }
 
-    /// The generation that a mark means in the page at `address`.
-    fn generation_of(&self, mark: Mark, address: u64) -> u32 {
-        mark.generation_near(self.phase_at(address).generation)
+    /// The version that a mark means in the page at `address`.
+    fn version_of(&self, mark: Mark, address: u64) -> KeyVersion {
+        mark.version_near(self.phase_at(address).version)
     }
 }
 
@@ -59,7 +62,7 @@ pub struct Fault<E> {
     /// Of the page.
     pub address: u64,
     /// Of the key.
-    pub generation: u32,
+    pub version: KeyVersion,
     /// What is wrong with the key.
     pub cause: E,
 }
@@ -83,8 +86,8 @@ pub fn open<K: WalKeys>(
         wal::clear_mark(page);
         return Ok(());
     }
-    let generation = keys.generation_of(mark, address);
-    keys.open(page, generation).map_err(|cause| Fault { address, generation, cause })
+    let version = keys.version_of(mark, address);
+    keys.open(page, version).map_err(|cause| Fault { address, version, cause })
 }
 
 /// Seals pages that follow one another, the first at `address`, with one key.
@@ -95,12 +98,12 @@ pub fn seal<K: WalKeys>(
     keys: &K,
     pages: &mut [u8],
     page_size: usize,
-    generation: u32,
+    version: KeyVersion,
     address: u64,
 ) -> Result<(), Fault<K::Error>> {
-    match keys.seal(pages, page_size, generation) {
+    match keys.seal(pages, page_size, version) {
         Ok(_) => Ok(()),
-        Err(cause) => Err(Fault { address, generation, cause }),
+        Err(cause) => Err(Fault { address, version, cause }),
     }
 }
 
@@ -116,8 +119,8 @@ pub fn phase_of<K: WalKeys>(
         return None;
     }
     Some(match wal::mark_of(page) {
-        None => WalPhase { generation: 0, plaintext: true },
-        Some(mark) => WalPhase { generation: keys.generation_of(mark, address), plaintext: false },
+        None => WalPhase { version: None, plaintext: true },
+        Some(mark) => WalPhase::under(keys.version_of(mark, address)),
     })
 }
 
@@ -141,12 +144,12 @@ pub fn complete<K: WalKeys>(
     let on_disk = phase_of(keys, page, address, is_left_over);
     let mut phase = on_disk.unwrap_or(switched);
     match on_disk.map(WalPhase::sealed) {
-        Some(Some(generation)) => {
-            match keys.open(page, generation) {
+        Some(Some(version)) => {
+            match keys.open(page, version) {
                 Ok(()) => {}
                 // Nothing of it is needed.
                 Err(_) if is_all => phase = switched,
-                Err(cause) => return Err(Fault { address, generation, cause }),
+                Err(cause) => return Err(Fault { address, version, cause }),
             }
         }
         Some(None) => {}
@@ -159,7 +162,7 @@ pub fn complete<K: WalKeys>(
     }
     page.iter_mut().skip(offset).zip(bytes).for_each(|(to, from)| *to = *from);
     match phase.sealed() {
-        Some(generation) => seal(keys, page, size, generation, address),
+        Some(version) => seal(keys, page, size, version, address),
         None => Ok(()),
     }
 }

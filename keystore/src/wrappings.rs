@@ -10,21 +10,24 @@
 
 use std::collections::{HashMap, HashSet};
 
+use pagevault_cipher::{DataKeyVersion, KeyVersion};
+
 use crate::record::Record;
 use crate::rel_file::RelFile;
+use crate::scope::Scope;
 
 /// What a data key is of, and which database key wraps it here.
-fn wrapping(record: &Record) -> Option<((RelFile, u16), (u32, u32))> {
+fn wrapping(record: &Record) -> Option<((RelFile, DataKeyVersion), (Scope, KeyVersion))> {
     match record {
-        Record::DataKey { file, epoch, scope, key_version, .. } => {
-            Some(((*file, *epoch), (*scope, *key_version)))
+        Record::DataKey { file, version, scope, key_version, .. } => {
+            Some(((*file, *version), (*scope, *key_version)))
         }
         _ => None,
     }
 }
 
 /// Scope and version of each database key that is known by these records.
-pub fn database_keys(records: &[Record]) -> HashSet<(u32, u32)> {
+pub fn database_keys(records: &[Record]) -> HashSet<(Scope, KeyVersion)> {
     let known = records.iter().filter_map(|record| match record {
         Record::DatabaseKey { scope, version, .. } => Some((*scope, *version)),
         _ => None,
@@ -35,19 +38,22 @@ pub fn database_keys(records: &[Record]) -> HashSet<(u32, u32)> {
 /// Leaves out data keys that are wrapped by database keys that are not known yet, and what says
 /// that files are written with them. Returns whether there were any. Replay brings them again: a
 /// data key stands in WAL after the database key that wraps it.
-pub fn leave_out_unknown(records: &mut Vec<Record>, known: &HashSet<(u32, u32)>) -> bool {
-    let is_known = |by: &(u32, u32)| known.contains(by);
+pub fn leave_out_unknown(records: &mut Vec<Record>, known: &HashSet<(Scope, KeyVersion)>) -> bool {
+    let is_known = |by: &(Scope, KeyVersion)| known.contains(by);
     let wrappings = || records.iter().filter_map(wrapping);
     let (mut openable, mut others) = (HashSet::new(), HashSet::new());
     for (key, by) in wrappings() {
         if is_known(&by) { &mut openable } else { &mut others }.insert(key);
     }
-    let has_no_key = |key: (RelFile, u16)| others.contains(&key) && !openable.contains(&key);
+    let has_no_key =
+        |key: (RelFile, DataKeyVersion)| others.contains(&key) && !openable.contains(&key);
     records.retain(|record| match record {
         Record::DataKey { .. } => wrapping(record).is_none_or(|(_, by)| is_known(&by)),
-        Record::Current { file, epoch, .. } => !has_no_key((*file, *epoch)),
+        Record::Current { file, version, .. } => !has_no_key((*file, *version)),
         Record::Plaintext { file, after } => !has_no_key((*file, *after)),
-        Record::Rewriting { file, phase, .. } => !has_no_key((*file, phase.epoch)),
+        Record::Rewriting { file, phase, .. } => {
+            phase.version.is_none_or(|version| !has_no_key((*file, version)))
+        }
         _ => true,
     });
     !others.is_empty()
@@ -77,6 +83,7 @@ mod tests {
     use crate::record::Record;
     use crate::rel_file::{Phase, RelFile};
     use crate::state::State;
+    use crate::{DataKeyVersion, KeyVersion, Scope};
 
     fn file(relation: u32) -> RelFile {
         RelFile { tablespace: 1663, database: 5, relation }
@@ -85,10 +92,10 @@ mod tests {
     fn data_key(relation: u32, key_version: u32) -> Record {
         Record::DataKey {
             file: file(relation),
-            epoch: 1,
+            version: DataKeyVersion::FIRST,
             cipher: 1,
-            scope: 0,
-            key_version,
+            scope: Scope::CLUSTER,
+            key_version: KeyVersion::new(key_version).unwrap(),
             wrapped: vec![key_version as u8; 60],
             created: 7,
         }
@@ -96,8 +103,8 @@ mod tests {
 
     fn database_key(version: u32) -> Record {
         Record::DatabaseKey {
-            scope: 0,
-            version,
+            scope: Scope::CLUSTER,
+            version: KeyVersion::new(version).unwrap(),
             provider: "local".into(),
             master_key: "main".into(),
             master_version: 1,
@@ -108,11 +115,11 @@ mod tests {
     }
 
     fn current(relation: u32) -> Record {
-        Record::Current { file: file(relation), epoch: 1 }
+        Record::Current { file: file(relation), version: DataKeyVersion::FIRST }
     }
 
     fn rewriting(relation: u32) -> Record {
-        let phase = Phase { epoch: 1, plaintext: false };
+        let phase = Phase::under(DataKeyVersion::FIRST);
         Record::Rewriting { file: file(relation), phase, done: false }
     }
 
@@ -128,7 +135,7 @@ mod tests {
             data_key(3, 3),
             current(3),
             rewriting(3),
-            Record::Plaintext { file: file(3), after: 1 },
+            Record::Plaintext { file: file(3), after: DataKeyVersion::FIRST },
             data_key(1, 4),
             rewriting(1),
         ];
@@ -155,14 +162,21 @@ mod tests {
             current(2),
             data_key(1, 2),
             data_key(2, 2),
-            Record::Destroyed { file: file(2), through: 1, lsn: 1, cipher: 1, whole: false, at: 7 },
+            Record::Destroyed {
+                file: file(2),
+                through: DataKeyVersion::FIRST,
+                lsn: 1,
+                cipher: 1,
+                whole: false,
+                at: 7,
+            },
         ];
         let state = State::from_records(log.to_vec()).unwrap();
-        let compacted = with_older(state.records(5), &log);
+        let compacted = with_older(state.records(Scope::database(5)), &log);
         let keys: Vec<_> =
             compacted.iter().filter(|r| matches!(r, Record::DataKey { .. })).collect();
         assert_eq!(keys, [&data_key(1, 1), &data_key(1, 2)]);
         assert_eq!(State::from_records(compacted.clone()).unwrap(), state);
-        assert_eq!(with_older(state.records(5), &compacted), compacted);
+        assert_eq!(with_older(state.records(Scope::database(5)), &compacted), compacted);
     }
 }

@@ -52,29 +52,29 @@ def database_key(scope, version, name, key, key_version, wrapped, check, created
     return record(3, fixed + text(name) + text(key) + blob(wrapped))
 
 
-def data_key(file, epoch, cipher, scope, key_version, wrapped, created):
-    fixed = struct.pack("<HBBIIq", epoch, cipher, 0, scope, key_version, created)
+def data_key(file, version, cipher, scope, key_version, wrapped, created):
+    fixed = struct.pack("<HBBIIq", version, cipher, 0, scope, key_version, created)
     return record(4, file + fixed + blob(wrapped))
 
 
-def current(file, epoch):
-    return record(5, file + struct.pack("<H", epoch))
+def current(file, version):
+    return record(5, file + struct.pack("<H", version))
 
 
 def plaintext(file, after):
     return record(6, file + struct.pack("<H", after))
 
 
-def rewriting(file, epoch, plaintext, done):
-    return record(7, file + struct.pack("<HBB", epoch, plaintext, done))
+def rewriting(file, version, plaintext, done):
+    return record(7, file + struct.pack("<HBB", version, plaintext, done))
 
 
 def destroyed(file, through, cipher, whole, lsn, at):
     return record(8, file + struct.pack("<HBBQq", through, cipher, whole, lsn, at))
 
 
-def wal_switch(step, start, generation, plaintext):
-    return record(9, struct.pack("<IQIB", step, start, generation, plaintext))
+def wal_switch(step, start, version, plaintext):
+    return record(9, struct.pack("<IQIB", step, start, version, plaintext))
 
 
 def job(database, number, relation, kind, cipher, requested_by, at, transaction):
@@ -152,7 +152,7 @@ database.settle()
 database.append(plaintext(FILE, 8191))
 database.stage(0x1_0000_2000, rewriting(FILE, 8191, 1, 1))
 
-# Generation n of the WAL key is recorded as that of relation file 0/0/1 + (n - 1) / 8191, epoch 1 + (n - 1) % 8191.
+# Version n of the WAL key is recorded as that of relation file 0/0/1 + (n - 1) / 8191, version 1 + (n - 1) % 8191.
 wal = Log(0, 0)
 wal.append(data_key(rel(0, 0, 1), 1, 1, 0, 1, WRAPPED_64, 1700000004))
 wal.append(wal_switch(1, 0x1_6B374000, 1, 0))

@@ -10,8 +10,8 @@ use std::ffi::{CString, OsStr, c_int};
 use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
 
-use pagevault_cipher::PageKey;
 use pagevault_cipher::residue::without_trace;
+use pagevault_cipher::{KeyVersion, PageKey};
 use pagevault_keystore::briefing::{AT_WORK, Briefing, Role, VARIABLE};
 use pagevault_keystore::wal::{Switch, WalPhase, stretch_at};
 use pagevault_keystore::wal_pages::WalKeys;
@@ -23,7 +23,7 @@ use crate::{raw, say};
 pub(crate) struct Work {
     pub(crate) role: Role,
     switches: Vec<Switch>,
-    keys: BTreeMap<u32, PageKey>,
+    keys: BTreeMap<KeyVersion, PageKey>,
 }
 
 static WORK: OnceLock<Work> = OnceLock::new();
@@ -33,7 +33,7 @@ pub(crate) fn work() -> Option<&'static Work> {
     WORK.get()
 }
 
-/// There is no key of that generation.
+/// There is no key of that version.
 pub(crate) struct NoKey;
 
 impl WalKeys for Work {
@@ -43,8 +43,8 @@ impl WalKeys for Work {
         stretch_at(self.switches.iter().copied(), address).phase
     }
 
-    fn with_key<R>(&self, generation: u32, f: impl FnOnce(&PageKey) -> R) -> Result<R, NoKey> {
-        self.keys.get(&generation).map(f).ok_or(NoKey)
+    fn with_key<R>(&self, version: KeyVersion, f: impl FnOnce(&PageKey) -> R) -> Result<R, NoKey> {
+        self.keys.get(&version).map(f).ok_or(NoKey)
     }
 }
 
@@ -86,7 +86,7 @@ fn take(fd: c_int) -> Result<(), &'static str> {
         wipe(fd, bytes.len());
     }
     raw::close(fd);
-    let expanded = briefing.keys.iter().map(|(generation, key)| (*generation, PageKey::new(key)));
+    let expanded = briefing.keys.iter().map(|(version, key)| (*version, PageKey::new(key)));
     let keys = without_trace(|| expanded.collect());
     let work = Work { keys, role: briefing.role, switches: briefing.switches };
     WORK.set(work).map_err(|_| "it was taken before")

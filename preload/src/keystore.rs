@@ -1,6 +1,6 @@
 //! `pg_rewind` replaces the files of the target's keystore by the source's, and that is right: keys
 //! that the target made after the timelines parted must go, for the source may have made others for
-//! the same epochs and generations. But `pg_rewind` does it while it still needs the target's WAL,
+//! the same files and versions. But `pg_rewind` does it while it still needs the target's WAL,
 //! and file by file. Killed in between, it would leave a target whose WAL cannot be read any more,
 //! and that could not be rewound again.
 //!
@@ -16,7 +16,7 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use pagevault_keystore::log;
+use pagevault_keystore::{Scope, log};
 
 use crate::raw;
 
@@ -92,11 +92,11 @@ fn remove_now(path: &Path) -> io::Result<()> {
 
 /// That the new files are a keystore, and of the cluster that the old ones are of.
 fn check(directory: &Path, changes: &Changes) -> Result<(), String> {
-    let cluster = log::file_name(0);
+    let cluster = log::file_name(Scope::CLUSTER);
     if !changes.replaced.contains(OsStr::new(&cluster)) {
         return Err("the source has no keystore, or it was not copied".to_owned());
     }
-    let id = identity(&directory.join(&cluster), 0)?;
+    let id = identity(&directory.join(&cluster), Scope::CLUSTER)?;
     for name in &changes.replaced {
         let Some(scope) = name.to_str().and_then(log::scope_of) else { continue };
         if identity(&waiting(directory, name), scope)? != id {
@@ -110,7 +110,7 @@ fn check(directory: &Path, changes: &Changes) -> Result<(), String> {
 }
 
 /// The keystore that a log belongs to.
-fn identity(path: &Path, scope: u32) -> Result<[u8; 16], String> {
+fn identity(path: &Path, scope: Scope) -> Result<[u8; 16], String> {
     let unreadable = |error: &dyn std::fmt::Display| {
         format!("key file \"{}\" is not readable: {error}", path.display())
     };

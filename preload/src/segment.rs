@@ -114,9 +114,9 @@ fn fail(errno: i32) -> ssize_t {
 
 #[cold]
 fn refuse(fault: &Fault<NoKey>) -> ssize_t {
-    let Fault { address, generation, .. } = fault;
+    let Fault { address, version, .. } = fault;
     say(&format!(
-        "no WAL key of version {generation} for the WAL page at {:X}/{:X}: the keystore does not hold it. \
+        "no WAL key of version {version} for the WAL page at {:X}/{:X}: the keystore does not hold it. \
          Name a newer one with --keystore.",
         address >> 32,
         address & 0xFFFF_FFFF

@@ -19,19 +19,19 @@ pub enum PageState {
     Zero,
     /// A page as PostgreSQL writes it.
     Plain,
-    /// A sealed page and its epoch.
+    /// A sealed page and its version.
     Sealed(u16),
 }
 
 impl PageState {
-    /// Reads it off a page: the epoch is in the 13 bits of `pd_flags` (bytes 10-11, little endian)
-    /// that PostgreSQL never sets.
+    /// Reads it off a page: the version is in the 13 bits of `pd_flags` (bytes 10-11, little
+    /// endian) that PostgreSQL never sets.
     #[must_use]
     pub fn of(page: &[u8]) -> PageState {
         match u16::from_le_bytes([page[10], page[11]]) >> 3 {
             0 if page.iter().all(|byte| *byte == 0) => PageState::Zero,
             0 => PageState::Plain,
-            epoch => PageState::Sealed(epoch),
+            version => PageState::Sealed(version),
         }
     }
 }
@@ -215,8 +215,8 @@ pub fn assert_plain(files: &[DataFile]) -> Result<()> {
             match state {
                 PageState::Plain => plain += 1,
                 PageState::Zero => {}
-                PageState::Sealed(epoch) => {
-                    bail!("block {block} of {}: epoch {epoch}", file.path.display())
+                PageState::Sealed(version) => {
+                    bail!("block {block} of {}: version {version}", file.path.display())
                 }
             }
         }

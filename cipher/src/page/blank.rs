@@ -86,7 +86,7 @@ pub fn is_bare(page: &Page) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::page::epoch_of;
+    use crate::page::version_of;
 
     #[test]
     fn a_blank_page_is_one_that_postgresql_accepts() {
@@ -127,7 +127,7 @@ mod tests {
         assert_eq!((get(&page, LOWER), get(&page, UPPER), get(&page, SPECIAL)), (24, 24, 8128));
         assert_eq!((get(&page, FLAGS), get(&page, PAGESIZE_VERSION)), (0, 0x2004));
         assert_eq!(get(&page, CHECKSUM), page_checksum(&page, 9));
-        assert_eq!(epoch_of(&page), None);
+        assert_eq!(version_of(&page), None);
     }
 
     #[test]

@@ -1,9 +1,9 @@
 //! Sealing and opening relation pages. The cipher of the key says in which format ([`PageFormat`]).
 //!
 //! Of a sealed page of whichever format the first [`HEADER_SIZE`] bytes are clear, and say under
-//! which epoch it is sealed ([`epoch_of`]): the epoch's key says the cipher. So a file may be a
-//! mixture of formats, and whoever looks at the epoch alone need not know any of them. Outside the
-//! page carries PostgreSQL's checksum over the sealed bytes.
+//! which version of the data key it is sealed ([`version_of`]): that key says the cipher. So a file
+//! may be a mixture of formats, and whoever looks at the version alone need not know any of them.
+//! Outside the page carries PostgreSQL's checksum over the sealed bytes.
 
 mod blank;
 mod v1;
@@ -13,20 +13,21 @@ mod tests;
 
 pub use self::blank::{blank, bury, is_bare, is_stand_in, stand_in};
 use crate::checksum::page_checksum;
-use crate::key::{CipherId, Epoch, Fork, PageKey};
+use crate::key::{CipherId, Fork, PageKey};
 use crate::layout::{CHECKSUM, FLAGS, LOWER, UPPER, VALID_FLAGS, get};
 pub use crate::layout::{LSN_SIZE, PAGE_SIZE, Page, is_zero};
+use crate::version::DataKeyVersion;
 
-/// Bytes of a page that stay clear: all that [`epoch_of`] needs, and all that a proof of what is on
-/// disk has to read.
+/// Bytes of a page that stay clear: all that [`version_of`] needs, and all that a proof of what is
+/// on disk has to read.
 pub const HEADER_SIZE: usize = 16;
 
-/// The epoch stands above the bits of `pd_flags` that PostgreSQL uses.
-const EPOCH_SHIFT: u32 = 3;
+/// The version of the data key stands above the bits of `pd_flags` that PostgreSQL uses.
+const VERSION_SHIFT: u32 = 3;
 
 const _: () = {
-    assert!(Epoch::LAST.get() == u16::MAX >> EPOCH_SHIFT);
-    assert!(VALID_FLAGS == (1 << EPOCH_SHIFT) - 1);
+    assert!(DataKeyVersion::LAST.get() == u16::MAX >> VERSION_SHIFT);
+    assert!(VALID_FLAGS == (1 << VERSION_SHIFT) - 1);
     assert!(FLAGS + 2 <= HEADER_SIZE);
 };
 
@@ -54,13 +55,13 @@ impl PageFormat {
 #[error("the page is not as it was sealed")]
 pub struct NotAuthentic;
 
-/// The epoch a page is sealed under, from its first [`HEADER_SIZE`] bytes; `None` for a plaintext
+/// The version a page is sealed under, from its first [`HEADER_SIZE`] bytes; `None` for a plaintext
 /// or all-zero page, and if `header` is too short to tell.
 #[must_use]
-pub fn epoch_of(header: &[u8]) -> Option<Epoch> {
+pub fn version_of(header: &[u8]) -> Option<DataKeyVersion> {
     match header {
         [_, _, _, _, _, _, _, _, _, _, low, high, _, _, _, _, ..] => {
-            Epoch::new(u16::from_le_bytes([*low, *high]) >> EPOCH_SHIFT)
+            DataKeyVersion::new(u16::from_le_bytes([*low, *high]) >> VERSION_SHIFT)
         }
         _ => None,
     }
@@ -71,7 +72,7 @@ pub fn epoch_of(header: &[u8]) -> Option<Epoch> {
 /// 2^-100 (Chernoff's bound).
 const MOST_OF_ONE_BYTE: u16 = 128;
 
-/// Whether a page that names an epoch, of which there is no key, can be a sealed page at all, and
+/// Whether a page that names a version, of which there is no key, can be a sealed page at all, and
 /// is not a damaged one or something else that has bits there: its checksum is right (with
 /// `checksums` off, or none), its header is one that PostgreSQL accepts, and the rest looks like
 /// ciphertext.
@@ -86,7 +87,7 @@ pub fn may_be_sealed(page: &Page, block: u32, checksums: bool) -> bool {
     let is_header = lower <= upper && 0 < upper && usize::from(upper) <= PAGE_SIZE;
     let mut counts = [0_u16; 256];
     page[HEADER_SIZE..].iter().for_each(|byte| counts[usize::from(*byte)] += 1);
-    epoch_of(page).is_some()
+    version_of(page).is_some()
         && is_summed
         && is_header
         && counts.iter().all(|count| *count <= MOST_OF_ONE_BYTE)
@@ -101,7 +102,7 @@ pub fn may_be_sealed(page: &Page, block: u32, checksums: bool) -> bool {
 pub fn seal(
     page: &mut Page,
     key: &PageKey,
-    epoch: Epoch,
+    version: DataKeyVersion,
     block: u32,
     fork: Fork,
     checksums: bool,
@@ -110,12 +111,12 @@ pub fn seal(
         return false;
     }
     match PageFormat::of(key.cipher()) {
-        PageFormat::V1 => v1::seal(page, key, epoch, block, fork, checksums),
+        PageFormat::V1 => v1::seal(page, key, version, block, fork, checksums),
     }
     true
 }
 
-/// Opens a sealed page in place; `key` is that of its epoch ([`epoch_of`]). A page that is not
+/// Opens a sealed page in place; `key` is that of its version ([`version_of`]). A page that is not
 /// sealed is left as it is.
 ///
 /// # Errors
@@ -127,7 +128,7 @@ pub fn open(
     fork: Fork,
     checksums: bool,
 ) -> Result<(), NotAuthentic> {
-    if epoch_of(page).is_none() {
+    if version_of(page).is_none() {
         return Ok(());
     }
     match PageFormat::of(key.cipher()) {

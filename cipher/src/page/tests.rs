@@ -38,25 +38,25 @@ fn any_plain() -> impl Strategy<Value = Vec<u8>> {
     prop::collection::vec(any::<u8>(), 1..512)
 }
 
-const EPOCH: Epoch = Epoch::new(4711).unwrap();
+const VERSION: DataKeyVersion = DataKeyVersion::new(4711).unwrap();
 
 #[test]
 fn a_zero_page_stays_zero() {
     let key = key(CipherId::Aes256Xts, 1);
     let mut page = [0; PAGE_SIZE];
-    seal(&mut page, &key, EPOCH, 7, Fork::Main, true);
+    seal(&mut page, &key, VERSION, 7, Fork::Main, true);
     assert!(is_zero(&page));
     open(&mut page, &key, 7, Fork::Main, true).unwrap();
     assert!(is_zero(&page));
 }
 
 #[test]
-fn a_short_header_names_no_epoch() {
+fn a_short_header_names_no_version() {
     for length in 0..HEADER_SIZE {
-        assert_eq!(epoch_of(&vec![0xff; length]), None);
+        assert_eq!(version_of(&vec![0xff; length]), None);
     }
-    assert_eq!(epoch_of(&[0xff; HEADER_SIZE]), Some(Epoch::LAST));
-    assert_eq!(epoch_of(&[0; HEADER_SIZE]), None);
+    assert_eq!(version_of(&[0xff; HEADER_SIZE]), Some(DataKeyVersion::LAST));
+    assert_eq!(version_of(&[0; HEADER_SIZE]), None);
 }
 
 /// A page with rows of text.
@@ -77,7 +77,7 @@ fn sealed_pages_may_be_sealed() {
             let mut page = page_of_rows(9, checksums);
             page[0] = seed;
             assert!(!may_be_sealed(&page, 9, checksums), "plaintext");
-            seal(&mut page, &key(cipher, seed), EPOCH, 9, Fork::Main, checksums);
+            seal(&mut page, &key(cipher, seed), VERSION, 9, Fork::Main, checksums);
             assert!(may_be_sealed(&page, 9, checksums));
             // Checksums were on when it was written, and are off now.
             assert!(may_be_sealed(&page, 9, false));
@@ -91,7 +91,7 @@ fn damaged_pages_are_not_taken_for_sealed_ones() {
         // A bit of the flags fell over.
         let mut page = page_of_rows(9, checksums);
         page[10] ^= 1 << 6;
-        assert!(epoch_of(&page).is_some() && !may_be_sealed(&page, 9, checksums));
+        assert!(version_of(&page).is_some() && !may_be_sealed(&page, 9, checksums));
         assert!(!may_be_sealed(&[0xA5; PAGE_SIZE], 9, checksums), "one byte over and over");
         let mut text = [b' '; PAGE_SIZE];
         text.iter_mut()
@@ -101,7 +101,7 @@ fn damaged_pages_are_not_taken_for_sealed_ones() {
     }
     let sealed = |checksums| {
         let mut page = page_of_rows(9, checksums);
-        seal(&mut page, &key(CipherId::Aes256Xts, 3), EPOCH, 9, Fork::Main, checksums);
+        seal(&mut page, &key(CipherId::Aes256Xts, 3), VERSION, 9, Fork::Main, checksums);
         page
     };
     assert!(!may_be_sealed(&sealed(true), 10, true), "of another block");
@@ -130,7 +130,7 @@ fn init_opens_as_main_and_no_other_fork_does() {
         (Fork::VisibilityMap, false),
     ] {
         let mut page = plain;
-        seal(&mut page, &key, EPOCH, 0, Fork::Init, false);
+        seal(&mut page, &key, VERSION, 0, Fork::Init, false);
         open(&mut page, &key, 0, fork, false).unwrap();
         assert_eq!(page == plain, same, "{fork:?}");
     }
@@ -139,15 +139,15 @@ fn init_opens_as_main_and_no_other_fork_does() {
 proptest! {
     #[test]
     fn opening_gives_back_what_was_sealed(
-        cipher in any_cipher(), seed: u8, fill in any_plain(), epoch in 1..8192_u16,
+        cipher in any_cipher(), seed: u8, fill in any_plain(), version in 1..8192_u16,
         block: u32, fork in any_fork(), checksums: bool,
     ) {
-        let (key, epoch) = (key(cipher, seed), Epoch::new(epoch).unwrap());
+        let (key, version) = (key(cipher, seed), DataKeyVersion::new(version).unwrap());
         let plain = plain_page(&fill, block, checksums);
         let mut page = plain;
-        seal(&mut page, &key, epoch, block, fork, checksums);
-        prop_assert_eq!(epoch_of(&page), Some(epoch));
-        prop_assert_eq!(epoch_of(&page[..HEADER_SIZE]), Some(epoch));
+        seal(&mut page, &key, version, block, fork, checksums);
+        prop_assert_eq!(version_of(&page), Some(version));
+        prop_assert_eq!(version_of(&page[..HEADER_SIZE]), Some(version));
         prop_assert_eq!(&page[..8], &plain[..8]);
         prop_assert_eq!(get(&page, FLAGS) & VALID_FLAGS, get(&plain, FLAGS));
         prop_assert_eq!(&page[12..16], &plain[12..16]);
@@ -159,7 +159,7 @@ proptest! {
     }
 
     /// Whatever the disk returns, a page that was changed there is refused by PostgreSQL's own
-    /// check after it was opened. (A changed epoch never gets here: it names another key.)
+    /// check after it was opened. (A changed version never gets here: it names another key.)
     #[test]
     fn flipped_bits_are_refused(
         cipher in any_cipher(), fill in any_plain(), block: u32, fork in any_fork(),
@@ -167,12 +167,12 @@ proptest! {
     ) {
         let key = key(cipher, 1);
         let mut page = plain_page(&fill, block, true);
-        seal(&mut page, &key, EPOCH, block, fork, true);
+        seal(&mut page, &key, VERSION, block, fork, true);
         let sealed = page;
         for bit in bits {
             page[bit / 8] ^= 1 << (bit % 8);
         }
-        prop_assume!(epoch_of(&page) == epoch_of(&sealed));
+        prop_assume!(version_of(&page) == version_of(&sealed));
         // 16 bits of checksum cannot tell everything apart.
         prop_assume!(get(&page, CHECKSUM) != page_checksum(&page, block));
         open(&mut page, &key, block, fork, true).unwrap();
@@ -185,7 +185,7 @@ proptest! {
     ) {
         let key = key(cipher, 1);
         let mut page = plain_page(&fill, block, true);
-        seal(&mut page, &key, EPOCH, block, Fork::Main, true);
+        seal(&mut page, &key, VERSION, block, Fork::Main, true);
         let elsewhere = block ^ distance;
         prop_assume!(get(&page, CHECKSUM) != page_checksum(&page, elsewhere));
         open(&mut page, &key, elsewhere, Fork::Main, true).unwrap();
@@ -199,7 +199,7 @@ proptest! {
     ) {
         let key = key(cipher, 1);
         let mut page = plain_page(&fill, block, false);
-        seal(&mut page, &key, EPOCH, block, fork, false);
+        seal(&mut page, &key, VERSION, block, fork, false);
         let checksum = page_checksum(&page, block);
         put(&mut page, CHECKSUM, checksum);
         open(&mut page, &key, block, fork, true).unwrap();
@@ -214,7 +214,7 @@ proptest! {
         let key = key(cipher, 1);
         let plain = plain_page(&fill, block, true);
         let mut page = plain;
-        seal(&mut page, &key, EPOCH, block, fork, true);
+        seal(&mut page, &key, VERSION, block, fork, true);
         open(&mut page, &key, block, fork, false).unwrap();
         prop_assert!(page == plain);
     }
@@ -233,8 +233,8 @@ proptest! {
             new_plain[hint] ^= 1;
         }
         let (mut old, mut new) = (old_plain, new_plain);
-        seal(&mut old, &key, EPOCH, block, fork, false);
-        seal(&mut new, &key, EPOCH, block, fork, false);
+        seal(&mut old, &key, VERSION, block, fork, false);
+        seal(&mut new, &key, VERSION, block, fork, false);
         let (mut torn, mut torn_plain) = (old, old_plain);
         for sector in (0..16).filter(|sector| new_sectors >> sector & 1 == 1) {
             let bytes = sector * 512..(sector + 1) * 512;

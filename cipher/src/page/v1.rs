@@ -8,7 +8,7 @@
 //! sealed | pd_lsn |SUM |FLAG|low |up  |######## AES-XTS, 511 whole blocks ###########|
 //!        +--------+----+----+----+----+----------------------------------------------+
 //!         clear     |    |   clear     inside, bytes 18-19 are the plain page's sum
-//!                   |    +- low 3 bits: pd_flags; high 13 bits: the epoch
+//!                   |    +- low 3 bits: pd_flags; high 13 bits: version of the data key
 //!                   +- PostgreSQL's checksum over the sealed page (0 when checksums are off)
 //! ```
 //!
@@ -41,13 +41,14 @@
 //!   ciphertexts of one tweak. XTS opens each block on its own: the result is the same mixture of
 //!   the two plaintexts, exactly as benign as without pagevault.
 
-use super::{EPOCH_SHIFT, HEADER_SIZE};
+use super::{HEADER_SIZE, VERSION_SHIFT};
 use crate::checksum::page_checksum;
-use crate::key::{Epoch, Fork, PageKey};
+use crate::key::{Fork, PageKey};
 use crate::layout::{
     CHECKSUM, FLAGS, LSN, PAGE_SIZE, PAGESIZE_VERSION, PAGESIZE_VERSION_VALUE, Page, VALID_FLAGS,
     get, put,
 };
+use crate::version::DataKeyVersion;
 use crate::xts::{Block, Direction, Tweak};
 
 const _: () = {
@@ -59,7 +60,7 @@ const _: () = {
 pub(super) fn seal(
     page: &mut Page,
     key: &PageKey,
-    epoch: Epoch,
+    version: DataKeyVersion,
     block: u32,
     fork: Fork,
     checksums: bool,
@@ -67,7 +68,7 @@ pub(super) fn seal(
     let carried = if checksums { get(page, CHECKSUM) } else { 0 };
     put(page, PAGESIZE_VERSION, carried);
     let flags = get(page, FLAGS) & VALID_FLAGS;
-    put(page, FLAGS, epoch.get() << EPOCH_SHIFT | flags);
+    put(page, FLAGS, version.get() << VERSION_SHIFT | flags);
     key.schedule.run(Direction::Encrypt, tweak(page, block, fork), unit(page));
     let checksum = if checksums { page_checksum(page, block) } else { 0 };
     put(page, CHECKSUM, checksum);

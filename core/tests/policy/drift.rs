@@ -1,6 +1,6 @@
 //! What is not as it is wanted.
 
-use pagevault_cipher::Epoch;
+use pagevault_cipher::DataKeyVersion;
 use pagevault_core::page::PageState;
 use pagevault_core::policy::{Catalog, Decision, Label, Policy, Source};
 
@@ -34,7 +34,7 @@ fn drift_is_what_a_new_file_would_not_be() {
 
 #[test]
 fn pages_of_the_other_sort_are_drift() {
-    let sealed = PageState::Sealed(Epoch::new(3).unwrap());
+    let sealed = PageState::Sealed(DataKeyVersion::new(3).unwrap());
     for world in World::all(&[OF_TABLE, OF_SCHEMA], 0) {
         let as_it_is = differs(&world, TABLE, &[PageState::Empty]);
         let wanted = world.wanted(TABLE).map(|wanted| wanted.is_encrypted());

@@ -2,7 +2,7 @@
 
 use std::ops::Range;
 
-use pagevault_cipher::{CipherId, Epoch};
+use pagevault_cipher::{CipherId, DataKeyVersion};
 use pagevault_core::page::{Fork, PageState, Place, Target};
 use pagevault_core::rekey::file::{
     BATCH, Batch, Begun, End, FileState, For, LOOK, MAX_ROUNDS, Storage, Went,
@@ -15,7 +15,7 @@ use pagevault_keystore::job::JobKind;
 const FILE: RelFile = RelFile { tablespace: 1, database: 5, relation: 7 };
 
 fn target() -> Target {
-    Target { file: FILE, epoch: Epoch::new(2) }
+    Target { file: FILE, version: DataKeyVersion::new(2) }
 }
 
 /// Answers as it is told, and writes down what it was asked.
@@ -191,9 +191,9 @@ fn places() {
 
 #[test]
 fn pages_and_targets() {
-    let (two, three) = (Epoch::new(2).unwrap(), Epoch::new(3).unwrap());
-    let sealed = Target { file: FILE, epoch: Some(two) };
-    let plaintext = Target { file: FILE, epoch: None };
+    let (two, three) = (DataKeyVersion::new(2).unwrap(), DataKeyVersion::new(3).unwrap());
+    let sealed = Target { file: FILE, version: Some(two) };
+    let plaintext = Target { file: FILE, version: None };
     for (page, as_sealed, as_plaintext) in [
         (PageState::Empty, true, true),
         (PageState::Plaintext, false, true),

@@ -10,7 +10,7 @@ mod held;
 
 use std::collections::BTreeSet;
 
-use pagevault_cipher::{CipherId, Epoch};
+use pagevault_cipher::{CipherId, DataKeyVersion};
 use pagevault_core::page::{Fork, PageState, Target};
 use pagevault_core::policy::Oid;
 use pagevault_core::rekey::file::Went;
@@ -62,12 +62,12 @@ pub(crate) struct File {
 }
 
 impl File {
-    pub(crate) fn current(&self) -> Option<Epoch> {
-        self.cipher.and_then(|_| Epoch::new(self.last))
+    pub(crate) fn current(&self) -> Option<DataKeyVersion> {
+        self.cipher.and_then(|_| DataKeyVersion::new(self.last))
     }
 
     pub(crate) fn target(&self) -> Target {
-        Target { file: self.id, epoch: self.current() }
+        Target { file: self.id, version: self.current() }
     }
 
     fn state(&self) -> PageState {
@@ -205,8 +205,8 @@ impl World {
                     0 => PageState::Empty,
                     1 if mixed => PageState::Plaintext,
                     2 if mixed && last > 0 => {
-                        let epoch = 1 + random.below(last.into()) as u16;
-                        PageState::Sealed(Epoch::new(epoch).unwrap())
+                        let version = 1 + random.below(last.into()) as u16;
+                        PageState::Sealed(DataKeyVersion::new(version).unwrap())
                     }
                     _ => file.state(),
                 };
@@ -331,7 +331,7 @@ impl World {
             for page in file.pages() {
                 let after = if page.in_wal { file.state() } else { page.durable };
                 let is_retired = |state: PageState| match state {
-                    PageState::Sealed(epoch) => epoch.get() <= file.retired,
+                    PageState::Sealed(version) => version.get() <= file.retired,
                     PageState::Plaintext | PageState::Empty => false,
                 };
                 if is_retired(page.seen) || is_retired(after) {

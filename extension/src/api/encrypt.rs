@@ -187,10 +187,10 @@ fn verify(
             let (state, version) = match count.state {
                 PageState::Empty => ("empty", None),
                 PageState::Plaintext => ("plaintext", None),
-                PageState::Sealed(epoch) => {
-                    let destroyed = directory::destroyed_at(member.file, epoch.get()).is_some();
+                PageState::Sealed(version) => {
+                    let destroyed = directory::destroyed_at(member.file, version).is_some();
                     let state = if destroyed { "destroyed" } else { "encrypted" };
-                    (state, Some(i32::from(epoch.get())))
+                    (state, Some(i32::from(version.get())))
                 }
             };
             rows.push((member.oid, count.fork, state, version, count.pages));

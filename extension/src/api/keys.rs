@@ -1,5 +1,6 @@
 //! Master keys and database keys in SQL.
 
+use pagevault_keystore::Scope;
 use pgrx::prelude::*;
 
 use super::{KEY, PROVIDER, audited, audited_with, require_key_admin};
@@ -9,19 +10,16 @@ use crate::pg::report::{OrRaise, Result};
 use crate::pg::{process, text};
 use crate::{preload, roles};
 
-/// The scope of the cluster's own key.
-const CLUSTER: u32 = 0;
-
 /// Sets or changes the master key of this database.
 #[pg_extern(sql = "
     CREATE FUNCTION pagevault.set_database_master_key(provider text, master_key text) RETURNS void
     STRICT LANGUAGE c AS 'MODULE_PATHNAME', '@FUNCTION_NAME@';
 ")]
 fn set_database_master_key(provider: &[u8], key: &[u8]) {
-    let database = process::my_database();
+    let scope = Scope::database(process::my_database());
     audited_with("set_database_master_key", provider, key, || {
         require_key_admin("set the master key of a database")?;
-        set("set_database_master_key", database, provider, key)
+        set("set_database_master_key", scope, provider, key)
     })
     .or_raise();
 }
@@ -34,12 +32,12 @@ fn set_database_master_key(provider: &[u8], key: &[u8]) {
 fn set_cluster_master_key(provider: &[u8], key: &[u8]) {
     audited_with("set_cluster_master_key", provider, key, || {
         require_key_admin("set the master key of the cluster")?;
-        set("set_cluster_master_key", CLUSTER, provider, key)
+        set("set_cluster_master_key", Scope::CLUSTER, provider, key)
     })
     .or_raise();
 }
 
-fn set(function: &'static str, scope: u32, provider: &[u8], key: &[u8]) -> Result<()> {
+fn set(function: &'static str, scope: Scope, provider: &[u8], key: &[u8]) -> Result<()> {
     let (provider, key) = (text::require_utf8(PROVIDER, provider)?, text::require_utf8(KEY, key)?);
     master_keys::set(function, scope, provider, key)
 }
@@ -49,7 +47,8 @@ fn set(function: &'static str, scope: u32, provider: &[u8], key: &[u8]) -> Resul
 fn rotate_database_master_key() -> i64 {
     audited("rotate_database_master_key", || {
         require_key_admin("rotate the master key of a database")?;
-        master_keys::rotate("rotate_database_master_key", process::my_database())
+        let scope = Scope::database(process::my_database());
+        master_keys::rotate("rotate_database_master_key", scope)
     })
     .or_raise()
 }
@@ -59,7 +58,7 @@ fn rotate_database_master_key() -> i64 {
 fn rotate_cluster_master_key() -> i64 {
     audited("rotate_cluster_master_key", || {
         require_key_admin("rotate the master key of the cluster")?;
-        master_keys::rotate("rotate_cluster_master_key", CLUSTER)
+        master_keys::rotate("rotate_cluster_master_key", Scope::CLUSTER)
     })
     .or_raise()
 }
@@ -70,6 +69,7 @@ fn rotate_database_key() -> i64 {
     audited("rotate_database_key", || {
         require_key_admin("rotate a database key")?;
         master_keys::rotate_database_key("rotate_database_key", process::my_database())
+            .map(|version| version.get().into())
     })
     .or_raise()
 }
@@ -79,7 +79,7 @@ fn rotate_database_key() -> i64 {
 fn rotate_wal_key() -> i64 {
     audited("rotate_wal_key", || {
         require_key_admin("rotate the WAL key")?;
-        wal_switch::rotate().map(i64::from)
+        wal_switch::rotate().map(|version| version.get().into())
     })
     .or_raise()
 }

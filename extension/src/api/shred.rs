@@ -175,7 +175,7 @@ fn proof(shredded: &Shredded) -> Result<Vec<Row>> {
     }
     for file in &shredded.outcome.same_keys {
         let path = compat::relation_path(*file, ForkNumber::MAIN_FORKNUM);
-        let whose = master_keys::scope_name(file.database);
+        let whose = master_keys::scope_name(file.scope());
         let detail = "This file has the same key, as a raw copy made by CREATE DATABASE with the strategy file_copy or by ALTER DATABASE SET TABLESPACE: who can unwrap it can read what is left of the shredded file. Shred it too.";
         rows.push(("same key".to_owned(), whose, Some(path), None, detail.to_owned()));
     }

@@ -95,7 +95,7 @@ fn status_rows() -> TableIterator<
         privileged.then(|| unreachable_providers().or_raise()),
         timestamp(last_revalidation),
         Some(wal_key.is_some()),
-        wal_key.map(i64::from),
+        wal_key.map(|version| version.get().into()),
         wal_error.filter(|_| privileged),
         escrow.as_ref().map(|mark| pgrx::datum::datetime_support::to_timestamp(mark.made as f64)),
         Some(missing as i64),
@@ -193,8 +193,8 @@ fn database_key_rows() -> TableIterator<
                 Some(State::Refused | State::Locked) | None => "locked",
             };
             (
-                pg_sys::Oid::from(scope),
-                i64::from(version),
+                pg_sys::Oid::from(scope.number()),
+                version.get().into(),
                 key.provider.clone(),
                 key.master_key.clone(),
                 key.master_version as i64,
@@ -243,11 +243,11 @@ fn key_rows(directory: &Directory<'_>) -> Result<Vec<KeyRow>> {
             rows.push((
                 file.file.tablespace.into(),
                 file.file.relation.into(),
-                i32::from(key.epoch),
+                key.version.get().into(),
                 cipher.map_or_else(|_| format!("unknown ({})", key.cipher), |c| c.to_string()),
-                file.current.is_some_and(|(epoch, _)| epoch == key.epoch),
-                key.scope.into(),
-                i64::from(key.key_version),
+                file.current.is_some_and(|(version, _)| version == key.version),
+                key.scope.number().into(),
+                key.key_version.get().into(),
             ));
         }
     }
@@ -272,7 +272,8 @@ fn relation_rows() -> TableIterator<
         .relations()
         .filter(|facts| facts.is_stored())
         .map(|facts| {
-            let version = directory::current_epoch(facts.file).map(|epoch| i32::from(epoch.get()));
+            let version =
+                directory::current_version(facts.file).map(|version| i32::from(version.get()));
             let cipher = directory::current_cipher(facts.file).map(|cipher| cipher.to_string());
             Ok((facts.oid, version, cipher, verify::main_fork_bytes(facts.file)?))
         })

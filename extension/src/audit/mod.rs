@@ -18,6 +18,7 @@ mod sink;
 pub(crate) mod statements;
 mod trail;
 
+use pagevault_keystore::Scope;
 use serde::Serialize;
 
 pub(crate) use self::operation::{Operation, audited, log as log_operation};
@@ -32,7 +33,7 @@ pub(crate) struct Event<'a> {
     /// The SQL function or the worker.
     pub(crate) by: &'a str,
     /// Whose database key, if any.
-    pub(crate) scope: Option<u32>,
+    pub(crate) scope: Option<Scope>,
     pub(crate) provider: &'a str,
     pub(crate) master_key: Option<&'a str>,
     /// The master key that is being left.
@@ -59,8 +60,8 @@ pub(crate) fn log(who: &Identity, event: &Event<'_>) {
     }
     let facts = Facts {
         scope: event.scope.map(|scope| match scope {
-            0 => "cluster".to_owned(),
-            database => format!("database {database}"),
+            Scope::CLUSTER => "cluster".to_owned(),
+            database => database.name(),
         }),
         provider: event.provider,
         master_key: event.master_key.filter(|key| !key.is_empty()),

@@ -11,6 +11,7 @@ use std::io;
 use std::os::unix::fs::FileExt;
 
 use pagevault_cipher::secret::fill_random;
+use pagevault_keystore::Scope;
 use pagevault_keystore::audit::{
     self, AuditKey, MARK, MAX_LINE, Noted, Place, STATE, STATE_SIZE, WRITTEN,
 };
@@ -28,7 +29,7 @@ use crate::shmem::{self, Shared};
 use crate::{fault, keystore_dir};
 
 /// The cluster's database key, of which the MACs' key is derived.
-const SCOPE: u32 = 0;
+const SCOPE: Scope = Scope::CLUSTER;
 
 /// At server start, before anything else is audited: begins a new run, which holds on to the one
 /// before.
@@ -102,7 +103,7 @@ pub(super) fn write(facts: &str, sync: bool) {
 /// The key of the newest version of the cluster's database key that is unwrapped.
 fn key_of(shared: &Shared) -> Option<AuditKey> {
     let id = shared.control.keystore_id()?;
-    let mut versions: Vec<u32> =
+    let mut versions: Vec<_> =
         shared.secrets.list().iter().filter(|k| k.0 == SCOPE).map(|k| k.1).collect();
     versions.sort_unstable();
     versions.into_iter().rev().find_map(|version| {

@@ -5,7 +5,7 @@
 //! in place, where that begins to hold: at the end of the command that made it so, or at the latest
 //! before its transaction commits. Nobody is kept from reading or writing it meanwhile.
 
-use pagevault_cipher::{CipherId, Epoch};
+use pagevault_cipher::{CipherId, DataKeyVersion};
 use pagevault_core::policy::catalogs;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
@@ -95,7 +95,7 @@ pub(crate) fn encrypt_wanted() -> Result<()> {
 }
 
 /// Under which keys catalogs, with what follows them, are written.
-pub(crate) struct Keys(Vec<(Oid, Vec<Option<Epoch>>)>);
+pub(crate) struct Keys(Vec<(Oid, Vec<Option<DataKeyVersion>>)>);
 
 impl Keys {
     pub(crate) fn current() -> Keys {
@@ -111,9 +111,9 @@ impl Keys {
     }
 }
 
-fn keys_of(catalog: Oid) -> Vec<Option<Epoch>> {
+fn keys_of(catalog: Oid) -> Vec<Option<DataKeyVersion>> {
     let members = relation::family_as_it_is(catalog);
-    members.iter().map(|member| directory::current_epoch(member.file)).collect()
+    members.iter().map(|member| directory::current_version(member.file)).collect()
 }
 
 /// Catalogs, without their indexes and TOAST tables, of which encryption is wanted.

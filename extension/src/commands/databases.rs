@@ -3,7 +3,7 @@
 //! Both commands have the database locked and nobody else in it by then, and make the copy visible
 //! only when they commit; so the keys are in the keystore and in WAL before.
 
-use pagevault_keystore::RelFile;
+use pagevault_keystore::{RelFile, Scope};
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Oid};
 
@@ -79,7 +79,7 @@ pub(crate) fn created(database: Oid) -> Result<()> {
 /// ([`crate::keys::provider::gone`]); a new one would make its provider needed again, at the next
 /// start by everybody, and write files that are copied as they are under keys of its files.
 fn refuse_number_of_another(database: Oid) -> Result<()> {
-    let scope = database.to_u32();
+    let scope = Scope::database(database.to_u32());
     // There the keys come before their database.
     if process::is_binary_upgrade() || !persist::has_keys_of(scope)? {
         return Ok(());

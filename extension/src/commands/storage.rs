@@ -38,7 +38,7 @@ fn begin(file: RelFile, cipher: Option<CipherId>) -> Result<()> {
             if file.database == process::my_database() {
                 pending::note_encryption();
             }
-            data_keys::new_epoch(file, cipher).map(|_| ())
+            data_keys::new_version(file, cipher).map(|_| ())
         }
         None => data_keys::write_plaintext(file, Pages::None),
     }

@@ -1,6 +1,6 @@
 //! Putting our functions in the place of the server's: what is swapped in which major version.
 
-use pagevault_cipher::{CipherId, DataKey, Epoch, Fork, PAGE_SIZE, PageKey, page};
+use pagevault_cipher::{CipherId, DataKey, DataKeyVersion, Fork, PAGE_SIZE, PageKey, page};
 use pagevault_interpose::{Code, Executable, Expected, Plan};
 use pgrx::PgSqlErrorCode;
 
@@ -163,7 +163,7 @@ fn self_check() -> Result<()> {
         )
         .detail("A test page that was encrypted and decrypted again is not what it was.")
     };
-    let epoch = Epoch::new(1).ok_or_else(failed)?;
+    let version = DataKeyVersion::FIRST;
     for cipher in CipherId::ALL {
         let bytes: [u8; 64] = std::array::from_fn(|i| i as u8);
         let key = DataKey::from_bytes(cipher, &bytes[..cipher.key_len()]);
@@ -174,8 +174,8 @@ fn self_check() -> Result<()> {
         }
         original[18..20].copy_from_slice(&(PAGE_SIZE as u16 | 4).to_le_bytes()); // pd_pagesize_version
         let mut copy = original;
-        page::seal(&mut copy, &key, epoch, 7, Fork::Main, true);
-        let sealed = copy != original && page::epoch_of(&copy) == Some(epoch);
+        page::seal(&mut copy, &key, version, 7, Fork::Main, true);
+        let sealed = copy != original && page::version_of(&copy) == Some(version);
         let opened = page::open(&mut copy, &key, 7, Fork::Main, true);
         if !sealed || opened.is_err() || copy[16..] != original[16..] {
             return Err(failed());

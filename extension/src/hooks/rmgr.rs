@@ -96,7 +96,7 @@ unsafe extern "C-unwind" fn startup() {
 }
 
 fn require_no_missing_key() {
-    stand_ins::require_none(smgr::epoch_on_disk);
+    stand_ins::require_none(smgr::version_on_disk);
 }
 
 /// Contract: startup process, once all WAL is replayed, before the checkpoint that ends recovery.

@@ -6,7 +6,7 @@
 use std::ffi::c_void;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use pagevault_cipher::{Epoch, Page};
+use pagevault_cipher::{DataKeyVersion, Page};
 use pgrx::pg_sys::{self, BlockNumber, SMgrRelation};
 
 use super::forward::Forward;
@@ -412,8 +412,12 @@ unsafe fn read_past_us(reln: SMgrRelation, fork: ForkNumber, block: BlockNumber)
     on_disk
 }
 
-/// The epoch that a page on disk is sealed under. In the startup process.
-pub(crate) fn epoch_on_disk(file: SmgrFile, fork: ForkNumber, block: BlockNumber) -> Option<Epoch> {
+/// The version that a page on disk is sealed under. In the startup process.
+pub(crate) fn version_on_disk(
+    file: SmgrFile,
+    fork: ForkNumber,
+    block: BlockNumber,
+) -> Option<DataKeyVersion> {
     // SAFETY: not in a critical section; the object lives on, and the block is there when it is
     // read.
     unsafe {
@@ -421,7 +425,7 @@ pub(crate) fn epoch_on_disk(file: SmgrFile, fork: ForkNumber, block: BlockNumber
         if block >= compat::smgr_blocks(reln, fork) {
             return None;
         }
-        page::io::epoch_of(&*read_past_us(reln, fork, block), block)
+        page::io::version_of(&*read_past_us(reln, fork, block), block)
     }
 }
 

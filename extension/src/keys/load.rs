@@ -6,7 +6,7 @@ use pagevault_keystore::job_table::JobTable;
 use pagevault_keystore::log::{self, Log, LogError, Position, Trust};
 use pagevault_keystore::state::State;
 use pagevault_keystore::storage::FileStorage;
-use pagevault_keystore::{Record, log::Contents, wrappings};
+use pagevault_keystore::{Record, Scope, log::Contents, wrappings};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
@@ -99,8 +99,8 @@ fn read_logs(storage: &FileStorage, recovering: bool) -> Result<Vec<Contents>> {
 fn require_one_keystore(logs: &[Contents]) -> Result<()> {
     let Some(first) = logs.first() else { return Ok(()) };
     // Scopes ascend, so the cluster's log is the first.
-    let problem = if first.position.scope != 0 {
-        format!("key file \"{}\" is missing", log::file_name(0))
+    let problem = if !first.position.scope.is_cluster() {
+        format!("key file \"{}\" is missing", log::file_name(Scope::CLUSTER))
     } else if let Some(other) =
         logs.iter().find(|log| log.position.keystore_id != first.position.keystore_id)
     {
@@ -115,7 +115,7 @@ fn require_one_keystore(logs: &[Contents]) -> Result<()> {
 
 /// After a clean shutdown nothing is unfinished, and no WAL would bring back what is cut off: an
 /// unreadable end is damage. Looks only.
-fn refuse_torn(storage: &FileStorage, scope: u32) -> Result<()> {
+fn refuse_torn(storage: &FileStorage, scope: Scope) -> Result<()> {
     let torn = persist::read_log(storage, scope)?.map_or(0, |contents| contents.torn);
     if torn == 0 {
         return Ok(());
@@ -167,14 +167,14 @@ fn replace(
 }
 
 /// What the log of `scope` says, once.
-fn fold(scope: u32, records: Vec<Record>) -> Result<Vec<Record>> {
+fn fold(scope: Scope, records: Vec<Record>) -> Result<Vec<Record>> {
     let state = State::from_records(records).map_err(|e| {
         Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, format!("keystore: {e}"))
     })?;
     Ok(state.records(scope))
 }
 
-fn cut_off(scope: u32, bytes: u64) -> Report {
+fn cut_off(scope: Scope, bytes: u64) -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
         format!(
@@ -184,7 +184,7 @@ fn cut_off(scope: u32, bytes: u64) -> Report {
     )
 }
 
-fn left_to_wal(scope: u32, bytes: u64) -> Report {
+fn left_to_wal(scope: Scope, bytes: u64) -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
         format!(

@@ -4,9 +4,10 @@
 
 use std::collections::HashMap;
 
+use pagevault_cipher::{DataKeyVersion, KeyVersion};
 use pagevault_keystore::directory::DirectoryError;
 use pagevault_keystore::state::StateError;
-use pagevault_keystore::{CheckValue, Record, batch};
+use pagevault_keystore::{CheckValue, Record, Scope, batch};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
@@ -24,7 +25,7 @@ use crate::{fault, shmem};
 /// Replays a WAL record from `start` to `end`: adds what the keystore does not have yet. All of it
 /// is checked before anything is written.
 pub(crate) fn replay(
-    scope: u32,
+    scope: Scope,
     id: &[u8; 16],
     batch: &[u8],
     (start, end): (u64, u64),
@@ -82,7 +83,7 @@ pub(crate) fn replay(
 /// more.
 fn settle_in_redo(records: &[Record]) -> Settle {
     let is_of_file_in_use = |r: &Record| match r {
-        Record::DataKey { epoch, .. } => *epoch > 1,
+        Record::DataKey { version, .. } => *version > DataKeyVersion::FIRST,
         Record::Rewriting { .. } => true,
         _ => false,
     };
@@ -91,7 +92,7 @@ fn settle_in_redo(records: &[Record]) -> Settle {
 
 /// Refuses records from WAL that do not go together with this server's keystore, or for which it
 /// has no room.
-fn require_consistent(scope: u32, id: &[u8; 16], records: &[Record]) -> Result<()> {
+fn require_consistent(scope: Scope, id: &[u8; 16], records: &[Record]) -> Result<()> {
     let shared = shmem::required()?;
     if shared.control.keystore_id().is_some_and(|own| own != *id) {
         return Err(contradiction("it is of another keystore".to_owned()));
@@ -114,8 +115,8 @@ fn require_consistent(scope: u32, id: &[u8; 16], records: &[Record]) -> Result<(
             Record::WalSwitch(switch) if !shared.wal.switches.has_room_for(*switch) => {
                 return Err(recovery_needs_room("switch of WAL keys"));
             }
-            Record::DataKey { file, epoch, .. } if data_keys::is_another_key(record) => {
-                let error = DirectoryError::KeyReplaced { file: *file, epoch: *epoch };
+            Record::DataKey { file, version, .. } if data_keys::is_another_key(record) => {
+                let error = DirectoryError::KeyReplaced { file: *file, version: *version };
                 return Err(contradiction(error.to_string()));
             }
             _ => {}
@@ -140,7 +141,7 @@ fn contradiction(detail: String) -> Report {
 /// Check values of the database keys that the keystore has, by scope and version. In recovery
 /// nobody but redo adds any, so its process reads them from the cluster's log once, not for each
 /// record.
-static CHECK_VALUES: ProcessLocal<Option<HashMap<(u32, u32), CheckValue>>> =
+static CHECK_VALUES: ProcessLocal<Option<HashMap<(Scope, KeyVersion), CheckValue>>> =
     ProcessLocal::new(None);
 
 /// Refuses a database key that is another one than the keystore has under its number, before
@@ -181,9 +182,9 @@ fn is_replaced_by_later(record: &Record) -> bool {
     }
 }
 
-/// Whether the record would bring back the key of an epoch that was destroyed.
+/// Whether the record would bring back the key of a version that was destroyed.
 fn is_of_destroyed_key(record: &Record) -> bool {
-    matches!(record, Record::DataKey { file, epoch, .. } if directory::destroyed_at(*file, *epoch).is_some())
+    matches!(record, Record::DataKey { file, version, .. } if directory::destroyed_at(*file, *version).is_some())
 }
 
 /// Whether the record would change nothing. Providers and database keys are few and always added.

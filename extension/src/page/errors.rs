@@ -7,7 +7,6 @@ use pgrx::pg_sys::ForkNumber;
 use super::io::{Cause, PageFault};
 use super::names::{self, Name};
 use super::stand_ins;
-use crate::keys::scope;
 use crate::keys::store::unsettled;
 use crate::keys::usage::key_error::KeyError;
 use crate::keys::usage::refused;
@@ -80,7 +79,7 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
     };
     match error {
         KeyError::Locked { scope } => {
-            let whose = scope::name(scope);
+            let whose = scope.name();
             Report::new(
                 PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
                 format!("{what} is locked"),
@@ -95,17 +94,17 @@ pub(crate) fn report(fault: PageFault, block: u32) -> Report {
             })
         }
         KeyError::Refused { scope } => refused::refuses(&what, &(place + &search), scope),
-        KeyError::NoKey { epoch } => Report::new(
+        KeyError::NoKey { version } => Report::new(
             PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
-            format!("no data key of version {epoch} for block {block} of {what}"),
+            format!("no data key of version {version} for block {block} of {what}"),
         )
         .detail(format!("The page is encrypted, but the keystore under pagevault/ in the data directory does not hold its key.{place}"))
         .hint(format!("Restore the keystore from a backup taken together with this data directory. Do not zero or reset the page: it is intact.{search}{}", unsettled::hint().unwrap_or_default())),
         KeyError::Destroyed => destroyed(&what, &(place + &search)),
         KeyError::TooManyMissing => stand_ins::too_many(&path(file)),
-        KeyError::Damaged { epoch } => Report::new(
+        KeyError::Damaged { version } => Report::new(
             PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
-            format!("data key version {epoch} of {what} cannot be unwrapped"),
+            format!("data key version {version} of {what} cannot be unwrapped"),
         )
         .detail(format!("Its record in the keystore does not authenticate under the database key.{place}"))
         .hint(format!("Restore the keystore from a backup taken together with this data directory.{search}")),

@@ -4,7 +4,7 @@
 //! lock, no key schedule for a key that this process used lately, and no error raised. Faults are
 //! returned; [`super::errors`] words them.
 
-use pagevault_cipher::{Epoch, Fork, PAGE_SIZE, Page, PageKey, page};
+use pagevault_cipher::{DataKeyVersion, Fork, PAGE_SIZE, Page, PageKey, page};
 use pagevault_keystore::RelFile;
 
 use super::{stand_ins, written_over};
@@ -46,26 +46,23 @@ impl PageFault {
 #[derive(Clone, Copy)]
 pub(crate) struct SealTarget {
     file: SmgrFile,
-    epoch: Epoch,
+    version: DataKeyVersion,
 }
 
-/// The epoch that new writes of temporary files use; their key lives as long as the server.
-const TEMPORARY_EPOCH: Epoch = match Epoch::new(1) {
-    Some(epoch) => epoch,
-    None => panic!("1 is an epoch"),
-};
+/// The version that new writes of temporary files use; their key lives as long as the server.
+const TEMPORARY_VERSION: DataKeyVersion = DataKeyVersion::FIRST;
 
 /// Where and under which key to seal, or `None` when the file is written in plaintext.
 #[inline]
 pub(crate) fn seal_target(file: SmgrFile) -> Option<SealTarget> {
     if file.is_temporary() {
-        let target = SealTarget { file, epoch: TEMPORARY_EPOCH };
+        let target = SealTarget { file, version: TEMPORARY_VERSION };
         return temporary::is_wanted().then_some(target);
     }
     if !shmem::anything_sealed() {
         return None;
     }
-    directory::current_epoch(file.file).map(|epoch| SealTarget { file, epoch })
+    directory::current_version(file.file).map(|version| SealTarget { file, version })
 }
 
 /// How a page is written over one that is there.
@@ -96,8 +93,7 @@ pub(crate) fn writing(file: SmgrFile) -> Writing {
     }
     let writing = directory::writing(file.file);
     let current = writing.as_ref().and_then(|writing| writing.current);
-    let target =
-        current.and_then(|(epoch, _)| Epoch::new(epoch)).map(|epoch| SealTarget { file, epoch });
+    let target = current.map(|(version, _)| SealTarget { file, version });
     let must_look = writing.is_some_and(|writing| writing.mixed);
     Writing { target, must_look, must_watch: in_recovery() }
 }
@@ -111,25 +107,25 @@ pub(crate) fn may_write_over(
     block: u32,
     on_disk: &Page,
 ) -> Result<bool, PageFault> {
-    match page::epoch_of(on_disk).map(Epoch::get) {
-        Some(epoch)
-            if written_over::is_unknown(file.file, epoch)
+    match page::version_of(on_disk) {
+        Some(version)
+            if written_over::is_unknown(file.file, version)
                 && page::may_be_sealed(on_disk, block, data_checksums()) =>
         {
-            if written_over::note(file.file, epoch, block) {
+            if written_over::note(file.file, version, block) {
                 Ok(false)
             } else {
-                Err(PageFault::of_key(file, KeyError::NoKey { epoch }))
+                Err(PageFault::of_key(file, KeyError::NoKey { version }))
             }
         }
         _ => Ok(true),
     }
 }
 
-/// The epoch that a page, as it is on disk, is sealed under; `None` as well for one that only looks
-/// so.
-pub(crate) fn epoch_of(on_disk: &Page, block: u32) -> Option<Epoch> {
-    page::epoch_of(on_disk).filter(|_| page::may_be_sealed(on_disk, block, data_checksums()))
+/// The version that a page, as it is on disk, is sealed under; `None` as well for one that only
+/// looks so.
+pub(crate) fn version_of(on_disk: &Page, block: u32) -> Option<DataKeyVersion> {
+    page::version_of(on_disk).filter(|_| page::may_be_sealed(on_disk, block, data_checksums()))
 }
 
 /// How to write a page over one that may be written otherwise than `wanted`, because its file is
@@ -149,10 +145,10 @@ pub(crate) fn target_over(
     if !on_disk.starts_with(&lsn) || page::is_zero(on_disk) {
         return wanted;
     }
-    match page::epoch_of(on_disk) {
+    match page::version_of(on_disk) {
         None => None,
-        Some(epoch) if directory::has_key(file.file, epoch.get()) => {
-            Some(SealTarget { file, epoch })
+        Some(version) if directory::has_key(file.file, version) => {
+            Some(SealTarget { file, version })
         }
         Some(_) => wanted,
     }
@@ -183,11 +179,11 @@ pub(crate) fn seal(
             if fork == Fork::Main && page::is_bare(page) {
                 page.fill(0);
             }
-            sealed += u64::from(page::seal(page, key, target.epoch, block, fork, checksums));
+            sealed += u64::from(page::seal(page, key, target.version, block, fork, checksums));
         }
         work.sealed(kind_of(target.file), sealed, sealed * PAGE_SIZE as u64);
     };
-    let sealed = match cache::with_page_key(target.file, target.epoch, &mut run) {
+    let sealed = match cache::with_page_key(target.file, target.version, &mut run) {
         Err(KeyError::Destroyed) => cache::with_lost_key(run).ok_or(KeyError::Destroyed),
         sealed => sealed,
     };
@@ -219,9 +215,9 @@ pub(crate) fn open(
     block: u32,
     page: &mut Page,
 ) -> Result<(), PageFault> {
-    match page::epoch_of(page) {
+    match page::version_of(page) {
         None => Ok(()),
-        Some(epoch) => open_sealed(file, fork, block, page, epoch),
+        Some(version) => open_sealed(file, fork, block, page, version),
     }
 }
 
@@ -230,9 +226,9 @@ fn open_sealed(
     fork: i32,
     block: u32,
     page: &mut Page,
-    epoch: Epoch,
+    version: DataKeyVersion,
 ) -> Result<(), PageFault> {
-    let opened = cache::with_page_key(file, epoch, |key| {
+    let opened = cache::with_page_key(file, version, |key| {
         let work = Timing::begin();
         let opened = page::open(page, key, block, fork_of(fork), data_checksums());
         work.opened(kind_of(file), 1, PAGE_SIZE as u64);
@@ -245,7 +241,7 @@ fn open_sealed(
             Err(PageFault { file, cause: Cause::NotAuthentic })
         }
         Err(KeyError::Destroyed) if in_recovery() => {
-            blank_for_redo(file.file, fork, epoch, block, page);
+            blank_for_redo(file.file, fork, version, block, page);
             Ok(())
         }
         Err(KeyError::Destroyed) if has_outlived_its_keys(file.file) => {
@@ -264,7 +260,7 @@ fn open_sealed(
                 page.fill(0);
                 return Ok(());
             }
-            if !stand_ins::wait_for(file.file, epoch.get(), block) {
+            if !stand_ins::wait_for(file.file, version, block) {
                 return Err(PageFault::of_key(file, KeyError::TooManyMissing));
             }
             page::stand_in(page, block, data_checksums());
@@ -292,12 +288,12 @@ fn kind_of(file: SmgrFile) -> StatsKind {
 /// they were changed later than all that, and passes over them. (Users were refused:
 /// [`check_access`].)
 #[cold]
-fn blank_for_redo(file: RelFile, fork: i32, epoch: Epoch, block: u32, page: &mut Page) {
+fn blank_for_redo(file: RelFile, fork: i32, version: DataKeyVersion, block: u32, page: &mut Page) {
     let lsn = match fork_of(fork) {
         // It is changed without a look at its LSN (`XLogRecordPageWithFreeSpace`, freespace.c), and
         // written: WAL may end before that address.
         Fork::FreeSpaceMap => 0,
-        _ => directory::destroyed_at(file, epoch.get()).unwrap_or(0),
+        _ => directory::destroyed_at(file, version).unwrap_or(0),
     };
     blank(file, fork, lsn, block, page);
 }
@@ -328,7 +324,7 @@ fn has_outlived_its_keys(file: RelFile) -> bool {
 pub(crate) fn check_usable(file: SmgrFile) -> Result<(), PageFault> {
     match seal_target(file) {
         None => Ok(()),
-        Some(target) => match cache::with_page_key(file, target.epoch, |_| ()) {
+        Some(target) => match cache::with_page_key(file, target.version, |_| ()) {
             Err(KeyError::Destroyed) if !serves_users() => Ok(()),
             checked => checked.map_err(|error| PageFault::of_key(file, error)),
         },

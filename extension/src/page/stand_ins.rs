@@ -16,7 +16,7 @@
 
 use std::time::{Duration, Instant};
 
-use pagevault_cipher::Epoch;
+use pagevault_cipher::DataKeyVersion;
 use pagevault_keystore::{Record, RelFile};
 use pgrx::PgSqlErrorCode;
 
@@ -29,9 +29,9 @@ use crate::pg::{buffers, relation_files};
 use crate::shmem;
 use crate::shmem::written_over::Note;
 
-/// How to look at a page on disk: the epoch that it is sealed under. Given by who has the storage
+/// How to look at a page on disk: the version that it is sealed under. Given by who has the storage
 /// manager's own functions.
-pub(crate) type EpochOnDisk = fn(SmgrFile, i32, u32) -> Option<Epoch>;
+pub(crate) type VersionOnDisk = fn(SmgrFile, i32, u32) -> Option<DataKeyVersion>;
 
 /// A power of two. The memory is used only where there are that many.
 const PLACES: usize = 1 << 16;
@@ -44,8 +44,8 @@ pub(crate) const MOST: usize = PLACES / 4 * 3;
 #[derive(Clone, Copy)]
 struct Awaited {
     file: RelFile,
-    /// 0 in a free place.
-    epoch: u16,
+    /// `None` in a free place.
+    version: Option<DataKeyVersion>,
     /// WAL has brought it.
     came: bool,
     /// The first page that wanted it.
@@ -60,7 +60,7 @@ struct Table {
 
 const FREE: Awaited = Awaited {
     file: RelFile { tablespace: 0, database: 0, relation: 0 },
-    epoch: 0,
+    version: None,
     came: false,
     block: 0,
 };
@@ -72,28 +72,29 @@ static TABLE: ProcessLocal<Table> =
 
 impl Table {
     /// Where a key is, or may be put. There is always a free place.
-    fn place(&self, file: RelFile, epoch: u16) -> usize {
-        let mixed = u64::from(file.relation) << 13 ^ u64::from(file.database) ^ u64::from(epoch);
+    fn place(&self, file: RelFile, version: DataKeyVersion) -> usize {
+        let mixed =
+            u64::from(file.relation) << 13 ^ u64::from(file.database) ^ u64::from(version.get());
         let hash = (mixed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as usize;
         let places = (0..PLACES).map(|step| (hash + step) % PLACES);
         let is_it = |at: &usize| {
             let place = &self.places[*at];
-            place.epoch == 0 || (place.file, place.epoch) == (file, epoch)
+            place.version.is_none() || (place.file, place.version) == (file, Some(version))
         };
         places.into_iter().find(is_it).unwrap_or(0)
     }
 }
 
-/// Notes that a page is stood in for until the key of this epoch comes. False if there are too
+/// Notes that a page is stood in for until the key of this version comes. False if there are too
 /// many.
-pub(crate) fn wait_for(file: RelFile, epoch: u16, block: u32) -> bool {
+pub(crate) fn wait_for(file: RelFile, version: DataKeyVersion, block: u32) -> bool {
     TABLE.with(|table| {
-        let at = table.place(file, epoch);
-        if table.places[at].epoch == 0 {
+        let at = table.place(file, version);
+        if table.places[at].version.is_none() {
             if table.used >= MOST {
                 return false;
             }
-            table.places[at] = Awaited { file, epoch, came: false, block };
+            table.places[at] = Awaited { file, version: Some(version), came: false, block };
             table.used += 1;
             table.missing += 1;
         }
@@ -112,9 +113,10 @@ pub(crate) fn replayed(records: &[Record]) {
     let mut files = Vec::new();
     for record in records {
         match *record {
-            Record::DataKey { file, epoch, .. } => files.extend(came(file, epoch)),
+            Record::DataKey { file, version, .. } => files.extend(came(file, version)),
             Record::Destroyed { file, through, .. } => {
-                files.extend((1..=through).filter_map(|epoch| came(file, epoch)));
+                let destroyed = (1..=through.get()).filter_map(DataKeyVersion::new);
+                files.extend(destroyed.filter_map(|version| came(file, version)));
             }
             _ => {}
         }
@@ -123,14 +125,14 @@ pub(crate) fn replayed(records: &[Record]) {
 }
 
 /// The file, if this key was missing and is not any more.
-fn came(file: RelFile, epoch: u16) -> Option<RelFile> {
-    if !directory::has_key(file, epoch) && directory::destroyed_at(file, epoch).is_none() {
+fn came(file: RelFile, version: DataKeyVersion) -> Option<RelFile> {
+    if !directory::has_key(file, version) && directory::destroyed_at(file, version).is_none() {
         return None;
     }
     TABLE.with(|table| {
-        let at = table.place(file, epoch);
+        let at = table.place(file, version);
         let place = &mut table.places[at];
-        if place.epoch == 0 || place.came {
+        if place.version.is_none() || place.came {
             return None;
         }
         place.came = true;
@@ -141,11 +143,11 @@ fn came(file: RelFile, epoch: u16) -> Option<RelFile> {
 
 /// Ends recovery if a key is missing where the data directory is said to be consistent: a key that
 /// redo waits for, or one under which pages are sealed that recovery would have written over.
-pub(crate) fn require_none(epoch_on_disk: EpochOnDisk) {
+pub(crate) fn require_none(version_on_disk: VersionOnDisk) {
     if are_there()
-        && let Some(Awaited { file, epoch, block, .. }) = missing()
+        && let Some(Awaited { file, version: Some(version), block, .. }) = missing()
     {
-        refuse(file, epoch, block);
+        refuse(file, version, block);
     }
     let Some(shared) = shmem::get() else { return };
     if !shmem::anything_sealed() && !shmem::any_database_key() {
@@ -154,22 +156,22 @@ pub(crate) fn require_none(epoch_on_disk: EpochOnDisk) {
     // First, so that what is not noted yet is refused.
     shared.written_over.settle();
     let is_missing =
-        |note: &Note| is_unknown(note.file, note.epoch) && relation_files::may_exist(note.file);
-    if let Some(Note { file, epoch, block }) = shared.written_over.notes().find(is_missing) {
-        refuse(file, epoch, block);
+        |note: &Note| is_unknown(note.file, note.version) && relation_files::may_exist(note.file);
+    if let Some(Note { file, version, block }) = shared.written_over.notes().find(is_missing) {
+        refuse(file, version, block);
     }
     written_over::refuse_overflow();
-    require_none_in_buffers(epoch_on_disk);
+    require_none_in_buffers(version_on_disk);
     unsettled::forget();
 }
 
 /// What redo has changed and nobody has written yet, and what is written later without a look:
 /// after a promotion.
-fn require_none_in_buffers(epoch_on_disk: EpochOnDisk) {
-    if let Some(Note { file, epoch, block }) =
-        dirty().find_map(|page| over_sealed_page(page, epoch_on_disk))
+fn require_none_in_buffers(version_on_disk: VersionOnDisk) {
+    if let Some(Note { file, version, block }) =
+        dirty().find_map(|page| over_sealed_page(page, version_on_disk))
     {
-        refuse(file, epoch, block);
+        refuse(file, version, block);
     }
 }
 
@@ -182,11 +184,11 @@ fn dirty() -> impl Iterator<Item = (RelFile, i32, u32)> {
 /// The key that is missing where the page on disk is sealed.
 fn over_sealed_page(
     (file, fork, block): (RelFile, i32, u32),
-    epoch_on_disk: EpochOnDisk,
+    version_on_disk: VersionOnDisk,
 ) -> Option<Note> {
     let whole = SmgrFile { file, backend: SHARED_BACKEND };
-    let epoch = epoch_on_disk(whole, fork, block).map(Epoch::get)?;
-    is_unknown(file, epoch).then_some(Note { file, epoch, block })
+    let version = version_on_disk(whole, fork, block)?;
+    is_unknown(file, version).then_some(Note { file, version, block })
 }
 
 /// Where recovery would have to begin before this moment if a key never comes: a file with pages
@@ -195,7 +197,7 @@ fn over_sealed_page(
 ///
 /// Pages in shared buffers are compared with the disk, as the restart point would write them. Where
 /// that takes long and is asked again soon, any page counts: then there is a restart point later.
-pub(crate) fn file_at_stake(epoch_on_disk: EpochOnDisk) -> Option<RelFile> {
+pub(crate) fn file_at_stake(version_on_disk: VersionOnDisk) -> Option<RelFile> {
     /// When that was done last, and how long it took.
     static LAST: ProcessLocal<Option<(Instant, Duration)>> = ProcessLocal::new(None);
     const SHARE: u32 = 20;
@@ -210,12 +212,12 @@ pub(crate) fn file_at_stake(epoch_on_disk: EpochOnDisk) -> Option<RelFile> {
     } else {
         let start = Instant::now();
         let found =
-            dirty().find_map(|page| over_sealed_page(page, epoch_on_disk)).map(|note| note.file);
+            dirty().find_map(|page| over_sealed_page(page, version_on_disk)).map(|note| note.file);
         LAST.set(Some((Instant::now(), start.elapsed())));
         found
     };
     let noted = || {
-        let missing = |note: &Note| is_unknown(note.file, note.epoch);
+        let missing = |note: &Note| is_unknown(note.file, note.version);
         shared
             .written_over
             .notes()
@@ -232,17 +234,17 @@ pub(crate) fn file_at_stake(epoch_on_disk: EpochOnDisk) -> Option<RelFile> {
 /// A key that redo waits for, of a file that exists.
 fn missing() -> Option<Awaited> {
     TABLE.with(|table| {
-        let missing = table.places.iter().filter(|place| place.epoch != 0 && !place.came);
+        let missing = table.places.iter().filter(|place| place.version.is_some() && !place.came);
         missing.copied().find(|place| relation_files::may_exist(place.file))
     })
 }
 
 /// Ends recovery.
-fn refuse(file: RelFile, epoch: u16, block: u32) {
+fn refuse(file: RelFile, version: DataKeyVersion, block: u32) {
     let file = super::errors::path(file);
     Report::new(
         PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
-        format!("WAL has not brought the data key of version {epoch} of relation file {file}"),
+        format!("WAL has not brought the data key of version {version} of relation file {file}"),
     )
     .detail(format!("Block {block} is encrypted under it and was needed in recovery. All WAL is replayed that makes the data directory consistent, and the keystore does not hold the key."))
     .hint(format!("Restore a base backup as a whole: data directory, keystore and the WAL that belongs to it. If only the keystore was replaced, put the right one back and start the server again. Do not zero or reset the page.{}", unsettled::hint().unwrap_or_default()))

@@ -14,6 +14,7 @@
 //! The notes are in shared memory, for the checkpointer and the background writer write as well. No
 //! lock, no allocation.
 
+use pagevault_cipher::DataKeyVersion;
 use pagevault_keystore::RelFile;
 use pgrx::PgSqlErrorCode;
 
@@ -23,16 +24,16 @@ use crate::shmem;
 use crate::shmem::written_over::PLACES;
 
 /// Whether WAL still has to bring this key.
-pub(crate) fn is_unknown(file: RelFile, epoch: u16) -> bool {
-    !directory::has_key(file, epoch) && directory::destroyed_at(file, epoch).is_none()
+pub(crate) fn is_unknown(file: RelFile, version: DataKeyVersion) -> bool {
+    !directory::has_key(file, version) && directory::destroyed_at(file, version).is_none()
 }
 
 /// In recovery: a page was about to be written over one that is sealed under a key which is not
 /// known. False if no WAL will bring the key any more.
-pub(crate) fn note(file: RelFile, epoch: u16, block: u32) -> bool {
+pub(crate) fn note(file: RelFile, version: DataKeyVersion, block: u32) -> bool {
     let Some(shared) = shmem::get() else { return true };
     // In this order: who settles it looks at the notes afterwards.
-    shared.written_over.note(file, epoch, block);
+    shared.written_over.note(file, version, block);
     !shared.written_over.is_settled()
 }
 

@@ -2,6 +2,7 @@
 
 use std::ffi::CStr;
 
+use pagevault_keystore::Scope;
 use pgrx::pg_sys;
 
 use super::{compat, locks};
@@ -18,8 +19,8 @@ pub(crate) const OP_KEYS: u8 = 0x10;
 ///
 /// Payload: `scope` as 4 bytes little-endian, the keystore's 16-byte identity, then the batch as it
 /// stands in the keystore.
-pub(crate) fn insert_keys(scope: u32, keystore_id: &[u8; 16], batch: &[u8]) -> u64 {
-    let scope = scope.to_le_bytes();
+pub(crate) fn insert_keys(scope: Scope, keystore_id: &[u8; 16], batch: &[u8]) -> u64 {
+    let scope = scope.number().to_le_bytes();
     // SAFETY: a whole record construction; all slices live across XLogInsert. The caller is not in
     // recovery. The keystore limits batches far below XLogRecordMaxSize (16 and newer).
     unsafe {
@@ -154,8 +155,8 @@ pub(crate) fn flush(lsn: u64) {
 }
 
 /// Splits a record's payload into scope, keystore identity and batch.
-pub(crate) fn split_payload(payload: &[u8]) -> Option<(u32, &[u8; 16], &[u8])> {
+pub(crate) fn split_payload(payload: &[u8]) -> Option<(Scope, &[u8; 16], &[u8])> {
     let (scope, rest) = payload.split_first_chunk::<4>()?;
     let (keystore_id, batch) = rest.split_first_chunk::<16>()?;
-    Some((u32::from_le_bytes(*scope), keystore_id, batch))
+    Some((Scope::database(u32::from_le_bytes(*scope)), keystore_id, batch))
 }

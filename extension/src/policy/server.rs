@@ -4,7 +4,7 @@
 use pagevault_cipher::CipherId;
 use pagevault_core::policy::relation::named_for;
 use pagevault_core::policy::{Catalog, Labelled, Policy, Relation};
-use pagevault_keystore::RelFile;
+use pagevault_keystore::{RelFile, Scope};
 use pgrx::pg_sys::{self, Oid};
 
 use super::label::Label;
@@ -84,7 +84,7 @@ impl Catalog for Server {
     }
 
     fn is_anything_encrypted_here(&self) -> bool {
-        directory::anything_sealed_in(process::my_database())
+        directory::anything_sealed_in(Scope::database(process::my_database()))
     }
 
     fn my_database(&self) -> u32 {

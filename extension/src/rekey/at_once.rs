@@ -3,7 +3,7 @@
 //!
 //! The steps are those of a job ([`pagevault_core::rekey::file`]), without giving back the lock in
 //! between. That lock keeps away VACUUM, which shortens files, and whatever makes new ones; readers
-//! and writers go on. A file may mix pages of any epochs and plaintext, so it stays readable
+//! and writers go on. A file may mix pages of any versions and plaintext, so it stays readable
 //! wherever this stops.
 //!
 //! Rekey jobs take a weaker lock, which this one does not keep away: so whoever rewrites a
@@ -51,12 +51,12 @@ pub(crate) fn encrypt_catalog(oid: Oid, cipher: Option<CipherId>) -> Result<()> 
 }
 
 fn encrypt_members(members: &[Facts], cipher: Option<CipherId>) -> Result<()> {
-    rewrite(members, |held| begin_epoch(held, cipher))
+    rewrite(members, |held| begin_version(held, cipher))
 }
 
 /// Has pages of a relation sealed from now on, with this cipher, or if none is named with any.
 /// `None` if it was so before.
-fn begin_epoch(held: &Held, cipher: Option<CipherId>) -> Result<Option<Target>> {
+fn begin_version(held: &Held, cipher: Option<CipherId>) -> Result<Option<Target>> {
     let file = held.file();
     verify::refuse_destroyed(file)?;
     let current = directory::current_cipher(file);
@@ -74,7 +74,7 @@ pub(crate) fn seal_new_pages(oid: Oid, cipher: Option<CipherId>) -> Result<()> {
     if let Some(table) = members.first().and_then(|table| Held::open(table.oid)) {
         // Without the right to rewrite it: a job may take long, and notices that the key is another
         // one.
-        begin_epoch(&table, cipher)?;
+        begin_version(&table, cipher)?;
     }
     relation::unlock(&members, LOCK);
     Ok(())
@@ -147,7 +147,7 @@ impl Storage for Locked<'_> {
     }
 
     fn look(&mut self, file: RelFile, fork: Fork, blocks: Range<u32>) -> Result<bool> {
-        verify::refuse_lost_epochs(file, file::number_of(fork), blocks)
+        verify::refuse_lost_versions(file, file::number_of(fork), blocks)
     }
 
     fn writers_are_done(&mut self, _: Target) -> Result<bool> {
@@ -196,7 +196,7 @@ impl Storage for Locked<'_> {
         if self.rewritten {
             return file::finish(target);
         }
-        data_keys::retire_older_epochs(target.file, target.epoch)
+        data_keys::retire_older_versions(target.file, target.version)
     }
 
     fn is_present(&mut self, target: Target) -> Result<bool> {

@@ -313,7 +313,7 @@ impl Storage for Online<'_> {
 
     fn look(&mut self, file: RelFile, fork: Fork, blocks: Range<u32>) -> Result<bool> {
         let more =
-            in_transaction(|| verify::refuse_lost_epochs(file, file::number_of(fork), blocks));
+            in_transaction(|| verify::refuse_lost_versions(file, file::number_of(fork), blocks));
         if !more && fork == Fork::Init {
             fault::point("rekey.looked");
         }

@@ -24,7 +24,7 @@ use crate::writers::{self, Act};
 
 /// What holds for new writes to a file anyway.
 pub(super) fn present(file: RelFile) -> Target {
-    Target { file, epoch: directory::current_epoch(file) }
+    Target { file, version: directory::current_version(file) }
 }
 
 /// As PostgreSQL numbers it.
@@ -32,14 +32,14 @@ pub(super) fn number_of(fork: Fork) -> ForkNumber::Type {
     fork as ForkNumber::Type
 }
 
-/// Has a file that has pages written under a new epoch from now on, unless the keystore has lost
+/// Has a file that has pages written under a new version from now on, unless the keystore has lost
 /// the key of one. Writers may still be at work that have not seen it: see [`await_writers`].
 pub(crate) fn seal(held: &Held, cipher: CipherId) -> Result<Target> {
     let file = held.file();
     for fork in verify::ALL_FORKS {
         for first in (0..).step_by(LOOK as usize) {
             process::check_for_interrupts();
-            if !verify::refuse_lost_epochs(file, fork, first..first.saturating_add(LOOK))? {
+            if !verify::refuse_lost_versions(file, fork, first..first.saturating_add(LOOK))? {
                 break;
             }
         }
@@ -54,7 +54,7 @@ pub(crate) fn seal(held: &Held, cipher: CipherId) -> Result<Target> {
 /// at.
 pub(super) fn seal_looked_at(held: &Held, cipher: CipherId) -> Result<Target> {
     let file = held.file();
-    data_keys::next_epoch(file, cipher, pages_of(held))?;
+    data_keys::next_version(file, cipher, pages_of(held))?;
     fault::point("rekey.switched");
     Ok(present(file))
 }
@@ -97,11 +97,11 @@ pub(super) fn rewrite(
     Ok(stale.len() as u32)
 }
 
-/// Writes down that no page of a file is under an older epoch, as was proven, unless it is to be
+/// Writes down that no page of a file is under an older version, as was proven, unless it is to be
 /// written otherwise by now.
 pub(super) fn finish(target: Target) -> Result<bool> {
     fault::point("rekey.proved");
-    let finished = data_keys::retire_older_epochs(target.file, target.epoch)?;
+    let finished = data_keys::retire_older_versions(target.file, target.version)?;
     fault::point("rekey.retired");
     Ok(finished)
 }

@@ -10,9 +10,9 @@ use pagevault_cipher::CipherId;
 use pagevault_core::rekey::life::{
     self, Load, Met, Outcome, Refused, Submitted, TakenBack, is_unfinished,
 };
-use pagevault_keystore::Record;
 use pagevault_keystore::job::{JobId, JobState, Request};
 use pagevault_keystore::job_table::{Head, JobTable, Known};
+use pagevault_keystore::{Record, Scope};
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
 
@@ -104,7 +104,7 @@ fn settle(jobs: &[Known]) -> Result<bool> {
         let lock = KeystoreLock::acquire();
         let records = life::settle(&table()?, &news, now());
         if !records.is_empty() {
-            append(&lock, database, &records)?;
+            append(&lock, Scope::database(database), &records)?;
         }
     }
     Ok(open)
@@ -142,7 +142,7 @@ pub(crate) fn submit(
             match life::submit(&table()?, database, request) {
                 Submitted::Other(other) => other,
                 Submitted::New(job, record) => {
-                    append(&lock, database, &[record])?;
+                    append(&lock, Scope::database(database), &[record])?;
                     drop(lock);
                     launcher::wake_at_commit();
                     fault::point("rekey.asked");
@@ -253,7 +253,7 @@ pub(crate) fn note_begun(job: &Job, relation: Oid) -> Result<()> {
     let end = {
         let lock = KeystoreLock::acquire();
         let (job, relation) = (here(job.id), relation.to_u32());
-        append(&lock, job.database, &[Record::JobBegun { job, relation }])?
+        append(&lock, job.scope(), &[Record::JobBegun { job, relation }])?
     };
     wal::flush(end);
     Ok(())
@@ -279,7 +279,7 @@ fn end_as(job: &Job, state: JobState, error: &str) -> Result<()> {
         let (id, process) = (here(job.id), std::process::id());
         let record = life::end(&table()?, id, process, (state, error), now());
         let Some(record) = record else { return Ok(()) };
-        append(&lock, id.database, &[record])?;
+        append(&lock, id.scope(), &[record])?;
     }
     let outcome = match state {
         JobState::Done => "ok",
@@ -305,7 +305,7 @@ pub(crate) fn obey(number: i64, order: Order) -> Result<()> {
     let written = {
         let lock = KeystoreLock::acquire();
         match life::obey(&table()?, known.job, order, is_mine, now()) {
-            Ok(record) => Ok(append(&lock, known.job.database, &[record])?),
+            Ok(record) => Ok(append(&lock, known.job.scope(), &[record])?),
             Err(refused) => Err(refused),
         }
     };
@@ -388,7 +388,7 @@ fn take_back(relation: Oid, what: TakenBack) -> Result<()> {
     let lock = KeystoreLock::acquire();
     let records = life::take_back(&table()?, &found, what, now());
     if !records.is_empty() {
-        let end = append(&lock, process::my_database(), &records)?;
+        let end = append(&lock, Scope::database(process::my_database()), &records)?;
         drop(lock);
         wal::flush(end);
     }
@@ -414,7 +414,11 @@ pub(crate) fn cancel_all(why: &str) -> Result<()> {
     let found = table()?.select(wanted);
     let steps = found.iter().map(|known| life::step(known, JobState::Cancelled, why, now()));
     let steps: Vec<_> = steps.collect();
-    if steps.is_empty() { Ok(()) } else { append(&lock, database, &steps).map(|_| ()) }
+    if steps.is_empty() {
+        Ok(())
+    } else {
+        append(&lock, Scope::database(database), &steps).map(|_| ())
+    }
 }
 
 /// What the launcher wants to know.
@@ -457,5 +461,5 @@ fn forget_database(database: u32) -> Result<()> {
     let lock = KeystoreLock::acquire();
     let through = table()?.next_number(database) - 1;
     let record = Record::JobsForgotten { database, through, all: true };
-    append(&lock, database, &[record]).map(|_| ())
+    append(&lock, Scope::database(database), &[record]).map(|_| ())
 }

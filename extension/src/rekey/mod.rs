@@ -5,7 +5,7 @@
 //! the server, and goes along to standbys. Background workers do the jobs ([`crate::workers`]), a
 //! relation file at a time ([`engine`]):
 //!
-//! 1. From now on pages of the file are written under a new epoch (or in plaintext).
+//! 1. From now on pages of the file are written under a new version (or in plaintext).
 //! 2. Every page that on disk is not so yet is written again through shared buffers, with a
 //!    full-page image in WAL. The file is readable throughout, since each page says how it is
 //!    written.

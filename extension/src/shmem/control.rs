@@ -5,6 +5,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::*};
 
+use pagevault_keystore::Scope;
 use pagevault_keystore::log::Position;
 
 use super::text::{Text, load_bytes, store_bytes};
@@ -108,8 +109,8 @@ impl Control {
         self.memory.entries.iter().take_while(|entry| entry.scope.load(Acquire) != 0)
     }
 
-    fn log(&self, scope: u32) -> Option<&'static LogEnd> {
-        self.logs().find(|entry| entry.scope.load(Relaxed) == scope.wrapping_add(1))
+    fn log(&self, scope: Scope) -> Option<&'static LogEnd> {
+        self.logs().find(|entry| entry.scope.load(Relaxed) == scope.number().wrapping_add(1))
     }
 
     /// Whether another log may be made.
@@ -134,7 +135,7 @@ impl Control {
     }
 
     /// Where the log of a scope ends; `None` if there is no such log.
-    pub(crate) fn position(&self, scope: u32) -> Option<Position> {
+    pub(crate) fn position(&self, scope: Scope) -> Option<Position> {
         let entry = self.log(scope)?;
         Some(Position {
             keystore_id: self.keystore_id()?,
@@ -159,7 +160,7 @@ impl Control {
         entry.end.store(position.end, Relaxed);
         entry.settled.store(position.settled, Relaxed);
         entry.logged.store(position.logged, Relaxed);
-        entry.scope.store(position.scope.wrapping_add(1), Release);
+        entry.scope.store(position.scope.number().wrapping_add(1), Release);
         Ok(())
     }
 

@@ -10,8 +10,10 @@
 
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::*};
 
+use pagevault_cipher::KeyVersion;
 use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::secret::Secret32;
+use pagevault_keystore::Scope;
 use pagevault_keystore::protocol::ErrorClass;
 
 use crate::pg::mapping::{Region, shared_struct};
@@ -138,31 +140,36 @@ impl Secrets {
         self.slots().count() < self.limit()
     }
 
-    fn find(&self, scope: u32, version: u32) -> Option<&'static Slot> {
-        self.slots().find(|s| s.scope.load(Relaxed) == scope && s.version.load(Relaxed) == version)
+    fn find(&self, scope: Scope, version: KeyVersion) -> Option<&'static Slot> {
+        self.slots().find(|slot| place(slot) == Some((scope, version)))
     }
 
     /// Whether [`Secrets::announce`] would find room.
-    pub(crate) fn could_announce(&self, scope: u32, version: u32) -> bool {
+    pub(crate) fn could_announce(&self, scope: Scope, version: KeyVersion) -> bool {
         self.find(scope, version).is_some()
             || self.places().any(|slot| slot.state.load(Acquire) == FREE)
     }
 
     /// Makes a database key known, locked until [`Secrets::unlock`].
-    pub(crate) fn announce(&self, scope: u32, version: u32) -> Result<(), Full> {
+    pub(crate) fn announce(&self, scope: Scope, version: KeyVersion) -> Result<(), Full> {
         if self.find(scope, version).is_some() {
             return Ok(());
         }
         let slot = self.places().find(|s| s.state.load(Acquire) == FREE).ok_or(Full)?;
-        slot.scope.store(scope, Relaxed);
-        slot.version.store(version, Relaxed);
+        slot.scope.store(scope.number(), Relaxed);
+        slot.version.store(version.get(), Relaxed);
         slot.state.store(LOCKED, Release);
         self.count();
         Ok(())
     }
 
     /// Publishes an unwrapped database key. One that is there already stays as it is.
-    pub(crate) fn unlock(&self, scope: u32, version: u32, key: &Secret32) -> Result<(), Full> {
+    pub(crate) fn unlock(
+        &self,
+        scope: Scope,
+        version: KeyVersion,
+        key: &Secret32,
+    ) -> Result<(), Full> {
         self.announce(scope, version)?;
         let locked = self.find(scope, version).filter(|s| s.state.load(Relaxed) == LOCKED);
         if let Some(slot) = locked {
@@ -173,22 +180,20 @@ impl Secrets {
     }
 
     /// Whether the key is known, and if so usable.
-    pub(crate) fn state(&self, scope: u32, version: u32) -> Option<State> {
+    pub(crate) fn state(&self, scope: Scope, version: KeyVersion) -> Option<State> {
         self.find(scope, version).map(|slot| State::of(slot.state.load(Acquire)))
     }
 
     /// The newest version of a scope's key.
-    pub(crate) fn newest(&self, scope: u32) -> Option<u32> {
-        self.slots()
-            .filter(|s| s.scope.load(Relaxed) == scope)
-            .map(|s| s.version.load(Relaxed))
-            .max()
+    pub(crate) fn newest(&self, scope: Scope) -> Option<KeyVersion> {
+        let places = self.slots().filter_map(place).filter(|(of, _)| *of == scope);
+        places.map(|(_, version)| version).max()
     }
 
     /// Copies an unwrapped key out, to the heap, also one that is refused: what may be done with it
     /// is for the caller
     /// to ask.
-    pub(crate) fn get(&self, scope: u32, version: u32) -> Option<Secret32> {
+    pub(crate) fn get(&self, scope: Scope, version: KeyVersion) -> Option<Secret32> {
         let slot = self.find(scope, version).filter(|slot| is_unwrapped(slot))?;
         Some(Secret32::filled(|key| read_key(slot, key)))
     }
@@ -197,15 +202,15 @@ impl Secrets {
     /// refused. Allocates nothing, and leaves nothing on the stack.
     pub(crate) fn with<R>(
         &self,
-        scope: u32,
-        version: u32,
+        scope: Scope,
+        version: KeyVersion,
         f: impl FnOnce(&[u8; 32]) -> R,
     ) -> Option<R> {
         self.find(scope, version).and_then(|slot| with_key(slot, f))
     }
 
     /// Whether an unwrapped key is this one; `None` if there is no such key.
-    pub(crate) fn is(&self, scope: u32, version: u32, key: &Secret32) -> Option<bool> {
+    pub(crate) fn is(&self, scope: Scope, version: KeyVersion, key: &Secret32) -> Option<bool> {
         self.with(scope, version, |known| key.matches(known))
     }
 
@@ -216,22 +221,22 @@ impl Secrets {
     }
 
     /// (scope, version, state) of every known key.
-    pub(crate) fn list(&self) -> Vec<(u32, u32, State)> {
-        self.slots()
-            .map(|s| {
-                (s.scope.load(Relaxed), s.version.load(Relaxed), State::of(s.state.load(Acquire)))
-            })
-            .collect()
+    pub(crate) fn list(&self) -> Vec<(Scope, KeyVersion, State)> {
+        let key = |slot: &Slot| {
+            let (scope, version) = place(slot)?;
+            Some((scope, version, State::of(slot.state.load(Acquire))))
+        };
+        self.slots().filter_map(key).collect()
     }
 
     /// The unwrapped keys of a scope, in all versions: they stand and fall together.
-    fn unwrapped(&self, scope: u32) -> impl Iterator<Item = &'static Slot> + use<> {
+    fn unwrapped(&self, scope: Scope) -> impl Iterator<Item = &'static Slot> + use<> {
         self.slots()
-            .filter(move |s| s.scope.load(Relaxed) == scope && s.state.load(Relaxed) >= READY)
+            .filter(move |slot| scope_of(slot) == scope && slot.state.load(Relaxed) >= READY)
     }
 
     /// Marks a scope's keys as revoked, and as refused if `refuse`.
-    pub(crate) fn revoke(&self, scope: u32, revocation: Revocation, refuse: bool) {
+    pub(crate) fn revoke(&self, scope: Scope, revocation: Revocation, refuse: bool) {
         let cause = CAUSES.iter().position(|cause| *cause == revocation.cause).unwrap_or_default();
         for slot in self.unwrapped(scope) {
             slot.cause.store(cause as u32, Relaxed);
@@ -242,7 +247,7 @@ impl Secrets {
     }
 
     /// Takes the mark away. True if there was one.
-    pub(crate) fn restore(&self, scope: u32) -> bool {
+    pub(crate) fn restore(&self, scope: Scope) -> bool {
         let marked = self.unwrapped(scope).filter(|s| s.state.load(Relaxed) != READY);
         let restored = marked.map(|slot| slot.state.store(READY, Release)).count();
         self.count();
@@ -258,7 +263,7 @@ impl Secrets {
     }
 
     /// Since when and why a scope's keys are revoked, if they are; under the keystore lock.
-    pub(crate) fn revocation(&self, scope: u32) -> Option<Revocation> {
+    pub(crate) fn revocation(&self, scope: Scope) -> Option<Revocation> {
         let slot = self.unwrapped(scope).find(|s| s.state.load(Relaxed) != READY)?;
         let cause = slot.cause.load(Relaxed) as usize;
         Some(Revocation {
@@ -280,7 +285,7 @@ impl Secrets {
     }
 
     /// Whether a scope's keys are refused.
-    pub(crate) fn is_refused(&self, scope: u32) -> bool {
+    pub(crate) fn is_refused(&self, scope: Scope) -> bool {
         self.unwrapped(scope).any(|s| s.state.load(Relaxed) == REFUSED)
     }
 
@@ -293,6 +298,15 @@ impl Secrets {
     pub(crate) fn with_temporary<R>(&self, f: impl FnOnce(&[u8; 32]) -> R) -> Option<R> {
         with_key(&self.memory.head.temporary, f)
     }
+}
+
+fn scope_of(slot: &Slot) -> Scope {
+    Scope::database(slot.scope.load(Relaxed))
+}
+
+/// Of which key a slot is.
+fn place(slot: &Slot) -> Option<(Scope, KeyVersion)> {
+    KeyVersion::new(slot.version.load(Relaxed)).map(|version| (scope_of(slot), version))
 }
 
 fn write_key(slot: &Slot, key: &Secret32) {

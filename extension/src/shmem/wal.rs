@@ -2,6 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 
+use pagevault_cipher::KeyVersion;
 use pagevault_keystore::wal::{Full, Switch, Switches, WalPhase, stretch_at};
 
 use super::text::Text;
@@ -19,7 +20,8 @@ shared_struct! {
     pub(crate) struct Memory {
         has_keys: AtomicBool,
         has_written: AtomicBool,
-        /// The page that keeps its key: generation plus one (0: there is none), plaintext, address.
+        /// The page that keeps its key: version (0 for none) plus one (0: there is no such page),
+        /// plaintext, address.
         kept: AtomicU32,
         is_kept_plaintext: AtomicBool,
         kept_address: AtomicU64,
@@ -61,7 +63,7 @@ impl Wal {
 
     /// What [`Wal::in_force`] depends on: the same as long as no switch is added and none left out.
     #[inline]
-    pub(crate) fn version(&self) -> [u32; 2] {
+    pub(crate) fn stamp(&self) -> [u32; 2] {
         [self.switches.count(), self.memory.head.former.load(Acquire)]
     }
 
@@ -83,7 +85,8 @@ impl Wal {
             let memory = self.memory.head;
             memory.kept_address.store(address, Relaxed);
             memory.is_kept_plaintext.store(phase.plaintext, Relaxed);
-            memory.kept.store(phase.generation.saturating_add(1), Release);
+            let version = KeyVersion::get_or_zero(phase.version);
+            memory.kept.store(version.saturating_add(1), Release);
         }
         self.memory.head.has_written.store(true, Release);
     }
@@ -126,9 +129,9 @@ impl Wal {
     /// The page that keeps its key.
     pub(crate) fn kept(&self) -> Option<(u64, WalPhase)> {
         let memory = self.memory.head;
-        let generation = memory.kept.load(Acquire).checked_sub(1)?;
+        let version = KeyVersion::new(memory.kept.load(Acquire).checked_sub(1)?);
         let plaintext = memory.is_kept_plaintext.load(Relaxed);
-        Some((memory.kept_address.load(Relaxed), WalPhase { generation, plaintext }))
+        Some((memory.kept_address.load(Relaxed), WalPhase { version, plaintext }))
     }
 
     /// Puts a switch in force, that is yet to be recorded. Under the keystore lock and

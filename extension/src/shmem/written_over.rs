@@ -3,6 +3,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering::*};
 
+use pagevault_cipher::DataKeyVersion;
 use pagevault_keystore::RelFile;
 
 use crate::pg::mapping::{Region, shared_struct};
@@ -23,7 +24,7 @@ shared_struct! {
     /// A note, or room for one.
     pub(crate) struct Place {
         /// [`FREE`], [`TAKEN`] or that of the key; written last.
-        epoch: AtomicU32,
+        version: AtomicU32,
         tablespace: AtomicU32,
         database: AtomicU32,
         relation: AtomicU32,
@@ -32,14 +33,14 @@ shared_struct! {
 }
 
 const FREE: u32 = 0;
-/// Somebody is about to write a note here. No epoch has more than 13 bits.
+/// Somebody is about to write a note here. No version has more than 13 bits.
 const TAKEN: u32 = u32::MAX;
 
 /// A key that was not known when a page sealed under it was to be written over.
 #[derive(Clone, Copy)]
 pub(crate) struct Note {
     pub(crate) file: RelFile,
-    pub(crate) epoch: u16,
+    pub(crate) version: DataKeyVersion,
     /// The first such page.
     pub(crate) block: u32,
 }
@@ -62,24 +63,26 @@ impl WrittenOver {
     }
 
     /// Adds a note.
-    pub(crate) fn note(&self, file: RelFile, epoch: u16, block: u32) {
-        let mixed = u64::from(file.relation) << 13 ^ u64::from(file.database) ^ u64::from(epoch);
+    pub(crate) fn note(&self, file: RelFile, version: DataKeyVersion, block: u32) {
+        let mixed =
+            u64::from(file.relation) << 13 ^ u64::from(file.database) ^ u64::from(version.get());
         let hash = (mixed.wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 40) as usize;
         let places = self.memory.entries;
         for step in 0..places.len() {
             let place = &places[(hash + step) % places.len()];
-            match place.epoch.compare_exchange(FREE, TAKEN, AcqRel, Acquire) {
+            match place.version.compare_exchange(FREE, TAKEN, AcqRel, Acquire) {
                 Ok(_) => {
                     place.tablespace.store(file.tablespace, Relaxed);
                     place.database.store(file.database, Relaxed);
                     place.relation.store(file.relation, Relaxed);
                     place.block.store(block, Relaxed);
-                    place.epoch.store(u32::from(epoch), SeqCst);
+                    place.version.store(version.get().into(), SeqCst);
                     return;
                 }
                 // What is being written there may be the same; then it is noted twice.
                 Err(there) => {
-                    if there == u32::from(epoch) && read(place).file == file {
+                    let is_same = |note: Note| (note.file, note.version) == (file, version);
+                    if there == u32::from(version.get()) && read(place).is_some_and(is_same) {
                         return;
                     }
                 }
@@ -96,7 +99,7 @@ impl WrittenOver {
     /// All notes.
     pub(crate) fn notes(&self) -> impl Iterator<Item = Note> + use<> {
         let places = self.memory.entries.iter();
-        places.filter(|place| !matches!(place.epoch.load(SeqCst), FREE | TAKEN)).map(read)
+        places.filter(|place| !matches!(place.version.load(SeqCst), FREE | TAKEN)).filter_map(read)
     }
 
     /// Whether there were more of them than there is room for.
@@ -110,14 +113,14 @@ impl WrittenOver {
     }
 }
 
-fn read(place: &Place) -> Note {
-    Note {
-        epoch: place.epoch.load(Acquire) as u16,
+fn read(place: &Place) -> Option<Note> {
+    Some(Note {
+        version: DataKeyVersion::new(place.version.load(Acquire) as u16)?,
         file: RelFile {
             tablespace: place.tablespace.load(Relaxed),
             database: place.database.load(Relaxed),
             relation: place.relation.load(Relaxed),
         },
         block: place.block.load(Relaxed),
-    }
+    })
 }

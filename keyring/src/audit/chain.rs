@@ -6,6 +6,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use pagevault_cipher::KeyVersion;
 use pagevault_keystore::audit::{AuditKey, Line, Link, Run, hex};
 
 /// Where a line was found: file and number there.
@@ -76,7 +77,7 @@ pub(super) struct TooMany;
 /// Lines of a trail.
 pub(super) struct Chain<'a> {
     /// By version of the database key; `None` to believe every MAC.
-    keys: Option<&'a BTreeMap<u32, AuditKey>>,
+    keys: Option<&'a BTreeMap<KeyVersion, AuditKey>>,
     claims: BTreeMap<Number, BTreeMap<Link, Claim>>,
     /// In the order in which they were found.
     found: Vec<(Spot, Number, Link)>,
@@ -85,7 +86,7 @@ pub(super) struct Chain<'a> {
 }
 
 impl<'a> Chain<'a> {
-    pub(super) fn new(keys: Option<&'a BTreeMap<u32, AuditKey>>) -> Self {
+    pub(super) fn new(keys: Option<&'a BTreeMap<KeyVersion, AuditKey>>) -> Self {
         let (claims, found, findings) = (BTreeMap::new(), Vec::new(), Vec::new());
         Self { keys, claims, found, findings, more_forged: 0 }
     }
@@ -134,15 +135,17 @@ impl<'a> Chain<'a> {
     }
 
     fn has_key(&self, line: &Line<'_>) -> bool {
-        let known = |keys: &BTreeMap<u32, AuditKey>| {
-            line.mac_key.is_some_and(|key| keys.contains_key(&key))
+        let known = |keys: &BTreeMap<KeyVersion, AuditKey>| {
+            let version = line.mac_key.and_then(KeyVersion::new);
+            version.is_some_and(|version| keys.contains_key(&version))
         };
         self.keys.is_none_or(known)
     }
 
     fn proves(&self, line: &Line<'_>) -> bool {
         let Some(version) = line.mac_key else { return false };
-        self.keys.is_none_or(|keys| keys.get(&version).is_some_and(|key| line.is_authentic(key)))
+        let key = |keys: &'a BTreeMap<KeyVersion, AuditKey>| keys.get(&KeyVersion::new(version)?);
+        self.keys.is_none_or(|keys| key(keys).is_some_and(|key| line.is_authentic(key)))
     }
 
     /// Concludes. `last` is the line that the server has noted as its newest, and whether it was

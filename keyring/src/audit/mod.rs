@@ -13,6 +13,8 @@ use std::fs;
 use std::io::{self, BufReader, Write};
 use std::path::{Path, PathBuf};
 
+use pagevault_cipher::KeyVersion;
+use pagevault_keystore::Scope;
 use pagevault_keystore::audit::{AuditKey, Line, Noted, STATE, TOOLS, newest};
 
 use self::chain::{Chain, Finding, Note, Spot, TooMany, Verdict, name};
@@ -26,7 +28,7 @@ use crate::trust::What;
 /// Findings that are listed; more are counted.
 const LISTED: usize = 100;
 /// The cluster's database key, of which MACs are made.
-const SCOPE: u32 = 0;
+const SCOPE: Scope = Scope::CLUSTER;
 
 /// The data directory of the cluster whose trail it is, and how its providers may be asked.
 pub struct Cluster<'a> {
@@ -90,7 +92,7 @@ fn noted(folder: &Path) -> Result<Option<Noted>, Failure> {
 }
 
 /// The keys of all versions of the cluster's database key.
-fn keys(keystore: &Keystore) -> Result<BTreeMap<u32, AuditKey>, Failure> {
+fn keys(keystore: &Keystore) -> Result<BTreeMap<KeyVersion, AuditKey>, Failure> {
     let versions = keystore.state().database_keys().filter(|(scope, _, _)| *scope == SCOPE);
     let wanted: BTreeSet<_> = versions.map(|(scope, version, _)| (scope, version)).collect();
     let unlocked = keystore.unlock(&wanted)?;
@@ -102,7 +104,7 @@ fn keys(keystore: &Keystore) -> Result<BTreeMap<u32, AuditKey>, Failure> {
 
 fn check(
     files: &[PathBuf],
-    keys: Option<&BTreeMap<u32, AuditKey>>,
+    keys: Option<&BTreeMap<KeyVersion, AuditKey>>,
     last: Option<(&Line<'_>, bool)>,
 ) -> Result<Verdict, Failure> {
     let mut chain = Chain::new(keys);

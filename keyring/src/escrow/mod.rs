@@ -14,13 +14,13 @@ use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use nix::unistd::geteuid;
-use pagevault_cipher::Secret32;
+use pagevault_cipher::{KeyVersion, Secret32};
 use pagevault_keystore::escrow::{MARK, Mark, RESTORED, Restored};
 use pagevault_keystore::protocol::{
     Action, Base64, ErrorClass, Operation, Outcome, ProviderSpec, SecretBytes,
 };
 use pagevault_keystore::storage::{FileStorage, Storage};
-use pagevault_keystore::{Record, master_context};
+use pagevault_keystore::{Record, Scope, master_context};
 
 use self::bundle::{Bundle, Key};
 pub use self::bundle::{Form, identities, recipients};
@@ -70,7 +70,7 @@ fn told<T>(told: std::io::Result<()>, done: Result<T, Failure>) -> Result<T, Fai
 
 fn export_keys(
     keystore: &Keystore,
-    all: BTreeSet<(u32, u32)>,
+    all: BTreeSet<(Scope, KeyVersion)>,
     recipients: &[age::x25519::Recipient],
     output: &Path,
     form: Form,
@@ -78,16 +78,16 @@ fn export_keys(
 ) -> Result<usize, Failure> {
     let (gone, present) = all.into_iter().partition(|(scope, _)| keystore.is_gone(*scope));
     let unlocked = known.insert(keystore.unlock(&present)?);
-    let gone: BTreeSet<(u32, u32)> = gone;
+    let gone: BTreeSet<(Scope, KeyVersion)> = gone;
     for key in gone {
         if let Ok(unlocked_key) = keystore.unlock(&BTreeSet::from([key])) {
             unlocked.extend(unlocked_key);
         }
     }
     prove(keystore, unlocked, "provider")?;
-    let key = |(scope, version, key): (u32, u32, &Secret32)| Key {
-        scope,
-        version,
+    let key = |(scope, version, key): (Scope, KeyVersion, &Secret32)| Key {
+        scope: scope.number(),
+        version: version.get(),
         key: SecretBytes::from_slice(key.expose()),
     };
     let made = now();
@@ -249,8 +249,10 @@ fn open(
     for Key { scope, version, key } in &bundle.keys {
         let bytes = key.expose().try_into().map_err(|_| bundle::damaged(path))?;
         let key = Secret32::from_bytes(bytes);
-        keystore.require_right((*scope, *version), &key)?;
-        if known.insert((*scope, *version), key).is_some() {
+        let version = KeyVersion::new(*version).ok_or_else(|| bundle::damaged(path))?;
+        let place = (Scope::database(*scope), version);
+        keystore.require_right(place, &key)?;
+        if known.insert(place, key).is_some() {
             return Err(bundle::damaged(path));
         }
     }
@@ -272,12 +274,12 @@ fn prove(keystore: &Keystore, known: &DatabaseKeys, source: &str) -> Result<usiz
     }
     let mut opened = 0;
     for (file, entry) in state.files() {
-        for (epoch, record) in &entry.keys {
+        for (version, record) in &entry.keys {
             let has_key = have.contains(&(record.scope, record.key_version));
             if !has_key && keystore.is_gone(record.scope) {
                 continue;
             }
-            if known.data_key(file, *epoch, record).is_none() {
+            if known.data_key(file, *version, record).is_none() {
                 return Err(Failure::new(
                     ErrorClass::WrongCiphertext,
                     format!(
@@ -286,7 +288,7 @@ fn prove(keystore: &Keystore, known: &DatabaseKeys, source: &str) -> Result<usiz
                     ),
                 )
                 .with_detail(format!(
-                    "It is data key version {epoch} of relation file {file}. Nothing was changed."
+                    "It is data key version {version} of relation file {file}. Nothing was changed."
                 )));
             }
             opened += 1;
@@ -296,8 +298,8 @@ fn prove(keystore: &Keystore, known: &DatabaseKeys, source: &str) -> Result<usiz
 }
 
 /// The refusal of a bundle that is older than keys of the data directory.
-fn too_old(keystore: &Keystore, missing: &[(u32, u32)]) -> Failure {
-    let named = |&(scope, version): &(u32, u32)| {
+fn too_old(keystore: &Keystore, missing: &[(Scope, KeyVersion)]) -> Failure {
+    let named = |&(scope, version): &(Scope, KeyVersion)| {
         let keys = keystore.state().files().flat_map(|(_, entry)| entry.keys.values());
         let wraps = keys.filter(|key| (key.scope, key.key_version) == (scope, version)).count();
         format!("{}, which wraps {wraps} data keys", name(scope, version))
@@ -308,10 +310,11 @@ fn too_old(keystore: &Keystore, missing: &[(u32, u32)]) -> Failure {
         .with_hint("Use a newer bundle; or restore a backup that is as old as this one.")
 }
 
-fn name(scope: u32, version: u32) -> String {
-    match scope {
-        0 => format!("version {version} of the cluster's database key"),
-        _ => format!("version {version} of the key of database {scope}"),
+fn name(scope: Scope, version: KeyVersion) -> String {
+    if scope.is_cluster() {
+        format!("version {version} of the cluster's database key")
+    } else {
+        format!("version {version} of the key of database {scope}")
     }
 }
 

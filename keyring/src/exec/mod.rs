@@ -264,15 +264,15 @@ fn brief(
     // With room for all of them: a vector that grows leaves copies of keys behind.
     let mut keys = Vec::with_capacity(keystore.wal_keys().count());
     without_trace(|| -> Result<(), Failure> {
-        for (generation, record) in keystore.wal_keys() {
-            let (file, epoch) = wal::key_place(generation);
-            let key = unlocked.data_key(file, epoch, record).ok_or_else(|| {
+        for (version, record) in keystore.wal_keys() {
+            let (file, data_key_version) = wal::key_place(version);
+            let key = unlocked.data_key(file, data_key_version, record).ok_or_else(|| {
                 Failure::new(
                     ErrorClass::WrongCiphertext,
-                    format!("WAL key {generation} in the keystore cannot be unwrapped"),
+                    format!("WAL key {version} in the keystore cannot be unwrapped"),
                 )
             })?;
-            keys.push((generation, key));
+            keys.push((version, key));
         }
         Ok(())
     })?;

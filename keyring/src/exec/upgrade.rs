@@ -14,6 +14,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
+use pagevault_keystore::Scope;
 use pagevault_keystore::log::{self, Log};
 use pagevault_keystore::state::State;
 use pagevault_keystore::storage::FileStorage;
@@ -42,7 +43,7 @@ pub(super) fn prepare(
     if old == new {
         return Err(refuse("old and new cluster are the same data directory"));
     }
-    if !old.join(DIRECTORY).join(log::file_name(0)).exists() {
+    if !old.join(DIRECTORY).join(log::file_name(Scope::CLUSTER)).exists() {
         return Ok(()); // no keys: as any other cluster
     }
     let keystore = Keystore::read(&old, access)?;

@@ -12,8 +12,8 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressStyle};
-use pagevault_keystore::Record;
 use pagevault_keystore::log::aside;
+use pagevault_keystore::{Record, Scope};
 
 pub(crate) use self::pages::fill;
 
@@ -140,7 +140,7 @@ impl Context<'_> {
 }
 
 /// How many data keys stand beside the key files and not in them, by scope.
-fn put_aside(keystore: &Keystore) -> Result<Vec<(u32, usize)>, Failure> {
+fn put_aside(keystore: &Keystore) -> Result<Vec<(Scope, usize)>, Failure> {
     let is_key = |record: &Record| matches!(record, Record::DataKey { .. });
     let mut found = Vec::new();
     for (scope, records) in keystore.put_aside()? {
@@ -162,7 +162,7 @@ fn progress(bytes: u64) -> ProgressBar {
 
 fn tell(
     keystore: &Keystore,
-    put_aside: &[(u32, usize)],
+    put_aside: &[(Scope, usize)],
     findings: &Findings,
     clean: bool,
     out: &mut impl Write,

@@ -10,7 +10,7 @@ use indicatif::ProgressBar;
 use pagevault_cipher::checksum::page_checksum;
 use pagevault_cipher::page::{self, PAGE_SIZE, Page};
 use pagevault_cipher::residue::without_trace;
-use pagevault_cipher::{Fork, PageKey};
+use pagevault_cipher::{DataKeyVersion, Fork, PageKey};
 use pagevault_keystore::RelFile;
 
 use super::leftovers::Leftovers;
@@ -215,8 +215,8 @@ pub(super) fn open_segment(path: &Path) -> io::Result<(Take<File>, u64)> {
     Ok((file.take(SEGMENT_BYTES), length))
 }
 
-/// The keys of a file that were needed, by epoch.
-pub(super) type Keys = HashMap<u16, PageKey>;
+/// The keys of a file that were needed, by version.
+pub(super) type Keys = HashMap<DataKeyVersion, PageKey>;
 
 /// What a page was.
 #[derive(Clone, Copy)]
@@ -239,29 +239,28 @@ pub(super) fn open(
     if page::is_zero(page) {
         return Ok(State::Empty);
     }
-    let Some(epoch) = page::epoch_of(page) else {
+    let Some(version) = page::version_of(page) else {
         return check(page, block, checksums).map(|()| State::Plaintext);
     };
-    let epoch = epoch.get();
     let entry = context.keystore.state().file(file.file);
-    if entry.is_some_and(|entry| entry.is_destroyed(epoch)) {
+    if entry.is_some_and(|entry| entry.is_destroyed(version)) {
         return Ok(State::Shredded);
     }
-    if let Entry::Vacant(place) = keys.entry(epoch) {
-        let record = entry.and_then(|entry| entry.keys.get(&epoch));
+    if let Entry::Vacant(place) = keys.entry(version) {
+        let record = entry.and_then(|entry| entry.keys.get(&version));
         let record =
-            record.ok_or_else(|| format!("the keystore has no data key of version {epoch}"))?;
+            record.ok_or_else(|| format!("the keystore has no data key of version {version}"))?;
         let unwrapped = without_trace(|| {
-            let key = context.unlocked.data_key(file.file, epoch, record)?;
+            let key = context.unlocked.data_key(file.file, version, record)?;
             place.insert(PageKey::new(&key));
             Some(())
         });
-        unwrapped.ok_or_else(|| format!("data key version {epoch} cannot be unwrapped"))?;
+        unwrapped.ok_or_else(|| format!("data key version {version} cannot be unwrapped"))?;
     }
     if checksums && stored_checksum(page) != page_checksum(page, block) {
         return Err("the checksum of the encrypted page is wrong".to_owned());
     }
-    if let Some(key) = keys.get(&epoch) {
+    if let Some(key) = keys.get(&version) {
         page::open(page, key, block, file.fork, checksums).map_err(|error| error.to_string())?;
     }
     check(page, block, checksums).map(|()| State::Sealed)

@@ -12,9 +12,9 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::{Path, PathBuf};
 
 use indicatif::ProgressBar;
-use pagevault_cipher::PageKey;
 use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::wal::{address_of, is_zero, mark_of, timeline_of};
+use pagevault_cipher::{KeyVersion, PageKey};
 use pagevault_keystore::wal::{WalPhase, key_place, stretch_at};
 use pagevault_keystore::wal_pages::{self, WalKeys};
 use pagevault_keystore::wal_timelines::{history_name, owner_of};
@@ -70,7 +70,7 @@ pub(crate) fn parse(name: &str) -> Option<(u32, (u32, u32))> {
 
 struct Keys<'a> {
     context: &'a Context<'a>,
-    keys: BTreeMap<u32, PageKey>,
+    keys: BTreeMap<KeyVersion, PageKey>,
 }
 
 struct NoKey;
@@ -82,8 +82,8 @@ impl WalKeys for Keys<'_> {
         stretch_at(self.context.keystore.state().wal_switches(), address).phase
     }
 
-    fn with_key<R>(&self, generation: u32, f: impl FnOnce(&PageKey) -> R) -> Result<R, NoKey> {
-        self.keys.get(&generation).map(f).ok_or(NoKey)
+    fn with_key<R>(&self, version: KeyVersion, f: impl FnOnce(&PageKey) -> R) -> Result<R, NoKey> {
+        self.keys.get(&version).map(f).ok_or(NoKey)
     }
 }
 
@@ -95,15 +95,15 @@ pub(super) fn look(
     findings: &mut Findings,
 ) -> Result<(), Failure> {
     let mut keys = Keys { context, keys: BTreeMap::new() };
-    for (generation, record) in context.keystore.wal_keys() {
-        let (file, epoch) = key_place(generation);
+    for (version, record) in context.keystore.wal_keys() {
+        let (file, data_key_version) = key_place(version);
         let unwrapped = without_trace(|| {
-            let key = context.unlocked.data_key(file, epoch, record)?;
-            keys.keys.insert(generation, PageKey::new(&key));
+            let key = context.unlocked.data_key(file, data_key_version, record)?;
+            keys.keys.insert(version, PageKey::new(&key));
             Some(())
         });
         if unwrapped.is_none() {
-            findings.damage(format!("WAL key version {generation} cannot be unwrapped"));
+            findings.damage(format!("WAL key version {version} cannot be unwrapped"));
         }
     }
     let mut reader = Reader::default();
@@ -151,12 +151,10 @@ pub(super) fn look(
                 None => findings.wal_plaintext += 1,
             }
             if let Err(fault) = wal_pages::open(&keys, &mut page, |_, found| found == address) {
-                let generation = fault.generation;
+                let version = fault.version;
                 let path = context.show(&segment.path);
-                findings.damage(format!(
-                    "{path}, {}: no WAL key of version {generation}",
-                    lsn(address)
-                ));
+                findings
+                    .damage(format!("{path}, {}: no WAL key of version {version}", lsn(address)));
                 reader.reset();
                 continue;
             }

@@ -6,6 +6,7 @@ use std::process::Output;
 
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
+use pagevault_keystore::Scope;
 use pagevault_keystore::audit::{MARK, Place, STATE, STATE_SIZE, next_line, offset, slot};
 use pagevault_keystore::log::Log;
 use pagevault_keystore::storage::FileStorage;
@@ -37,7 +38,7 @@ fn bare(lines: usize) -> Vec<String> {
 fn noted(lines: &[String]) -> Bench {
     let bench = Bench::empty();
     let storage = FileStorage::new(&bench.path("data/pagevault")).unwrap();
-    Log::create(&storage, [7; 16], 0, &[]).unwrap();
+    Log::create(&storage, [7; 16], Scope::CLUSTER, &[]).unwrap();
     let mut state = vec![0; STATE_SIZE];
     let count = lines.len() as u64;
     let bytes = slot(count, &lines[lines.len() - 1]).unwrap();

@@ -9,6 +9,7 @@ use std::thread;
 
 use nix::sys::stat::Mode;
 use nix::unistd::{geteuid, mkfifo};
+use pagevault_keystore::Scope;
 use pagevault_keystore::log::Log;
 use pagevault_keystore::storage::FileStorage;
 use serde_json::{Value, json};
@@ -271,7 +272,7 @@ fn keystore(bench: &Bench) -> PathBuf {
     let data = bench.path("data");
     if !data.join("pagevault").exists() {
         let storage = FileStorage::new(&data.join("pagevault")).unwrap();
-        Log::create(&storage, [7; 16], 0, &[]).unwrap();
+        Log::create(&storage, [7; 16], Scope::CLUSTER, &[]).unwrap();
     }
     data
 }

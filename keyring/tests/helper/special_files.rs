@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use age::secrecy::ExposeSecret;
 use nix::sys::stat::Mode;
 use nix::unistd::mkfifo;
+use pagevault_keystore::Scope;
 use pagevault_keystore::log::Log;
 use pagevault_keystore::storage::FileStorage;
 
@@ -29,7 +30,7 @@ fn data_directory() -> Bench {
     fs::write(bench.path("data/base/5/16384"), [0; 8192]).unwrap();
     fs::write(bench.path("data").join(SEGMENT), [0; 8192]).unwrap();
     let storage = FileStorage::new(&bench.path("data/pagevault")).unwrap();
-    Log::create(&storage, [7; 16], 0, &[]).unwrap();
+    Log::create(&storage, [7; 16], Scope::CLUSTER, &[]).unwrap();
     let told = "Database cluster state: shut down\nDatabase block size: 8192\n\
         Blocks per segment of large relation: 131072\nWAL block size: 8192\nBytes per WAL segment: 16777216\n\
         Data page checksum version: 0\nLatest checkpoint location: 0/3000028\nLatest checkpoint's TimeLineID: 2\n";

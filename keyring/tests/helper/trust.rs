@@ -9,7 +9,9 @@ use nix::unistd::geteuid;
 use pagevault_cipher::Secret32;
 use pagevault_keystore::log::Log;
 use pagevault_keystore::storage::FileStorage;
-use pagevault_keystore::{CheckValue, Record, RelFile, master_context};
+use pagevault_keystore::{
+    CheckValue, DataKeyVersion, KeyVersion, Record, RelFile, Scope, master_context,
+};
 use serde_json::{Value, json};
 
 use crate::bench::{Bench, CONTEXT, chmod, command, failure, reply, run, stderr, wrap_action};
@@ -29,10 +31,10 @@ fn trap(bench: &Bench) -> (PathBuf, PathBuf) {
 fn keystore(bench: &Bench, kind: &str, options: &Value, wrapped: Vec<u8>, check: CheckValue) {
     let data_key = Record::DataKey {
         file: RelFile { tablespace: 1663, database: 0, relation: 16384 },
-        epoch: 1,
+        version: DataKeyVersion::FIRST,
         cipher: 1,
-        scope: 0,
-        key_version: 1,
+        scope: Scope::CLUSTER,
+        key_version: KeyVersion::FIRST,
         wrapped: vec![1; 92],
         created: 1,
     };
@@ -55,8 +57,8 @@ fn keystore_with(
             programs: true,
         },
         Record::DatabaseKey {
-            scope: 0,
-            version: 1,
+            scope: Scope::CLUSTER,
+            version: KeyVersion::FIRST,
             provider: "theirs".into(),
             master_key: "main".into(),
             master_version: 1,
@@ -66,7 +68,7 @@ fn keystore_with(
         },
     ];
     let storage = FileStorage::new(&bench.path("data/pagevault")).unwrap();
-    Log::create(&storage, ID, 0, &[&records[..], more].concat()).unwrap();
+    Log::create(&storage, ID, Scope::CLUSTER, &[&records[..], more].concat()).unwrap();
 }
 
 fn keystore_of_commands(bench: &Bench, program: &Path) {
@@ -233,14 +235,16 @@ fn key_files_that_others_may_have_written_are_not_believed() {
 #[test]
 fn a_wrong_database_key_is_refused() {
     let bench = Bench::new();
-    let context = master_context(&ID, 0);
+    let context = master_context(&ID, Scope::CLUSTER);
     let wrap = |key: [u8; 32]| {
         use base64::Engine;
         let operation = bench.operation_on(&bench.key_file(), "main", &context, wrap_action(&key));
         let wrapped = bench.one(operation)["wrapped"]["wrapped"].as_str().unwrap().to_owned();
         base64::engine::general_purpose::STANDARD.decode(wrapped).unwrap()
     };
-    let check = |key| CheckValue::of(&Secret32::from_bytes(&[key; 32]), &ID, 0, 1);
+    let check = |key| {
+        CheckValue::of(&Secret32::from_bytes(&[key; 32]), &ID, Scope::CLUSTER, KeyVersion::FIRST)
+    };
     let options = json!({"path": bench.key_file()});
     // The provider unwraps it, and it is not the one that was recorded.
     keystore(&bench, "file", &options, wrap([5; 32]), check(6));
@@ -262,7 +266,7 @@ fn a_bundle_with_a_wrong_key_is_refused() {
     let operation = bench.operation_on(
         &bench.key_file(),
         "main",
-        &master_context(&ID, 0),
+        &master_context(&ID, Scope::CLUSTER),
         wrap_action(&[5; 32]),
     );
     let wrapped = bench.one(operation)["wrapped"]["wrapped"].as_str().unwrap().to_owned();
@@ -272,7 +276,12 @@ fn a_bundle_with_a_wrong_key_is_refused() {
     // It wraps no data key that would show what it is.
     let record = |check: u8| {
         let _ = fs::remove_dir_all(bench.path("data/pagevault"));
-        let check = CheckValue::of(&Secret32::from_bytes(&[check; 32]), &ID, 0, 1);
+        let check = CheckValue::of(
+            &Secret32::from_bytes(&[check; 32]),
+            &ID,
+            Scope::CLUSTER,
+            KeyVersion::FIRST,
+        );
         keystore_with(&bench, "file", &options, wrapped.clone(), check, &[]);
     };
     record(5);

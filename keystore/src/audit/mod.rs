@@ -28,7 +28,7 @@ mod time;
 
 use std::fmt::Write;
 
-use pagevault_cipher::{Secret32, kdf, mac};
+use pagevault_cipher::{KeyVersion, Secret32, kdf, mac};
 use serde::Deserialize;
 
 pub use state::{Noted, SLOT, STATE, STATE_SIZE, WRITTEN, newest, offset, slot};
@@ -52,17 +52,17 @@ pub type Link = [u8; 32];
 
 /// What MACs are made with: derived from one version of the cluster's database key.
 pub struct AuditKey {
-    version: u32,
+    version: KeyVersion,
     key: Secret32,
 }
 
 impl AuditKey {
     /// The key that belongs to this version of the database key.
     #[must_use]
-    pub fn derive(database_key: &[u8; 32], keystore: &[u8; 16], version: u32) -> Self {
+    pub fn derive(database_key: &[u8; 32], keystore: &[u8; 16], version: KeyVersion) -> Self {
         let mut context = [0; 20];
         context[..16].copy_from_slice(keystore);
-        context[16..].copy_from_slice(&version.to_le_bytes());
+        context[16..].copy_from_slice(&version.get().to_le_bytes());
         let key = Secret32::filled(|key| kdf::derive(database_key, LABEL, &context, key));
         Self { version, key }
     }
@@ -157,7 +157,8 @@ pub struct Line<'a> {
     pub prev: Option<Link>,
     /// Of the first line of a run: where the run before ended.
     pub previous: Option<(Run, u64)>,
-    /// Under which version of the cluster's database key it has a MAC.
+    /// Under which version of the cluster's database key it has a MAC, as the line says: a forged
+    /// one may name any number.
     pub mac_key: Option<u32>,
     /// Its own hash.
     pub link: Link,
@@ -214,7 +215,7 @@ impl<'a> Line<'a> {
     /// Whether its MAC was made with this key. False for a line without one.
     #[must_use]
     pub fn is_authentic(&self, key: &AuditKey) -> bool {
-        self.mac_key == Some(key.version)
+        self.mac_key == Some(key.version.get())
             && self.mac.is_some_and(|mac| mac::is_authentic(&key.key, self.body.as_bytes(), &mac))
     }
 }
@@ -253,7 +254,8 @@ mod tests {
 
     const FACTS: &str = "\"action\":\"shred\",\"object\":\"public.\\\"a,\\\\\\\"mac\\\\\\\":\"";
 
-    fn key(version: u32) -> AuditKey {
+    fn key(number: u32) -> AuditKey {
+        let version = KeyVersion::new(number).unwrap();
         AuditKey::derive(&[7; 32], b"0123456789abcdef", version)
     }
 

@@ -2,6 +2,8 @@
 
 use std::collections::{HashMap, HashSet};
 
+use pagevault_cipher::DataKeyVersion;
+
 use super::write::key_info;
 use super::{Directory, DirectoryError, Result};
 use crate::record::Record;
@@ -11,8 +13,8 @@ use crate::wal::{self, Switch};
 /// What the records before one of them bring along.
 #[derive(Default)]
 struct Brought {
-    keys: HashMap<(RelFile, u16), (u8, usize)>,
-    destroyed: HashMap<RelFile, u16>,
+    keys: HashMap<(RelFile, DataKeyVersion), (u8, usize)>,
+    destroyed: HashMap<RelFile, DataKeyVersion>,
     files: HashSet<RelFile>,
 }
 
@@ -27,24 +29,28 @@ impl Directory<'_> {
         for record in records {
             record.validate().map_err(super::write::invalid)?;
             match record {
-                Record::DataKey { file, epoch, .. } => {
-                    self.check_key(&mut brought, *file, *epoch, record)?
+                Record::DataKey { file, version, .. } => {
+                    self.check_key(&mut brought, *file, *version, record)?
                 }
                 Record::Destroyed { file, through, .. } => {
                     if self.find(*file)?.is_none() {
                         brought.files.insert(*file);
                     }
-                    let last = brought.destroyed.entry(*file).or_default();
+                    let last = brought.destroyed.entry(*file).or_insert(*through);
                     *last = (*last).max(*through);
                 }
-                Record::Current { file, epoch } => self.require(&brought, *file, *epoch)?,
+                Record::Current { file, version } => self.require(&brought, *file, *version)?,
                 Record::Plaintext { file, after } => self.require(&brought, *file, *after)?,
                 Record::Rewriting { file, phase, .. } => {
-                    self.require(&brought, *file, phase.epoch)?;
+                    if let Some(version) = phase.version {
+                        self.require(&brought, *file, version)?;
+                    }
                 }
                 Record::WalSwitch(Switch { phase, .. }) => {
-                    let (file, epoch) = wal::key_place(phase.generation);
-                    self.require(&brought, file, epoch)?;
+                    if let Some(version) = phase.version {
+                        let (file, data_key_version) = wal::key_place(version);
+                        self.require(&brought, file, data_key_version)?;
+                    }
                 }
                 Record::Provider { .. }
                 | Record::DropProvider { .. }
@@ -67,32 +73,32 @@ impl Directory<'_> {
         &self,
         brought: &mut Brought,
         file: RelFile,
-        epoch: u16,
+        version: DataKeyVersion,
         record: &Record,
     ) -> Result<()> {
         let Some(info) = key_info(record) else { return Ok(()) };
-        let replaced = DirectoryError::KeyReplaced { file, epoch };
+        let replaced = DirectoryError::KeyReplaced { file, version };
         let slot = self.find(file)?;
         let through =
-            slot.map(|slot| self.destroyed(slot)).transpose()?.map_or(0, |(through, _)| through);
-        if epoch <= through.max(brought.destroyed.get(&file).copied().unwrap_or(0)) {
+            slot.map(|slot| self.destroyed(slot)).transpose()?.and_then(|(through, _)| through);
+        if Some(version) <= through.max(brought.destroyed.get(&file).copied()) {
             return Ok(());
         }
         let shape = (info.cipher, info.length);
-        let known = slot.map(|slot| self.shape_of_epoch(slot, epoch)).transpose()?.flatten();
-        if let Some(known) = known.or_else(|| brought.keys.get(&(file, epoch)).copied()) {
+        let known = slot.map(|slot| self.shape_of_version(slot, version)).transpose()?.flatten();
+        if let Some(known) = known.or_else(|| brought.keys.get(&(file, version)).copied()) {
             return if known == shape { Ok(()) } else { Err(replaced) };
         }
         if slot.is_none() {
             brought.files.insert(file);
         }
-        brought.keys.insert((file, epoch), shape);
+        brought.keys.insert((file, version), shape);
         Ok(())
     }
 
-    fn require(&self, brought: &Brought, file: RelFile, epoch: u16) -> Result<()> {
-        let is_brought = brought.keys.contains_key(&(file, epoch))
-            || brought.destroyed.get(&file).is_some_and(|through| epoch <= *through);
-        if is_brought { Ok(()) } else { self.find_with_epoch(file, epoch).map(|_| ()) }
+    fn require(&self, brought: &Brought, file: RelFile, version: DataKeyVersion) -> Result<()> {
+        let is_brought = brought.keys.contains_key(&(file, version))
+            || brought.destroyed.get(&file).is_some_and(|through| version <= *through);
+        if is_brought { Ok(()) } else { self.find_with_version(file, version).map(|_| ()) }
     }
 }

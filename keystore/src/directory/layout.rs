@@ -2,7 +2,9 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use super::{DirectoryError, KeyInfo, Result};
+use pagevault_cipher::DataKeyVersion;
+
+use super::{DirectoryError, Result};
 use crate::record::MAX_WRAPPED_DATA_KEY;
 use crate::rel_file::{Phase, RelFile};
 
@@ -77,16 +79,17 @@ pub(super) fn hash(file: RelFile) -> u32 {
     (mix(mix(mix(0, file.tablespace), file.database), file.relation) >> 16) as u32
 }
 
-pub(super) fn pack_meta(info: &KeyInfo) -> u32 {
+pub(super) fn pack_meta(version: DataKeyVersion, cipher: u8, length: usize) -> u32 {
     // At most 92, see `insert`.
-    let length = info.length as u32 & 0xFF;
-    u32::from(info.epoch) | u32::from(info.cipher) << 16 | length << 24
+    let length = length as u32 & 0xFF;
+    u32::from(version.get()) | u32::from(cipher) << 16 | length << 24
 }
 
-/// Epoch, cipher, length.
-pub(super) fn unpack_meta(meta: u32) -> (u16, u8, usize) {
+/// Version, cipher, length.
+pub(super) fn unpack_meta(meta: u32) -> (Option<DataKeyVersion>, u8, usize) {
     let [low, high, cipher, length] = meta.to_le_bytes();
-    (u16::from_le_bytes([low, high]), cipher, usize::from(length).min(MAX_WRAPPED_DATA_KEY))
+    let version = DataKeyVersion::new(u16::from_le_bytes([low, high]));
+    (version, cipher, usize::from(length).min(MAX_WRAPPED_DATA_KEY))
 }
 
 /// Set in the phase word of a file that is written in plaintext.
@@ -95,13 +98,14 @@ const PLAINTEXT: u32 = 1 << 24;
 /// not in one of its own, so that nobody sees a new phase without it.
 const MIXED: u32 = 1 << 25;
 
-/// `cipher`: of the key of the epoch, 0 for plaintext; `rewriting`: as [`pack_rewriting`] has it.
+/// `cipher`: of the key of the version, 0 for plaintext; `rewriting`: as [`pack_rewriting`] has it.
 pub(super) fn pack_phase(phase: Phase, cipher: u8, rewriting: u32) -> u32 {
     let plaintext = if phase.plaintext { PLAINTEXT } else { 0 };
     // A rewriting that was announced for the phase to come counts already.
     let begun = rewriting != 0 && rewriting & DONE == 0;
     let mixed = if begun && rewriting >= pack_rewriting(phase, false) { MIXED } else { 0 };
-    u32::from(phase.epoch) | u32::from(cipher) << 16 | plaintext | mixed
+    let version = u32::from(DataKeyVersion::get_or_zero(phase.version));
+    version | u32::from(cipher) << 16 | plaintext | mixed
 }
 
 /// Whether pages on disk may be written otherwise than the phase says.
@@ -112,8 +116,8 @@ pub(super) fn unpack_mixed(word: u32) -> bool {
 /// Phase and cipher.
 pub(super) fn unpack_phase(word: u32) -> (Phase, u8) {
     let [low, high, cipher, _] = word.to_le_bytes();
-    let epoch = u16::from_le_bytes([low, high]);
-    (Phase { epoch, plaintext: word & PLAINTEXT != 0 }, cipher)
+    let version = DataKeyVersion::new(u16::from_le_bytes([low, high]));
+    (Phase { version, plaintext: word & PLAINTEXT != 0 }, cipher)
 }
 
 const DONE: u32 = 1;
@@ -122,27 +126,28 @@ const DONE: u32 = 1;
 /// are larger. 0 is none.
 pub(super) fn pack_rewriting(phase: Phase, done: bool) -> u32 {
     let done = if done { DONE } else { 0 };
-    u32::from(phase.epoch) << 2 | u32::from(phase.plaintext) << 1 | done
+    let version = u32::from(DataKeyVersion::get_or_zero(phase.version));
+    version << 2 | u32::from(phase.plaintext) << 1 | done
 }
 
-/// The key of an entry was destroyed: nothing is left but its epoch.
+/// The key of an entry was destroyed: nothing is left but its version.
 pub(super) fn is_wiped(meta: u32) -> bool {
     unpack_meta(meta).2 == 0
 }
 
 /// `cipher`: of the file's pages.
-pub(super) fn pack_destroyed(through: u16, cipher: u8) -> u32 {
-    u32::from(through) | u32::from(cipher) << 16
+pub(super) fn pack_destroyed(through: DataKeyVersion, cipher: u8) -> u32 {
+    u32::from(through.get()) | u32::from(cipher) << 16
 }
 
-/// The last destroyed epoch, 0 if none is; and the cipher of the file's pages then.
-pub(super) fn unpack_destroyed(word: u32) -> (u16, u8) {
+/// The last destroyed version, and the cipher of the file's pages then.
+pub(super) fn unpack_destroyed(word: u32) -> (Option<DataKeyVersion>, u8) {
     let (through, cipher, _) = unpack_meta(word);
     (through, cipher)
 }
 
-/// Epoch and cipher, `None` for plaintext.
-pub(super) fn unpack_current(word: u32) -> Option<(u16, u8)> {
+/// Version and cipher, `None` for plaintext.
+pub(super) fn unpack_current(word: u32) -> Option<(DataKeyVersion, u8)> {
     let (phase, cipher) = unpack_phase(word);
-    phase.current().map(|epoch| (epoch, cipher))
+    phase.current().map(|version| (version, cipher))
 }

@@ -4,10 +4,10 @@
 //! header   16 words     files, keys, spare body
 //! buckets  2^n words    newest file of each hash chain
 //! files    10 words     tablespace, database, relation,
-//!                       phase (epoch | cipher << 16 | plaintext << 24 | mixed << 25), next, newest key,
-//!                       destroyed (last epoch | cipher << 16), its LSN (low, high),
-//!                       rewriting (done | plaintext << 1 | epoch << 2)
-//! keys     4 words      meta (epoch | cipher << 16 | length << 24), next, sequence, body
+//!                       phase (version | cipher << 16 | plaintext << 24 | mixed << 25), next,
+//!                       newest key, destroyed (last version | cipher << 16), its LSN (low, high),
+//!                       rewriting (done | plaintext << 1 | version << 2)
+//! keys     4 words      meta (version | cipher << 16 | length << 24), next, sequence, body
 //! bodies   25 words     scope, key version, wrapped key; one more than there are keys
 //! ```
 //!
@@ -39,10 +39,12 @@ mod write;
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-use self::layout::*;
+use pagevault_cipher::{DataKeyVersion, KeyVersion};
 
+use self::layout::*;
 use crate::record::MAX_WRAPPED_DATA_KEY;
-use crate::rel_file::{MAX_EPOCH, Phase, RelFile};
+use crate::rel_file::{Phase, RelFile};
+use crate::scope::Scope;
 
 /// Attempts of a reader before it reports [`DirectoryError::Busy`].
 pub const RETRIES: usize = 64;
@@ -58,21 +60,21 @@ pub enum DirectoryError {
         /// Keys it was made for.
         capacity: u32,
     },
-    /// Another key for an epoch that has one.
-    #[error("relation file {file} has another data key of version {epoch}")]
+    /// Another key for a version that has one.
+    #[error("relation file {file} has another data key of version {version}")]
     KeyReplaced {
         /// Which file.
         file: RelFile,
-        /// Which epoch.
-        epoch: u16,
+        /// Which version.
+        version: DataKeyVersion,
     },
-    /// No key for this epoch.
-    #[error("relation file {file} has no data key of version {epoch}")]
+    /// No key for this version.
+    #[error("relation file {file} has no data key of version {version}")]
     NoKey {
         /// Which file.
         file: RelFile,
-        /// Which epoch.
-        epoch: u16,
+        /// Which version.
+        version: DataKeyVersion,
     },
     /// The record is outside its limits.
     #[error("record cannot be stored: {0}: {1}")]
@@ -94,14 +96,14 @@ pub struct FileSlot(u32);
 /// What [`Directory::key`] tells beside the wrapped bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct KeyInfo {
-    /// 1 to 8191.
-    pub epoch: u16,
+    /// Of the key.
+    pub version: DataKeyVersion,
     /// Cipher number.
     pub cipher: u8,
     /// Scope of the database key that wraps.
-    pub scope: u32,
+    pub scope: Scope,
     /// Version of the database key that wraps.
-    pub key_version: u32,
+    pub key_version: KeyVersion,
     /// Bytes of the wrapped key.
     pub length: usize,
 }
@@ -109,8 +111,8 @@ pub struct KeyInfo {
 /// How pages of a file are written at one moment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Writing {
-    /// Epoch and cipher, `None` for plaintext.
-    pub current: Option<(u16, u8)>,
+    /// Version and cipher, `None` for plaintext.
+    pub current: Option<(DataKeyVersion, u8)>,
     /// Pages may lie on disk written otherwise.
     pub mixed: bool,
 }
@@ -122,18 +124,18 @@ pub struct FileInfo {
     pub slot: FileSlot,
     /// Which file.
     pub file: RelFile,
-    /// Epoch and cipher of new writes, `None` for plaintext.
-    pub current: Option<(u16, u8)>,
+    /// Version and cipher of new writes, `None` for plaintext.
+    pub current: Option<(DataKeyVersion, u8)>,
     /// How the file is written.
     pub phase: Phase,
-    /// The last epoch whose key was destroyed, 0 if none was.
-    pub destroyed: u16,
+    /// The last version whose key was destroyed.
+    pub destroyed: Option<DataKeyVersion>,
 }
 
 impl FileInfo {
     /// Whether the file is written under a key that was destroyed: nothing in it can be read.
     pub fn is_destroyed(&self) -> bool {
-        self.phase.current().is_some_and(|epoch| epoch <= self.destroyed)
+        self.phase.current().is_some_and(|version| Some(version) <= self.destroyed)
     }
 }
 
@@ -201,8 +203,8 @@ impl<'a> Directory<'a> {
         Ok(None)
     }
 
-    /// Epoch and cipher that the file is written with, `None` for plaintext.
-    pub fn current(&self, slot: FileSlot) -> Result<Option<(u16, u8)>> {
+    /// Version and cipher that the file is written with, `None` for plaintext.
+    pub fn current(&self, slot: FileSlot) -> Result<Option<(DataKeyVersion, u8)>> {
         Ok(unpack_current(self.file(slot)?[file::PHASE].load(Ordering::Acquire)))
     }
 
@@ -224,45 +226,43 @@ impl<'a> Directory<'a> {
         Ok(FileInfo {
             slot,
             file: identity(entry),
-            current: phase.current().map(|epoch| (epoch, cipher)),
+            current: phase.current().map(|version| (version, cipher)),
             phase,
             destroyed: self.destroyed(slot)?.0,
         })
     }
 
-    /// The last epoch of the file whose key was destroyed, 0 if none was; and the LSN at or before
-    /// which all WAL records about pages under such keys end.
-    pub fn destroyed(&self, slot: FileSlot) -> Result<(u16, u64)> {
+    /// The last version of the file whose key was destroyed, and the LSN at or before which all WAL
+    /// records about pages under such keys end.
+    pub fn destroyed(&self, slot: FileSlot) -> Result<(Option<DataKeyVersion>, u64)> {
         let entry = self.file(slot)?;
         let (through, _) = unpack_destroyed(entry[file::DESTROYED].load(Ordering::Acquire));
         let [low, high] = file::DESTROYED_LSN.map(|word| entry[word].load(Ordering::Acquire));
         Ok((through, u64::from(high) << 32 | u64::from(low)))
     }
 
-    /// Copies the wrapped key of an epoch to the start of `wrapped`. Never half of one wrapping and
-    /// half of another.
+    /// Copies the wrapped key of a version to the start of `wrapped`. Never half of one wrapping
+    /// and half of another.
     pub fn key(
         &self,
         slot: FileSlot,
-        epoch: u16,
+        version: DataKeyVersion,
         wrapped: &mut [u8; MAX_WRAPPED_DATA_KEY],
     ) -> Result<KeyInfo> {
-        let entry = self.find_key(slot, epoch)?;
-        let entry = entry.ok_or_else(|| self.no_key(slot, epoch))?;
-        self.read_key(entry, wrapped)?.ok_or_else(|| self.no_key(slot, epoch))
+        let entry = self.find_key(slot, version)?;
+        let entry = entry.ok_or_else(|| self.no_key(slot, version))?;
+        self.read_key(entry, wrapped)?.ok_or_else(|| self.no_key(slot, version))
     }
 
-    /// The highest epoch for which the file has a key, or had one that was destroyed; 0 if it never
-    /// had one.
-    pub fn last_epoch(&self, slot: FileSlot) -> Result<u16> {
+    /// The highest version for which the file has a key, or had one that was destroyed.
+    pub fn last_version(&self, slot: FileSlot) -> Result<Option<DataKeyVersion>> {
         let (destroyed, _) = self.destroyed(slot)?;
-        self.keys(slot)?.try_fold(destroyed, |last, key| Ok(last.max(key?.epoch)))
+        self.keys(slot)?.try_fold(destroyed, |last, key| Ok(last.max(Some(key?.version))))
     }
 
-    /// The epoch that a new key of the file gets, `None` after 8191.
-    pub fn next_epoch(&self, slot: FileSlot) -> Result<Option<u16>> {
-        let next = self.last_epoch(slot)?.checked_add(1);
-        Ok(next.filter(|epoch| *epoch <= MAX_EPOCH))
+    /// The version that a new key of the file gets, `None` after the last one.
+    pub fn next_version(&self, slot: FileSlot) -> Result<Option<DataKeyVersion>> {
+        Ok(DataKeyVersion::after(self.last_version(slot)?))
     }
 
     /// All files that were there at the call, oldest first. Costs the number of files.
@@ -323,11 +323,11 @@ impl<'a> Directory<'a> {
             if is_wiped(meta) {
                 return Ok(None);
             }
-            let (epoch, cipher, length) = unpack_meta(meta);
+            let (version, cipher, length) = unpack_meta(meta);
             let body = entry[key::BODY].load(Ordering::Acquire);
-            let [scope, version, words @ ..] = self.body(body)?;
-            let scope = scope.load(Ordering::Relaxed);
-            let key_version = version.load(Ordering::Relaxed);
+            let [scope, key_version, words @ ..] = self.body(body)?;
+            let scope = Scope::database(scope.load(Ordering::Relaxed));
+            let key_version = KeyVersion::new(key_version.load(Ordering::Relaxed));
             for (bytes, word) in wrapped.as_chunks_mut::<4>().0.iter_mut().zip(words) {
                 *bytes = word.load(Ordering::Relaxed).to_le_bytes();
             }
@@ -336,20 +336,27 @@ impl<'a> Directory<'a> {
             if entry[key::BODY].load(Ordering::Acquire) == body
                 && entry[key::SEQUENCE].load(Ordering::Acquire) == sequence
             {
-                return Ok(Some(KeyInfo { epoch, cipher, scope, key_version, length }));
+                let (Some(version), Some(key_version)) = (version, key_version) else {
+                    return Err(DirectoryError::Damaged);
+                };
+                return Ok(Some(KeyInfo { version, cipher, scope, key_version, length }));
             }
             std::hint::spin_loop();
         }
         Err(DirectoryError::Busy)
     }
 
-    fn find_key(&self, slot: FileSlot, epoch: u16) -> Result<Option<&'a [AtomicU32; KEY_WORDS]>> {
+    fn find_key(
+        &self,
+        slot: FileSlot,
+        version: DataKeyVersion,
+    ) -> Result<Option<&'a [AtomicU32; KEY_WORDS]>> {
         let mut next = self.file(slot)?[file::KEYS].load(Ordering::Acquire);
         let mut bound = u32::MAX;
         while let Some(index) = step(next, &mut bound)? {
             let entry = self.key_entry(index)?;
             let meta = entry[key::META].load(Ordering::Acquire);
-            if unpack_meta(meta).0 == epoch {
+            if unpack_meta(meta).0 == Some(version) {
                 return Ok(Some(entry).filter(|_| !is_wiped(meta)));
             }
             next = entry[key::NEXT].load(Ordering::Acquire);
@@ -395,9 +402,9 @@ impl<'a> Directory<'a> {
         DirectoryError::Full { capacity: self.capacity }
     }
 
-    fn no_key(&self, slot: FileSlot, epoch: u16) -> DirectoryError {
+    fn no_key(&self, slot: FileSlot, version: DataKeyVersion) -> DirectoryError {
         match self.file(slot) {
-            Ok(entry) => DirectoryError::NoKey { file: identity(entry), epoch },
+            Ok(entry) => DirectoryError::NoKey { file: identity(entry), version },
             Err(error) => error,
         }
     }
@@ -410,6 +417,7 @@ mod tests {
     use super::layout::{file, identity, step};
     use super::{Directory, KeyInfo};
     use crate::rel_file::RelFile;
+    use crate::{DataKeyVersion, KeyVersion, Scope};
 
     /// With file numbers as PostgreSQL gives them out: counted up, in several databases, and in
     /// steps. Filled to the brim, a good hash with as many buckets as files or more leaves about
@@ -417,7 +425,13 @@ mod tests {
     #[test]
     fn chains_stay_short() {
         let count = if cfg!(miri) { 200 } else { 100_000 };
-        let info = KeyInfo { epoch: 1, cipher: 1, scope: 0, key_version: 1, length: 92 };
+        let info = KeyInfo {
+            version: DataKeyVersion::FIRST,
+            cipher: 1,
+            scope: Scope::CLUSTER,
+            key_version: KeyVersion::FIRST,
+            length: 92,
+        };
         for by in [1, 3, 8, 1024] {
             let words = Directory::words_needed(count);
             let memory: Vec<AtomicU32> = (0..words).map(|_| AtomicU32::new(0)).collect();

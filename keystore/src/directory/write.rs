@@ -2,6 +2,8 @@
 
 use std::sync::atomic::{Ordering, fence};
 
+use pagevault_cipher::DataKeyVersion;
+
 use super::layout::{
     file, head, identity, key, pack_destroyed, pack_meta, pack_phase, pack_rewriting, step,
     unpack_destroyed, unpack_meta, unpack_phase,
@@ -9,7 +11,7 @@ use super::layout::{
 use super::{Directory, DirectoryError, FileSlot, KeyInfo, Result};
 use crate::error::Problem;
 use crate::record::{MAX_WRAPPED_DATA_KEY, Record};
-use crate::rel_file::{MAX_EPOCH, Phase, RelFile};
+use crate::rel_file::{Phase, RelFile};
 use crate::wal::{self, Switch};
 
 impl Directory<'_> {
@@ -24,16 +26,17 @@ impl Directory<'_> {
                     self.insert(*file, &info, wrapped)?;
                 }
             }
-            Record::Current { file, epoch } => {
-                let slot = self.find_with_epoch(*file, *epoch)?;
-                self.enter(slot, Phase { epoch: *epoch, plaintext: false })?;
+            Record::Current { file, version } => {
+                let slot = self.find_with_version(*file, *version)?;
+                self.enter(slot, Phase::under(*version))?;
             }
             Record::Plaintext { file, after } => {
-                let slot = self.find_with_epoch(*file, *after)?;
-                self.enter(slot, Phase { epoch: *after, plaintext: true })?;
+                let slot = self.find_with_version(*file, *after)?;
+                self.enter(slot, Phase::plaintext_after(*after))?;
             }
             Record::Rewriting { file, phase, done } => {
-                let entry = self.file(self.find_with_epoch(*file, phase.epoch)?)?;
+                let Some(version) = phase.version else { return Ok(()) };
+                let entry = self.file(self.find_with_version(*file, version)?)?;
                 let word = &entry[file::REWRITING];
                 let last = word.load(Ordering::Relaxed).max(pack_rewriting(*phase, *done));
                 word.store(last, Ordering::Release);
@@ -41,8 +44,9 @@ impl Directory<'_> {
                 entry[file::PHASE].store(pack_phase(present, cipher, last), Ordering::Release);
             }
             Record::WalSwitch(Switch { phase, .. }) => {
-                let (file, epoch) = wal::key_place(phase.generation);
-                self.find_with_epoch(file, epoch)?;
+                let Some(version) = phase.version else { return Ok(()) };
+                let (file, data_key_version) = wal::key_place(version);
+                self.find_with_version(file, data_key_version)?;
             }
             Record::Destroyed { file, through, cipher, lsn, .. } => {
                 let slot = match self.find(*file)? {
@@ -68,21 +72,19 @@ impl Directory<'_> {
     /// directory knows nothing, and says yes.
     pub fn would_change(&self, record: &Record) -> Result<bool> {
         match record {
-            Record::DataKey { file, epoch, wrapped, .. } => {
+            Record::DataKey { file, version, wrapped, .. } => {
                 let Some(slot) = self.find(*file)? else { return Ok(true) };
-                if *epoch <= self.destroyed(slot)?.0 {
+                if Some(*version) <= self.destroyed(slot)?.0 {
                     return Ok(false);
                 }
-                let Some(entry) = self.find_key(slot, *epoch)? else { return Ok(true) };
+                let Some(entry) = self.find_key(slot, *version)? else { return Ok(true) };
                 let mut known = [0; MAX_WRAPPED_DATA_KEY];
                 let found = self.read_key(entry, &mut known)?;
                 Ok(key_info(record) != found || !known.starts_with(wrapped))
             }
-            Record::Current { file, epoch } => {
-                self.is_later(*file, Phase { epoch: *epoch, plaintext: false })
-            }
+            Record::Current { file, version } => self.is_later(*file, Phase::under(*version)),
             Record::Plaintext { file, after } => {
-                self.is_later(*file, Phase { epoch: *after, plaintext: true })
+                self.is_later(*file, Phase::plaintext_after(*after))
             }
             Record::Rewriting { file, phase, done } => {
                 let Some(slot) = self.find(*file)? else { return Ok(true) };
@@ -91,7 +93,7 @@ impl Directory<'_> {
             }
             Record::Destroyed { file, through, lsn, .. } => {
                 let Some(slot) = self.find(*file)? else { return Ok(true) };
-                Ok((*through, *lsn) > self.destroyed(slot)?)
+                Ok((Some(*through), *lsn) > self.destroyed(slot)?)
             }
             Record::Provider { .. }
             | Record::DropProvider { .. }
@@ -113,26 +115,34 @@ impl Directory<'_> {
         Ok(unpack_phase(self.file(slot)?[file::PHASE].load(Ordering::Acquire)).0)
     }
 
-    /// The file, if it has a key of this epoch or had one that was destroyed.
-    pub(super) fn find_with_epoch(&self, file: RelFile, epoch: u16) -> Result<FileSlot> {
-        let no_key = DirectoryError::NoKey { file, epoch };
+    /// The file, if it has a key of this version or had one that was destroyed.
+    pub(super) fn find_with_version(
+        &self,
+        file: RelFile,
+        version: DataKeyVersion,
+    ) -> Result<FileSlot> {
+        let no_key = DirectoryError::NoKey { file, version };
         let slot = self.find(file)?.ok_or(no_key)?;
-        self.cipher_of_epoch(slot, epoch)?.map(|_| slot).ok_or(no_key)
+        self.cipher_of_version(slot, version)?.map(|_| slot).ok_or(no_key)
     }
 
-    fn cipher_of_epoch(&self, slot: FileSlot, epoch: u16) -> Result<Option<u8>> {
+    fn cipher_of_version(&self, slot: FileSlot, version: DataKeyVersion) -> Result<Option<u8>> {
         let (through, cipher) =
             unpack_destroyed(self.file(slot)?[file::DESTROYED].load(Ordering::Acquire));
-        if epoch <= through {
+        if Some(version) <= through {
             return Ok(Some(cipher));
         }
-        let key = self.find_key(slot, epoch)?;
+        let key = self.find_key(slot, version)?;
         Ok(key.map(|entry| unpack_meta(entry[key::META].load(Ordering::Acquire)).1))
     }
 
-    /// Cipher and length of the wrapped key of an epoch, if there is one.
-    pub(super) fn shape_of_epoch(&self, slot: FileSlot, epoch: u16) -> Result<Option<(u8, usize)>> {
-        let key = self.find_key(slot, epoch)?;
+    /// Cipher and length of the wrapped key of a version, if there is one.
+    pub(super) fn shape_of_version(
+        &self,
+        slot: FileSlot,
+        version: DataKeyVersion,
+    ) -> Result<Option<(u8, usize)>> {
+        let key = self.find_key(slot, version)?;
         Ok(key.map(|entry| {
             let (_, cipher, length) = unpack_meta(entry[key::META].load(Ordering::Acquire));
             (cipher, length)
@@ -146,9 +156,6 @@ impl Directory<'_> {
         if wrapped.len() != info.length || wrapped.len() > MAX_WRAPPED_DATA_KEY {
             return Err(DirectoryError::Record("wrapped data key", "wrong length"));
         }
-        if !(1..=MAX_EPOCH).contains(&info.epoch) {
-            return Err(DirectoryError::Record("data key version", "outside 1 to 8191"));
-        }
         // A key of no length is one that was destroyed.
         if wrapped.is_empty() {
             return Err(DirectoryError::Record("wrapped data key", "empty"));
@@ -160,10 +167,10 @@ impl Directory<'_> {
             let first = self.add_key(info, wrapped, 0)?;
             return self.add_file(file, first);
         };
-        if info.epoch <= self.destroyed(slot)?.0 {
+        if Some(info.version) <= self.destroyed(slot)?.0 {
             return Ok(slot);
         }
-        match self.find_key(slot, info.epoch)? {
+        match self.find_key(slot, info.version)? {
             Some(_) => self.replace_wrapping(slot, info, wrapped)?,
             None => {
                 let newest = &self.file(slot)?[file::KEYS];
@@ -175,10 +182,11 @@ impl Directory<'_> {
     }
 
     /// Has a file written otherwise from now on; nothing happens unless `phase` is later than what
-    /// stands. Its epoch must have a key.
+    /// stands. Its version must have a key.
     pub fn enter(&self, slot: FileSlot, phase: Phase) -> Result<()> {
-        let cipher = self.cipher_of_epoch(slot, phase.epoch)?;
-        let cipher = cipher.ok_or_else(|| self.no_key(slot, phase.epoch))?;
+        let Some(version) = phase.version else { return Ok(()) };
+        let cipher = self.cipher_of_version(slot, version)?;
+        let cipher = cipher.ok_or_else(|| self.no_key(slot, version))?;
         if phase <= self.phase(slot)? {
             return Ok(());
         }
@@ -189,15 +197,14 @@ impl Directory<'_> {
         Ok(())
     }
 
-    /// Gives the key of `info.epoch` a new wrapping, of the same cipher and length.
+    /// Gives the key of `info.version` a new wrapping, of the same cipher and length.
     pub fn replace_wrapping(&self, slot: FileSlot, info: &KeyInfo, wrapped: &[u8]) -> Result<()> {
-        let entry = self.find_key(slot, info.epoch)?;
-        let entry = entry.ok_or_else(|| self.no_key(slot, info.epoch))?;
-        if entry[key::META].load(Ordering::Acquire) != pack_meta(info)
-            || wrapped.len() != info.length
+        let entry = self.find_key(slot, info.version)?;
+        let entry = entry.ok_or_else(|| self.no_key(slot, info.version))?;
+        if entry[key::META].load(Ordering::Acquire) != meta_of(info) || wrapped.len() != info.length
         {
             let file = identity(self.file(slot)?);
-            return Err(DirectoryError::KeyReplaced { file, epoch: info.epoch });
+            return Err(DirectoryError::KeyReplaced { file, version: info.version });
         }
         let spare = self.word(head::SPARE)?;
         let (new, old) = (spare.load(Ordering::Relaxed), entry[key::BODY].load(Ordering::Relaxed));
@@ -213,11 +220,17 @@ impl Directory<'_> {
         Ok(())
     }
 
-    /// Wipes the keys of a file through an epoch, for good: records of them are passed over from
+    /// Wipes the keys of a file through a version, for good: records of them are passed over from
     /// now on. What was wrapped is gone from this memory when it returns. `cipher`: of the file's
     /// pages; `lsn`: see [`Record::Destroyed`].
-    pub fn destroy(&self, slot: FileSlot, through: u16, cipher: u8, lsn: u64) -> Result<()> {
-        if (through, lsn) <= self.destroyed(slot)? {
+    pub fn destroy(
+        &self,
+        slot: FileSlot,
+        through: DataKeyVersion,
+        cipher: u8,
+        lsn: u64,
+    ) -> Result<()> {
+        if (Some(through), lsn) <= self.destroyed(slot)? {
             return Ok(());
         }
         let entry = self.file(slot)?;
@@ -230,12 +243,9 @@ impl Directory<'_> {
         while let Some(index) = step(next, &mut bound)? {
             let entry = self.key_entry(index)?;
             next = entry[key::NEXT].load(Ordering::Acquire);
-            let (epoch, cipher, _) = unpack_meta(entry[key::META].load(Ordering::Acquire));
-            if epoch > through {
-                continue;
-            }
-            let gone = KeyInfo { epoch, cipher, scope: 0, key_version: 0, length: 0 };
-            entry[key::META].store(pack_meta(&gone), Ordering::Release);
+            let (version, cipher, _) = unpack_meta(entry[key::META].load(Ordering::Acquire));
+            let Some(version) = version.filter(|version| *version <= through) else { continue };
+            entry[key::META].store(pack_meta(version, cipher, 0), Ordering::Release);
             let sequence = entry[key::SEQUENCE].load(Ordering::Relaxed);
             entry[key::SEQUENCE].store(sequence.wrapping_add(1), Ordering::Release);
             // Whoever sees a byte of what follows also sees the new sequence (pairs with the fence
@@ -288,7 +298,7 @@ impl Directory<'_> {
         // Body `index` has never been another key's: bodies only change places with the spare one
         // when a key that has one is wrapped again, so those below `index` and the last circulate.
         self.write_body(index, info, wrapped)?;
-        entry[key::META].store(pack_meta(info), Ordering::Relaxed);
+        entry[key::META].store(meta_of(info), Ordering::Relaxed);
         entry[key::NEXT].store(next, Ordering::Relaxed);
         entry[key::SEQUENCE].store(0, Ordering::Relaxed);
         entry[key::BODY].store(index, Ordering::Relaxed);
@@ -297,9 +307,9 @@ impl Directory<'_> {
     }
 
     fn write_body(&self, index: u32, info: &KeyInfo, wrapped: &[u8]) -> Result<()> {
-        let [scope, version, words @ ..] = self.body(index)?;
-        scope.store(info.scope, Ordering::Relaxed);
-        version.store(info.key_version, Ordering::Relaxed);
+        let [scope, key_version, words @ ..] = self.body(index)?;
+        scope.store(info.scope.number(), Ordering::Relaxed);
+        key_version.store(info.key_version.get(), Ordering::Relaxed);
         for (word, bytes) in words.iter().zip(wrapped.chunks(4)) {
             let mut value = [0; 4];
             value.iter_mut().zip(bytes).for_each(|(to, from)| *to = *from);
@@ -314,10 +324,14 @@ impl Directory<'_> {
     }
 }
 
+fn meta_of(info: &KeyInfo) -> u32 {
+    pack_meta(info.version, info.cipher, info.length)
+}
+
 pub(super) fn key_info(record: &Record) -> Option<KeyInfo> {
     match record {
-        Record::DataKey { epoch, cipher, scope, key_version, wrapped, .. } => Some(KeyInfo {
-            epoch: *epoch,
+        Record::DataKey { version, cipher, scope, key_version, wrapped, .. } => Some(KeyInfo {
+            version: *version,
             cipher: *cipher,
             scope: *scope,
             key_version: *key_version,

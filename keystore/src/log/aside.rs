@@ -15,6 +15,7 @@ use super::{LogError, MAX_LOG, file_name, scope_of};
 use crate::batch::{self, Frame};
 use crate::error::FormatError;
 use crate::record::Record;
+use crate::scope::Scope;
 use crate::state::{File, State};
 use crate::storage::Storage;
 
@@ -22,20 +23,20 @@ use crate::storage::Storage;
 const SUFFIX: &str = ".unsettled";
 
 /// Name of the file beside the log of a scope.
-pub fn name(scope: u32) -> String {
+pub fn name(scope: Scope) -> String {
     format!("{}{SUFFIX}", file_name(scope))
 }
 
 /// The scope beside whose log a file of this name stands.
-pub fn scope_beside(name: &str) -> Option<u32> {
+pub fn scope_beside(name: &str) -> Option<Scope> {
     scope_of(name.strip_suffix(SUFFIX)?)
 }
 
 /// Scopes beside whose logs there is something, ascending.
-pub fn scopes(storage: &impl Storage) -> Result<Vec<u32>, LogError> {
+pub fn scopes(storage: &impl Storage) -> Result<Vec<Scope>, LogError> {
     let list = |source| LogError::Io { name: ".".to_owned(), action: "list", source };
     let names = storage.names().map_err(list)?;
-    let mut scopes: Vec<u32> = names.iter().filter_map(|name| scope_beside(name)).collect();
+    let mut scopes: Vec<Scope> = names.iter().filter_map(|name| scope_beside(name)).collect();
     scopes.sort_unstable();
     Ok(scopes)
 }
@@ -44,7 +45,7 @@ pub fn scopes(storage: &impl Storage) -> Result<Vec<u32>, LogError> {
 /// another keystore.
 pub fn read(
     storage: &impl Storage,
-    scope: u32,
+    scope: Scope,
     keystore_id: &[u8; 16],
 ) -> Result<Vec<Record>, LogError> {
     let name = name(scope);
@@ -60,7 +61,7 @@ pub fn read(
 /// As [`read`], from the bytes of the file.
 pub fn decode(
     bytes: &[u8],
-    scope: u32,
+    scope: Scope,
     keystore_id: &[u8; 16],
 ) -> Result<Vec<Record>, FormatError> {
     let contents = replay::replay(bytes, scope)?;
@@ -69,13 +70,13 @@ pub fn decode(
 }
 
 /// Takes away what stands beside the log of a scope.
-pub fn forget(storage: &impl Storage, scope: u32) -> Result<(), LogError> {
+pub fn forget(storage: &impl Storage, scope: Scope) -> Result<(), LogError> {
     let name = name(scope);
     storage.remove(&name).map_err(|source| LogError::Io { name, action: "remove", source })
 }
 
 /// Of what stands beside a log, what the log does not say: `state` is what it says, with what the
-/// cluster's log says. Keys of epochs that have one are left out, whichever it is, and so is what
+/// cluster's log says. Keys of versions that have one are left out, whichever it is, and so is what
 /// concerns only the WAL that is lost: switches of its keys, and rekey jobs, of which nobody knows
 /// whether they were committed.
 pub fn missing(state: &State, beside: Vec<Record>) -> Vec<Record> {
@@ -83,8 +84,8 @@ pub fn missing(state: &State, beside: Vec<Record>) -> Vec<Record> {
     let mut missing = Vec::new();
     for record in beside {
         let of = match &record {
-            Record::DataKey { file, epoch, .. } => {
-                let is_there = |known: &File| known.keys.contains_key(epoch);
+            Record::DataKey { file, version, .. } => {
+                let is_there = |known: &File| known.keys.contains_key(version);
                 (!known.file(*file).is_some_and(is_there)).then_some(*file)
             }
             Record::Current { file, .. }
@@ -125,7 +126,7 @@ pub fn missing(state: &State, beside: Vec<Record>) -> Vec<Record> {
 pub(super) fn keep(
     storage: &impl Storage,
     keystore_id: &[u8; 16],
-    scope: u32,
+    scope: Scope,
     cut: Vec<Frame>,
 ) -> Result<(), LogError> {
     let name = name(scope);

@@ -73,6 +73,7 @@ use self::replay::{check_scope, header, parse_header, was_unsettled};
 use crate::batch;
 use crate::error::{FormatError, Problem};
 use crate::record::Record;
+use crate::scope::Scope;
 use crate::storage::Storage;
 
 /// First bytes of every log.
@@ -147,26 +148,26 @@ pub enum LogError {
 }
 
 /// Name of the log of a scope.
-pub fn file_name(scope: u32) -> String {
-    match scope {
-        0 => "cluster.keys".to_owned(),
-        database => format!("{database}.keys"),
-    }
+pub fn file_name(scope: Scope) -> String {
+    if scope.is_cluster() { "cluster.keys".to_owned() } else { format!("{scope}.keys") }
 }
 
 /// Scopes that have a log, ascending. Other files are ignored.
-pub fn scopes(storage: &impl Storage) -> Result<Vec<u32>, LogError> {
+pub fn scopes(storage: &impl Storage) -> Result<Vec<Scope>, LogError> {
     let list = |source| LogError::Io { name: ".".to_owned(), action: "list", source };
-    let mut scopes: Vec<u32> =
+    let mut scopes: Vec<Scope> =
         storage.names().map_err(list)?.iter().filter_map(|n| scope_of(n)).collect();
     scopes.sort_unstable();
     Ok(scopes)
 }
 
 /// The scope whose log has this name.
-pub fn scope_of(name: &str) -> Option<u32> {
+pub fn scope_of(name: &str) -> Option<Scope> {
     let stem = name.strip_suffix(".keys")?;
-    let scope = if stem == "cluster" { 0 } else { stem.parse().ok()? };
+    let scope = match stem {
+        "cluster" => Scope::CLUSTER,
+        database => Scope::database(database.parse().ok()?),
+    };
     // "007.keys" and "0.keys" are not ours.
     (file_name(scope) == name).then_some(scope)
 }
@@ -184,7 +185,7 @@ impl<'a, S: Storage> Log<'a, S> {
     pub fn create(
         storage: &'a S,
         keystore_id: [u8; 16],
-        scope: u32,
+        scope: Scope,
         records: &[Record],
     ) -> Result<Self, LogError> {
         let position =
@@ -202,7 +203,7 @@ impl<'a, S: Storage> Log<'a, S> {
     /// all of it is durable. `None` if there is no such log.
     pub fn open(
         storage: &'a S,
-        scope: u32,
+        scope: Scope,
         trust: Trust,
     ) -> Result<Option<(Self, Contents)>, LogError> {
         let keystore_id = [0; 16];

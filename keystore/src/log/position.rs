@@ -2,6 +2,7 @@
 
 use crate::batch;
 use crate::record::Record;
+use crate::scope::Scope;
 
 /// Bytes of a mark.
 const MARK: u64 = batch::HEADER as u64;
@@ -11,8 +12,8 @@ const MARK: u64 = batch::HEADER as u64;
 pub struct Position {
     /// The keystore the log belongs to.
     pub keystore_id: [u8; 16],
-    /// Database OID, or 0.
-    pub scope: u32,
+    /// Whose log it is.
+    pub scope: Scope,
     /// Compactions so far (wraps).
     pub generation: u32,
     /// Bytes, marks included.

@@ -4,18 +4,19 @@ use super::{Contents, HEADER, MAGIC, Position, Trust, VERSION};
 use crate::batch::{self, Frame, MAGIC as FRAME_MAGIC};
 use crate::error::{FormatError, Problem};
 use crate::record::Record;
+use crate::scope::Scope;
 use crate::wire::Reader;
 
 /// Reads a log's bytes. Pure: changes nothing, also where the end is torn. `position.settled` is
 /// what the log itself says.
-pub fn replay(bytes: &[u8], scope: u32) -> Result<Contents, FormatError> {
+pub fn replay(bytes: &[u8], scope: Scope) -> Result<Contents, FormatError> {
     replay_trusting(bytes, scope, Trust::All).map(|(contents, _)| contents)
 }
 
 /// As [`replay`], up to the first batch that is not believed; and all from there on.
 pub(super) fn replay_trusting(
     bytes: &[u8],
-    scope: u32,
+    scope: Scope,
     trust: Trust,
 ) -> Result<(Contents, Vec<Frame>), FormatError> {
     let mut frames = Vec::new();
@@ -37,14 +38,14 @@ pub(super) fn replay_trusting(
 }
 
 /// The batches and marks of a log.
-pub(super) fn frames(bytes: &[u8], scope: u32) -> Result<Vec<Frame>, FormatError> {
+pub(super) fn frames(bytes: &[u8], scope: Scope) -> Result<Vec<Frame>, FormatError> {
     let mut frames = Vec::new();
     read(bytes, scope, |_, frame| frames.push(frame))?;
     Ok(frames)
 }
 
 /// The records of a log by their batches, none of them empty. Pure, as [`replay`].
-pub fn batches(bytes: &[u8], scope: u32) -> Result<Vec<Vec<Record>>, FormatError> {
+pub fn batches(bytes: &[u8], scope: Scope) -> Result<Vec<Vec<Record>>, FormatError> {
     let batches = frames(bytes, scope)?.into_iter().map(|frame| frame.records);
     Ok(batches.filter(|batch| !batch.is_empty()).collect())
 }
@@ -53,7 +54,7 @@ pub fn batches(bytes: &[u8], scope: u32) -> Result<Vec<Vec<Record>>, FormatError
 /// behind that were never settled.
 fn read(
     bytes: &[u8],
-    scope: u32,
+    scope: Scope,
     mut take: impl FnMut(u64, Frame),
 ) -> Result<(Position, u64), FormatError> {
     let (keystore_id, generation) = parse_header(bytes, scope)?;
@@ -85,7 +86,11 @@ pub(super) fn was_unsettled(rest: &[u8], offset: u64) -> bool {
     !batch::is_intact(rest) && !testified
 }
 
-pub(super) fn check_scope(records: &[Record], scope: u32, offset: u64) -> Result<(), FormatError> {
+pub(super) fn check_scope(
+    records: &[Record],
+    scope: Scope,
+    offset: u64,
+) -> Result<(), FormatError> {
     match records.iter().map(Record::home).find(|home| *home != scope) {
         None => Ok(()),
         Some(found) => {
@@ -94,27 +99,28 @@ pub(super) fn check_scope(records: &[Record], scope: u32, offset: u64) -> Result
     }
 }
 
-pub(super) fn header(keystore_id: &[u8; 16], scope: u32, generation: u32) -> Vec<u8> {
+pub(super) fn header(keystore_id: &[u8; 16], scope: Scope, generation: u32) -> Vec<u8> {
     let mut out = Vec::with_capacity(HEADER);
     out.extend_from_slice(&MAGIC);
     out.extend_from_slice(&VERSION.to_le_bytes());
     out.extend_from_slice(&[0, 0]);
     out.extend_from_slice(keystore_id);
-    out.extend_from_slice(&scope.to_le_bytes());
+    out.extend_from_slice(&scope.number().to_le_bytes());
     out.extend_from_slice(&generation.to_le_bytes());
     out.extend_from_slice(&crc32c::crc32c(&out).to_le_bytes());
     out
 }
 
 /// Keystore id and generation of a log that must be of `scope`.
-pub(super) fn parse_header(bytes: &[u8], scope: u32) -> Result<([u8; 16], u32), FormatError> {
+pub(super) fn parse_header(bytes: &[u8], scope: Scope) -> Result<([u8; 16], u32), FormatError> {
     let mut from = Reader::new(bytes, 0);
     let fail = |problem| FormatError { offset: 0, problem };
     if from.take(MAGIC.len())? != MAGIC {
         return Err(fail(Problem::Magic));
     }
     let (version, zero) = (from.u16()?, from.u16()?);
-    let (keystore_id, found, generation) = (from.array()?, from.u32()?, from.u32()?);
+    let (keystore_id, found) = (from.array()?, Scope::database(from.u32()?));
+    let generation = from.u32()?;
     let checksum = from.u32()?;
     if bytes.get(..HEADER - 4).map(crc32c::crc32c) != Some(checksum) {
         return Err(fail(Problem::HeaderChecksum));

@@ -7,13 +7,13 @@
 //! 2 DropProvider  name text
 //! 3 DatabaseKey   scope u32, version u32, master_version u64, created i64, check value 16 bytes,
 //!                 provider text, master_key text, wrapped bytes
-//! 4 DataKey       file, epoch u16, cipher u8, zero u8, scope u32, key_version u32, created i64,
+//! 4 DataKey       file, version u16, cipher u8, zero u8, scope u32, key_version u32, created i64,
 //!                 wrapped bytes
-//! 5 Current       file, epoch u16
+//! 5 Current       file, version u16
 //! 6 Plaintext     file, after u16
-//! 7 Rewriting     file, epoch u16, plaintext u8, done u8
+//! 7 Rewriting     file, version u16, plaintext u8, done u8
 //! 8 Destroyed     file, through u16, cipher u8, whole u8, lsn u64, at i64
-//! 9 WalSwitch     step u32, start u64, generation u32, plaintext u8
+//! 9 WalSwitch     step u32, start u64, version u32, plaintext u8
 //! 10 Job          job, relation u32, kind u8, cipher u8, requested_by u32, at i64, transaction u64
 //! 11 JobStep      job, step u32, state u8, started i64, at i64, error text
 //! 12 JobBegun     job, relation u32
@@ -27,11 +27,15 @@
 //! stay for ever. A type or version from the future is an error, not something to skip: it might be
 //! a key, and compaction would lose it.
 
+use pagevault_cipher::{DataKeyVersion, KeyVersion};
+
 use super::Record;
+use super::limits::NOT_A_DATA_KEY_VERSION;
 use crate::check_value::CheckValue;
 use crate::error::{FormatError, Problem};
 use crate::job::{JobId, JobKind, JobState, Request, Step};
 use crate::rel_file::{Phase, RelFile};
+use crate::scope::Scope;
 use crate::wal::{Switch, WalPhase};
 use crate::wire::{Reader, put_bytes, put_i64, put_u8, put_u16, put_u32, put_u64};
 
@@ -105,8 +109,8 @@ impl Record {
                 check,
                 created,
             } => {
-                put_u32(out, *scope);
-                put_u32(out, *version);
+                put_u32(out, scope.number());
+                put_u32(out, version.get());
                 put_u64(out, *master_version);
                 put_i64(out, *created);
                 out.extend_from_slice(check.as_bytes());
@@ -114,39 +118,39 @@ impl Record {
                 put_bytes(out, master_key.as_bytes());
                 put_bytes(out, wrapped);
             }
-            Self::DataKey { file, epoch, cipher, scope, key_version, wrapped, created } => {
+            Self::DataKey { file, version, cipher, scope, key_version, wrapped, created } => {
                 put_file(out, file);
-                put_u16(out, *epoch);
+                put_u16(out, version.get());
                 put_u8(out, *cipher);
                 put_u8(out, 0);
-                put_u32(out, *scope);
-                put_u32(out, *key_version);
+                put_u32(out, scope.number());
+                put_u32(out, key_version.get());
                 put_i64(out, *created);
                 put_bytes(out, wrapped);
             }
-            Self::Current { file, epoch } => {
+            Self::Current { file, version } => {
                 put_file(out, file);
-                put_u16(out, *epoch);
+                put_u16(out, version.get());
             }
             Self::Plaintext { file, after } => {
                 put_file(out, file);
-                put_u16(out, *after);
+                put_u16(out, after.get());
             }
             Self::WalSwitch(Switch { step, start, phase }) => {
                 put_u32(out, *step);
                 put_u64(out, *start);
-                put_u32(out, phase.generation);
+                put_u32(out, KeyVersion::get_or_zero(phase.version));
                 put_u8(out, u8::from(phase.plaintext));
             }
             Self::Rewriting { file, phase, done } => {
                 put_file(out, file);
-                put_u16(out, phase.epoch);
+                put_u16(out, DataKeyVersion::get_or_zero(phase.version));
                 put_u8(out, u8::from(phase.plaintext));
                 put_u8(out, u8::from(*done));
             }
             Self::Destroyed { file, through, cipher, whole, lsn, at } => {
                 put_file(out, file);
-                put_u16(out, *through);
+                put_u16(out, through.get());
                 put_u8(out, *cipher);
                 put_u8(out, u8::from(*whole));
                 put_u64(out, *lsn);
@@ -194,7 +198,7 @@ impl Record {
         }
         let payload = from.bytes()?;
         let mut fields = Reader::new(payload, from.offset() - payload.len() as u64);
-        let record = Self::take_payload(kind, &mut fields)?;
+        let record = Self::take_payload(kind, &mut fields, offset)?;
         if !fields.is_empty() {
             return Err(fields.error(Problem::Trailing));
         }
@@ -202,7 +206,16 @@ impl Record {
         Ok(record)
     }
 
-    fn take_payload(kind: u8, from: &mut Reader<'_>) -> Result<Self, FormatError> {
+    /// `offset`: of the record.
+    fn take_payload(kind: u8, from: &mut Reader<'_>, offset: u64) -> Result<Self, FormatError> {
+        let version_of_data_key = |from: &mut Reader<'_>| {
+            let version = DataKeyVersion::new(from.u16()?);
+            version.ok_or(FormatError { offset, problem: NOT_A_DATA_KEY_VERSION })
+        };
+        let key_version = |from: &mut Reader<'_>, field| {
+            let problem = Problem::Field(field, "must not be 0");
+            KeyVersion::new(from.u32()?).ok_or(FormatError { offset, problem })
+        };
         Ok(match kind {
             kind::PROVIDER => {
                 let programs = take_bool(from, "provider")?;
@@ -211,8 +224,8 @@ impl Record {
             }
             kind::DROP_PROVIDER => Self::DropProvider { name: from.text()?.to_owned() },
             kind::DATABASE_KEY => {
-                let scope = from.u32()?;
-                let version = from.u32()?;
+                let scope = Scope::database(from.u32()?);
+                let version = key_version(from, "database key version")?;
                 let master_version = from.u64()?;
                 let created = from.i64()?;
                 let check = CheckValue::from_bytes(from.array()?);
@@ -232,34 +245,40 @@ impl Record {
             }
             kind::DATA_KEY => {
                 let file = take_file(from)?;
-                let epoch = from.u16()?;
+                let version = version_of_data_key(from)?;
                 let cipher = from.u8()?;
                 if from.u8()? != 0 {
                     return Err(from.error(Problem::Field("data key", "reserved byte is set")));
                 }
-                let scope = from.u32()?;
-                let key_version = from.u32()?;
+                let scope = Scope::database(from.u32()?);
+                let key_version = key_version(from, "database key version")?;
                 let created = from.i64()?;
                 let wrapped = from.bytes()?.to_vec();
-                Self::DataKey { file, epoch, cipher, scope, key_version, wrapped, created }
+                Self::DataKey { file, version, cipher, scope, key_version, wrapped, created }
             }
-            kind::CURRENT => Self::Current { file: take_file(from)?, epoch: from.u16()? },
-            kind::PLAINTEXT => Self::Plaintext { file: take_file(from)?, after: from.u16()? },
+            kind::CURRENT => {
+                Self::Current { file: take_file(from)?, version: version_of_data_key(from)? }
+            }
+            kind::PLAINTEXT => {
+                Self::Plaintext { file: take_file(from)?, after: version_of_data_key(from)? }
+            }
             kind::WAL_SWITCH => {
-                let (step, start, generation) = (from.u32()?, from.u64()?, from.u32()?);
+                let (step, start) = (from.u32()?, from.u64()?);
+                let version = Some(key_version(from, "WAL key version")?);
                 let plaintext = take_bool(from, "WAL switch")?;
-                Self::WalSwitch(Switch { step, start, phase: WalPhase { generation, plaintext } })
+                Self::WalSwitch(Switch { step, start, phase: WalPhase { version, plaintext } })
             }
             kind::DESTROYED => {
-                let (file, through, cipher) = (take_file(from)?, from.u16()?, from.u8()?);
+                let (file, through) = (take_file(from)?, version_of_data_key(from)?);
+                let cipher = from.u8()?;
                 let whole = take_bool(from, "destroyed")?;
                 Self::Destroyed { file, through, cipher, whole, lsn: from.u64()?, at: from.i64()? }
             }
             kind::REWRITING => {
-                let (file, epoch) = (take_file(from)?, from.u16()?);
+                let (file, version) = (take_file(from)?, Some(version_of_data_key(from)?));
                 let plaintext = take_bool(from, "rewriting")?;
                 let done = take_bool(from, "rewriting")?;
-                Self::Rewriting { file, phase: Phase { epoch, plaintext }, done }
+                Self::Rewriting { file, phase: Phase { version, plaintext }, done }
             }
             kind::JOB => {
                 let (job, relation, kind) = (take_job(from)?, from.u32()?, from.u8()?);

@@ -7,11 +7,15 @@ use super::{
 };
 use crate::error::Problem;
 use crate::job::{JobId, MAX_ERROR, MAX_NUMBER};
-use crate::rel_file::{MAX_EPOCH, RelFile};
+use crate::rel_file::RelFile;
 use crate::wal::{self, Switch};
 
 /// Shortest wrapped data key of any cipher, known or not: one byte of key.
 const MIN_WRAPPED_DATA_KEY: usize = wrap::OVERHEAD + 1;
+
+/// Of a number that is no version of a data key.
+pub(super) const NOT_A_DATA_KEY_VERSION: Problem =
+    Problem::Field("data key version", "outside 1 to 8191");
 
 impl Record {
     /// Checks all limits. What passes can be encoded and will decode to the same record.
@@ -23,44 +27,33 @@ impl Record {
                 check(options.len() <= MAX_OPTIONS, "provider options", "too long")
             }
             Self::DropProvider { name } => check_name("provider name", name),
-            Self::DatabaseKey { version, provider, master_key, wrapped, .. } => {
-                check(*version > 0, "database key version", "must not be 0")?;
+            Self::DatabaseKey { provider, master_key, wrapped, .. } => {
                 check_name("provider name", provider)?;
                 check_name("master key name", master_key)?;
                 check(!wrapped.is_empty(), "wrapped database key", "empty")?;
                 check(wrapped.len() <= MAX_WRAPPED_DATABASE_KEY, "wrapped database key", "too long")
             }
-            Self::DataKey { file, epoch, cipher, key_version, wrapped, .. } => {
+            Self::DataKey { file, cipher, wrapped, .. } => {
                 check_file(file)?;
-                check_epoch(*epoch)?;
                 check(*cipher > 0, "cipher", "must not be 0")?;
-                check(*key_version > 0, "database key version", "must not be 0")?;
                 let right = match wrapped_len(*cipher) {
                     Some(length) => wrapped.len() == length,
                     None => (MIN_WRAPPED_DATA_KEY..=MAX_WRAPPED_DATA_KEY).contains(&wrapped.len()),
                 };
                 check(right, "wrapped data key", "wrong length for its cipher")
             }
-            Self::Current { file, epoch } => {
-                check_file(file)?;
-                check_epoch(*epoch)
-            }
-            Self::Plaintext { file, after } => {
-                check_file(file)?;
-                check_epoch(*after)
-            }
+            Self::Current { file, .. } | Self::Plaintext { file, .. } => check_file(file),
             Self::WalSwitch(Switch { step, phase, .. }) => {
                 check(*step > 0, "WAL switch", "must have a number")?;
-                check(phase.generation > 0, "WAL key version", "must not be 0")
+                check(phase.version.is_some(), "WAL key version", "must not be 0")
             }
-            Self::Destroyed { file, through, .. } => {
+            Self::Destroyed { file, .. } => {
                 check_file(file)?;
-                check(!wal::is_key_place(*file), "destroyed file", "must not be that of WAL keys")?;
-                check_epoch(*through)
+                check(!wal::is_key_place(*file), "destroyed file", "must not be that of WAL keys")
             }
             Self::Rewriting { file, phase, .. } => {
                 check_file(file)?;
-                check_epoch(phase.epoch)
+                phase.version.map(|_| ()).ok_or(NOT_A_DATA_KEY_VERSION)
             }
             Self::Job { job, request } => {
                 check_job(job)?;
@@ -91,10 +84,6 @@ fn check_name(field: &'static str, name: &str) -> Result<(), Problem> {
     check(!name.is_empty(), field, "empty")?;
     check(name.len() <= MAX_NAME, field, "too long")?;
     check(!name.chars().any(char::is_control), field, "has a control character")
-}
-
-fn check_epoch(epoch: u16) -> Result<(), Problem> {
-    check((1..=MAX_EPOCH).contains(&epoch), "data key version", "outside 1 to 8191")
 }
 
 fn check_job(job: &JobId) -> Result<(), Problem> {

@@ -3,11 +3,12 @@
 mod encoding;
 mod limits;
 
-use pagevault_cipher::{CipherId, wrap};
+use pagevault_cipher::{CipherId, DataKeyVersion, KeyVersion, wrap};
 
 use crate::check_value::CheckValue;
 use crate::job::{JobId, Request, Step};
 use crate::rel_file::{Phase, RelFile};
+use crate::scope::Scope;
 use crate::wal::Switch;
 
 /// Longest provider name, provider kind and master key name, in bytes.
@@ -41,10 +42,10 @@ pub enum Record {
     /// A database key, wrapped by a master key. The same scope and version again: the same key in a
     /// new wrapping.
     DatabaseKey {
-        /// Database OID, 0 for the cluster's.
-        scope: u32,
-        /// From 1; the highest is the one to wrap new data keys with.
-        version: u32,
+        /// Whose key.
+        scope: Scope,
+        /// The highest is the one to wrap new data keys with.
+        version: KeyVersion,
         /// Provider of the master key.
         provider: String,
         /// Master key's name at the provider.
@@ -58,19 +59,19 @@ pub enum Record {
         /// Seconds since 1970.
         created: i64,
     },
-    /// A data key, wrapped by a database key. The same file and epoch again: the same key in a new
-    /// wrapping.
+    /// A data key, wrapped by a database key. The same file and version again: the same key in a
+    /// new wrapping.
     DataKey {
         /// Whose key.
         file: RelFile,
-        /// 1 to [`crate::rel_file::MAX_EPOCH`].
-        epoch: u16,
+        /// Of the key.
+        version: DataKeyVersion,
         /// Cipher number as in `pagevault_cipher::CipherId`; unknown ones are kept.
         cipher: u8,
         /// Scope of the database key that wraps.
-        scope: u32,
+        scope: Scope,
         /// Version of the database key that wraps.
-        key_version: u32,
+        key_version: KeyVersion,
         /// Nonce, ciphertext, tag; associated data is [`data_key_aad`](crate::data_key_aad).
         wrapped: Vec<u8>,
         /// Seconds since 1970.
@@ -80,26 +81,26 @@ pub enum Record {
     Current {
         /// Which file.
         file: RelFile,
-        /// 1 to [`crate::rel_file::MAX_EPOCH`].
-        epoch: u16,
+        /// Of the key.
+        version: DataKeyVersion,
     },
     /// A file is written in plaintext from now on. One that never had a key needs no such record.
     Plaintext {
         /// Which file.
         file: RelFile,
-        /// The highest epoch that it has so far.
-        after: u16,
+        /// The highest version that it has so far.
+        after: DataKeyVersion,
     },
     /// How WAL is written from an address on. The key has a record of its own, see
     /// [`crate::wal::key_place`].
     WalSwitch(Switch),
-    /// The keys of these epochs were destroyed on purpose, and never come back: who still hears of
-    /// one, from older WAL say, ignores it. Says so for ever, in place of the keys.
+    /// The keys of these versions were destroyed on purpose, and never come back: who still hears
+    /// of one, from older WAL say, ignores it. Says so for ever, in place of the keys.
     Destroyed {
         /// Which file.
         file: RelFile,
-        /// The highest epoch whose key is destroyed, with all before it.
-        through: u16,
+        /// The highest version whose key is destroyed, with all before it.
+        through: DataKeyVersion,
         /// Cipher of the file's pages, 0 if it was not written sealed any more.
         cipher: u8,
         /// The keys of all files of the database were destroyed.
@@ -153,23 +154,23 @@ pub enum Record {
 }
 
 impl Record {
-    /// The log a record belongs to: 0 is the cluster's (providers, all database keys, files of
-    /// shared relations), else the database's OID.
-    pub fn home(&self) -> u32 {
+    /// The log a record belongs to: the cluster's (providers, all database keys, files of shared
+    /// relations), or a database's.
+    pub fn home(&self) -> Scope {
         match self {
             Self::Provider { .. }
             | Self::DropProvider { .. }
             | Self::DatabaseKey { .. }
-            | Self::WalSwitch(_) => 0,
+            | Self::WalSwitch(_) => Scope::CLUSTER,
             Self::DataKey { file, .. }
             | Self::Current { file, .. }
             | Self::Plaintext { file, .. }
             | Self::Destroyed { file, .. }
-            | Self::Rewriting { file, .. } => file.database,
+            | Self::Rewriting { file, .. } => file.scope(),
             Self::Job { job, .. } | Self::JobStep { job, .. } | Self::JobBegun { job, .. } => {
-                job.database
+                job.scope()
             }
-            Self::JobsForgotten { database, .. } => *database,
+            Self::JobsForgotten { database, .. } => Scope::database(*database),
         }
     }
 }

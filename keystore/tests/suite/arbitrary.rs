@@ -4,46 +4,57 @@ use pagevault_keystore::job::{JobId, JobKind, JobState, Request, Step};
 use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::state::State;
 use pagevault_keystore::wal::{self, Switch, WalPhase};
-use pagevault_keystore::{CheckValue, Record, RelFile};
+use pagevault_keystore::{CheckValue, DataKeyVersion, KeyVersion, Record, RelFile, Scope};
 use proptest::collection::vec;
 use proptest::prelude::*;
+
+/// The database of [`file`].
+pub(crate) const DATABASE: Scope = Scope::database(5);
+
+pub(crate) fn version(number: u16) -> DataKeyVersion {
+    DataKeyVersion::new(number).unwrap()
+}
+
+pub(crate) fn key_version(number: u32) -> KeyVersion {
+    KeyVersion::new(number).unwrap()
+}
 
 pub(crate) fn file(relation: u32) -> RelFile {
     RelFile { tablespace: 1663, database: 5, relation }
 }
 
 /// A data key whose wrapped bytes are all `fill`.
-pub(crate) fn data_key(relation: u32, epoch: u16, key_version: u32, fill: u8) -> Record {
+pub(crate) fn data_key(relation: u32, number: u16, wrapped_by: u32, fill: u8) -> Record {
     Record::DataKey {
         file: file(relation),
-        epoch,
+        version: version(number),
         cipher: 1,
-        scope: 5,
-        key_version,
+        scope: DATABASE,
+        key_version: key_version(wrapped_by),
         wrapped: vec![fill; 92],
         created: 1_700_000_000,
     }
 }
 
-pub(crate) fn current(relation: u32, epoch: u16) -> Record {
-    Record::Current { file: file(relation), epoch }
+pub(crate) fn current(relation: u32, number: u16) -> Record {
+    Record::Current { file: file(relation), version: version(number) }
 }
 
 pub(crate) fn plaintext(relation: u32, after: u16) -> Record {
-    Record::Plaintext { file: file(relation), after }
+    Record::Plaintext { file: file(relation), after: version(after) }
 }
 
 /// `which`: one of the four there are.
-pub(crate) fn rewriting(relation: u32, epoch: u16, which: u8) -> Record {
-    let phase = Phase { epoch, plaintext: which & 1 != 0 };
+pub(crate) fn rewriting(relation: u32, number: u16, which: u8) -> Record {
+    let phase = Phase { version: Some(version(number)), plaintext: which & 1 != 0 };
     Record::Rewriting { file: file(relation), phase, done: which & 2 != 0 }
 }
 
-/// The keys of a file are destroyed through an epoch, as WAL stood at `lsn`.
+/// The keys of a file are destroyed through a version, as WAL stood at `lsn`.
 pub(crate) fn destroyed(relation: u32, through: u16, lsn: u64) -> Record {
     Record::Destroyed {
         file: file(relation),
-        through,
+        through: version(through),
         cipher: 1,
         whole: false,
         lsn,
@@ -72,12 +83,12 @@ fn any_data_key() -> impl Strategy<Value = Record> {
     ];
     let ids = (prop_oneof![1..5_u16, 8190..=8191_u16], any::<u32>(), 1..u32::MAX);
     (any_file(), ids, wrapped, any::<i64>()).prop_map(
-        |(file, (epoch, scope, key_version), (cipher, wrapped), created)| Record::DataKey {
+        |(file, (number, scope, wrapped_by), (cipher, wrapped), created)| Record::DataKey {
             file,
-            epoch,
+            version: version(number),
             cipher,
-            scope,
-            key_version,
+            scope: Scope::database(scope),
+            key_version: key_version(wrapped_by),
             wrapped,
             created,
         },
@@ -92,8 +103,8 @@ pub(crate) fn any_record() -> impl Strategy<Value = Record> {
     let database_key = (ids, name(), name(), vec(any::<u8>(), 1..200)).prop_map(
         |((scope, version, master_version, created), provider, master_key, wrapped)| {
             Record::DatabaseKey {
-                scope,
-                version,
+                scope: Scope::database(scope),
+                version: key_version(version),
                 provider,
                 master_key,
                 master_version,
@@ -104,17 +115,19 @@ pub(crate) fn any_record() -> impl Strategy<Value = Record> {
             }
         },
     );
-    let current = (any_file(), 1..5_u16).prop_map(|(file, epoch)| Record::Current { file, epoch });
+    let versions = || (1..5_u16).prop_map(version);
+    let current =
+        (any_file(), versions()).prop_map(|(file, version)| Record::Current { file, version });
     let plaintext =
-        (any_file(), 1..5_u16).prop_map(|(file, after)| Record::Plaintext { file, after });
-    let rewriting = (any_file(), 1..5_u16, any::<bool>(), any::<bool>()).prop_map(
-        |(file, epoch, plaintext, done)| Record::Rewriting {
+        (any_file(), versions()).prop_map(|(file, after)| Record::Plaintext { file, after });
+    let rewriting = (any_file(), versions(), any::<bool>(), any::<bool>()).prop_map(
+        |(file, version, plaintext, done)| Record::Rewriting {
             file,
-            phase: Phase { epoch, plaintext },
+            phase: Phase { version: Some(version), plaintext },
             done,
         },
     );
-    let ids = (1..5_u16, 0..3_u8, any::<bool>(), any::<u64>(), any::<i64>());
+    let ids = (versions(), 0..3_u8, any::<bool>(), any::<u64>(), any::<i64>());
     let destroyed = (any_file(), ids).prop_map(|(file, (through, cipher, whole, lsn, at))| {
         Record::Destroyed { file, through, cipher, whole, lsn, at }
     });
@@ -165,21 +178,20 @@ pub(crate) fn any_job() -> impl Strategy<Value = Record> {
     prop_oneof![asked, step, begun, forgotten]
 }
 
-/// The key of a WAL generation, in both of the files that the first 16,382 have.
+/// A version of the WAL key, in both of the files that the first 16,382 have.
 fn any_wal_key() -> impl Strategy<Value = Record> {
-    let generation = prop_oneof![1..4_u32, 8190..8194_u32];
-    (generation, vec(any::<u8>(), 92)).prop_map(|(generation, wrapped)| {
-        let (file, epoch) = wal::key_place(generation);
-        Record::DataKey { file, epoch, cipher: 1, scope: 0, key_version: 1, wrapped, created: 0 }
+    let version = prop_oneof![1..4_u32, 8190..8194_u32].prop_map(key_version);
+    (version, vec(any::<u8>(), 92)).prop_map(|(version, wrapped)| {
+        let (file, version) = wal::key_place(version);
+        let (scope, key_version) = (Scope::CLUSTER, key_version(1));
+        Record::DataKey { file, version, cipher: 1, scope, key_version, wrapped, created: 0 }
     })
 }
 
 pub(crate) fn any_wal_switch() -> impl Strategy<Value = Record> {
-    let generation = prop_oneof![1..4_u32, 8190..8194_u32];
-    (1..9_u32, 0..8_u64, generation, any::<bool>()).prop_map(
-        |(step, page, generation, plaintext)| {
-            let phase = WalPhase { generation, plaintext };
-            Record::WalSwitch(Switch { step, start: page << 30, phase })
-        },
-    )
+    let version = prop_oneof![1..4_u32, 8190..8194_u32].prop_map(key_version);
+    (1..9_u32, 0..8_u64, version, any::<bool>()).prop_map(|(step, page, version, plaintext)| {
+        let phase = WalPhase { version: Some(version), plaintext };
+        Record::WalSwitch(Switch { step, start: page << 30, phase })
+    })
 }

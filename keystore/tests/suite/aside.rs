@@ -3,9 +3,9 @@
 use pagevault_keystore::log::{Log, Trust, aside};
 use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::state::State;
-use pagevault_keystore::{Record, RelFile};
+use pagevault_keystore::{Record, RelFile, Scope};
 
-use crate::arbitrary::{current, data_key};
+use crate::arbitrary::{DATABASE, current, data_key, version};
 use crate::faulty::{DONE, Fault, FaultyStorage};
 
 const ID: [u8; 16] = *b"0123456789abcdef";
@@ -24,26 +24,26 @@ fn unsettled(relation: u32) -> Vec<Record> {
 /// A log with two batches that no checkpoint has settled.
 fn crashed() -> FaultyStorage {
     let storage = FaultyStorage::default();
-    let mut log = Log::create(&storage, ID, 5, &settled()).unwrap();
+    let mut log = Log::create(&storage, ID, DATABASE, &settled()).unwrap();
     log.stage(&unsettled(2), BEHIND).unwrap();
     log.stage(&unsettled(3), BEHIND + 8).unwrap();
     storage
 }
 
 fn recover(storage: &FaultyStorage) -> Result<(), pagevault_keystore::log::LogError> {
-    let opened = Log::open(storage, 5, Trust::Settled { redo: REDO })?;
+    let opened = Log::open(storage, DATABASE, Trust::Settled { redo: REDO })?;
     let (mut log, contents) = opened.unwrap();
     assert_eq!(contents.records, settled());
     log.compact(&contents.records)
 }
 
 fn beside(storage: &FaultyStorage) -> Vec<Record> {
-    aside::read(storage, 5, &ID).unwrap()
+    aside::read(storage, DATABASE, &ID).unwrap()
 }
 
 /// What the log and the file beside it say together.
 fn all(storage: &FaultyStorage) -> Vec<Record> {
-    let (log, contents) = Log::open(storage, 5, Trust::All).unwrap().unwrap();
+    let (log, contents) = Log::open(storage, DATABASE, Trust::All).unwrap().unwrap();
     drop(log);
     let state = State::from_records(contents.records.clone()).unwrap();
     [contents.records, aside::missing(&state, beside(storage))].concat()
@@ -58,12 +58,12 @@ fn what_is_cut_off_stays_beside_the_log() {
     let storage = crashed();
     recover(&storage).unwrap();
     assert_eq!(beside(&storage), [unsettled(2), unsettled(3)].concat());
-    assert_eq!(aside::scopes(&storage).unwrap(), [5]);
+    assert_eq!(aside::scopes(&storage).unwrap(), [DATABASE]);
     for disk in storage.after_power_cut() {
         assert_eq!(all(&disk), expected());
     }
-    aside::forget(&storage, 5).unwrap();
-    assert_eq!(aside::scopes(&storage).unwrap(), [0; 0]);
+    aside::forget(&storage, DATABASE).unwrap();
+    assert_eq!(aside::scopes(&storage).unwrap(), []);
     assert_eq!(beside(&storage), []);
 }
 
@@ -95,7 +95,7 @@ fn nothing_is_lost_at_any_step() {
 fn starts_that_fail_one_after_the_other_add_to_it() {
     let storage = crashed();
     recover(&storage).unwrap();
-    let (mut log, _) = Log::open(&storage, 5, Trust::All).unwrap().unwrap();
+    let (mut log, _) = Log::open(&storage, DATABASE, Trust::All).unwrap().unwrap();
     log.stage(&unsettled(2), BEHIND).unwrap();
     log.stage(&unsettled(4), BEHIND + 16).unwrap();
     recover(&storage).unwrap();
@@ -109,14 +109,14 @@ fn starts_that_fail_one_after_the_other_add_to_it() {
 fn of_another_keystore_or_damaged_it_says_nothing() {
     let storage = crashed();
     recover(&storage).unwrap();
-    assert_eq!(aside::read(&storage, 5, b"another keystore").unwrap(), []);
-    let mut bytes = storage.content(&aside::name(5));
+    assert_eq!(aside::read(&storage, DATABASE, b"another keystore").unwrap(), []);
+    let mut bytes = storage.content(&aside::name(DATABASE));
     let middle = bytes.len() / 2;
     bytes[middle] ^= 1;
-    storage.put(&aside::name(5), &bytes);
-    assert!(aside::read(&storage, 5, &ID).is_err());
+    storage.put(&aside::name(DATABASE), &bytes);
+    assert!(aside::read(&storage, DATABASE, &ID).is_err());
     // The next one takes its place.
-    let (mut log, _) = Log::open(&storage, 5, Trust::All).unwrap().unwrap();
+    let (mut log, _) = Log::open(&storage, DATABASE, Trust::All).unwrap().unwrap();
     log.stage(&unsettled(4), BEHIND).unwrap();
     recover(&storage).unwrap();
     assert_eq!(beside(&storage), unsettled(4));
@@ -124,7 +124,7 @@ fn of_another_keystore_or_damaged_it_says_nothing() {
 
 #[test]
 fn names_are_told_from_those_of_logs() {
-    for scope in [0, 5, u32::MAX] {
+    for scope in [0, 5, u32::MAX].map(Scope::database) {
         let name = aside::name(scope);
         assert_eq!(aside::scope_beside(&name), Some(scope));
         assert_eq!(pagevault_keystore::log::scope_of(&name), None);
@@ -144,21 +144,18 @@ fn only_what_is_missing_is_taken_back() {
     let later = vec![data_key(1, 2, 1, 11), current(1, 2)];
     let job = Record::JobsForgotten { database: 5, through: 1, all: false };
     let orphan = current(9, 1);
-    let plain = Record::Plaintext { file: file(1), after: 2 };
-    let rewriting = Record::Rewriting {
-        file: file(1),
-        phase: Phase { epoch: 2, plaintext: false },
-        done: false,
-    };
+    let plaintext = Record::Plaintext { file: file(1), after: version(2) };
+    let rewriting =
+        Record::Rewriting { file: file(1), phase: Phase::under(version(2)), done: false };
     let beside = [
         vec![other, job, orphan, rewriting.clone()],
         later.clone(),
-        vec![rewriting.clone(), plain.clone(), plain.clone()],
+        vec![rewriting.clone(), plaintext.clone(), plaintext.clone()],
         settled(),
     ]
     .concat();
     let missing = aside::missing(&state, beside);
-    assert_eq!(missing, [later, vec![rewriting, plain]].concat());
+    assert_eq!(missing, [later, vec![rewriting, plaintext]].concat());
     let whole = State::from_records([settled(), missing].concat()).unwrap();
-    assert_eq!(aside::missing(&whole, whole.records(5)), []);
+    assert_eq!(aside::missing(&whole, whole.records(DATABASE)), []);
 }

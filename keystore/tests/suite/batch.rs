@@ -1,11 +1,15 @@
 use pagevault_keystore::batch::{self, HEADER, describe};
 use pagevault_keystore::record::{MAX_NAME, MAX_OPTIONS};
-use pagevault_keystore::wal::key_place;
-use pagevault_keystore::{CheckValue, Problem, Record};
+use pagevault_keystore::rel_file::Phase;
+use pagevault_keystore::wal::{Switch, WalPhase, key_place};
+use pagevault_keystore::{CheckValue, Problem, Record, Scope};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use crate::arbitrary::{any_record, current, data_key, destroyed, file, plaintext, rewriting};
+use crate::arbitrary::{
+    DATABASE, any_record, current, data_key, destroyed, file, key_version, plaintext, rewriting,
+    version,
+};
 
 proptest! {
     #[test]
@@ -112,7 +116,7 @@ fn reserved_bytes_are_kept_for_later() {
     assert_eq!(problem, Problem::Field("batch header", "reserved bytes are set"));
 
     let mut body = batch::encode(&[data_key(1, 1, 1, 7)]).unwrap().split_off(HEADER);
-    // Type, version, length, file, epoch, cipher.
+    // Type, version, length, file, version, cipher.
     let reserved = 6 + 12 + 2 + 1;
     assert_eq!((body[reserved - 1], body[reserved]), (1, 0));
     body[reserved] = 1;
@@ -163,19 +167,10 @@ fn nothing_beyond_the_limits_is_written() {
     );
     assert!(batch::encode(&[provider(&"n".repeat(MAX_NAME), MAX_OPTIONS)]).is_ok());
 
-    let epoch = Problem::Field("data key version", "outside 1 to 8191");
-    assert_eq!(refused(data_key(1, 0, 1, 0)), epoch);
-    assert_eq!(refused(data_key(1, 8192, 1, 0)), epoch);
-    for number in [0, 8192] {
-        assert_eq!(refused(current(1, number)), epoch);
-        assert_eq!(refused(plaintext(1, number)), epoch);
-        assert_eq!(refused(rewriting(1, number, 0)), epoch);
-        assert_eq!(refused(destroyed(1, number, 1)), epoch);
-    }
     assert_eq!(refused(plaintext(0, 1)), Problem::Field("relation file number", "must not be 0"));
     let mut of_wal = destroyed(1, 1, 1);
     if let Record::Destroyed { file, .. } = &mut of_wal {
-        *file = key_place(1).0;
+        *file = key_place(key_version(1)).0;
     }
     let field = Problem::Field("destroyed file", "must not be that of WAL keys");
     assert_eq!(refused(of_wal), field);
@@ -185,6 +180,54 @@ fn nothing_beyond_the_limits_is_written() {
     }
     assert_eq!(refused(short), Problem::Field("wrapped data key", "wrong length for its cipher"));
     assert_eq!(batch::encode(&[]).unwrap_err().problem, Problem::Empty);
+}
+
+/// Types rule such numbers out, and so do the readers of bytes.
+#[test]
+fn numbers_that_are_no_versions_are_refused() {
+    let switch = |version| {
+        let phase = WalPhase { version, plaintext: false };
+        Record::WalSwitch(Switch { step: 1, start: 8192, phase })
+    };
+    let database_key = Record::DatabaseKey {
+        scope: DATABASE,
+        version: key_version(1),
+        provider: "disk".into(),
+        master_key: "main".into(),
+        master_version: 1,
+        wrapped: vec![1],
+        check: CheckValue::from_bytes([7; 16]),
+        created: 0,
+    };
+    let of_data_key = Problem::Field("data key version", "outside 1 to 8191");
+    let of_database_key = Problem::Field("database key version", "must not be 0");
+    let of_wal_key = Problem::Field("WAL key version", "must not be 0");
+    // Type, version, length; then the file, or the scope, or step and address.
+    let (file, scope, address) = (6 + 12, 6 + 4, 6 + 4 + 8);
+    for (record, at, right, wrong, problem) in [
+        (data_key(1, 1, 1, 0), file, vec![1, 0], vec![0, 0], &of_data_key),
+        (data_key(1, 1, 1, 0), file, vec![1, 0], vec![0, 32], &of_data_key),
+        (current(1, 1), file, vec![1, 0], vec![0, 32], &of_data_key),
+        (plaintext(1, 8191), file, vec![255, 31], vec![0, 0], &of_data_key),
+        (rewriting(1, 1, 0), file, vec![1, 0], vec![0, 0], &of_data_key),
+        (destroyed(1, 1, 1), file, vec![1, 0], vec![0, 32], &of_data_key),
+        (data_key(1, 1, 1, 0), file + 8, vec![1, 0, 0, 0], vec![0; 4], &of_database_key),
+        (database_key, scope, vec![1, 0, 0, 0], vec![0; 4], &of_database_key),
+        (switch(Some(key_version(1))), address, vec![1, 0, 0, 0], vec![0; 4], &of_wal_key),
+    ] {
+        let mut body = batch::encode(std::slice::from_ref(&record)).unwrap().split_off(HEADER);
+        assert_eq!(body[at..at + right.len()], right);
+        body[at..at + wrong.len()].copy_from_slice(&wrong);
+        let error = batch::decode(&sealed(&body)).unwrap_err();
+        assert_eq!((&error.problem, error.offset), (problem, HEADER as u64), "{record:?}");
+    }
+    let refused = |record: Record| batch::encode(&[record]).unwrap_err().problem;
+    assert_eq!(refused(switch(None)), of_wal_key);
+    let phase = Phase::default();
+    assert_eq!(
+        refused(Record::Rewriting { file: crate::arbitrary::file(1), phase, done: false }),
+        of_data_key
+    );
 }
 
 #[test]
@@ -198,8 +241,8 @@ fn descriptions() {
         },
         Record::DropProvider { name: "disk".into() },
         Record::DatabaseKey {
-            scope: 5,
-            version: 2,
+            scope: DATABASE,
+            version: key_version(2),
             provider: "disk".into(),
             master_key: "main".into(),
             master_version: 3,
@@ -210,10 +253,10 @@ fn descriptions() {
         data_key(16384, 1, 1, 0),
         Record::DataKey {
             file: file(16384),
-            epoch: 2,
+            version: version(2),
             cipher: 99,
-            scope: 0,
-            key_version: 1,
+            scope: Scope::CLUSTER,
+            key_version: key_version(1),
             wrapped: vec![0; 80],
             created: 0,
         },

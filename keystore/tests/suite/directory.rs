@@ -1,14 +1,17 @@
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-use pagevault_keystore::Record;
 use pagevault_keystore::directory::{Directory, DirectoryError, KeyInfo};
 use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::state::State;
+use pagevault_keystore::{Record, Scope};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use crate::arbitrary::{any_record, current, data_key, destroyed, file, plaintext, rewriting};
+use crate::arbitrary::{
+    DATABASE, any_record, current, data_key, destroyed, file, key_version, plaintext, rewriting,
+    version,
+};
 
 /// Miri interprets: fewer rounds there.
 const fn rounds(native: u32) -> u32 {
@@ -22,10 +25,10 @@ fn memory(capacity: u32) -> Vec<AtomicU32> {
 }
 
 /// The wrapped bytes and the rest.
-fn key(directory: &Directory<'_>, relation: u32, epoch: u16) -> (Vec<u8>, KeyInfo) {
+fn key(directory: &Directory<'_>, relation: u32, number: u16) -> (Vec<u8>, KeyInfo) {
     let slot = directory.find(file(relation)).unwrap().unwrap();
     let mut wrapped = [0; MAX_WRAPPED_DATA_KEY];
-    let info = directory.key(slot, epoch, &mut wrapped).unwrap();
+    let info = directory.key(slot, version(number), &mut wrapped).unwrap();
     (wrapped[..info.length].to_vec(), info)
 }
 
@@ -38,26 +41,35 @@ fn answers_what_was_recorded() {
         directory.apply(&record).unwrap();
     }
     let slot = directory.find(file(1)).unwrap().unwrap();
-    assert_eq!(directory.current(slot).unwrap(), Some((1, 1)));
-    assert_eq!(directory.next_epoch(slot).unwrap(), Some(2));
+    assert_eq!(directory.current(slot).unwrap(), Some((version(1), 1)));
+    assert_eq!(directory.next_version(slot).unwrap(), Some(version(2)));
     let (wrapped, info) = key(&directory, 1, 1);
     assert_eq!(wrapped, [10; 92]);
-    assert_eq!(info, KeyInfo { epoch: 1, cipher: 1, scope: 5, key_version: 3, length: 92 });
+    assert_eq!(
+        info,
+        KeyInfo {
+            version: version(1),
+            cipher: 1,
+            scope: DATABASE,
+            key_version: key_version(3),
+            length: 92
+        }
+    );
 
     // A key that is not yet current, then is, then is not.
     let slot = directory.find(file(2)).unwrap().unwrap();
     assert_eq!(directory.current(slot).unwrap(), None);
-    directory.enter(slot, Phase { epoch: 1, plaintext: false }).unwrap();
-    assert_eq!(directory.current(slot).unwrap(), Some((1, 1)));
+    directory.enter(slot, Phase::under(version(1))).unwrap();
+    assert_eq!(directory.current(slot).unwrap(), Some((version(1), 1)));
     directory.apply(&plaintext(2, 1)).unwrap();
     assert_eq!(directory.current(slot).unwrap(), None);
 
-    let no_key = DirectoryError::NoKey { file: file(3), epoch: 1 };
+    let no_key = DirectoryError::NoKey { file: file(3), version: version(1) };
     assert_eq!(directory.apply(&rewriting(3, 1, 0)).unwrap_err(), no_key);
-    assert_eq!(directory.last_epoch(slot).unwrap(), 1);
+    assert_eq!(directory.last_version(slot).unwrap(), Some(version(1)));
     let files: Vec<_> = directory.files().unwrap().map(Result::unwrap).collect();
     let told: Vec<_> = files.iter().map(|info| (info.file.relation, info.current)).collect();
-    assert_eq!(told, [(1, Some((1, 1))), (2, None)]);
+    assert_eq!(told, [(1, Some((version(1), 1))), (2, None)]);
     let counts = directory.counts().unwrap();
     assert_eq!((counts.files, counts.keys, counts.capacity), (2, 2, 10));
 }
@@ -68,19 +80,17 @@ fn refuses_what_contradicts() {
     let directory = Directory::init(&memory, 2).unwrap();
     directory.apply(&data_key(1, 1, 1, 10)).unwrap();
     let slot = directory.find(file(1)).unwrap().unwrap();
-    let no_key = DirectoryError::NoKey { file: file(1), epoch: 2 };
+    let no_key = DirectoryError::NoKey { file: file(1), version: version(2) };
     assert_eq!(directory.apply(&current(1, 2)).unwrap_err(), no_key);
-    assert_eq!(directory.key(slot, 2, &mut [0; 92]).unwrap_err(), no_key);
+    assert_eq!(directory.key(slot, version(2), &mut [0; 92]).unwrap_err(), no_key);
     assert!(directory.apply(&current(9, 1)).is_err());
     let mut other = data_key(1, 1, 1, 11);
     if let Record::DataKey { cipher, wrapped, .. } = &mut other {
         *cipher = 2;
         wrapped.truncate(60);
     }
-    let replaced = DirectoryError::KeyReplaced { file: file(1), epoch: 1 };
+    let replaced = DirectoryError::KeyReplaced { file: file(1), version: version(1) };
     assert_eq!(directory.apply(&other).unwrap_err(), replaced);
-    let limits = DirectoryError::Record("data key version", "outside 1 to 8191");
-    assert_eq!(directory.apply(&data_key(1, 0, 1, 1)).unwrap_err(), limits);
 
     directory.apply(&data_key(1, 2, 1, 12)).unwrap();
     let full = DirectoryError::Full { capacity: 2 };
@@ -120,7 +130,7 @@ fn knows_what_would_change_it() {
     // Another wrapping, by the same database key, another version of it, another scope's.
     let mut other_scope = data_key(1, 2, 1, 20);
     if let Record::DataKey { scope, .. } = &mut other_scope {
-        *scope = 0;
+        *scope = Scope::CLUSTER;
     }
     for record in [data_key(1, 2, 1, 21), data_key(1, 2, 2, 20), other_scope] {
         assert!(news(&record));
@@ -162,10 +172,10 @@ fn nobody_sees_a_new_phase_without_its_rewriting() {
     let directory = Directory::init(&memory, 4).unwrap();
     let writing = || {
         let writing = directory.writing(directory.find(file(1)).unwrap().unwrap()).unwrap();
-        (writing.current.map(|(epoch, _)| epoch), writing.mixed)
+        (writing.current.map(|(version, _)| version.get()), writing.mixed)
     };
-    let rewriting = |epoch, plaintext, done| {
-        let phase = Phase { epoch, plaintext };
+    let rewriting = |number, plaintext, done| {
+        let phase = Phase { version: Some(version(number)), plaintext };
         directory.apply(&Record::Rewriting { file: file(1), phase, done }).unwrap();
     };
     directory.apply(&data_key(1, 1, 1, 1)).unwrap();
@@ -176,7 +186,7 @@ fn nobody_sees_a_new_phase_without_its_rewriting() {
     assert_eq!(writing(), (Some(1), true));
     directory.apply(&current(1, 2)).unwrap();
     assert_eq!(writing(), (Some(2), true));
-    // Before all pages are under epoch 2 the next key comes.
+    // Before all pages are under version 2 the next key comes.
     directory.apply(&data_key(1, 3, 1, 1)).unwrap();
     rewriting(3, false, false);
     assert_eq!(writing(), (Some(2), true));
@@ -187,7 +197,7 @@ fn nobody_sees_a_new_phase_without_its_rewriting() {
     rewriting(3, false, true);
     assert_eq!(writing(), (Some(3), false));
     rewriting(3, true, false);
-    directory.apply(&Record::Plaintext { file: file(1), after: 3 }).unwrap();
+    directory.apply(&Record::Plaintext { file: file(1), after: version(3) }).unwrap();
     assert_eq!(writing(), (None, true));
     rewriting(3, true, true);
     assert_eq!(writing(), (None, false));
@@ -206,7 +216,7 @@ fn overwritten_memory_gives_errors_and_no_endless_walk() {
             let was = word.swap(value, Ordering::Relaxed);
             for relation in 1..=4 {
                 if let Ok(Some(slot)) = directory.find(file(relation)) {
-                    let _ = directory.key(slot, 1, &mut [0; 92]);
+                    let _ = directory.key(slot, version(1), &mut [0; 92]);
                     let _ = directory.keys(slot).map(Iterator::count);
                     let _ = directory.apply(&data_key(relation, 2, 1, 1));
                 }
@@ -234,19 +244,19 @@ proptest! {
             prop_assert_eq!(directory.find(info.file).unwrap(), Some(info.slot));
             prop_assert_eq!(info.phase, entry.phase);
             prop_assert_eq!(info.current, directory.current(info.slot).unwrap());
-            prop_assert_eq!(info.current.map(|(epoch, _)| epoch), entry.phase.current());
-            if let Some(key) = entry.phase.current().and_then(|epoch| entry.keys.get(&epoch)) {
+            prop_assert_eq!(info.current.map(|(version, _)| version), entry.phase.current());
+            if let Some(key) = entry.phase.current().and_then(|version| entry.keys.get(&version)) {
                 prop_assert_eq!(info.current.map(|(_, cipher)| cipher), Some(key.cipher));
             }
-            let left = entry.destroyed.map_or((0, 0), |left| (left.through, left.lsn));
+            let left = entry.destroyed.map_or((None, 0), |left| (Some(left.through), left.lsn));
             prop_assert_eq!(directory.destroyed(info.slot).unwrap(), left);
             prop_assert_eq!(info.destroyed, left.0);
             prop_assert_eq!(directory.is_mixed(info.slot).unwrap(), entry.is_mixed());
-            prop_assert_eq!(directory.next_epoch(info.slot).unwrap(), entry.next_epoch());
+            prop_assert_eq!(directory.next_version(info.slot).unwrap(), entry.next_version());
             prop_assert_eq!(directory.keys(info.slot).unwrap().count(), entry.keys.len());
-            for (epoch, known) in &entry.keys {
+            for (version, known) in &entry.keys {
                 let mut wrapped = [0; MAX_WRAPPED_DATA_KEY];
-                let key = directory.key(info.slot, *epoch, &mut wrapped).unwrap();
+                let key = directory.key(info.slot, *version, &mut wrapped).unwrap();
                 prop_assert_eq!(&wrapped[..key.length], &known.wrapped[..]);
                 prop_assert_eq!((key.scope, key.key_version, key.cipher),
                     (known.scope, known.key_version, known.cipher));
@@ -301,13 +311,13 @@ fn destroyed_keys_leave_nothing_in_memory() {
     assert_eq!([0x53, 0x61].map(words), [23; 2]);
 
     let slot = directory.find(file(1)).unwrap().unwrap();
-    assert_eq!(directory.destroyed(slot).unwrap(), (2, 0x1_0000_0007));
-    let no_key = DirectoryError::NoKey { file: file(1), epoch: 2 };
-    assert_eq!(directory.key(slot, 2, &mut [0; 92]).unwrap_err(), no_key);
+    assert_eq!(directory.destroyed(slot).unwrap(), (Some(version(2)), 0x1_0000_0007));
+    let no_key = DirectoryError::NoKey { file: file(1), version: version(2) };
+    assert_eq!(directory.key(slot, version(2), &mut [0; 92]).unwrap_err(), no_key);
     // It is still written as before; new keys come after the old ones.
     let info = directory.info(slot).unwrap();
-    assert_eq!((info.current, info.is_destroyed()), (Some((2, 1)), true));
-    assert_eq!(directory.next_epoch(slot).unwrap(), Some(4));
+    assert_eq!((info.current, info.is_destroyed()), (Some((version(2), 1)), true));
+    assert_eq!(directory.next_version(slot).unwrap(), Some(version(4)));
     assert_eq!(key(&directory, 1, 3).0, [0x53; 92]);
     // What comes again is not even looked at.
     for record in story.iter().take(4).chain([&record]) {
@@ -318,13 +328,13 @@ fn destroyed_keys_leave_nothing_in_memory() {
     directory.apply(&current(1, 3)).unwrap();
     assert!(!directory.info(slot).unwrap().is_destroyed());
     directory.apply(&destroyed(1, 3, 0x2_0000_0000)).unwrap();
-    assert_eq!(directory.next_epoch(slot).unwrap(), Some(4));
+    assert_eq!(directory.next_version(slot).unwrap(), Some(version(4)));
     assert_eq!([0x53, 0x61].map(words), [0, 23]);
     // A file of which nothing else is known.
     directory.apply(&destroyed(9, 5, 1)).unwrap();
     directory.apply(&current(9, 5)).unwrap();
     let slot = directory.find(file(9)).unwrap().unwrap();
-    assert_eq!(directory.info(slot).unwrap().current, Some((5, 1)));
+    assert_eq!(directory.info(slot).unwrap().current, Some((version(5), 1)));
 }
 
 /// A reader gets the key, or hears that there is none; never a part of it.
@@ -345,11 +355,11 @@ fn readers_never_see_half_a_destroyed_key() {
                         let slot = directory.find(file(relation)).unwrap().unwrap();
                         let mut wrapped = [0; MAX_WRAPPED_DATA_KEY];
                         reads += 1;
-                        match directory.key(slot, 1, &mut wrapped) {
+                        match directory.key(slot, version(1), &mut wrapped) {
                             Ok(info) => {
                                 let word = (relation << 24 | 1).to_le_bytes();
                                 assert_eq!(wrapped.to_vec(), word.repeat(23));
-                                assert_eq!((info.scope, info.length), (1, 92));
+                                assert_eq!((info.scope, info.length), (Scope::database(1), 92));
                             }
                             Err(error) => {
                                 assert!(matches!(error, DirectoryError::NoKey { .. }), "{error}");
@@ -376,10 +386,10 @@ fn wrapping(relation: u32, round: u32) -> Record {
     let word = (relation << 24 | round & 0xFF_FFFF).to_le_bytes();
     Record::DataKey {
         file: file(relation),
-        epoch: 1,
+        version: version(1),
         cipher: 1,
-        scope: round,
-        key_version: round + 1,
+        scope: Scope::database(round),
+        key_version: key_version(round + 1),
         wrapped: word.repeat(23),
         created: 0,
     }
@@ -404,15 +414,16 @@ fn readers_never_see_half_a_wrapping() {
                         let slot = directory.find(file(relation)).unwrap().unwrap();
                         let mut wrapped = [0; MAX_WRAPPED_DATA_KEY];
                         reads += 1;
-                        match directory.key(slot, 1, &mut wrapped) {
+                        match directory.key(slot, version(1), &mut wrapped) {
                             Ok(info) => {
-                                let word = (relation << 24 | info.scope & 0xFF_FFFF).to_le_bytes();
+                                let round = info.scope.number();
+                                let word = (relation << 24 | round & 0xFF_FFFF).to_le_bytes();
                                 assert_eq!(wrapped.to_vec(), word.repeat(23));
-                                assert_eq!(info.key_version, info.scope + 1);
+                                assert_eq!(info.key_version, key_version(round + 1));
                                 // Time does not run backwards.
                                 let last = &mut last[relation as usize - 1];
-                                assert!(info.scope >= *last);
-                                *last = info.scope;
+                                assert!(round >= *last);
+                                *last = round;
                             }
                             Err(error) => assert_eq!(error, DirectoryError::Busy),
                         }
@@ -453,12 +464,12 @@ fn readers_see_whole_entries_while_files_are_added() {
                         found += 1;
                         let fill = (relation + 1) as u8;
                         let mut wrapped = [0; MAX_WRAPPED_DATA_KEY];
-                        directory.key(slot, 1, &mut wrapped).unwrap();
+                        directory.key(slot, version(1), &mut wrapped).unwrap();
                         assert_eq!(wrapped, [fill; 92]);
-                        if let Some((epoch, cipher)) = directory.current(slot).unwrap() {
+                        if let Some((version, cipher)) = directory.current(slot).unwrap() {
                             assert_eq!(cipher, 1);
-                            directory.key(slot, epoch, &mut wrapped).unwrap();
-                            assert_eq!(wrapped, [fill.wrapping_add(epoch as u8 - 1); 92]);
+                            directory.key(slot, version, &mut wrapped).unwrap();
+                            assert_eq!(wrapped, [fill.wrapping_add(version.get() as u8 - 1); 92]);
                         }
                     }
                     found
@@ -466,10 +477,10 @@ fn readers_see_whole_entries_while_files_are_added() {
             })
             .collect();
         for relation in 1..=count {
-            for epoch in 1..=2 {
-                let fill = (relation as u8).wrapping_add(epoch as u8 - 1);
-                directory.apply(&data_key(relation, epoch, 1, fill)).unwrap();
-                directory.apply(&current(relation, epoch)).unwrap();
+            for number in 1..=2 {
+                let fill = (relation as u8).wrapping_add(number as u8 - 1);
+                directory.apply(&data_key(relation, number, 1, fill)).unwrap();
+                directory.apply(&current(relation, number)).unwrap();
             }
         }
         done.store(true, Ordering::Relaxed);

@@ -1,12 +1,16 @@
 //! What escrow leaves beside the key files.
 
 use pagevault_keystore::escrow::{Mark, Restored};
-use pagevault_keystore::{CheckValue, Record};
+use pagevault_keystore::{CheckValue, Record, Scope};
+
+use crate::arbitrary::key_version;
 
 const ID: [u8; 16] = [0xAB, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15];
 
 fn mark() -> Mark {
-    Mark { keystore: ID, made: 1_767_225_599, keys: [(0, 1), (0, 2), (16384, 1)].into() }
+    let keys = [(0, 1), (0, 2), (16384, 1)]
+        .map(|(scope, version)| (Scope::database(scope), key_version(version)));
+    Mark { keystore: ID, made: 1_767_225_599, keys: keys.into() }
 }
 
 /// As it is documented, the checksum by another program.
@@ -50,8 +54,8 @@ fn restored() -> Restored {
             programs: true,
         },
         Record::DatabaseKey {
-            scope: 0,
-            version: 2,
+            scope: Scope::CLUSTER,
+            version: key_version(2),
             provider: "new".into(),
             master_key: "main".into(),
             master_version: 1,

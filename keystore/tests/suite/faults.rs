@@ -6,7 +6,7 @@ use pagevault_keystore::log::{Log, LogError, Position, Trust};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use crate::arbitrary::{current, data_key, plaintext};
+use crate::arbitrary::{DATABASE, current, data_key, plaintext};
 use crate::faulty::{DONE, Fault, FaultyStorage};
 
 /// Where the WAL record of a staged batch is, or before.
@@ -96,7 +96,7 @@ struct Known {
 
 fn apply(storage: &FaultyStorage, change: &Change, known: &mut Known) -> Result<(), LogError> {
     if let Create(records) = change {
-        known.position = Some(Log::create(storage, ID, 5, records)?.position());
+        known.position = Some(Log::create(storage, ID, DATABASE, records)?.position());
         return Ok(());
     }
     let mut log = Log::resume(storage, known.position.unwrap());
@@ -116,14 +116,14 @@ fn apply(storage: &FaultyStorage, change: &Change, known: &mut Known) -> Result<
 }
 
 fn records(storage: &FaultyStorage) -> Found {
-    Log::open(storage, 5, Trust::All).unwrap().map(|(_, contents)| contents.records)
+    Log::open(storage, DATABASE, Trust::All).unwrap().map(|(_, contents)| contents.records)
 }
 
 /// Opens what a crash left, checks it, and checks that what is then found and acknowledged survives
 /// a power cut.
 fn check_reboot(storage: &FaultyStorage, allowed: &[Found]) {
     let storage = storage.after_kill();
-    let opened = Log::open(&storage, 5, Trust::All).unwrap();
+    let opened = Log::open(&storage, DATABASE, Trust::All).unwrap();
     let position = opened.as_ref().map(|(log, _)| log.position());
     let found = opened.map(|(_, contents)| contents.records);
     assert!(allowed.contains(&found), "{found:?} is none of {allowed:?}");
@@ -144,7 +144,7 @@ fn check_recovery(storage: &FaultyStorage, allowed: &[Found]) {
         for done in [0, 4] {
             let disk = storage.after_kill();
             disk.arm(Some(Fault { step, kill: true, done }));
-            let _ = Log::open(&disk, 5, Trust::All);
+            let _ = Log::open(&disk, DATABASE, Trust::All);
             hit |= disk.hit();
             check_reboot(&disk.after_kill(), allowed);
             disk.after_power_cut().iter().for_each(|disk| check_reboot(disk, allowed));
@@ -233,7 +233,7 @@ fn a_failure_at_any_step_changes_nothing_or_says_so() {
 
 fn any_change() -> impl Strategy<Value = Change> {
     let records = (1..9_u32, 1..9_u16, any::<u8>())
-        .prop_map(|(relation, epoch, fill)| vec![data_key(relation, epoch, 1, fill)]);
+        .prop_map(|(relation, version, fill)| vec![data_key(relation, version, 1, fill)]);
     prop_oneof![
         1 => records.clone().prop_map(Append),
         4 => records.prop_map(Stage),
@@ -268,7 +268,7 @@ proptest! {
                 if testified > 0 {
                     bytes[at.index(testified as usize)] ^= 0x40;
                     disk.put("5.keys", &bytes);
-                    prop_assert!(Log::open(&disk, 5, Trust::All).is_err(), "damage before {}", testified);
+                    prop_assert!(Log::open(&disk, DATABASE, Trust::All).is_err(), "damage before {}", testified);
                 }
             }
         }

@@ -5,8 +5,9 @@ use pagevault_keystore::log::{Log, replay};
 use pagevault_keystore::protocol::{Reply, Request};
 use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::wal::{Switch, WalPhase, key_place};
-use pagevault_keystore::{CheckValue, Record, RelFile, data_key_aad, master_context};
+use pagevault_keystore::{CheckValue, Record, RelFile, Scope, data_key_aad, master_context};
 
+use crate::arbitrary::{key_version, version};
 use crate::faulty::FaultyStorage;
 use crate::protocol::{reply, request};
 
@@ -44,8 +45,8 @@ fn cluster() -> Vec<Vec<Record>> {
         ],
         vec![
             Record::DatabaseKey {
-                scope: 0,
-                version: 1,
+                scope: Scope::CLUSTER,
+                version: key_version(1),
                 provider: "disk".into(),
                 master_key: "main".into(),
                 master_version: 1,
@@ -54,8 +55,8 @@ fn cluster() -> Vec<Vec<Record>> {
                 created: 1_700_000_000,
             },
             Record::DatabaseKey {
-                scope: 5,
-                version: 2,
+                scope: Scope::database(5),
+                version: key_version(2),
                 provider: "disk".into(),
                 master_key: "schlüssel".into(),
                 master_version: (1 << 40) + 7,
@@ -68,14 +69,14 @@ fn cluster() -> Vec<Vec<Record>> {
         vec![
             Record::DataKey {
                 file,
-                epoch: 1,
+                version: version(1),
                 cipher: 2,
-                scope: 0,
-                key_version: 1,
+                scope: Scope::CLUSTER,
+                key_version: key_version(1),
                 wrapped: wrapped(100, 60),
                 created: 1_700_000_001,
             },
-            Record::Current { file, epoch: 1 },
+            Record::Current { file, version: version(1) },
         ],
     ]
 }
@@ -87,26 +88,26 @@ fn database() -> Vec<Vec<Record>> {
         vec![
             Record::DataKey {
                 file,
-                epoch: 1,
+                version: version(1),
                 cipher: 1,
-                scope: 5,
-                key_version: 1,
+                scope: Scope::database(5),
+                key_version: key_version(1),
                 wrapped: wrapped(0, 92),
                 created: 1_700_000_002,
             },
-            Record::Current { file, epoch: 1 },
+            Record::Current { file, version: version(1) },
         ],
         vec![Record::DataKey {
             file,
-            epoch: 8191,
+            version: version(8191),
             cipher: 2,
-            scope: 0,
-            key_version: 4_000_000_000,
+            scope: Scope::CLUSTER,
+            key_version: key_version(4_000_000_000),
             wrapped: wrapped(100, 60),
             created: 1_700_000_003,
         }],
-        vec![Record::Plaintext { file, after: 8191 }],
-        vec![Record::Rewriting { file, phase: Phase { epoch: 8191, plaintext: true }, done: true }],
+        vec![Record::Plaintext { file, after: version(8191) }],
+        vec![Record::Rewriting { file, phase: Phase::plaintext_after(version(8191)), done: true }],
     ]
 }
 
@@ -116,16 +117,16 @@ fn shredded() -> Vec<Vec<Record>> {
     vec![vec![
         Record::Destroyed {
             file: file(16384),
-            through: 3,
+            through: version(3),
             cipher: 1,
             whole: false,
             lsn: 0x1_6B37_4D8F,
             at: 1_800_000_000,
         },
-        Record::Current { file: file(16384), epoch: 3 },
+        Record::Current { file: file(16384), version: version(3) },
         Record::Destroyed {
             file: file(16385),
-            through: 8191,
+            through: version(8191),
             cipher: 0,
             whole: true,
             lsn: 0x2_A000_0028,
@@ -138,22 +139,22 @@ fn shredded() -> Vec<Vec<Record>> {
 fn rewritten() -> Vec<Vec<Record>> {
     let file = RelFile { tablespace: 1663, database: 7, relation: 16384 };
     let rewriting = |plaintext, done| {
-        let phase = Phase { epoch: 1, plaintext };
+        let phase = Phase { version: Some(version(1)), plaintext };
         Record::Rewriting { file, phase, done }
     };
     let key = Record::DataKey {
         file,
-        epoch: 1,
+        version: version(1),
         cipher: 1,
-        scope: 7,
-        key_version: 1,
+        scope: Scope::database(7),
+        key_version: key_version(1),
         wrapped: wrapped(0, 92),
         created: 1_700_000_006,
     };
     vec![
-        vec![key, Record::Current { file, epoch: 1 }, rewriting(false, false)],
+        vec![key, Record::Current { file, version: version(1) }, rewriting(false, false)],
         vec![rewriting(false, true)],
-        vec![Record::Plaintext { file, after: 1 }, rewriting(true, false)],
+        vec![Record::Plaintext { file, after: version(1) }, rewriting(true, false)],
     ]
 }
 
@@ -204,12 +205,14 @@ fn jobs() -> Vec<Vec<Record>> {
 
 /// What the cluster's log says of WAL keys, batch by batch.
 fn wal() -> Vec<Vec<Record>> {
-    let key = |generation, cipher, wrapped, created| {
-        let (file, epoch) = key_place(generation);
-        Record::DataKey { file, epoch, cipher, scope: 0, key_version: 1, wrapped, created }
+    let key = |number, cipher, wrapped, created| {
+        let (file, version) = key_place(key_version(number));
+        let (scope, key_version) = (Scope::CLUSTER, key_version(1));
+        Record::DataKey { file, version, cipher, scope, key_version, wrapped, created }
     };
-    let switch = |step, start, generation, plaintext| {
-        Record::WalSwitch(Switch { step, start, phase: WalPhase { generation, plaintext } })
+    let switch = |step, start, number, plaintext| {
+        let version = Some(key_version(number));
+        Record::WalSwitch(Switch { step, start, phase: WalPhase { version, plaintext } })
     };
     vec![
         vec![key(1, 1, wrapped(0, 92), 1_700_000_004)],
@@ -230,7 +233,7 @@ fn golden_logs_are_read() {
         (REWRITTEN, 7, 0, rewritten()),
         (JOBS, 8, 0, jobs()),
     ] {
-        let contents = replay(bytes, scope).unwrap();
+        let contents = replay(bytes, Scope::database(scope)).unwrap();
         assert_eq!(contents.records, batches.concat());
         assert_eq!((contents.position.keystore_id, contents.torn), (ID, 0));
         assert_eq!(contents.position.generation, generation);
@@ -240,29 +243,29 @@ fn golden_logs_are_read() {
 #[test]
 fn golden_logs_are_written() {
     let storage = FaultyStorage::default();
-    let mut log = Log::create(&storage, ID, 0, &[]).unwrap();
+    let mut log = Log::create(&storage, ID, Scope::database(0), &[]).unwrap();
     cluster().iter().for_each(|batch| log.append(batch).unwrap());
     assert_eq!(storage.content("cluster.keys"), CLUSTER);
 
-    let mut log = Log::create(&storage, ID, 6, &[]).unwrap();
+    let mut log = Log::create(&storage, ID, Scope::database(6), &[]).unwrap();
     log.compact(&[]).unwrap();
     log.append(&shredded()[0]).unwrap();
     assert_eq!(storage.content("6.keys"), SHREDDED);
 
-    let mut log = Log::create(&storage, ID, 7, &[]).unwrap();
+    let mut log = Log::create(&storage, ID, Scope::database(7), &[]).unwrap();
     rewritten().iter().for_each(|batch| log.append(batch).unwrap());
     assert_eq!(storage.content("7.keys"), REWRITTEN);
 
-    let mut log = Log::create(&storage, ID, 8, &[]).unwrap();
+    let mut log = Log::create(&storage, ID, Scope::database(8), &[]).unwrap();
     jobs().iter().for_each(|batch| log.append(batch).unwrap());
     assert_eq!(storage.content("8.keys"), JOBS);
 
     let storage = FaultyStorage::default();
-    let mut log = Log::create(&storage, ID, 0, &[]).unwrap();
+    let mut log = Log::create(&storage, ID, Scope::database(0), &[]).unwrap();
     wal().iter().for_each(|batch| log.append(batch).unwrap());
     assert_eq!(storage.content("cluster.keys"), WAL);
 
-    let mut log = Log::create(&storage, ID, 5, &[]).unwrap();
+    let mut log = Log::create(&storage, ID, Scope::database(5), &[]).unwrap();
     for _ in 0..3 {
         log.compact(&[]).unwrap();
     }
@@ -292,15 +295,18 @@ fn golden_messages_are_read_and_written() {
 fn golden_bindings() {
     let file = RelFile { tablespace: 1663, database: 0x0102_0304, relation: 0x0506_0708 };
     let expected = *b"PVDK\x01\x02\xff\x1f\x04\x03\x02\x01\x08\x07\x06\x05";
-    assert_eq!(data_key_aad(file, 8191, 2), expected);
+    assert_eq!(data_key_aad(file, version(8191), 2), expected);
     // The tablespace is not bound, everything else is.
-    assert_eq!(data_key_aad(RelFile { tablespace: 1, ..file }, 8191, 2), expected);
-    assert_ne!(data_key_aad(RelFile { database: 1, ..file }, 8191, 2), expected);
-    assert_ne!(data_key_aad(RelFile { relation: 1, ..file }, 8191, 2), expected);
-    assert_ne!(data_key_aad(file, 1, 2), expected);
-    assert_ne!(data_key_aad(file, 8191, 1), expected);
+    assert_eq!(data_key_aad(RelFile { tablespace: 1, ..file }, version(8191), 2), expected);
+    assert_ne!(data_key_aad(RelFile { database: 1, ..file }, version(8191), 2), expected);
+    assert_ne!(data_key_aad(RelFile { relation: 1, ..file }, version(8191), 2), expected);
+    assert_ne!(data_key_aad(file, version(1), 2), expected);
+    assert_ne!(data_key_aad(file, version(8191), 1), expected);
 
-    let context = master_context(&ID, 16384);
+    let context = master_context(&ID, Scope::database(16384));
     assert_eq!(context, "pagevault/1/000102030405060708090a0b0c0d0e0f/16384");
-    assert_eq!(master_context(&[0; 16], 0), "pagevault/1/00000000000000000000000000000000/0");
+    assert_eq!(
+        master_context(&[0; 16], Scope::CLUSTER),
+        "pagevault/1/00000000000000000000000000000000/0"
+    );
 }

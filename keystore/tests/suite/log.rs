@@ -3,11 +3,11 @@ use std::os::unix::fs::PermissionsExt;
 
 use pagevault_keystore::log::{self, HEADER, Log, LogError, Trust, file_name, replay, scopes};
 use pagevault_keystore::storage::{FileStorage, Storage};
-use pagevault_keystore::{Problem, Record, batch};
+use pagevault_keystore::{Problem, Record, Scope, batch};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use crate::arbitrary::{any_record, current, data_key, plaintext};
+use crate::arbitrary::{DATABASE, any_record, current, data_key, plaintext};
 use crate::batch::sealed;
 use crate::faulty::FaultyStorage;
 
@@ -24,7 +24,7 @@ fn three() -> (Vec<u8>, [usize; 3], Vec<Vec<Record>>) {
         vec![data_key(2, 1, 1, 2), current(2, 1)],
         vec![plaintext(1, 1)],
     ];
-    let mut log = Log::create(&storage, ID, 5, &[]).unwrap();
+    let mut log = Log::create(&storage, ID, DATABASE, &[]).unwrap();
     let starts: Vec<usize> = batches
         .iter()
         .map(|batch| {
@@ -40,7 +40,7 @@ fn three() -> (Vec<u8>, [usize; 3], Vec<Vec<Record>>) {
 fn replays_what_was_appended() {
     let (bytes, starts, batches) = three();
     assert_eq!(starts[0], HEADER + batch::HEADER);
-    let contents = replay(&bytes, 5).unwrap();
+    let contents = replay(&bytes, DATABASE).unwrap();
     assert_eq!(contents.records, batches.concat());
     assert_eq!((contents.torn, contents.position.keystore_id), (0, ID));
 }
@@ -49,14 +49,14 @@ fn replays_what_was_appended() {
 fn a_log_cut_anywhere_keeps_its_whole_batches() {
     let (bytes, starts, batches) = three();
     for length in HEADER..bytes.len() {
-        let contents = replay(&bytes[..length], 5).unwrap();
+        let contents = replay(&bytes[..length], DATABASE).unwrap();
         let ends = [starts[1], starts[2], bytes.len()];
         let whole = ends.iter().filter(|end| **end <= length).count();
         assert_eq!(contents.records, batches[..whole].concat(), "cut at {length}");
         assert_eq!(contents.position.end + contents.torn, length as u64);
     }
     for length in 0..HEADER {
-        assert!(replay(&bytes[..length], 5).is_err(), "cut at {length}");
+        assert!(replay(&bytes[..length], DATABASE).is_err(), "cut at {length}");
     }
 }
 
@@ -67,7 +67,7 @@ fn a_damaged_byte_stops_the_middle_and_cuts_the_end() {
         for mask in [1, 0x80, 0xFF] {
             let mut damaged = bytes.clone();
             damaged[at] ^= mask;
-            let result = replay(&damaged, 5);
+            let result = replay(&damaged, DATABASE);
             if at < starts[2] {
                 let error = result.unwrap_err();
                 let begins = [starts[1], starts[0], HEADER];
@@ -94,7 +94,7 @@ fn a_garbled_end_is_torn() {
                 // It ended like this.
                 continue;
             }
-            assert_eq!(replay(&damaged, 5).unwrap().records, batches[..2].concat());
+            assert_eq!(replay(&damaged, DATABASE).unwrap().records, batches[..2].concat());
         }
     }
 }
@@ -106,20 +106,20 @@ fn a_bad_batch_before_anything_else_is_damage() {
     // Followed by an intact batch, by a damaged one with an intact header, by such a header alone.
     let mut damaged = bytes.clone();
     damaged[body] ^= 1;
-    assert_eq!(replay(&damaged, 5).unwrap_err().offset, starts[1] as u64);
+    assert_eq!(replay(&damaged, DATABASE).unwrap_err().offset, starts[1] as u64);
     damaged[starts[2] + batch::HEADER] ^= 1;
-    assert_eq!(replay(&damaged, 5).unwrap_err().offset, starts[1] as u64);
+    assert_eq!(replay(&damaged, DATABASE).unwrap_err().offset, starts[1] as u64);
     damaged.truncate(starts[2] + batch::HEADER);
-    let error = replay(&damaged, 5).unwrap_err();
+    let error = replay(&damaged, DATABASE).unwrap_err();
     assert_eq!((error.offset, error.problem), (starts[1] as u64, Problem::Checksum));
     // Even a header that cannot be read is no tear when an intact one follows.
     let mut damaged = bytes.clone();
     damaged[starts[1]..starts[1] + 8].fill(0);
-    let error = replay(&damaged, 5).unwrap_err();
+    let error = replay(&damaged, DATABASE).unwrap_err();
     assert_eq!((error.offset, error.problem), (starts[1] as u64, Problem::Magic));
     // Followed by nothing, the same damage is a tear.
     damaged.truncate(starts[2]);
-    assert_eq!(replay(&damaged, 5).unwrap().position.end, starts[1] as u64);
+    assert_eq!(replay(&damaged, DATABASE).unwrap().position.end, starts[1] as u64);
 }
 
 #[test]
@@ -127,15 +127,15 @@ fn a_last_batch_from_the_future_is_not_torn() {
     let (mut bytes, ..) = three();
     let end = bytes.len();
     bytes.extend(sealed(&[77, 1, 0, 0, 0, 0]));
-    let error = replay(&bytes, 5).unwrap_err();
+    let error = replay(&bytes, DATABASE).unwrap_err();
     assert_eq!(error.problem, Problem::RecordType(77));
     assert_eq!(error.offset, (end + batch::HEADER) as u64);
 
     bytes[end + 4] = 2;
     reseal(&mut bytes, end);
-    assert_eq!(replay(&bytes, 5).unwrap_err().problem, Problem::Version(2));
+    assert_eq!(replay(&bytes, DATABASE).unwrap_err().problem, Problem::Version(2));
     bytes.truncate(end + batch::HEADER);
-    assert_eq!(replay(&bytes, 5).unwrap_err().problem, Problem::Version(2));
+    assert_eq!(replay(&bytes, DATABASE).unwrap_err().problem, Problem::Version(2));
 }
 
 /// Makes the checksum of a header right that was changed.
@@ -146,7 +146,7 @@ fn reseal(bytes: &mut [u8], start: usize) {
 
 /// A log of three unsettled batches behind a first one, and where each begins.
 fn unsettled(storage: &FaultyStorage) -> (Log<'_, FaultyStorage>, [usize; 3]) {
-    let mut log = Log::create(storage, ID, 5, &[data_key(1, 1, 1, 1)]).unwrap();
+    let mut log = Log::create(storage, ID, DATABASE, &[data_key(1, 1, 1, 1)]).unwrap();
     let starts = [2, 3, 4].map(|relation| {
         let start = log.position().end as usize;
         log.stage(&[data_key(relation, 1, 1, relation as u8)], LOGGED).unwrap();
@@ -174,7 +174,7 @@ fn an_unsettled_end_is_cut_at_its_first_hole() {
         for end in start + 1..bytes.len() {
             let mut holed = bytes.clone();
             holed[start..end].fill(0);
-            let contents = replay(&holed, 5).unwrap();
+            let contents = replay(&holed, DATABASE).unwrap();
             assert_eq!(contents.position.end, start as u64);
             assert_eq!(contents.torn, (bytes.len() - start) as u64);
             assert_eq!(contents.records.len(), 1 + whole);
@@ -189,10 +189,10 @@ fn what_is_staged_counts_for_nothing_until_it_is_settled() {
         let storage = FaultyStorage::default();
         let (log, starts) = unsettled(&storage);
         let whole = log.position().end;
-        let (_, all) = Log::open(&storage, 5, Trust::All).unwrap().unwrap();
+        let (_, all) = Log::open(&storage, DATABASE, Trust::All).unwrap().unwrap();
         assert_eq!((all.records.len(), all.unbelieved), (4, 0));
         let trust = Trust::Settled { redo };
-        let (mut log, contents) = Log::open(&storage, 5, trust).unwrap().unwrap();
+        let (mut log, contents) = Log::open(&storage, DATABASE, trust).unwrap().unwrap();
         assert_eq!(contents.records.len(), expected, "{redo}");
         let end = if expected == 1 { starts[0] as u64 } else { whole };
         assert_eq!((contents.position.end, contents.unbelieved), (end, whole - end));
@@ -201,7 +201,7 @@ fn what_is_staged_counts_for_nothing_until_it_is_settled() {
         log.stage(&[current(1, 1)], LOGGED).unwrap();
         assert!(settle(&mut log));
         log.stage(&[plaintext(1, 1)], LOGGED).unwrap();
-        let (_, contents) = Log::open(&storage, 5, trust).unwrap().unwrap();
+        let (_, contents) = Log::open(&storage, DATABASE, trust).unwrap().unwrap();
         let staged = usize::from(LOGGED < redo);
         assert_eq!(contents.records.len(), expected + 1 + staged);
     }
@@ -219,7 +219,7 @@ fn a_mark_makes_damage_of_every_hole_before_it() {
     for at in HEADER..bytes.len() {
         let mut damaged = bytes.clone();
         damaged[at] ^= 1;
-        let result = replay(&damaged, 5);
+        let result = replay(&damaged, DATABASE);
         if at < mark {
             let first = [starts[2], starts[1], starts[0]].into_iter().find(|start| *start <= at);
             assert!(first.is_none_or(|start| result.unwrap_err().offset == start as u64), "{at}");
@@ -231,9 +231,9 @@ fn a_mark_makes_damage_of_every_hole_before_it() {
     let mut damaged = bytes.clone();
     damaged[starts[0]] ^= 1;
     damaged[mark] ^= 1;
-    assert_eq!(replay(&damaged, 5).unwrap_err().offset, starts[0] as u64);
+    assert_eq!(replay(&damaged, DATABASE).unwrap_err().offset, starts[0] as u64);
     damaged.truncate(mark + batch::HEADER);
-    assert_eq!(replay(&damaged, 5).unwrap().position.end, starts[0] as u64);
+    assert_eq!(replay(&damaged, DATABASE).unwrap().position.end, starts[0] as u64);
 }
 
 #[test]
@@ -244,12 +244,12 @@ fn what_is_settled_needs_no_second_mark() {
     assert!(!settle(&mut log));
     let end = log.position().end;
     // Opened again, too; and a log that was rewritten or is new.
-    let (mut log, contents) = Log::open(&storage, 5, Trust::All).unwrap().unwrap();
+    let (mut log, contents) = Log::open(&storage, DATABASE, Trust::All).unwrap().unwrap();
     assert_eq!((log.position(), contents.position.end), (contents.position, end));
     assert!(!settle(&mut log));
     log.compact(&[data_key(1, 1, 1, 1)]).unwrap();
     assert!(!settle(&mut log));
-    let (mut log, _) = Log::open(&storage, 5, Trust::All).unwrap().unwrap();
+    let (mut log, _) = Log::open(&storage, DATABASE, Trust::All).unwrap().unwrap();
     assert!(!settle(&mut log));
     // A synced append is durable, and the mark testifies it.
     log.append(&[current(1, 1)]).unwrap();
@@ -257,7 +257,7 @@ fn what_is_settled_needs_no_second_mark() {
     assert!(settle(&mut log));
     // What is found at the start is durable, and testified by the first checkpoint.
     log.stage(&[plaintext(1, 1)], LOGGED).unwrap();
-    let (mut log, _) = Log::open(&storage, 5, Trust::All).unwrap().unwrap();
+    let (mut log, _) = Log::open(&storage, DATABASE, Trust::All).unwrap().unwrap();
     assert_eq!(log.position().settled, log.position().end);
     assert!(settle(&mut log));
 }
@@ -275,9 +275,9 @@ fn a_mark_says_no_more_than_was_synced() {
     assert!(!log.position().is_settled());
     let mut bytes = storage.content("5.keys");
     bytes[synced.end as usize] ^= 1;
-    assert_eq!(replay(&bytes, 5).unwrap().position.end, synced.end);
+    assert_eq!(replay(&bytes, DATABASE).unwrap().position.end, synced.end);
     bytes[synced.end as usize - 1] ^= 1;
-    assert!(replay(&bytes, 5).is_err());
+    assert!(replay(&bytes, DATABASE).is_err());
     // By a synced append it may be more.
     log.append(&[current(3, 1)]).unwrap();
     let more = log.position();
@@ -294,7 +294,7 @@ fn a_mark_says_no_more_than_was_synced() {
     // Or removes it.
     let ahead = log::Position { end: before.end + 1, ..before };
     assert!(matches!(log.append_settled(&ahead), Err(LogError::Moved { .. })));
-    storage.remove(&log::file_name(5)).unwrap();
+    storage.remove(&log::file_name(DATABASE)).unwrap();
     assert!(matches!(log.sync(), Err(LogError::Missing { .. })));
 }
 
@@ -305,7 +305,7 @@ fn a_batch_that_settles_what_follows_it_is_refused() {
         let mut bytes = bytes.clone();
         bytes[starts[1] + 16..starts[1] + 24].copy_from_slice(&(settled as u64).to_le_bytes());
         reseal(&mut bytes, starts[1]);
-        assert_eq!(replay(&bytes, 5).is_ok(), right);
+        assert_eq!(replay(&bytes, DATABASE).is_ok(), right);
     }
 }
 
@@ -314,25 +314,25 @@ proptest! {
     fn any_file_replays_without_panic(bytes in vec(any::<u8>(), 0..300), headed in any::<bool>()) {
         let (log, ..) = three();
         let start = if headed { &log[..HEADER] } else { &[] };
-        let _ = replay(&[start, &bytes].concat(), 5);
+        let _ = replay(&[start, &bytes].concat(), DATABASE);
     }
 
     #[test]
     fn any_records_come_back(batches in vec(vec(any_record(), 1..5), 0..8)) {
         let storage = FaultyStorage::default();
-        let mut log = Log::create(&storage, ID, 5, &[]).unwrap();
+        let mut log = Log::create(&storage, ID, DATABASE, &[]).unwrap();
         let mut all = Vec::new();
         for mut batch in batches {
-            batch.retain(|record| record.home() == 5);
+            batch.retain(|record| record.home() == DATABASE);
             if !batch.is_empty() {
                 log.append(&batch).unwrap();
                 all.extend(batch);
             }
         }
-        let (_, contents) = Log::open(&storage, 5, Trust::All).unwrap().unwrap();
+        let (_, contents) = Log::open(&storage, DATABASE, Trust::All).unwrap().unwrap();
         prop_assert_eq!(&contents.records, &all);
         log.compact(&all).unwrap();
-        prop_assert_eq!(Log::open(&storage, 5, Trust::All).unwrap().unwrap().1.records, all);
+        prop_assert_eq!(Log::open(&storage, DATABASE, Trust::All).unwrap().unwrap().1.records, all);
     }
 }
 
@@ -341,7 +341,7 @@ fn opening_cuts_the_torn_end_off() {
     let (bytes, starts, _) = three();
     let storage = FaultyStorage::default();
     storage.put("5.keys", &bytes[..bytes.len() - 1]);
-    let (mut log, contents) = Log::open(&storage, 5, Trust::All).unwrap().unwrap();
+    let (mut log, contents) = Log::open(&storage, DATABASE, Trust::All).unwrap().unwrap();
     assert_eq!(contents.torn, (bytes.len() - 1 - starts[2]) as u64);
     assert_eq!(storage.content("5.keys").len(), starts[2]);
     log.append(&[plaintext(1, 1)]).unwrap();
@@ -354,7 +354,7 @@ fn damage_is_left_as_it_is() {
     bytes[starts[0] + batch::HEADER + 2] ^= 1;
     let storage = FaultyStorage::default();
     storage.put("5.keys", &bytes);
-    let error = Log::open(&storage, 5, Trust::All).unwrap_err();
+    let error = Log::open(&storage, DATABASE, Trust::All).unwrap_err();
     assert_eq!(error.to_string(), "key file \"5.keys\" is not readable: wrong checksum at byte 76");
     assert_eq!(storage.content("5.keys"), bytes);
 }
@@ -362,7 +362,7 @@ fn damage_is_left_as_it_is() {
 #[test]
 fn a_position_that_is_not_the_end_is_refused() {
     let storage = FaultyStorage::default();
-    let mut log = Log::create(&storage, ID, 5, &[data_key(1, 1, 1, 1)]).unwrap();
+    let mut log = Log::create(&storage, ID, DATABASE, &[data_key(1, 1, 1, 1)]).unwrap();
     let stale = log.position();
     log.append(&[data_key(2, 1, 1, 2)]).unwrap();
     let newest = log.position();
@@ -386,13 +386,13 @@ fn a_position_that_is_not_the_end_is_refused() {
 #[test]
 fn leftovers_of_a_failed_append_are_cut_by_the_next() {
     let storage = FaultyStorage::default();
-    let mut log = Log::create(&storage, ID, 5, &[data_key(1, 1, 1, 1)]).unwrap();
+    let mut log = Log::create(&storage, ID, DATABASE, &[data_key(1, 1, 1, 1)]).unwrap();
     let mut bytes = storage.content("5.keys");
     let clean = bytes.len();
     bytes.extend(&batch::encode(&[data_key(2, 1, 1, 2)]).unwrap()[..50]);
     storage.put("5.keys", &bytes);
     log.append(&[plaintext(1, 1)]).unwrap();
-    let (_, contents) = Log::open(&storage, 5, Trust::All).unwrap().unwrap();
+    let (_, contents) = Log::open(&storage, DATABASE, Trust::All).unwrap().unwrap();
     assert_eq!(contents.records, [data_key(1, 1, 1, 1), plaintext(1, 1)]);
     assert_eq!(storage.content("5.keys")[..clean], bytes[..clean]);
 }
@@ -400,7 +400,7 @@ fn leftovers_of_a_failed_append_are_cut_by_the_next() {
 #[test]
 fn a_record_of_another_database_is_refused() {
     let storage = FaultyStorage::default();
-    let mut cluster = Log::create(&storage, ID, 0, &[]).unwrap();
+    let mut cluster = Log::create(&storage, ID, Scope::CLUSTER, &[]).unwrap();
     let record = data_key(1, 1, 1, 1);
     assert!(matches!(cluster.append(std::slice::from_ref(&record)), Err(LogError::Record(_))));
     let batch = batch::encode(&[record]).unwrap();
@@ -408,21 +408,22 @@ fn a_record_of_another_database_is_refused() {
     // And a log under another's name.
     let (bytes, ..) = three();
     storage.put("6.keys", &bytes);
-    let error = Log::open(&storage, 6, Trust::All).unwrap_err();
-    assert!(matches!(
-        error,
-        LogError::Format { error, .. } if error.problem == Problem::Misplaced { expected: 6, found: 5 }
-    ));
+    let error = Log::open(&storage, Scope::database(6), Trust::All).unwrap_err();
+    let misplaced = Problem::Misplaced { expected: Scope::database(6), found: DATABASE };
+    assert!(matches!(error, LogError::Format { error, .. } if error.problem == misplaced));
 }
 
 #[test]
 fn scopes_are_known_by_their_names() {
-    assert_eq!((file_name(0), file_name(16384)), ("cluster.keys".into(), "16384.keys".into()));
+    assert_eq!(
+        (file_name(Scope::CLUSTER), file_name(Scope::database(16384))),
+        ("cluster.keys".into(), "16384.keys".into())
+    );
     let storage = FaultyStorage::default();
     for name in ["5.keys", "cluster.keys", "16384.keys", "5.keys.new", "0.keys", "007.keys", "x"] {
         storage.put(name, b"");
     }
-    assert_eq!(scopes(&storage).unwrap(), [0, 5, 16384]);
+    assert_eq!(scopes(&storage).unwrap(), [0, 5, 16384].map(Scope::database));
 }
 
 #[test]
@@ -433,10 +434,10 @@ fn files_on_disk_are_private_and_replaced_whole() {
     let storage = FileStorage::new(&directory).unwrap();
     let mode = |path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
     assert_eq!(mode(directory.clone()), 0o700);
-    assert!(Log::open(&storage, 5, Trust::All).unwrap().is_none());
+    assert!(Log::open(&storage, DATABASE, Trust::All).unwrap().is_none());
 
-    let mut log = Log::create(&storage, ID, 5, &[data_key(1, 1, 1, 1)]).unwrap();
-    assert!(matches!(Log::create(&storage, ID, 5, &[]), Err(LogError::Exists { .. })));
+    let mut log = Log::create(&storage, ID, DATABASE, &[data_key(1, 1, 1, 1)]).unwrap();
+    assert!(matches!(Log::create(&storage, ID, DATABASE, &[]), Err(LogError::Exists { .. })));
     assert_eq!(mode(directory.join("5.keys")), 0o600);
     log.append(&[current(1, 1)]).unwrap();
     // A leftover that others could read does not lend its mode.
@@ -452,13 +453,13 @@ fn files_on_disk_are_private_and_replaced_whole() {
     let path = directory.join("5.keys");
     let bytes = fs::read(&path).unwrap();
     fs::write(&path, &bytes[..bytes.len() - 2]).unwrap();
-    let (_, contents) = Log::open(&storage, 5, Trust::All).unwrap().unwrap();
+    let (_, contents) = Log::open(&storage, DATABASE, Trust::All).unwrap().unwrap();
     assert_eq!(contents.records, [data_key(1, 1, 1, 1), current(1, 1)]);
     assert_eq!(fs::metadata(&path).unwrap().len(), contents.position.end);
 
     storage.remove("5.keys").unwrap();
     storage.remove("5.keys").unwrap();
-    assert!(Log::open(&storage, 5, Trust::All).unwrap().is_none());
+    assert!(Log::open(&storage, DATABASE, Trust::All).unwrap().is_none());
 }
 
 #[test]
@@ -470,7 +471,7 @@ fn files_are_for_the_group_where_the_data_directory_is() {
         fs::set_permissions(parent.path(), PermissionsExt::from_mode(of_parent)).unwrap();
         let directory = parent.path().join("pagevault");
         let storage = FileStorage::new(&directory).unwrap();
-        let mut log = Log::create(&storage, ID, 5, &[data_key(1, 1, 1, 1)]).unwrap();
+        let mut log = Log::create(&storage, ID, DATABASE, &[data_key(1, 1, 1, 1)]).unwrap();
         let mode = |path| fs::metadata(path).unwrap().permissions().mode() & 0o7777;
         assert_eq!(mode(directory.clone()), of_directory, "in {of_parent:o}");
         assert_eq!(mode(directory.join("5.keys")), of_file, "in {of_parent:o}");

@@ -3,16 +3,16 @@
 
 use std::sync::atomic::AtomicU32;
 
-use pagevault_keystore::Record;
 use pagevault_keystore::directory::{Directory, DirectoryError, FileInfo};
 use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 use pagevault_keystore::state::State;
+use pagevault_keystore::{DataKeyVersion, Record};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use crate::arbitrary::{current, data_key, destroyed, plaintext, rewriting};
+use crate::arbitrary::{DATABASE, current, data_key, destroyed, plaintext, rewriting, version};
 
-/// One of the things that a server does with keys, as a batch. `last`: the file's last epoch.
+/// One of the things that a server does with keys, as a batch. `last`: the file's last version.
 fn batch(step: u8, relation: u32, fill: u8, lsn: u64, last: &mut u16) -> Vec<Record> {
     match step {
         10 if *last > 0 => return vec![destroyed(relation, *last, lsn)],
@@ -32,7 +32,7 @@ fn batch(step: u8, relation: u32, fill: u8, lsn: u64, last: &mut u16) -> Vec<Rec
     records
 }
 
-/// Batches as a server writes them: an epoch at a time, destroyed keys among those there were.
+/// Batches as a server writes them: a version at a time, destroyed keys among those there were.
 pub(crate) fn any_history() -> impl Strategy<Value = Vec<Vec<Record>>> {
     vec((0..12_u8, 1..4_u32, any::<u8>()), 1..40).prop_map(|steps| {
         let mut last = [0; 4];
@@ -51,14 +51,16 @@ fn fold(batches: &[Vec<Record>]) -> State {
 fn answers(directory: &Directory<'_>) -> Vec<(FileInfo, Vec<Vec<u8>>)> {
     let files = directory.files().unwrap().map(Result::unwrap);
     let answer = |info: FileInfo| {
-        let last = directory.last_epoch(info.slot).unwrap();
-        let keys = (1..=last).map(|epoch| {
+        let last = directory.last_version(info.slot).unwrap();
+        let keys = (1..=DataKeyVersion::get_or_zero(last)).map(version).map(|version| {
             let mut wrapped = [0; MAX_WRAPPED_DATA_KEY];
-            let key = match directory.key(info.slot, epoch, &mut wrapped) {
-                Err(DirectoryError::NoKey { .. }) if epoch <= info.destroyed => return vec![],
+            let key = match directory.key(info.slot, version, &mut wrapped) {
+                Err(DirectoryError::NoKey { .. }) if Some(version) <= info.destroyed => {
+                    return vec![];
+                }
                 key => key.unwrap(),
             };
-            [&wrapped[..key.length], &key.key_version.to_le_bytes()].concat()
+            [&wrapped[..key.length], &key.key_version.get().to_le_bytes()].concat()
         });
         (info, keys.collect())
     };
@@ -128,13 +130,13 @@ proptest! {
         }
         let state = fold(&log);
         prop_assert!(state.files().all(|(_, file)| file.keys.is_empty()));
-        let compact = [state.records(5)];
+        let compact = [state.records(DATABASE)];
         prop_assert_eq!(with_directory(&compact, |directory| directory.counts().unwrap().keys), 0);
         for story in [&log[..], &compact] {
             with_directory(story, |directory| {
                 for info in directory.files().unwrap().map(Result::unwrap) {
                     assert_eq!(directory.keys(info.slot).unwrap().count(), 0);
-                    assert_eq!(directory.last_epoch(info.slot).unwrap(), 60);
+                    assert_eq!(directory.last_version(info.slot).unwrap(), Some(version(60)));
                 }
             });
         }
@@ -170,6 +172,6 @@ fn an_old_step_does_not_come_back() {
     assert_eq!(log, history, "nothing was news");
     with_directory(&log, |directory| {
         let info = directory.files().unwrap().next().unwrap().unwrap();
-        assert_eq!(info.current, Some((2, 1)));
+        assert_eq!(info.current, Some((version(2), 1)));
     });
 }

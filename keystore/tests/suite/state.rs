@@ -1,22 +1,23 @@
 use pagevault_keystore::state::{State, StateError};
-use pagevault_keystore::{CheckValue, Record, RelFile};
+use pagevault_keystore::{CheckValue, DataKeyVersion, Record, RelFile, Scope};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
 use crate::arbitrary::{
-    any_record, current, data_key, destroyed, file, is_too_early, plaintext, rewriting,
+    DATABASE, any_record, current, data_key, destroyed, file, is_too_early, key_version, plaintext,
+    rewriting, version,
 };
 
 /// A database key whose wrapped bytes are all `fill`.
-fn database_key(scope: u32, version: u32, fill: u8) -> Record {
+fn database_key(scope: u32, number: u32, fill: u8) -> Record {
     Record::DatabaseKey {
-        scope,
-        version,
+        scope: Scope::database(scope),
+        version: key_version(number),
         provider: "disk".into(),
         master_key: "main".into(),
         master_version: u64::from(fill),
         wrapped: vec![fill; 60],
-        check: CheckValue::from_bytes([version as u8; 16]),
+        check: CheckValue::from_bytes([number as u8; 16]),
         created: 1,
     }
 }
@@ -27,8 +28,8 @@ fn fold(records: &[Record]) -> State {
 
 /// The records of a state, for all logs.
 fn all_records(state: &State) -> Vec<Record> {
-    let mut homes: Vec<u32> = state.files().map(|(file, _)| file.database).collect();
-    homes.extend([0, 1, 2]);
+    let mut homes: Vec<Scope> = state.files().map(|(file, _)| file.scope()).collect();
+    homes.extend([0, 1, 2].map(Scope::database));
     homes.sort_unstable();
     homes.dedup();
     homes.into_iter().flat_map(|home| state.records(home)).collect()
@@ -51,7 +52,7 @@ proptest! {
         accepted.into_iter().for_each(|record| drop(state.apply(record)));
         prop_assert_eq!(&fold(&compact), &state);
         // Every record is in the log it belongs to.
-        for home in [0, 4, 5, 6] {
+        for home in [0, 4, 5, 6].map(Scope::database) {
             prop_assert!(state.records(home).iter().all(|record| record.home() == home));
         }
     }
@@ -59,19 +60,19 @@ proptest! {
     #[test]
     fn a_key_once_known_stays_or_is_destroyed(records in vec(any_record(), 0..80)) {
         let mut state = State::default();
-        let mut known: Vec<(RelFile, u16, u8)> = vec![];
+        let mut known: Vec<(RelFile, DataKeyVersion, u8)> = vec![];
         for record in records {
             let _ = state.apply(record);
-            for (file, epoch, cipher) in &known {
+            for (file, version, cipher) in &known {
                 let entry = state.file(*file).unwrap();
-                match entry.keys.get(epoch) {
+                match entry.keys.get(version) {
                     Some(key) => prop_assert_eq!(key.cipher, *cipher),
-                    None => prop_assert!(entry.is_destroyed(*epoch)),
+                    None => prop_assert!(entry.is_destroyed(*version)),
                 }
             }
             known = state
                 .files()
-                .flat_map(|(file, f)| f.keys.iter().map(move |(e, key)| (file, *e, key.cipher)))
+                .flat_map(|(file, f)| f.keys.iter().map(move |(v, key)| (file, *v, key.cipher)))
                 .collect();
         }
     }
@@ -81,10 +82,10 @@ proptest! {
 fn a_new_wrapping_replaces_and_a_new_key_does_not() {
     let mut state = fold(&[data_key(1, 1, 1, 10), current(1, 1)]);
     // By the same database key, and by the next one.
-    for (version, fill) in [(1, 11), (2, 12)] {
-        state.apply(data_key(1, 1, version, fill)).unwrap();
-        let key = &state.file(file(1)).unwrap().keys[&1];
-        assert_eq!((key.key_version, key.wrapped[0]), (version, fill));
+    for (number, fill) in [(1, 11), (2, 12)] {
+        state.apply(data_key(1, 1, number, fill)).unwrap();
+        let key = &state.file(file(1)).unwrap().keys[&version(1)];
+        assert_eq!((key.key_version, key.wrapped[0]), (key_version(number), fill));
     }
     let mut other = data_key(1, 1, 2, 13);
     if let Record::DataKey { cipher, wrapped, .. } = &mut other {
@@ -92,9 +93,9 @@ fn a_new_wrapping_replaces_and_a_new_key_does_not() {
         wrapped.truncate(60);
     }
     let error = state.apply(other).unwrap_err();
-    assert_eq!(error, StateError::KeyReplaced { file: file(1), epoch: 1 });
+    assert_eq!(error, StateError::KeyReplaced { file: file(1), version: version(1) });
     assert_eq!(error.to_string(), "relation file 1663/5/1 has another data key of version 1");
-    assert_eq!(state.file(file(1)).unwrap().keys[&1].wrapped[0], 12);
+    assert_eq!(state.file(file(1)).unwrap().keys[&version(1)].wrapped[0], 12);
 }
 
 #[test]
@@ -110,36 +111,36 @@ fn a_cipher_of_a_later_version_keeps_its_length() {
     let mut state = fold(&[key(80)]);
     state.apply(key(80)).unwrap();
     let error = state.apply(key(79)).unwrap_err();
-    assert_eq!(error, StateError::KeyReplaced { file: file(1), epoch: 1 });
+    assert_eq!(error, StateError::KeyReplaced { file: file(1), version: version(1) });
 }
 
 #[test]
-fn only_an_epoch_with_a_key_becomes_current() {
+fn only_a_version_with_a_key_becomes_current() {
     let mut state = fold(&[data_key(1, 1, 1, 10)]);
     assert_eq!(state.file(file(1)).unwrap().phase.current(), None);
     let error = state.apply(current(1, 2)).unwrap_err();
-    assert_eq!(error, StateError::NoKey { file: file(1), epoch: 2 });
+    assert_eq!(error, StateError::NoKey { file: file(1), version: version(2) });
     for record in
         [current(2, 1), plaintext(2, 1), plaintext(1, 2), rewriting(1, 2, 0), rewriting(2, 1, 3)]
     {
         assert!(state.apply(record).is_err());
     }
     state.apply(current(1, 1)).unwrap();
-    assert_eq!(state.file(file(1)).unwrap().phase.current(), Some(1));
+    assert_eq!(state.file(file(1)).unwrap().phase.current(), Some(version(1)));
     state.apply(plaintext(1, 1)).unwrap();
     assert_eq!(state.file(file(1)).unwrap().phase.current(), None);
 }
 
 #[test]
-fn a_reused_file_number_continues_its_epochs() {
+fn a_reused_file_number_continues_its_versions() {
     let mut state = fold(&[data_key(1, 1, 1, 10), current(1, 1), plaintext(1, 1)]);
-    assert_eq!(state.file(file(1)).unwrap().next_epoch(), Some(2));
+    assert_eq!(state.file(file(1)).unwrap().next_version(), Some(version(2)));
     state.apply(data_key(1, 2, 1, 20)).unwrap();
     state.apply(current(1, 2)).unwrap();
     let entry = state.file(file(1)).unwrap();
-    assert_eq!((entry.keys.len(), entry.next_epoch()), (2, Some(3)));
+    assert_eq!((entry.keys.len(), entry.next_version()), (2, Some(version(3))));
     state.apply(data_key(1, 8191, 1, 30)).unwrap();
-    assert_eq!(state.file(file(1)).unwrap().next_epoch(), None);
+    assert_eq!(state.file(file(1)).unwrap().next_version(), None);
 }
 
 /// Whatever comes after, and in whatever order: see also the module `redo`.
@@ -154,10 +155,10 @@ fn a_destroyed_key_never_comes_back() {
     }
     let entry = state.file(file(1)).unwrap();
     assert!(entry.keys.is_empty());
-    assert!(entry.is_destroyed(2) && !entry.is_destroyed(3));
-    // The file is written as before, under a key that nobody has; and its epochs go on.
-    assert_eq!((entry.phase.current(), entry.next_epoch()), (Some(2), Some(3)));
-    let bytes = pagevault_keystore::batch::encode(&state.records(5)).unwrap();
+    assert!(entry.is_destroyed(version(2)) && !entry.is_destroyed(version(3)));
+    // The file is written as before, under a key that nobody has; and its versions go on.
+    assert_eq!((entry.phase.current(), entry.next_version()), (Some(version(2)), Some(version(3))));
+    let bytes = pagevault_keystore::batch::encode(&state.records(DATABASE)).unwrap();
     for fill in [10, 11, 20] {
         assert!(
             !bytes.windows(92).any(|window| window == [fill; 92]),
@@ -168,15 +169,15 @@ fn a_destroyed_key_never_comes_back() {
     state.apply(destroyed(1, 2, 5)).unwrap();
     state.apply(destroyed(1, 1, 9)).unwrap();
     let left = state.file(file(1)).unwrap().destroyed.unwrap();
-    assert_eq!((left.through, left.lsn), (2, 7));
+    assert_eq!((left.through, left.lsn), (version(2), 7));
     // Of a file that nothing else is known of.
     state.apply(destroyed(2, 3, 7)).unwrap();
     state.apply(current(2, 3)).unwrap();
     state.apply(data_key(2, 4, 1, 40)).unwrap();
     state.apply(current(2, 4)).unwrap();
     let entry = state.file(file(2)).unwrap();
-    assert_eq!((entry.phase.current(), entry.keys.len()), (Some(4), 1));
-    assert_eq!(fold(&state.records(5)), state);
+    assert_eq!((entry.phase.current(), entry.keys.len()), (Some(version(4)), 1));
+    assert_eq!(fold(&state.records(DATABASE)), state);
 }
 
 #[test]
@@ -188,10 +189,10 @@ fn the_highest_version_is_the_current_database_key() {
         database_key(0, 1, 1),
         database_key(5, 1, 11),
     ]);
-    let (version, key) = state.current_database_key(5).unwrap();
-    assert_eq!((version, key.master_version), (2, 20));
-    assert_eq!(state.database_key(5, 1).unwrap().master_version, 11);
-    assert_eq!(state.current_database_key(7), None);
+    let (newest, key) = state.current_database_key(DATABASE).unwrap();
+    assert_eq!((newest, key.master_version), (key_version(2), 20));
+    assert_eq!(state.database_key(DATABASE, key_version(1)).unwrap().master_version, 11);
+    assert_eq!(state.current_database_key(Scope::database(7)), None);
     assert_eq!(state.database_keys().count(), 4);
 }
 
@@ -203,7 +204,7 @@ fn a_database_key_is_wrapped_anew_and_never_replaced() {
         *check = CheckValue::from_bytes([9; 16]);
     }
     let before = state.clone();
-    let replaced = StateError::DatabaseKeyReplaced { scope: 5, version: 1 };
+    let replaced = StateError::DatabaseKeyReplaced { scope: DATABASE, version: key_version(1) };
     assert_eq!(state.apply(other), Err(replaced));
     assert_eq!(state, before);
 }

@@ -2,24 +2,25 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use pagevault_cipher::wal::Mark;
 use pagevault_keystore::state::{State, StateError};
-use pagevault_keystore::wal::{Switch, Switches, WalPhase, is_key_place, key_place};
-use pagevault_keystore::{Record, RelFile};
+use pagevault_keystore::wal::{Switch, Switches, WalPhase, is_key_place, key_place, version_at};
+use pagevault_keystore::{KeyVersion, Record, RelFile};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
-use crate::arbitrary::file;
+use crate::arbitrary::{file, key_version, version};
 
 fn memory() -> Vec<AtomicU32> {
     (0..Switches::WORDS).map(|_| AtomicU32::new(0)).collect()
 }
 
-/// Decided in the order of generations: sealed with n, in plaintext after n, sealed with n + 1.
-fn sealed(start: u64, generation: u32) -> Switch {
-    Switch { step: 2 * generation, start, phase: WalPhase { generation, plaintext: false } }
+/// Decided in the order of versions: sealed with n, in plaintext after n, sealed with n + 1.
+fn sealed(start: u64, number: u32) -> Switch {
+    Switch { step: 2 * number, start, phase: WalPhase::under(key_version(number)) }
 }
 
-fn plain(start: u64, generation: u32) -> Switch {
-    Switch { step: 2 * generation + 1, start, phase: WalPhase { generation, plaintext: true } }
+fn plaintext(start: u64, number: u32) -> Switch {
+    let phase = WalPhase { version: Some(key_version(number)), plaintext: true };
+    Switch { step: 2 * number + 1, start, phase }
 }
 
 #[test]
@@ -33,12 +34,12 @@ fn without_switches_all_is_plaintext() {
 
 #[test]
 fn the_address_decides_in_whatever_order_switches_are_heard() {
-    let all = [sealed(100, 1), plain(200, 1), sealed(300, 2), sealed(400, 3)];
+    let all = [sealed(100, 1), plaintext(200, 1), sealed(300, 2), sealed(400, 3)];
     for order in [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]] {
         let memory = memory();
         let switches = Switches::new(&memory);
         order.iter().for_each(|at| switches.add(all[*at]).unwrap());
-        for (address, from, to, generation) in [
+        for (address, from, to, version) in [
             (0, 0, 100, None),
             (99, 0, 100, None),
             (100, 100, 200, Some(1)),
@@ -50,7 +51,7 @@ fn the_address_decides_in_whatever_order_switches_are_heard() {
         ] {
             let stretch = switches.at(address);
             assert_eq!((stretch.from, stretch.to), (from, to), "{address}");
-            assert_eq!(stretch.phase.sealed(), generation, "{address}");
+            assert_eq!(stretch.phase.sealed().map(KeyVersion::get), version, "{address}");
         }
         assert_eq!(switches.newest(), Some(sealed(400, 3)));
     }
@@ -58,11 +59,11 @@ fn the_address_decides_in_whatever_order_switches_are_heard() {
 
 #[test]
 fn of_two_switches_at_one_address_the_later_step_counts() {
-    for order in [[sealed(100, 1), plain(100, 1)], [plain(100, 1), sealed(100, 1)]] {
+    for order in [[sealed(100, 1), plaintext(100, 1)], [plaintext(100, 1), sealed(100, 1)]] {
         let memory = memory();
         let switches = Switches::new(&memory);
         order.iter().for_each(|switch| switches.add(*switch).unwrap());
-        assert_eq!(switches.newest(), Some(plain(100, 1)));
+        assert_eq!(switches.newest(), Some(plaintext(100, 1)));
         switches.add(sealed(100, 2)).unwrap();
         assert_eq!(switches.newest(), Some(sealed(100, 2)));
         assert_eq!(switches.at(100).phase, sealed(100, 2).phase);
@@ -75,9 +76,9 @@ fn a_switch_that_was_decided_later_counts_from_an_earlier_address_on() {
     let memory = memory();
     let switches = Switches::new(&memory);
     let again = Switch { step: 4, start: 150, phase: sealed(0, 1).phase };
-    [sealed(100, 1), plain(200, 1), again].iter().for_each(|s| switches.add(*s).unwrap());
+    [sealed(100, 1), plaintext(200, 1), again].iter().for_each(|s| switches.add(*s).unwrap());
     for address in [100, 149, 150, 199, 200, u64::MAX] {
-        assert_eq!(switches.at(address).phase.sealed(), Some(1), "{address}");
+        assert_eq!(switches.at(address).phase.sealed(), Some(KeyVersion::FIRST), "{address}");
     }
     assert_eq!((switches.at(149).to, switches.at(150).to), (150, u64::MAX));
     assert!(switches.is_sealed_from(200));
@@ -87,7 +88,7 @@ fn a_switch_that_was_decided_later_counts_from_an_earlier_address_on() {
 fn what_lies_behind_an_address_may_need_keys() {
     let memory = memory();
     let switches = Switches::new(&memory);
-    [sealed(100, 1), plain(200, 1)].iter().for_each(|switch| switches.add(*switch).unwrap());
+    [sealed(100, 1), plaintext(200, 1)].iter().for_each(|switch| switches.add(*switch).unwrap());
     assert!(switches.is_sealed_from(0) && switches.is_sealed_from(150));
     assert!(!switches.is_sealed_from(200) && !switches.is_sealed_from(u64::MAX));
 }
@@ -96,13 +97,13 @@ fn what_lies_behind_an_address_may_need_keys() {
 fn a_switch_is_added_once_and_a_full_table_says_so() {
     let memory = memory();
     let switches = Switches::new(&memory);
-    for generation in 1..=Switches::CAPACITY as u32 {
-        switches.add(sealed(u64::from(generation), generation)).unwrap();
-        switches.add(sealed(u64::from(generation), generation)).unwrap();
-        if generation == 3 {
+    for version in 1..=Switches::CAPACITY as u32 {
+        switches.add(sealed(u64::from(version), version)).unwrap();
+        switches.add(sealed(u64::from(version), version)).unwrap();
+        if version == 3 {
             assert_eq!(switches.count(), 3);
         }
-        if generation > 64 {
+        if version > 64 {
             // The rest is filled by hand: adding looks through all of them.
             break;
         }
@@ -116,15 +117,17 @@ fn a_switch_is_added_once_and_a_full_table_says_so() {
 }
 
 #[test]
-fn every_generation_has_a_place_of_its_own_that_no_relation_has() {
-    let place = |relation, epoch| (RelFile { tablespace: 0, database: 0, relation }, epoch);
-    for (generation, expected) in [
+fn every_version_has_a_place_of_its_own_that_no_relation_has() {
+    let place =
+        |relation, number| (RelFile { tablespace: 0, database: 0, relation }, version(number));
+    for (number, expected) in [
         (1, place(1, 1)),
         (8191, place(1, 8191)),
         (8192, place(2, 1)),
         (u32::MAX, place(524_353, 63)),
     ] {
-        assert_eq!(key_place(generation), expected);
+        assert_eq!(key_place(key_version(number)), expected);
+        assert_eq!(version_at(expected.0, expected.1), KeyVersion::new(number));
         assert!(is_key_place(expected.0));
     }
     assert!(!is_key_place(file(1)));
@@ -133,29 +136,30 @@ fn every_generation_has_a_place_of_its_own_that_no_relation_has() {
 #[test]
 fn a_switch_to_a_key_that_is_not_there_is_refused() {
     let mut state = State::default();
-    let (file, epoch) = key_place(8192);
+    let (file, version) = key_place(key_version(8192));
     let refused = state.apply(Record::WalSwitch(sealed(1, 8192)));
-    assert_eq!(refused, Err(StateError::NoKey { file, epoch }));
+    assert_eq!(refused, Err(StateError::NoKey { file, version }));
     assert_eq!(state, State::default());
 }
 
-/// After 4095 generations the marks in the pages begin again: an old page still finds the key that
+/// After 4095 versions the marks in the pages begin again: an old page still finds the key that
 /// it was sealed with.
 #[test]
 fn marks_that_come_again_find_the_key_that_was_in_use_there() {
     let memory = memory();
     let switches = Switches::new(&memory);
-    // Every 1000th generation, from 1 to 12001, a thousand pages each.
+    // Every 1000th version, from 1 to 12001, a thousand pages each.
     for step in 0..=12_u32 {
         switches.add(sealed(u64::from(step) * 8_192_000 + 8192, step * 1000 + 1)).unwrap();
     }
     for step in 0..=12_u32 {
         let address = u64::from(step) * 8_192_000 + 81_920;
-        let written = switches.at(address).phase.generation;
-        assert_eq!(written, step * 1000 + 1);
+        let written = switches.at(address).phase.sealed().unwrap();
+        assert_eq!(written.get(), step * 1000 + 1);
         // Read where the switch itself is not known: one step earlier or later decides.
-        for known in [written.saturating_sub(1000), written, written + 1000] {
-            assert_eq!(Mark::of_generation(written).generation_near(known), written);
+        for known in [written.get().saturating_sub(1000), written.get(), written.get() + 1000] {
+            let known = KeyVersion::new(known);
+            assert_eq!(Mark::of_version(written).version_near(known), written);
         }
     }
 }
@@ -167,8 +171,9 @@ proptest! {
     ) {
         let memory = memory();
         let switches = Switches::new(&memory);
-        for (step, start, generation, plaintext) in starts {
-            switches.add(Switch { step, start, phase: WalPhase { generation, plaintext } }).unwrap();
+        for (step, start, version, plaintext) in starts {
+            let phase = WalPhase { version: KeyVersion::new(version), plaintext };
+            switches.add(Switch { step, start, phase }).unwrap();
         }
         let stretch = switches.at(address);
         prop_assert!(stretch.from <= address && address < stretch.to);

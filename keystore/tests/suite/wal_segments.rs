@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 
 use pagevault_cipher::wal::HEADER_SIZE;
-use pagevault_cipher::{CipherId, DataKey, PageKey, wal};
+use pagevault_cipher::{CipherId, DataKey, KeyVersion, PageKey, wal};
 use pagevault_keystore::transfer::{at_position, each_part};
 use pagevault_keystore::wal::WalPhase;
 use pagevault_keystore::wal_pages::WalKeys;
@@ -12,6 +12,8 @@ use pagevault_keystore::wal_segments::{self, Name, Segment, parse_name};
 use pagevault_keystore::wal_timelines;
 use proptest::collection::vec;
 use proptest::prelude::*;
+
+use crate::arbitrary::key_version;
 
 const PAGE: usize = 8192;
 const PAGES: usize = 8;
@@ -24,12 +26,12 @@ impl WalKeys for Keys {
     type Error = Infallible;
 
     fn phase_at(&self, address: u64) -> WalPhase {
-        WalPhase { generation: 1, plaintext: address < BASE + 2 * PAGE as u64 }
+        WalPhase { version: Some(KeyVersion::FIRST), plaintext: address < BASE + 2 * PAGE as u64 }
     }
 
     fn with_key<R>(
         &self,
-        _generation: u32,
+        _version: KeyVersion,
         f: impl FnOnce(&PageKey) -> R,
     ) -> Result<R, Infallible> {
         Ok(f(&self.0))
@@ -182,17 +184,21 @@ proptest! {
 /// nothing were there; its key need not be known.
 #[test]
 fn what_a_parent_left_does_not_count() {
-    /// Has the key of generation 1 only, and writes with it.
+    /// Has the key of version 1 only, and writes with it.
     struct One(Keys);
     impl WalKeys for One {
-        type Error = u32;
+        type Error = KeyVersion;
 
         fn phase_at(&self, _address: u64) -> WalPhase {
-            WalPhase { generation: 1, plaintext: false }
+            WalPhase::under(KeyVersion::FIRST)
         }
 
-        fn with_key<R>(&self, generation: u32, f: impl FnOnce(&PageKey) -> R) -> Result<R, u32> {
-            if generation == 1 { Ok(f(&self.0.0)) } else { Err(generation) }
+        fn with_key<R>(
+            &self,
+            version: KeyVersion,
+            f: impl FnOnce(&PageKey) -> R,
+        ) -> Result<R, KeyVersion> {
+            if version == KeyVersion::FIRST { Ok(f(&self.0.0)) } else { Err(version) }
         }
     }
     let keys = One(keys());
@@ -200,7 +206,7 @@ fn what_a_parent_left_does_not_count() {
     let mut left = plain.clone();
     for page in left.chunks_exact_mut(PAGE) {
         page[4..8].copy_from_slice(&1_u32.to_le_bytes());
-        wal::seal(page, &keys.0.0, wal::Mark::of_generation(2));
+        wal::seal(page, &keys.0.0, wal::Mark::of_version(key_version(2)));
     }
     let mut scratch = vec![0; 2 * PAGE];
     let mut page = vec![0; PAGE];
@@ -211,7 +217,7 @@ fn what_a_parent_left_does_not_count() {
         let got = wal_segments::read(&keys, &file, &mut scratch, PAGE, &mut page, at as u64);
         if number < 2 {
             // Before the fork, and where it is, the page counts.
-            assert_eq!(got.unwrap_err().cause, 2);
+            assert_eq!(got.unwrap_err().cause, key_version(2));
             continue;
         }
         assert_eq!(got, Ok(PAGE as isize));

@@ -44,14 +44,14 @@ fn a_flipped_bit_is_refused() -> Result<()> {
         ensure!(cluster.pg_checksums().is_err(), "{what}: pg_checksums sees nothing");
         file.write_page(1, &whole)?;
     }
-    // A bit of the epoch: the page then claims a key that does not exist.
+    // A bit of the version: the page then claims a key that does not exist.
     for bit in [3, 7] {
         file.flip_bit(1, 10, bit)?;
         cluster.start_server()?;
         let error = cluster.error("SELECT count(*) FROM t")?;
         ensure!(
             error.sqlstate.starts_with("XX") || error.sqlstate == "22000",
-            "epoch bit {bit}: {error}"
+            "version bit {bit}: {error}"
         );
         cluster.stop(StopMode::Fast)?;
         file.write_page(1, &whole)?;

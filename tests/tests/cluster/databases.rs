@@ -32,7 +32,7 @@ fn cluster() -> Result<(Cluster, KeyFile)> {
          RESET pagevault.default_encryption;
          CREATE TABLE open AS SELECT 9 AS id",
     )?;
-    // Pages of two epochs in one file.
+    // Pages of two versions in one file.
     run_sql(&mut model, "SELECT pagevault.encrypt('t', 'aes-128-xts')")?;
     Ok((cluster, keys))
 }
@@ -44,7 +44,7 @@ fn check(cluster: &Cluster, database: &str, sum: &str) -> Result<()> {
         let found = text(&mut client, &format!("SELECT id FROM {table}"))?;
         ensure!(found == value, "{table} holds {found}");
     }
-    // The copy can be written, and grows new epochs of its own.
+    // The copy can be written, and grows new versions of its own.
     for statement in ["UPDATE t SET name = name", "VACUUM FULL u", "CHECKPOINT"] {
         run_sql(&mut client, statement)?;
     }
@@ -114,7 +114,7 @@ fn a_database_moves_to_another_tablespace_and_back() -> Result<()> {
     for space in ["space", "pg_default", "space"] {
         cluster.sql(&format!("ALTER DATABASE model SET TABLESPACE {space}"))?;
         check(&cluster, "model", &sum).with_context(|| format!("in {space}"))?;
-        // A new epoch of the same file, which the next move takes along.
+        // A new version of the same file, which the next move takes along.
         let mut model = cluster.client_to("model")?;
         let cipher = if space == "space" { "aes-256-xts" } else { "aes-128-xts" };
         run_sql(&mut model, &format!("SELECT pagevault.encrypt('t', '{cipher}')"))?;

@@ -5,9 +5,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
-use pagevault_keystore::Record;
 use pagevault_keystore::log::{Log, Trust};
 use pagevault_keystore::storage::FileStorage;
+use pagevault_keystore::{Record, Scope};
 use pagevault_tests::cluster::{column, run_sql};
 use pagevault_tests::installation::run;
 use pagevault_tests::{Cluster, Installation, Settings, StopMode};
@@ -43,7 +43,8 @@ fn open(archive: &Path) -> Result<()> {
         run(tar.arg("-xJf").arg(&bytes).arg("-C").arg(place))?;
         // The key file is elsewhere now, as alter_provider() would say.
         let storage = FileStorage::new(&data.join("pagevault"))?;
-        let (mut log, _) = Log::open(&storage, 0, Trust::All)?.context("cluster.keys")?;
+        let (mut log, _) =
+            Log::open(&storage, Scope::CLUSTER, Trust::All)?.context("cluster.keys")?;
         let keys = place.join("keys");
         log.append(&[Record::Provider {
             name: "local".to_owned(),

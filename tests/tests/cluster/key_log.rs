@@ -6,10 +6,9 @@ use std::fs::{self, OpenOptions};
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use pagevault_keystore::Record;
-use pagevault_keystore::RelFile;
 use pagevault_keystore::log::{Log, Trust, replay, scopes};
 use pagevault_keystore::storage::FileStorage;
+use pagevault_keystore::{KeyVersion, Record, RelFile, Scope};
 use pagevault_tests::cluster::{run_sql, text};
 use pagevault_tests::standby::{standby_of, wait_for};
 use pagevault_tests::{Cluster, KeyFile, Settings, Standby, StopMode};
@@ -42,7 +41,7 @@ fn directory(cluster: &Cluster) -> PathBuf {
 }
 
 /// The key files that say less than all is settled.
-fn unsettled(cluster: &Cluster) -> Result<Vec<u32>> {
+fn unsettled(cluster: &Cluster) -> Result<Vec<Scope>> {
     let mut found = Vec::new();
     for scope in scopes(&FileStorage::new(&directory(cluster))?)? {
         let name = pagevault_keystore::log::file_name(scope);
@@ -198,7 +197,7 @@ fn a_standby_is_not_consistent_before_what_its_key_files_say() -> Result<()> {
             let (_, contents) = Log::open(&storage, scope, trust)?.context("a log")?;
             settled.extend(contents.records);
         }
-        let newest = newest_version(&settled);
+        let newest = newest_version(&settled).context("no database key is settled")?;
         let state = standby.text("SELECT max(version) FROM pagevault.database_keys")?;
         ensure!(newest.to_string() == state, "the files say {newest}, memory {state}");
         let backup = Standby::default().create(&standby)?;
@@ -225,12 +224,12 @@ fn a_standby_is_not_consistent_before_what_its_key_files_say() -> Result<()> {
     cluster.finish()
 }
 
-fn newest_version(records: &[Record]) -> u32 {
+fn newest_version(records: &[Record]) -> Option<KeyVersion> {
     let versions = records.iter().filter_map(|record| match record {
         Record::DatabaseKey { version, .. } => Some(*version),
         _ => None,
     });
-    versions.max().unwrap_or(0)
+    versions.max()
 }
 
 /// Pages under a new key of a file that is in use may be on the disk of a standby before it has
@@ -272,10 +271,11 @@ fn what_contradicts_is_refused_before_it_is_written_down() -> Result<()> {
     let database: u32 =
         cluster.text("SELECT oid FROM pg_database WHERE datname = current_database()")?.parse()?;
     let file = RelFile { tablespace: 1663, database, relation: file };
+    let scope = file.scope();
     let storage = FileStorage::new(&directory(&cluster))?;
     cluster.sql("CHECKPOINT")?;
-    let name = pagevault_keystore::log::file_name(database);
-    let theirs = replay(&fs::read(directory(&cluster).join(&name))?, database)?;
+    let name = pagevault_keystore::log::file_name(scope);
+    let theirs = replay(&fs::read(directory(&cluster).join(&name))?, scope)?;
     drop(storage);
     let mut other = theirs
         .records
@@ -290,14 +290,14 @@ fn what_contradicts_is_refused_before_it_is_written_down() -> Result<()> {
         wrapped.resize(if *cipher == 1 { 92 } else { 60 }, 7);
     }
     let own = FileStorage::new(&directory(&standby))?;
-    let mut log = match Log::open(&own, database, Trust::All)? {
+    let mut log = match Log::open(&own, scope, Trust::All)? {
         Some((log, _)) => log,
-        None => Log::create(&own, theirs.position.keystore_id, database, &[])?,
+        None => Log::create(&own, theirs.position.keystore_id, scope, &[])?,
     };
     log.append(&[other])?;
     standby.installation().give(&directory(&standby).join(&name))?;
     let records = |standby: &Cluster| -> Result<Vec<Record>> {
-        Ok(replay(&fs::read(directory(standby).join(&name))?, database)?.records)
+        Ok(replay(&fs::read(directory(standby).join(&name))?, scope)?.records)
     };
     let before = records(&standby)?;
     for expected in [

@@ -4,9 +4,9 @@
 use std::fs;
 
 use anyhow::{Context, Result, ensure};
-use pagevault_keystore::Record;
 use pagevault_keystore::log::{self, Log, Trust};
 use pagevault_keystore::storage::FileStorage;
+use pagevault_keystore::{Record, Scope};
 use pagevault_tests::cluster::run_sql;
 use pagevault_tests::standby::wait_for;
 use pagevault_tests::{Cluster, Settings, SqlError, Standby, StopMode};
@@ -61,12 +61,12 @@ fn database_keys_without_room_are_refused_and_the_server_starts() -> Result<()> 
     let directory = cluster.data_directory().join("pagevault");
     let storage = FileStorage::new(&directory)?;
     let (mut log, contents) =
-        Log::open(&storage, 0, Trust::All)?.context("there is no key file")?;
+        Log::open(&storage, Scope::CLUSTER, Trust::All)?.context("there is no key file")?;
     let own = contents.records.iter().find(|r| matches!(r, Record::DatabaseKey { .. }));
     let mut gone = vec![own.context("the cluster has no key")?.clone(); 767];
     for (record, database) in gone.iter_mut().zip(GONE..) {
         if let Record::DatabaseKey { scope, .. } = record {
-            *scope = database;
+            *scope = Scope::database(database);
         }
     }
     log.append(&gone)?;
@@ -79,7 +79,7 @@ fn database_keys_without_room_are_refused_and_the_server_starts() -> Result<()> 
         EXCEPTION WHEN program_limit_exceeded THEN
         END $$",
     )?;
-    let keys = || fs::read(directory.join(log::file_name(0)));
+    let keys = || fs::read(directory.join(log::file_name(Scope::CLUSTER)));
     let before = keys()?;
     ensure_no_room(&cluster.error(rotate)?)?;
     ensure!(keys()? == before, "what was refused is in the key file");
@@ -112,12 +112,13 @@ fn more_key_files_than_usual_have_room() -> Result<()> {
     run_sql(&mut cluster.client_to("other")?, "CREATE EXTENSION pagevault")?;
     cluster.stop(StopMode::Fast)?;
     let directory = cluster.data_directory().join("pagevault");
-    let mut empty = fs::read(directory.join(log::file_name(0)))?[..log::HEADER].to_vec();
+    let mut empty =
+        fs::read(directory.join(log::file_name(Scope::CLUSTER)))?[..log::HEADER].to_vec();
     for database in GONE..GONE + 8400 {
         empty[28..32].copy_from_slice(&database.to_le_bytes());
         let checksum = crc32c::crc32c(&empty[..36]);
         empty[36..].copy_from_slice(&checksum.to_le_bytes());
-        let file = directory.join(log::file_name(database));
+        let file = directory.join(log::file_name(Scope::database(database)));
         fs::write(&file, &empty)?;
         cluster.installation().give(&file)?;
     }

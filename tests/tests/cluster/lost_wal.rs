@@ -5,6 +5,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Result, ensure};
+use pagevault_keystore::Scope;
 use pagevault_keystore::log::aside;
 use pagevault_keystore::storage::FileStorage;
 use pagevault_tests::standby::{standby_of, wait_for};
@@ -57,7 +58,10 @@ fn keystore(cluster: &Cluster) -> PathBuf {
     cluster.data_directory().join("pagevault")
 }
 
-fn put_aside(cluster: &Cluster) -> Result<Vec<u32>> {
+/// The database `postgres`.
+const DATABASE: Scope = Scope::database(5);
+
+fn put_aside(cluster: &Cluster) -> Result<Vec<Scope>> {
     Ok(aside::scopes(&FileStorage::new(&keystore(cluster))?)?)
 }
 
@@ -98,11 +102,11 @@ fn keys_that_a_failed_start_has_cut_off_come_back_after_pg_resetwal() -> Result<
     let next: u64 = cluster.text("SELECT pg_current_xact_id()")?.parse()?;
     crash_before_keys_are_settled(&cluster)?;
     start_in_vain(&cluster, &keys)?;
-    ensure!(put_aside(&cluster)? == [5], "{:?}", put_aside(&cluster)?);
-    let first = fs::read(keystore(&cluster).join(aside::name(5)))?;
+    ensure!(put_aside(&cluster)? == [DATABASE], "{:?}", put_aside(&cluster)?);
+    let first = fs::read(keystore(&cluster).join(aside::name(DATABASE)))?;
     start_in_vain(&cluster, &keys)?;
     ensure!(
-        fs::read(keystore(&cluster).join(aside::name(5)))? == first,
+        fs::read(keystore(&cluster).join(aside::name(DATABASE)))? == first,
         "the second start lost it"
     );
 
@@ -138,7 +142,7 @@ fn keys_that_a_failed_start_has_cut_off_come_back_after_pg_resetwal() -> Result<
     ensure!(said.contains("put aside") && said.contains("pagevault/5.keys.unsettled"), "{said}");
     // Without the file they would be lost.
     let (beside, away) =
-        (keystore(&cluster).join(aside::name(5)), cluster.directory().join("unsettled"));
+        (keystore(&cluster).join(aside::name(DATABASE)), cluster.directory().join("unsettled"));
     fs::rename(&beside, &away)?;
     cluster.start_server()?;
     let error = cluster.error(SUM)?;
@@ -175,7 +179,7 @@ fn what_is_put_aside_goes_when_recovery_has_ended() -> Result<()> {
     wait_for(&standby, &cluster)?;
     crash_before_keys_are_settled(&cluster)?;
     start_in_vain(&cluster, &keys)?;
-    ensure!(put_aside(&cluster)? == [5]);
+    ensure!(put_aside(&cluster)? == [DATABASE]);
     // Killed in the midst of redo: what it has staged by then is cut off once more.
     cluster.stop_at("redo.keys_in_use")?;
     std::thread::scope(|scope| -> Result<()> {
@@ -186,7 +190,7 @@ fn what_is_put_aside_goes_when_recovery_has_ended() -> Result<()> {
         Ok(())
     })?;
     cluster.go_on();
-    ensure!(put_aside(&cluster)? == [5]);
+    ensure!(put_aside(&cluster)? == [DATABASE]);
     cluster.start_server()?;
     ensure!(cluster.text(SUM)? == sum, "contents differ");
     ensure!(put_aside(&cluster)?.is_empty(), "{:?}", put_aside(&cluster)?);

@@ -12,7 +12,7 @@ use pagevault_tests::{Cluster, KeyFile, Settings, StopMode};
 
 use crate::wal::{insert, sealing, switch};
 
-/// A cluster with sealed and plaintext pages, of several epochs, and WAL that mixes as well.
+/// A cluster with sealed and plaintext pages, of several versions, and WAL that mixes as well.
 fn mixed() -> Result<(Cluster, KeyFile)> {
     let (cluster, keys) =
         sealing(&Settings::default().wal_segment_size(1).conf("wal_keep_size = 1GB"))?;
@@ -262,7 +262,7 @@ fn verify_tells_what_no_relation_has() -> Result<()> {
     run_sql(&mut client, "PREPARE TRANSACTION 'it'")?;
     let data = cluster.data_directory();
     let show = |path: &Path| path.strip_prefix(&data).unwrap_or(path).display().to_string();
-    // An epoch that has no key.
+    // A version that has no key.
     let reseal = |path: &Path| -> Result<()> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
         Ok(file.write_all_at(&(77_u16 << 3).to_le_bytes(), 8192 + 10)?)

@@ -51,9 +51,10 @@ fn a_reused_file_number_reads_right_in_sessions_with_stale_handles() -> Result<(
     start_in_upgrade_mode(&cluster)?;
     let mut owner = cluster.client()?;
     let mut other = cluster.client()?;
-    let mut epochs = Vec::new();
-    let versions = "SELECT to_regproc('pg_catalog.binary_upgrade_set_next_attribute_versions')";
-    let versions = !text(&mut owner, versions)?.is_empty();
+    let mut versions = Vec::new();
+    let has_attribute_versions =
+        "SELECT to_regproc('pg_catalog.binary_upgrade_set_next_attribute_versions')";
+    let has_attribute_versions = !text(&mut owner, has_attribute_versions)?.is_empty();
     // Each life is read by the session that made it and by one that has read the file's former
     // life.
     for life in 0..4_u32 {
@@ -61,7 +62,7 @@ fn a_reused_file_number_reads_right_in_sessions_with_stale_handles() -> Result<(
         let name = format!("life_{life}");
         // Another cipher each time asks for another key, as the policy does outside this mode.
         let cipher = ["aes-256-xts", "aes-128-xts"][life as usize % 2];
-        if versions {
+        if has_attribute_versions {
             run_sql(&mut owner, ATTRIBUTE_VERSIONS)?;
         }
         run_sql(&mut owner, &create(&name, oid, cipher)).context(name.clone())?;
@@ -76,7 +77,7 @@ fn a_reused_file_number_reads_right_in_sessions_with_stale_handles() -> Result<(
         let file = files.first().context("a file")?;
         ensure!(file.path.ends_with(FILE.to_string()), "{} is not {FILE}", file.path.display());
         match PageState::of(&file.read_page(0)?) {
-            PageState::Sealed(epoch) => epochs.push(epoch),
+            PageState::Sealed(version) => versions.push(version),
             state => anyhow::bail!("{name}: page 0 is {state:?}"),
         }
         // The other session writes as well, with whatever it remembers of the file.
@@ -88,7 +89,10 @@ fn a_reused_file_number_reads_right_in_sessions_with_stale_handles() -> Result<(
         // The number is free only after a checkpoint has removed the first segment.
         run_sql(&mut owner, "CHECKPOINT")?;
     }
-    ensure!(epochs.windows(2).all(|pair| pair[0] < pair[1]), "epochs were used again: {epochs:?}");
+    ensure!(
+        versions.windows(2).all(|pair| pair[0] < pair[1]),
+        "data key versions were used again: {versions:?}"
+    );
     drop((owner, other));
     cluster.crash()?;
     cluster.finish()

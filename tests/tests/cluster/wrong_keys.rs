@@ -9,9 +9,9 @@ use std::fs;
 use std::path::PathBuf;
 
 use anyhow::{Context, Result, ensure};
-use pagevault_keystore::Record;
 use pagevault_keystore::log::{self, Log, Trust};
 use pagevault_keystore::storage::FileStorage;
+use pagevault_keystore::{Record, Scope};
 use pagevault_tests::standby::wait_for;
 use pagevault_tests::{Cluster, KeyFile, Settings, SqlError, Standby, StopMode};
 
@@ -78,7 +78,7 @@ fn ensure_wrong(error: &SqlError) -> Result<()> {
 
 /// What the cluster's key file holds.
 fn key_file(cluster: &Cluster) -> Result<Vec<u8>> {
-    Ok(fs::read(cluster.data_directory().join("pagevault").join(log::file_name(0)))?)
+    Ok(fs::read(cluster.data_directory().join("pagevault").join(log::file_name(Scope::CLUSTER)))?)
 }
 
 #[test]
@@ -195,9 +195,10 @@ fn is_waited_out_by_a_standby() -> Result<()> {
 
 /// The version's record in a keystore.
 fn recorded(storage: &FileStorage, number: u32) -> Result<Record> {
-    let (_, contents) = Log::open(storage, 0, Trust::All)?.context("there is no key file")?;
+    let (_, contents) =
+        Log::open(storage, Scope::CLUSTER, Trust::All)?.context("there is no key file")?;
     let is_it =
-        |r: &&Record| matches!(r, Record::DatabaseKey { version, .. } if *version == number);
+        |r: &&Record| matches!(r, Record::DatabaseKey { version, .. } if version.get() == number);
     contents.records.iter().rfind(is_it).cloned().context("no such key")
 }
 
@@ -221,7 +222,8 @@ fn of_another_history_is_not_replayed() -> Result<()> {
         |cluster: &Cluster| FileStorage::new(&cluster.data_directory().join("pagevault"));
     let foreign = recorded(&keystore(&other)?, 2)?;
     let storage = keystore(&standby)?;
-    let (mut log, _) = Log::open(&storage, 0, Trust::All)?.context("there is no key file")?;
+    let (mut log, _) =
+        Log::open(&storage, Scope::CLUSTER, Trust::All)?.context("there is no key file")?;
     log.append(std::slice::from_ref(&foreign))?;
     log.append_settled(&log.position())?;
     primary.sql("SELECT pagevault.rotate_database_key()")?;
@@ -246,7 +248,8 @@ fn from_exchanged_wrappings_is_refused() -> Result<()> {
     cluster.stop(StopMode::Fast)?;
     let storage = FileStorage::new(&cluster.data_directory().join("pagevault"))?;
     let (first, second) = (recorded(&storage, 1)?, recorded(&storage, 2)?);
-    let (mut log, _) = Log::open(&storage, 0, Trust::All)?.context("there is no key file")?;
+    let (mut log, _) =
+        Log::open(&storage, Scope::CLUSTER, Trust::All)?.context("there is no key file")?;
     let mut exchanged = second.clone();
     if let (Record::DatabaseKey { wrapped, .. }, Record::DatabaseKey { wrapped: other, .. }) =
         (&mut exchanged, &first)
@@ -262,7 +265,8 @@ fn from_exchanged_wrappings_is_refused() -> Result<()> {
     ensure!(error.text().contains("locked"), "{error}");
     cluster.stop(StopMode::Fast)?;
 
-    let (mut log, _) = Log::open(&storage, 0, Trust::All)?.context("there is no key file")?;
+    let (mut log, _) =
+        Log::open(&storage, Scope::CLUSTER, Trust::All)?.context("there is no key file")?;
     log.append(&[second])?;
     log.append_settled(&log.position())?;
     cluster.start_server()?;

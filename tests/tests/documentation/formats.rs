@@ -92,7 +92,7 @@ fn relation_page() -> Result<()> {
     for (name, key, cipher) in ciphers() {
         let mut page = golden(&format!("sealed-v1-{name}.page"))?;
         let flags = u16::from_le_bytes([page[10], page[11]]);
-        ensure!(flags >> 3 == 4711, "the epoch is in the 13 high bits");
+        ensure!(flags >> 3 == 4711, "the version is in the 13 high bits");
         let mut tweak = [0; 16];
         tweak[..8].copy_from_slice(&page[..8]);
         tweak[8..12].copy_from_slice(&BLOCK.to_le_bytes());
@@ -107,12 +107,12 @@ fn relation_page() -> Result<()> {
 }
 
 fn wal_page() -> Result<()> {
-    const GENERATION: u16 = 4095 + 1234;
+    const VERSION: u16 = 4095 + 1234;
     let plain = golden("plain-v1.wal")?;
     for (name, key, cipher) in ciphers() {
         let mut page = golden(&format!("sealed-v1-{name}.wal"))?;
         let info = u16::from_le_bytes([page[2], page[3]]);
-        ensure!(info >> 4 == (GENERATION - 1) % 4095 + 1, "the mark is in the 12 high bits");
+        ensure!(info >> 4 == (VERSION - 1) % 4095 + 1, "the mark is in the 12 high bits");
         let mut tweak = [0; 16];
         tweak[..8].copy_from_slice(&page[8..16]);
         tweak[8..12].copy_from_slice(&page[4..8]);

@@ -1,6 +1,6 @@
 //! What others do meanwhile.
 
-use pagevault_cipher::Epoch;
+use pagevault_cipher::DataKeyVersion;
 use pagevault_core::page::PageState;
 use pagevault_core::rekey::file::{End, FileState, Went};
 use pagevault_keystore::RelFile;
@@ -157,8 +157,9 @@ impl World {
         };
         let mut file = self.empty_file(u16::from(cipher.is_some()), cipher);
         for fork in &mut file.forks {
-            let state =
-                cipher.map_or(PageState::Plaintext, |_| PageState::Sealed(Epoch::new(1).unwrap()));
+            let state = cipher.map_or(PageState::Plaintext, |_| {
+                PageState::Sealed(DataKeyVersion::new(1).unwrap())
+            });
             *fork = vec![Page::written(state); random.below(6)];
         }
         self.tell(format!("{} gets file {} for {}", self.relations[at].oid, file.id, old.id));

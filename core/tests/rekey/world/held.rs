@@ -209,7 +209,7 @@ impl<const AT_ONCE: bool> Storage for Held<'_, AT_ONCE> {
     fn finish(&mut self, target: Target) -> Result<bool, Stop> {
         self.world.effect()?;
         let Some(file) = self.file(target.file) else { return Ok(false) };
-        if file.current() != target.epoch {
+        if file.current() != target.version {
             return Ok(false);
         }
         file.retired = if file.cipher.is_some() { file.last - 1 } else { file.last };

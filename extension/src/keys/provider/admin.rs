@@ -2,16 +2,16 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use pagevault_keystore::Record;
 use pagevault_keystore::protocol::{Action, ProviderSpec};
 use pagevault_keystore::state::{DatabaseKey, State};
+use pagevault_keystore::{Record, Scope};
 use pgrx::PgSqlErrorCode as Code;
 use serde_json::Value;
 
 use super::gone::is_gone;
 use super::operations::{self, Answer, Question};
 use super::{master_keys, refusal};
-use crate::keys::scope;
+use crate::keys::names;
 use crate::keys::store::persist;
 use crate::pg::catalog;
 use crate::pg::locks::KeystoreLock;
@@ -24,7 +24,7 @@ const NAME_MAX: usize = 63;
 /// Makes a provider known after the helper has checked its options.
 pub(crate) fn add(name: &str, kind: &str, options: &Value) -> Result<()> {
     const BY: &str = "add_provider";
-    scope::check_name("provider", name, NAME_MAX)?;
+    names::check_name("provider", name, NAME_MAX)?;
     if persist::current_cluster_state()?.provider(name).is_some() {
         return Err(Report::new(
             Code::ERRCODE_DUPLICATE_OBJECT,
@@ -45,7 +45,7 @@ pub(crate) fn alter(name: &str, options: &Value) -> Result<()> {
         state.provider(name).ok_or_else(|| operations::no_such_provider(name, &state))?;
     let spec = checked_options(BY, name, &provider.kind, options)?;
     // Where a tablespace is not mounted its databases seem to be gone.
-    let is_known = |scope| catalog::database_name(scope).is_some();
+    let is_known = |scope: Scope| catalog::database_name(scope.number()).is_some();
     let is_missed =
         |scope, key: &DatabaseKey| key.provider == name && (!is_gone(scope) || is_known(scope));
     let wrapped: Vec<_> =
@@ -72,7 +72,7 @@ pub(crate) fn drop(name: &str) -> Result<()> {
         return Err(operations::no_such_provider(name, &state));
     }
     if state.uses_provider(name) {
-        let scopes: BTreeSet<u32> = state
+        let scopes: BTreeSet<Scope> = state
             .database_keys()
             .filter(|(_, _, key)| key.provider == name)
             .map(|(scope, _, _)| scope)
@@ -110,7 +110,7 @@ pub(crate) fn check(name: &str, key: Option<&str>) -> Result<Vec<Checked>> {
     let spec = operations::spec_of(&state, name)?;
     let keys: Vec<String> = match key {
         Some(key) => {
-            scope::check_key_name(key)?;
+            names::check_key_name(key)?;
             vec![key.to_owned()]
         }
         None => {

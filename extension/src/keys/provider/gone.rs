@@ -5,24 +5,21 @@
 use std::fs;
 use std::path::Path;
 
-use pagevault_keystore::RelFile;
+use pagevault_keystore::{RelFile, Scope};
 use pgrx::pg_sys::ForkNumber;
 
 use crate::pg::{compat, process};
-
-/// The scope of the cluster's key.
-const CLUSTER: u32 = 0;
 
 /// `DEFAULTTABLESPACE_OID` (pg_tablespace_d.h)
 const DEFAULT_TABLESPACE: u32 = 1663;
 
 /// Whether no tablespace has a directory of the database whose scope this is. During recovery that
 /// may change; in a binary upgrade it will, for the keys are there before the databases.
-pub(crate) fn is_gone(scope: u32) -> bool {
-    scope != CLUSTER
+pub(crate) fn is_gone(scope: Scope) -> bool {
+    !scope.is_cluster()
         && !process::is_binary_upgrade()
-        && !is_in(scope, DEFAULT_TABLESPACE)
-        && !tablespaces().any(|tablespace| is_in(scope, tablespace))
+        && !is_in(scope.number(), DEFAULT_TABLESPACE)
+        && !tablespaces().any(|tablespace| is_in(scope.number(), tablespace))
 }
 
 fn is_in(database: u32, tablespace: u32) -> bool {

@@ -6,16 +6,16 @@
 
 use std::borrow::Borrow;
 
-use pagevault_cipher::Secret32;
+use pagevault_cipher::{KeyVersion, Secret32};
 use pagevault_keystore::protocol::{Action, Base64, ProviderSpec, SecretBytes};
 use pagevault_keystore::state::{DatabaseKey, State};
-use pagevault_keystore::{CheckValue, Record};
+use pagevault_keystore::{CheckValue, Record, Scope};
 use pgrx::PgSqlErrorCode as Code;
 
 use super::operations::{self, Answer, Question};
 use super::proof::{self, Expects};
 use super::revoked;
-use crate::keys::scope::{self, check_key_name};
+use crate::keys::names::check_key_name;
 use crate::keys::store::persist;
 use crate::keys::usage::{data_keys, refused};
 use crate::pg::locks::KeystoreLock;
@@ -26,7 +26,7 @@ use crate::shmem::secrets::State as KeyState;
 
 /// Puts a scope's database key under a master key, making the database key if there is none. `by`
 /// is the SQL function that asks.
-pub(crate) fn set(by: &str, scope: u32, provider: &str, key: &str) -> Result<()> {
+pub(crate) fn set(by: &str, scope: Scope, provider: &str, key: &str) -> Result<()> {
     check_key_name(key)?;
     let state = persist::current_cluster_state()?;
     let spec = operations::spec_of(&state, provider)?;
@@ -37,25 +37,26 @@ pub(crate) fn set(by: &str, scope: u32, provider: &str, key: &str) -> Result<()>
     move_to(by, &state, scope, &spec, key).map(|_| ())
 }
 
-fn set_first(by: &str, scope: u32, spec: &ProviderSpec, key: &str) -> Result<()> {
-    if scope != 0 {
-        refused::require_usable(0)?;
+fn set_first(by: &str, scope: Scope, spec: &ProviderSpec, key: &str) -> Result<()> {
+    if !scope.is_cluster() {
+        refused::require_usable(Scope::CLUSTER)?;
         // Its key opens what is to be wrapped anew.
-        require_unlocked(&persist::current_cluster_state()?, 0)?;
+        require_unlocked(&persist::current_cluster_state()?, Scope::CLUSTER)?;
     }
     let secret = Secret32::random()?;
-    let record = wrap_new(by, scope, 1, spec, key, &secret)?;
+    let first = KeyVersion::FIRST;
+    let record = wrap_new(by, scope, first, spec, key, &secret)?;
     write_database_key(record, secret)?;
-    if scope != 0 {
+    if !scope.is_cluster() {
         // What the cluster's key wrapped for this database so far moves under its own.
-        data_keys::rewrap_data_keys(scope, |by, _| by != scope, (scope, 1))?;
+        data_keys::rewrap_data_keys(scope, |by, _| by != scope, (scope, first))?;
     }
     Ok(())
 }
 
 /// Has the provider make a new version of the scope's master key and wraps with it. Returns the
 /// version that wraps now.
-pub(crate) fn rotate(by: &str, scope: u32) -> Result<i64> {
+pub(crate) fn rotate(by: &str, scope: Scope) -> Result<i64> {
     let state = persist::current_cluster_state()?;
     let (_, current) = state.current_database_key(scope).ok_or_else(|| no_master_key(scope))?;
     refused::require_usable(scope)?;
@@ -74,7 +75,7 @@ pub(crate) fn rotate(by: &str, scope: u32) -> Result<i64> {
 ///
 /// What this provider wrapped before it wraps again itself; what another one wrapped goes to it
 /// from memory, so the provider that is left need not even be there any more.
-fn move_to(by: &str, state: &State, scope: u32, spec: &ProviderSpec, key: &str) -> Result<u64> {
+fn move_to(by: &str, state: &State, scope: Scope, spec: &ProviderSpec, key: &str) -> Result<u64> {
     let secrets = &shmem::required()?.secrets;
     let mut questions = Vec::new();
     let mut versions = Vec::new();
@@ -108,15 +109,17 @@ fn move_to(by: &str, state: &State, scope: u32, spec: &ProviderSpec, key: &str) 
 
 /// Makes a new database key and wraps all data keys with it: those of this database if it has a key
 /// of its own, else all that the cluster's key wraps.
-pub(crate) fn rotate_database_key(by: &str, database: u32) -> Result<i64> {
+pub(crate) fn rotate_database_key(by: &str, database: u32) -> Result<KeyVersion> {
     let state = persist::current_cluster_state()?;
-    let scope = if state.current_database_key(database).is_some() { database } else { 0 };
-    let (version, current) =
-        state.current_database_key(scope).ok_or_else(|| no_master_key(database))?;
+    let own = Scope::database(database);
+    let has_own = state.current_database_key(own).is_some();
+    let scope = if has_own { own } else { Scope::CLUSTER };
+    let (version, current) = state.current_database_key(scope).ok_or_else(|| no_master_key(own))?;
     refused::require_usable(scope)?;
     require_unlocked(&state, scope)?;
     let spec = operations::spec_of(&state, &current.provider)?;
-    let new_version = version + 1;
+    let new_version = KeyVersion::after(Some(version))
+        .ok_or_else(|| internal("database key versions are used up".into()))?;
     let secret = Secret32::random()?;
     let record = wrap_new(by, scope, new_version, &spec, &current.master_key, &secret)?;
     write_database_key(record, secret)?;
@@ -128,12 +131,12 @@ pub(crate) fn rotate_database_key(by: &str, database: u32) -> Result<i64> {
             (scope, new_version),
         )?;
     }
-    Ok(i64::from(new_version))
+    Ok(new_version)
 }
 
 /// Refuses to begin with a key of which a version is locked: what it wraps could not be wrapped
 /// anew.
-fn require_unlocked(state: &State, scope: u32) -> Result<()> {
+fn require_unlocked(state: &State, scope: Scope) -> Result<()> {
     let secrets = &shmem::required()?.secrets;
     let mut versions = state.database_keys().filter(|(s, _, _)| *s == scope);
     let is_locked = |state: Option<KeyState>| state.is_none_or(|state| state == KeyState::Locked);
@@ -146,8 +149,8 @@ fn require_unlocked(state: &State, scope: u32) -> Result<()> {
 /// Wraps a new database key and proves that the provider gives it back.
 fn wrap_new(
     by: &str,
-    scope: u32,
-    version: u32,
+    scope: Scope,
+    version: KeyVersion,
     spec: &ProviderSpec,
     key: &str,
     secret: &Secret32,
@@ -168,11 +171,11 @@ fn wrap_new(
 /// goes by them.
 fn prove<S: Borrow<Secret32>>(
     by: &str,
-    scope: u32,
+    scope: Scope,
     spec: &ProviderSpec,
-    keys: &[(u32, S, DatabaseKey)],
+    keys: &[(KeyVersion, S, DatabaseKey)],
 ) -> Result<()> {
-    let question = |(version, _, record): &(u32, S, DatabaseKey)| {
+    let question = |(version, _, record): &(KeyVersion, S, DatabaseKey)| {
         Question::unwrap_by(spec.clone(), scope, *version, record)
     };
     let answers = operations::ask(by, keys.iter().map(question).collect())?;
@@ -204,7 +207,7 @@ fn record_of(
     })
 }
 
-fn database_key_record(scope: u32, version: u32, key: DatabaseKey) -> Record {
+fn database_key_record(scope: Scope, version: KeyVersion, key: DatabaseKey) -> Record {
     let DatabaseKey { provider, master_key, master_version, wrapped, check, created } = key;
     Record::DatabaseKey {
         scope,
@@ -225,7 +228,7 @@ fn write_database_key(record: Record, secret: Secret32) -> Result<()> {
         return Err(internal("not a database key".into()));
     };
     let lock = KeystoreLock::acquire();
-    let end = persist::append(&lock, 0, &[record])?;
+    let end = persist::append(&lock, Scope::CLUSTER, &[record])?;
     let secrets = &shmem::required()?.secrets;
     secrets
         .unlock(scope, version, &secret)
@@ -236,20 +239,20 @@ fn write_database_key(record: Record, secret: Secret32) -> Result<()> {
     Ok(())
 }
 
-/// As [`scope::name`] with the database's name; only where catalogs can be read.
-pub(crate) fn scope_name(scope: u32) -> String {
-    match catalog::database_name(scope) {
+/// As [`Scope::name`] with the database's name; only where catalogs can be read.
+pub(crate) fn scope_name(scope: Scope) -> String {
+    match catalog::database_name(scope.number()) {
         Some(name) => format!("database \"{name}\""),
-        None => scope::name(scope),
+        None => scope.name(),
     }
 }
 
-fn no_master_key(scope: u32) -> Report {
+fn no_master_key(scope: Scope) -> Report {
     let report = Report::new(
         Code::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
         format!("{} has no master key of its own", scope_name(scope)),
     );
-    if scope == 0 {
+    if scope.is_cluster() {
         report.hint("Set one with pagevault.set_cluster_master_key().")
     } else {
         report.hint("Set one with pagevault.set_database_master_key(), or rotate the cluster's with pagevault.rotate_cluster_master_key().")

@@ -7,12 +7,12 @@
 
 use std::time::{Duration, Instant};
 
-use pagevault_cipher::Secret32;
-use pagevault_keystore::master_context;
+use pagevault_cipher::{KeyVersion, Secret32};
 use pagevault_keystore::protocol::{
     Action, Base64, Failure, Finding, Operation, Outcome, ProviderSpec,
 };
 use pagevault_keystore::state::{DatabaseKey, State};
+use pagevault_keystore::{Scope, master_context};
 use pgrx::PgSqlErrorCode as Code;
 
 use super::helper;
@@ -32,7 +32,7 @@ pub(crate) struct Question {
     /// The master key's name; empty where none is concerned.
     pub(crate) key: String,
     /// Whose database key is meant, which is what a wrapped key is bound to.
-    pub(crate) scope: Option<u32>,
+    pub(crate) scope: Option<Scope>,
     pub(crate) action: Action,
     /// Which database key an unwrapping must give. Without it no key is taken from the answer.
     expects: Option<Expects>,
@@ -43,7 +43,7 @@ impl Question {
     pub(crate) fn new(
         provider: ProviderSpec,
         key: String,
-        scope: Option<u32>,
+        scope: Option<Scope>,
         action: Action,
     ) -> Question {
         Question { provider, key, scope, action, expects: None }
@@ -52,8 +52,8 @@ impl Question {
     /// To unwrap a version of a scope's database key as its record says.
     pub(crate) fn unwrap(
         state: &State,
-        scope: u32,
-        version: u32,
+        scope: Scope,
+        version: KeyVersion,
         record: &DatabaseKey,
     ) -> Result<Question> {
         Ok(Question::unwrap_by(spec_of(state, &record.provider)?, scope, version, record))
@@ -62,8 +62,8 @@ impl Question {
     /// As [`Question::unwrap`], by a provider whose options are not recorded yet.
     pub(crate) fn unwrap_by(
         provider: ProviderSpec,
-        scope: u32,
-        version: u32,
+        scope: Scope,
+        version: KeyVersion,
         record: &DatabaseKey,
     ) -> Question {
         Question {
@@ -184,7 +184,7 @@ struct Asked {
     subject: Subject,
     action: &'static str,
     from_key: Option<String>,
-    scope: Option<u32>,
+    scope: Option<Scope>,
     expects: Option<Expects>,
 }
 
@@ -325,7 +325,7 @@ fn action_name(action: &Action) -> &'static str {
 }
 
 /// What a scope's wrapped key is bound to.
-fn context(scope: u32) -> Result<String> {
+fn context(scope: Scope) -> Result<String> {
     let id = shmem::required()?.control.keystore_id();
     id.map(|id| master_context(&id, scope))
         .ok_or_else(|| internal("the keystore has no identity yet".into()))

@@ -2,26 +2,25 @@
 //! goes anywhere ([`CheckValue`]). A wrong one becomes a failure of the operation, and so is told,
 //! audited and acted upon like the others.
 
-use pagevault_cipher::Secret32;
-use pagevault_keystore::CheckValue;
+use pagevault_cipher::{KeyVersion, Secret32};
 use pagevault_keystore::protocol::{ErrorClass, Failure, Outcome};
+use pagevault_keystore::{CheckValue, Scope};
 use pgrx::PgSqlErrorCode;
 
 use super::refusal::{self, Subject};
-use crate::keys::scope;
 use crate::pg::report::{Report, Result, internal};
 use crate::shmem;
 
 /// What is known of a database key before it is unwrapped.
 #[derive(Clone, Copy)]
 pub(crate) struct Expects {
-    pub(crate) scope: u32,
-    pub(crate) version: u32,
+    pub(crate) scope: Scope,
+    pub(crate) version: KeyVersion,
     pub(crate) check: CheckValue,
 }
 
 /// The check value of a database key that is being made.
-pub(crate) fn check_value(scope: u32, version: u32, key: &Secret32) -> Result<CheckValue> {
+pub(crate) fn check_value(scope: Scope, version: KeyVersion, key: &Secret32) -> Result<CheckValue> {
     Ok(CheckValue::of(key, &keystore_id()?, scope, version))
 }
 
@@ -40,7 +39,7 @@ pub(crate) fn proven(outcome: Outcome, subject: &Subject, expects: Option<Expect
     let whose = expects.map_or_else(
         || "a database key".to_owned(),
         |Expects { scope, version, .. }| {
-            format!("version {version} of the key of {}", scope::name(scope))
+            format!("version {version} of the key of {}", scope.name())
         },
     );
     Outcome::Failed(Failure {
@@ -63,10 +62,7 @@ pub(crate) fn require_right(expects: Expects, key: &Secret32) -> Result<()> {
     }
     Err(Report::new(
         PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
-        format!(
-            "version {version} of the key of {} is not the right one in memory",
-            scope::name(scope)
-        ),
+        format!("version {version} of the key of {} is not the right one in memory", scope.name()),
     )
     .detail("It does not fit its check value. Nothing was changed.")
     .hint(refusal::hint(ErrorClass::WrongKey)))

@@ -10,6 +10,8 @@
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
+use pagevault_cipher::KeyVersion;
+use pagevault_keystore::Scope;
 use pagevault_keystore::protocol::ErrorClass;
 use pagevault_keystore::state::DatabaseKey;
 use pgrx::PgSqlErrorCode;
@@ -19,7 +21,6 @@ use super::gone::is_gone;
 use super::operations::{self, Answer, Question};
 use super::refusal::{self, Subject};
 use super::{revoked, unlock};
-use crate::keys::scope;
 use crate::keys::store::persist;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
@@ -62,8 +63,8 @@ impl Logged {
 
 /// What was asked about.
 struct Asked<'a> {
-    scope: u32,
-    version: u32,
+    scope: Scope,
+    version: KeyVersion,
     record: &'a DatabaseKey,
 }
 
@@ -119,7 +120,7 @@ pub(crate) fn revalidate(logged: &mut Logged) -> Result<()> {
 
 fn judge(asked: &Asked<'_>, answer: &Answer) -> Verdict {
     let Asked { scope, version, .. } = *asked;
-    let what = format!("revalidate the key of {}", scope::name(scope));
+    let what = format!("revalidate the key of {}", scope.name());
     match (answer.unwrapped(&what), answer.failure()) {
         (Ok(secret), _) => {
             let is_known = crate::shmem::secrets().and_then(|s| s.is(scope, version, &secret));
@@ -139,7 +140,7 @@ fn judge(asked: &Asked<'_>, answer: &Answer) -> Verdict {
 
 fn act(asked: &Asked<'_>, subject: &Subject, verdict: Verdict, logged: &mut Logged) -> Result<()> {
     let provider = format!("key provider \"{}\"", subject.provider);
-    let whose = scope::name(asked.scope);
+    let whose = asked.scope.name();
     match verdict {
         Verdict::Outage(report) => tell_outage(&provider, &report, logged),
         Verdict::Good => {

@@ -1,12 +1,12 @@
 //! What happens to a scope whose master key was revoked: it is warned of, refused, restored.
 
+use pagevault_keystore::Scope;
 use pagevault_keystore::protocol::ErrorClass;
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
 use super::refusal::Subject;
 use crate::audit::{Operation, log_operation};
-use crate::keys::scope;
 use crate::keys::usage::refused::in_words;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
@@ -16,7 +16,7 @@ use crate::shmem::secrets::Revocation;
 
 /// Takes a scope back into full use, after its provider unwrapped the right key or another provider
 /// wrapped it. Does nothing to a scope that is in full use, and returns false then.
-pub(crate) fn restore(scope: u32) -> Result<bool> {
+pub(crate) fn restore(scope: Scope) -> Result<bool> {
     let secrets = &shmem::required()?.secrets;
     let restored = {
         let _lock = KeystoreLock::acquire();
@@ -26,7 +26,7 @@ pub(crate) fn restore(scope: u32) -> Result<bool> {
         audit("restored", scope, None);
         Report::new(
             PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
-            format!("pagevault: the master key of {} is usable again", scope::name(scope)),
+            format!("pagevault: the master key of {} is usable again", scope.name()),
         )
         .send(PgLogLevel::LOG);
     }
@@ -34,11 +34,11 @@ pub(crate) fn restore(scope: u32) -> Result<bool> {
 }
 
 /// What became of a scope's key, in the audit trail.
-pub(crate) fn audit(what: &str, scope: u32, cause: Option<ErrorClass>) {
+pub(crate) fn audit(what: &str, scope: Scope, cause: Option<ErrorClass>) {
     let operation = Operation {
         action: "revocation",
         by: "revalidation",
-        object: Some(scope::name(scope)),
+        object: Some(scope.name()),
         from: cause.map(|cause| cause.name().to_owned()),
         ..Operation::default()
     };
@@ -46,22 +46,22 @@ pub(crate) fn audit(what: &str, scope: u32, cause: Option<ErrorClass>) {
 }
 
 /// The report for a key that unwraps, but to another database key than the one in use.
-pub(crate) fn another_key(scope: u32) -> Report {
+pub(crate) fn another_key(scope: Scope) -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_DATA_EXCEPTION,
-        format!("the key of {} unwraps to another key than the one in use", scope::name(scope)),
+        format!("the key of {} unwraps to another key than the one in use", scope.name()),
     )
     .hint("Check that the provider holds the key that wrapped it, not another of the same name.")
 }
 
 /// The warning while a scope's master key is revoked: what was seen, and what will happen when.
 pub(crate) fn warning(
-    scope: u32,
+    scope: Scope,
     subject: &Subject,
     revocation: Revocation,
     cause: &str,
 ) -> Report {
-    let whose = scope::name(scope);
+    let whose = scope.name();
     let since = process::timestamp_text(revocation.since);
     let is_refused = shmem::secrets().is_some_and(|secrets| secrets.is_refused(scope));
     let consequence = if is_refused {

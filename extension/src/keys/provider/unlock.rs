@@ -3,7 +3,8 @@
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};
 
-use pagevault_cipher::Secret32;
+use pagevault_cipher::{KeyVersion, Secret32};
+use pagevault_keystore::Scope;
 use pagevault_keystore::protocol::{ErrorClass, Failure};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
@@ -11,7 +12,6 @@ use pgrx::prelude::PgLogLevel;
 use super::gone::is_gone;
 use super::operations::{self, Question};
 use super::revoked;
-use crate::keys::scope;
 use crate::keys::store::{directory, persist};
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
@@ -58,7 +58,7 @@ fn attempt(by: &str, wanted: impl Fn(KeyState) -> bool) -> Result<Attempt> {
 }
 
 /// Asks once, in one batch, for these database keys: (scope, version).
-fn ask_for(by: &str, keys: Vec<(u32, u32)>) -> Result<Attempt> {
+fn ask_for(by: &str, keys: Vec<(Scope, KeyVersion)>) -> Result<Attempt> {
     if keys.is_empty() {
         return Ok(Attempt::Unlocked);
     }
@@ -75,12 +75,13 @@ fn ask_for(by: &str, keys: Vec<(u32, u32)>) -> Result<Attempt> {
         Err(report) => return Ok(Attempt::Locked { report, again: OUTAGE }),
     };
     let secrets = &shmem::required()?.secrets;
-    let is_locked = |key: &&(u32, u32)| secrets.state(key.0, key.1) == Some(KeyState::Locked);
+    let is_locked =
+        |key: &&(Scope, KeyVersion)| secrets.state(key.0, key.1) == Some(KeyState::Locked);
     let locked = asked.iter().filter(is_locked).count();
     let mut failure: Option<(Report, Duration)> = None;
     let mut withheld = BTreeSet::new();
     for ((scope, version), answer) in asked.iter().zip(&answers) {
-        let what = format!("unwrap the key of {}", scope::name(*scope));
+        let what = format!("unwrap the key of {}", scope.name());
         let accepted = answer.unwrapped(&what).and_then(|key| accept(*scope, *version, &key));
         if let Err(report) = accepted {
             withheld.insert(*scope);
@@ -91,7 +92,7 @@ fn ask_for(by: &str, keys: Vec<(u32, u32)>) -> Result<Attempt> {
             }
         }
     }
-    let scopes: BTreeSet<u32> = asked.iter().map(|(scope, _)| *scope).collect();
+    let scopes: BTreeSet<Scope> = asked.iter().map(|(scope, _)| *scope).collect();
     for scope in scopes.difference(&withheld) {
         revoked::restore(*scope)?;
     }
@@ -103,7 +104,7 @@ fn ask_for(by: &str, keys: Vec<(u32, u32)>) -> Result<Attempt> {
 }
 
 /// Takes an unwrapped key over; one that is known already must be the same.
-fn accept(scope: u32, version: u32, key: &Secret32) -> Result<()> {
+fn accept(scope: Scope, version: KeyVersion, key: &Secret32) -> Result<()> {
     let secrets = &shmem::required()?.secrets;
     let _lock = KeystoreLock::acquire();
     secrets
@@ -117,12 +118,12 @@ fn accept(scope: u32, version: u32, key: &Secret32) -> Result<()> {
 
 /// (scope, version) of every database key that is known but not unwrapped, and of a database that
 /// is there.
-pub(crate) fn locked_keys() -> Vec<(u32, u32)> {
+pub(crate) fn locked_keys() -> Vec<(Scope, KeyVersion)> {
     all_locked_keys().into_iter().filter(|(scope, _)| !is_gone(*scope)).collect()
 }
 
 /// As [`locked_keys`], also of databases that are gone.
-fn all_locked_keys() -> Vec<(u32, u32)> {
+fn all_locked_keys() -> Vec<(Scope, KeyVersion)> {
     let keys = shmem::secrets().map(|s| s.list()).unwrap_or_default();
     keys.into_iter()
         .filter(|(_, _, state)| *state == KeyState::Locked)
@@ -133,11 +134,10 @@ fn all_locked_keys() -> Vec<(u32, u32)> {
 /// True while nobody can log in: shared catalogs are sealed, and the cluster's key is locked or
 /// refused.
 pub(crate) fn keeps_everyone_out() -> bool {
-    const CLUSTER: u32 = 0;
     let keys = shmem::secrets().map(|s| s.list()).unwrap_or_default();
     let locked = |state| matches!(state, KeyState::Locked | KeyState::Refused);
-    keys.iter().any(|(scope, _, state)| *scope == CLUSTER && locked(*state))
-        && directory::anything_sealed_in(CLUSTER)
+    keys.iter().any(|(scope, _, state)| scope.is_cluster() && locked(*state))
+        && directory::anything_sealed_in(Scope::CLUSTER)
 }
 
 /// Remembers for `pagevault.status` why keys are locked, or that none is.
@@ -175,9 +175,9 @@ pub(crate) fn unlock_now() -> Result<()> {
 /// queries go on. Crash recovery asks once and goes on, to where the key is needed; so do the
 /// others with `pagevault.recovery_waits_for_keys` off, for the key may be one that nothing needs
 /// any more.
-pub(crate) fn unlock_in_recovery(new: &[(u32, u32)]) {
+pub(crate) fn unlock_in_recovery(new: &[(Scope, KeyVersion)]) {
     // Whether their database is gone is not known yet: it may be made by what follows.
-    let locked = || -> Vec<(u32, u32)> {
+    let locked = || -> Vec<(Scope, KeyVersion)> {
         let locked = all_locked_keys();
         new.iter().copied().filter(|key| locked.contains(key)).collect()
     };

@@ -1,21 +1,21 @@
 //! What the directory in shared memory says of relation files. Read without a lock.
 
-use pagevault_cipher::{CipherId, Epoch};
-use pagevault_keystore::RelFile;
+use pagevault_cipher::{CipherId, DataKeyVersion, KeyVersion};
 use pagevault_keystore::directory::{FileInfo, Writing};
 use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
+use pagevault_keystore::{RelFile, Scope};
 
 use crate::shmem::{anything_destroyed, get};
 
-fn current(file: RelFile) -> Option<(u16, u8)> {
+fn current(file: RelFile) -> Option<(DataKeyVersion, u8)> {
     let directory = &get()?.directory;
     directory.current(directory.find(file).ok()??).ok()?
 }
 
-/// The epoch that pages of this file are written under now; `None` for plaintext.
+/// The version that pages of this file are written under now; `None` for plaintext.
 #[inline]
-pub(crate) fn current_epoch(file: RelFile) -> Option<Epoch> {
-    current(file).and_then(|(epoch, _)| Epoch::new(epoch))
+pub(crate) fn current_version(file: RelFile) -> Option<DataKeyVersion> {
+    current(file).map(|(version, _)| version)
 }
 
 /// The cipher that pages of this file are written with now; `None` for plaintext.
@@ -28,15 +28,15 @@ pub(crate) fn is_sealed(file: RelFile) -> bool {
     current(file).is_some()
 }
 
-/// True if pages of any file of a database are sealed when they are written, be it one that was
-/// dropped. Looks at all files of the cluster.
-pub(crate) fn anything_sealed_in(database: u32) -> bool {
+/// True if pages of any file of a database, or of any shared file, are sealed when they are
+/// written, be it one that was dropped. Looks at all files of the cluster.
+pub(crate) fn anything_sealed_in(scope: Scope) -> bool {
     let files = get().and_then(|shared| shared.directory.files().ok());
     files
         .into_iter()
         .flatten()
         .flatten()
-        .any(|known| known.file.database == database && known.current.is_some())
+        .any(|known| known.file.scope() == scope && known.current.is_some())
 }
 
 /// How pages of this file are written at this moment; `None` if it never had a key.
@@ -57,9 +57,9 @@ pub(crate) fn is_destroyed(file: RelFile) -> bool {
 }
 
 /// True if the file is written, under a later key or in plaintext, since it was written under the
-/// key of this epoch.
-pub(crate) fn has_outlived(file: RelFile, epoch: u16) -> bool {
-    info(file).is_some_and(|info| info.phase.epoch > epoch)
+/// key of this version.
+pub(crate) fn has_outlived(file: RelFile, version: DataKeyVersion) -> bool {
+    info(file).is_some_and(|info| info.phase.version > Some(version))
 }
 
 fn info(file: RelFile) -> Option<FileInfo> {
@@ -67,39 +67,39 @@ fn info(file: RelFile) -> Option<FileInfo> {
     directory.info(directory.find(file).ok()??).ok()
 }
 
-/// If the key of this epoch was destroyed: the LSN at or before which all WAL records about pages
+/// If the key of this version was destroyed: the LSN at or before which all WAL records about pages
 /// under it end.
-pub(crate) fn destroyed_at(file: RelFile, epoch: u16) -> Option<u64> {
+pub(crate) fn destroyed_at(file: RelFile, version: DataKeyVersion) -> Option<u64> {
     if !anything_destroyed() {
         return None;
     }
     let directory = &get()?.directory;
     let (through, lsn) = directory.destroyed(directory.find(file).ok()??).ok()?;
-    (epoch <= through).then_some(lsn)
+    (Some(version) <= through).then_some(lsn)
 }
 
-/// True if the file has a data key of this epoch.
-pub(crate) fn has_key(file: RelFile, epoch: u16) -> bool {
-    data_key(file, epoch, &mut [0; MAX_WRAPPED_DATA_KEY]).is_some()
+/// True if the file has a data key of this version.
+pub(crate) fn has_key(file: RelFile, version: DataKeyVersion) -> bool {
+    data_key(file, version, &mut [0; MAX_WRAPPED_DATA_KEY]).is_some()
 }
 
 /// A wrapped data key, as copied out of the directory.
 pub(crate) struct Found {
     pub(crate) cipher: u8,
-    pub(crate) scope: u32,
-    pub(crate) key_version: u32,
+    pub(crate) scope: Scope,
+    pub(crate) key_version: KeyVersion,
     pub(crate) len: usize,
 }
 
-/// Copies the wrapped data key of a file and epoch. No lock, no allocation.
+/// Copies the wrapped data key of a file and version. No lock, no allocation.
 pub(crate) fn data_key(
     file: RelFile,
-    epoch: u16,
+    version: DataKeyVersion,
     wrapped: &mut [u8; MAX_WRAPPED_DATA_KEY],
 ) -> Option<Found> {
     let directory = &get()?.directory;
     let slot = directory.find(file).ok()??;
-    let info = directory.key(slot, epoch, wrapped).ok()?;
+    let info = directory.key(slot, version, wrapped).ok()?;
     Some(Found {
         cipher: info.cipher,
         scope: info.scope,
@@ -111,13 +111,13 @@ pub(crate) fn data_key(
 /// The scope of the database key behind the data key that this file is sealed with now, if that
 /// database key is refused; while the file is being rewritten also of one that some of its pages
 /// may still be sealed with.
-pub(crate) fn refused_scope(file: RelFile) -> Option<u32> {
+pub(crate) fn refused_scope(file: RelFile) -> Option<Scope> {
     let shared = get()?;
-    let is_refused = |scope: &u32| shared.secrets.is_refused(*scope);
+    let is_refused = |scope: &Scope| shared.secrets.is_refused(*scope);
     let slot = shared.directory.find(file).ok()??;
     let writing = shared.directory.writing(slot).ok()?;
-    let scope_of = |epoch| Some(data_key(file, epoch, &mut [0; MAX_WRAPPED_DATA_KEY])?.scope);
-    let current = writing.current.and_then(|(epoch, _)| scope_of(epoch)).filter(is_refused);
+    let scope_of = |version| Some(data_key(file, version, &mut [0; MAX_WRAPPED_DATA_KEY])?.scope);
+    let current = writing.current.and_then(|(version, _)| scope_of(version)).filter(is_refused);
     if current.is_some() || !writing.mixed {
         return current;
     }

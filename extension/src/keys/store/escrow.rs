@@ -11,7 +11,7 @@ use pagevault_keystore::escrow::{LIMIT, MARK, Mark, RESTORED, Restored};
 use pagevault_keystore::log::{Contents, Log};
 use pagevault_keystore::state::State;
 use pagevault_keystore::storage::{FileStorage, Storage};
-use pagevault_keystore::{Record, batch};
+use pagevault_keystore::{Record, Scope, batch};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
@@ -24,7 +24,7 @@ use crate::pg::wal;
 use crate::{keystore_dir, shmem};
 
 /// The cluster's log holds providers and database keys.
-const SCOPE: u32 = 0;
+const SCOPE: Scope = Scope::CLUSTER;
 
 /// What the newest bundle holds, if there is one of this keystore.
 pub(crate) fn mark() -> Option<Mark> {
@@ -88,7 +88,7 @@ pub(crate) fn announce() -> Result<()> {
     Ok(())
 }
 
-fn scope_of(record: &Record) -> Option<u32> {
+fn scope_of(record: &Record) -> Option<Scope> {
     match record {
         Record::DatabaseKey { scope, .. } => Some(*scope),
         _ => None,

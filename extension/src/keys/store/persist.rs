@@ -18,7 +18,7 @@ use pagevault_keystore::log::{self, Contents, Log, LogError, Position};
 use pagevault_keystore::state::State;
 use pagevault_keystore::storage::{FileStorage, Storage};
 use pagevault_keystore::wal as wal_keys;
-use pagevault_keystore::{FormatError, Problem, Record, batch, compaction, wrappings};
+use pagevault_keystore::{FormatError, Problem, Record, Scope, batch, compaction, wrappings};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
@@ -35,7 +35,7 @@ pub(crate) const RESERVED_KEYS: u32 = 1024;
 
 /// Refuses to make keys that would find no room. Asked before anything is written: what is written
 /// is read at every start, and must have room then.
-fn require_room(scope: u32, records: &[Record]) -> Result<()> {
+fn require_room(scope: Scope, records: &[Record]) -> Result<()> {
     let shared = shmem::required()?;
     if shared.control.position(scope).is_none() && !shared.control.has_room() {
         return Err(no_room("key files", "That of a dropped database is kept for old backups."));
@@ -62,8 +62,9 @@ fn require_room(scope: u32, records: &[Record]) -> Result<()> {
     }
     let counts = shared.directory.counts()?;
     let limit = counts.capacity.saturating_sub(RESERVED_KEYS) as usize;
-    let new = records.iter().filter(|record| {
-        matches!(record, Record::DataKey { file, epoch, .. } if !directory::has_key(*file, *epoch))
+    let new = records.iter().filter(|record| match record {
+        Record::DataKey { file, version, .. } => !directory::has_key(*file, *version),
+        _ => false,
     });
     // A file whose keys were destroyed has a place and no key.
     let entries = counts.keys.max(counts.files) as usize;
@@ -80,7 +81,7 @@ fn require_room(scope: u32, records: &[Record]) -> Result<()> {
 
 /// Whether the keystore has or had keys of a database: a database key of its own, or data keys of
 /// its files.
-pub(crate) fn has_keys_of(database: u32) -> Result<bool> {
+pub(crate) fn has_keys_of(database: Scope) -> Result<bool> {
     let _lock = KeystoreLock::acquire();
     let shared = shmem::required()?;
     let has_log = shared.control.position(database).is_some();
@@ -122,18 +123,18 @@ pub(crate) fn keystore_failure(error: &LogError) -> Report {
 /// Adds records to the log of `scope`, to WAL and to the directory. Returns the WAL record's end.
 ///
 /// The proof of the lock is the first argument: positions and directory have one writer at a time.
-pub(crate) fn append(lock: &KeystoreLock, scope: u32, records: &[Record]) -> Result<u64> {
+pub(crate) fn append(lock: &KeystoreLock, scope: Scope, records: &[Record]) -> Result<u64> {
     append_as(lock, scope, records, Settle::of(records))
 }
 
 /// As [`append`], but the records are safe in WAL and file before anyone uses them: for a key of a
 /// file that exists, some pages of which are written without waiting for WAL, and may be read
 /// before WAL brings the key.
-pub(crate) fn append_durably(lock: &KeystoreLock, scope: u32, records: &[Record]) -> Result<u64> {
+pub(crate) fn append_durably(lock: &KeystoreLock, scope: Scope, records: &[Record]) -> Result<u64> {
     append_as(lock, scope, records, Settle::Now)
 }
 
-fn append_as(lock: &KeystoreLock, scope: u32, records: &[Record], settle: Settle) -> Result<u64> {
+fn append_as(lock: &KeystoreLock, scope: Scope, records: &[Record], settle: Settle) -> Result<u64> {
     if process::in_recovery() {
         return Err(internal("keys cannot be changed during recovery".to_owned()));
     }
@@ -165,7 +166,7 @@ fn append_as(lock: &KeystoreLock, scope: u32, records: &[Record], settle: Settle
 
 /// Adds records to the cluster's log and returns once they are safe.
 pub(crate) fn write_cluster(records: &[Record]) -> Result<()> {
-    let end = append(&KeystoreLock::acquire(), 0, records)?;
+    let end = append(&KeystoreLock::acquire(), Scope::CLUSTER, records)?;
     wal::flush(end);
     Ok(())
 }
@@ -202,7 +203,7 @@ impl Settle {
 /// called. Returns where the log ends then.
 pub(crate) fn stage(
     _lock: &KeystoreLock,
-    scope: u32,
+    scope: Scope,
     id_from_wal: Option<[u8; 16]>,
     add: impl FnOnce(&mut Log<'_, FileStorage>) -> std::result::Result<(), LogError>,
 ) -> Result<Position> {
@@ -235,7 +236,7 @@ pub(crate) fn remember(staged: &Position, lsn: u64) -> Result<()> {
 
 /// Settles a log at once, under the lock. A failure ends the server: WAL has what the file cannot
 /// take, and at the next start it is replayed.
-pub(crate) fn settle_now(_lock: &KeystoreLock, scope: u32) {
+pub(crate) fn settle_now(_lock: &KeystoreLock, scope: Scope) {
     let settle = || -> Result<()> {
         let control = &shmem::required()?.control;
         let Some(position) = control.position(scope) else { return Ok(()) };
@@ -308,7 +309,7 @@ pub(crate) fn apply(_lock: &KeystoreLock, records: &[Record]) -> Result<()> {
 /// destroyed are not in the file any more. (What is left of the old file on the disk is the disk's
 /// business.) A base backup may be under way, which is why older wrappings matter, and the order in
 /// which all stands there.
-pub(crate) fn compact(lock: &KeystoreLock, scope: u32) -> Result<()> {
+pub(crate) fn compact(lock: &KeystoreLock, scope: Scope) -> Result<()> {
     let control = &shmem::required()?.control;
     let Some(position) = control.position(scope) else { return Ok(()) };
     let storage = keystore_dir::storage()?;
@@ -348,7 +349,7 @@ pub(crate) struct SyncFailure {
 }
 
 /// Settles the log of a scope; for the checkpointer.
-pub(crate) fn settle(scope: u32) -> std::result::Result<(), SyncFailure> {
+pub(crate) fn settle(scope: Scope) -> std::result::Result<(), SyncFailure> {
     let failed = |error: LogError| {
         let errno = match &error {
             LogError::Io { source, .. } | LogError::Unsettled { source, .. } => {
@@ -387,7 +388,7 @@ pub(crate) fn settle(scope: u32) -> std::result::Result<(), SyncFailure> {
 
 /// The cluster's log, folded: providers and database keys.
 pub(crate) fn cluster_state(lock: &KeystoreLock) -> Result<State> {
-    log_state(lock, 0)
+    log_state(lock, Scope::CLUSTER)
 }
 
 /// As [`cluster_state`], taking the lock for the moment of reading.
@@ -397,14 +398,14 @@ pub(crate) fn current_cluster_state() -> Result<State> {
 
 /// What a log says, if there is one. Only looks: nothing is synced, an unreadable end is left
 /// alone.
-pub(crate) fn read_log(storage: &FileStorage, scope: u32) -> Result<Option<Contents>> {
+pub(crate) fn read_log(storage: &FileStorage, scope: Scope) -> Result<Option<Contents>> {
     read(storage, scope, log::replay)
 }
 
 fn read<T>(
     storage: &FileStorage,
-    scope: u32,
-    replay: impl Fn(&[u8], u32) -> std::result::Result<T, FormatError>,
+    scope: Scope,
+    replay: impl Fn(&[u8], Scope) -> std::result::Result<T, FormatError>,
 ) -> Result<Option<T>> {
     let name = log::file_name(scope);
     let bytes = storage.read(&name, 0, log::MAX_LOG).map_err(|source| {
@@ -415,7 +416,7 @@ fn read<T>(
 }
 
 /// A log, folded.
-pub(crate) fn log_state(_lock: &KeystoreLock, scope: u32) -> Result<State> {
+pub(crate) fn log_state(_lock: &KeystoreLock, scope: Scope) -> Result<State> {
     let records = read_log(&keystore_dir::storage()?, scope)?.map(|contents| contents.records);
     State::from_records(records.unwrap_or_default())
         .map_err(|e| Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, format!("keystore: {e}")))

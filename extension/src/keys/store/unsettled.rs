@@ -4,7 +4,7 @@
 use pagevault_keystore::log::{self, Contents, aside};
 use pagevault_keystore::state::State;
 use pagevault_keystore::storage::FileStorage;
-use pagevault_keystore::{Record, wal as wal_keys};
+use pagevault_keystore::{Record, Scope, wal as wal_keys};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
@@ -39,9 +39,9 @@ pub(crate) fn require_none_missing(storage: &FileStorage, logs: &[Contents]) -> 
     let failed = |error| keystore_failure(&error);
     for scope in aside::scopes(storage).map_err(failed)? {
         let says = |scope| logs.iter().find(|log| log.position.scope == scope);
-        let Some(cluster) = says(0) else { return Ok(()) };
+        let Some(cluster) = says(Scope::CLUSTER) else { return Ok(()) };
         let beside = aside::read(storage, scope, &cluster.position.keystore_id).map_err(failed)?;
-        let own = says(scope).filter(|log| log.position.scope != 0);
+        let own = says(scope).filter(|log| !log.position.scope.is_cluster());
         let records = [Some(cluster), own].into_iter().flatten().flat_map(|log| &log.records);
         let state = State::from_records(records.cloned())
             .map_err(|error| internal(format!("keystore: {error}")))?;
@@ -60,7 +60,7 @@ pub(crate) fn require_none_missing(storage: &FileStorage, logs: &[Contents]) -> 
     Ok(())
 }
 
-fn missed(scope: u32, count: usize) -> Report {
+fn missed(scope: Scope, count: usize) -> Report {
     let (log, beside) = (log::file_name(scope), aside::name(scope));
     let message = format!("key file \"{log}\" lacks keys that an earlier start has put aside");
     Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, message)

@@ -1,7 +1,7 @@
 //! Expanded keys of this process: data keys ready to seal with, and the database keys to unwrap
 //! more of them.
 //!
-//! A data key of a file and epoch never changes, so an entry is right for as long as it stands:
+//! A data key of a file and version never changes, so an entry is right for as long as it stands:
 //! until keys are destroyed, which a counter in shared memory tells. Nothing here allocates, locks
 //! or raises: completions of asynchronous reads come through here. What has to be unwrapped and
 //! expanded for it is so without leaving anything on the stack, which core dumps have; this memory
@@ -9,9 +9,9 @@
 
 use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::wrap::{self, WrapKey};
-use pagevault_cipher::{CipherId, DataKey, Epoch, PageKey, kdf};
+use pagevault_cipher::{CipherId, DataKey, DataKeyVersion, KeyVersion, PageKey, kdf};
 use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY as WRAPPED_MAX;
-use pagevault_keystore::{RelFile, data_key_aad};
+use pagevault_keystore::{RelFile, Scope, data_key_aad};
 use zeroize::Zeroizing;
 
 use super::key_error::KeyError;
@@ -26,7 +26,7 @@ const WAYS: usize = 4;
 
 /// Keys are large: what is searched stands apart from them, close together.
 struct Set {
-    names: [(SmgrFile, u16); WAYS],
+    names: [(SmgrFile, Option<DataKeyVersion>); WAYS],
     keys: [Option<PageKey>; WAYS],
     /// The next entry to replace.
     hand: usize,
@@ -34,7 +34,7 @@ struct Set {
 
 struct Cache {
     sets: [Set; SETS],
-    wrap_keys: [Option<(u32, u32, WrapKey)>; WAYS],
+    wrap_keys: [Option<(Scope, KeyVersion, WrapKey)>; WAYS],
     wrap_hand: usize,
     /// [`shmem::destructions`] when this was last in order.
     destructions: u32,
@@ -45,7 +45,7 @@ struct Cache {
 const NOBODY: SmgrFile =
     SmgrFile { file: RelFile { tablespace: 0, database: 0, relation: 0 }, backend: SHARED_BACKEND };
 
-const EMPTY: Set = Set { names: [(NOBODY, 0); WAYS], keys: [const { None }; WAYS], hand: 0 };
+const EMPTY: Set = Set { names: [(NOBODY, None); WAYS], keys: [const { None }; WAYS], hand: 0 };
 
 static CACHE: ProcessLocal<Cache> = ProcessLocal::new(Cache {
     sets: [EMPTY; SETS],
@@ -60,23 +60,23 @@ pub(crate) fn protect() -> std::io::Result<()> {
     crate::pg::mapping::exclude_from_core_dumps(CACHE.as_ptr())
 }
 
-/// Runs `f` with the expanded data key of a file and epoch.
+/// Runs `f` with the expanded data key of a file and version.
 #[inline]
 pub(crate) fn with_page_key<R>(
     file: SmgrFile,
-    epoch: Epoch,
+    version: DataKeyVersion,
     f: impl FnOnce(&PageKey) -> R,
 ) -> Result<R, KeyError> {
     CACHE.with(|cache| {
         cache.forget_destroyed();
         let set = set_of(file.file);
-        let way = match cache.sets[set].find(file, epoch) {
+        let way = match cache.sets[set].find(file, version) {
             Some(way) => way,
-            None => cache.fill(set, file, epoch)?,
+            None => cache.fill(set, file, version)?,
         };
         match &cache.sets[set].keys[way] {
             Some(key) => Ok(f(key)),
-            None => Err(KeyError::NoKey { epoch: epoch.get() }),
+            None => Err(KeyError::NoKey { version }),
         }
     })
 }
@@ -108,8 +108,8 @@ fn set_of(file: RelFile) -> usize {
 
 impl Set {
     #[inline]
-    fn find(&self, file: SmgrFile, epoch: Epoch) -> Option<usize> {
-        let wanted = (file, epoch.get());
+    fn find(&self, file: SmgrFile, version: DataKeyVersion) -> Option<usize> {
+        let wanted = (file, Some(version));
         (0..WAYS).find(|way| self.names[*way] == wanted && self.keys[*way].is_some())
     }
 }
@@ -132,40 +132,53 @@ impl Cache {
     }
 
     #[cold]
-    fn fill(&mut self, set: usize, file: SmgrFile, epoch: Epoch) -> Result<usize, KeyError> {
-        without_trace(|| self.expand(set, file, epoch))
+    fn fill(
+        &mut self,
+        set: usize,
+        file: SmgrFile,
+        version: DataKeyVersion,
+    ) -> Result<usize, KeyError> {
+        without_trace(|| self.expand(set, file, version))
     }
 
-    fn expand(&mut self, set: usize, file: SmgrFile, epoch: Epoch) -> Result<usize, KeyError> {
+    fn expand(
+        &mut self,
+        set: usize,
+        file: SmgrFile,
+        version: DataKeyVersion,
+    ) -> Result<usize, KeyError> {
         let data_key = if file.is_temporary() {
             temporary_key(file)?
         } else {
-            self.unwrap_data_key(file.file, epoch)?
+            self.unwrap_data_key(file.file, version)?
         };
         let set = &mut self.sets[set];
         let way = set.hand;
         set.hand = (way + 1) % WAYS;
         set.keys[way] = None; // wipes the old one
-        set.names[way] = (file, epoch.get());
+        set.names[way] = (file, Some(version));
         set.keys[way] = Some(PageKey::new(&data_key));
         Ok(way)
     }
 
-    fn unwrap_data_key(&mut self, file: RelFile, epoch: Epoch) -> Result<DataKey, KeyError> {
-        let epoch = epoch.get();
+    fn unwrap_data_key(
+        &mut self,
+        file: RelFile,
+        version: DataKeyVersion,
+    ) -> Result<DataKey, KeyError> {
         let mut wrapped = [0u8; WRAPPED_MAX];
-        let found = directory::data_key(file, epoch, &mut wrapped);
-        let found = found.ok_or_else(|| KeyError::of_missing_key(file, epoch))?;
-        let cipher = CipherId::try_from(found.cipher).map_err(|_| KeyError::Damaged { epoch })?;
+        let found = directory::data_key(file, version, &mut wrapped);
+        let found = found.ok_or_else(|| KeyError::of_missing_key(file, version))?;
+        let cipher = CipherId::try_from(found.cipher).map_err(|_| KeyError::Damaged { version })?;
         let wrap_key = self
             .wrap_key(found.scope, found.key_version)
             .ok_or(KeyError::Locked { scope: found.scope })?;
-        open_data_key(wrap_key, file, epoch, cipher, &wrapped[..found.len])
-            .ok_or(KeyError::Damaged { epoch })
+        open_data_key(wrap_key, file, version, cipher, &wrapped[..found.len])
+            .ok_or(KeyError::Damaged { version })
     }
 
-    fn wrap_key(&mut self, scope: u32, version: u32) -> Option<&WrapKey> {
-        let known = |k: &Option<(u32, u32, WrapKey)>| matches!(k, Some((s, v, _)) if *s == scope && *v == version);
+    fn wrap_key(&mut self, scope: Scope, version: KeyVersion) -> Option<&WrapKey> {
+        let known = |k: &Option<(Scope, KeyVersion, WrapKey)>| matches!(k, Some((s, v, _)) if *s == scope && *v == version);
         let at = match self.wrap_keys.iter().position(known) {
             Some(at) => at,
             None => {
@@ -187,19 +200,19 @@ impl Cache {
 pub(crate) fn open_data_key(
     wrap_key: &WrapKey,
     file: RelFile,
-    epoch: u16,
+    version: DataKeyVersion,
     cipher: CipherId,
     wrapped: &[u8],
 ) -> Option<DataKey> {
     let mut plain = Zeroizing::new([0u8; WRAPPED_MAX]);
-    let aad = data_key_aad(file, epoch, cipher as u8);
+    let aad = data_key_aad(file, version, cipher as u8);
     let len = wrap::unwrap(wrap_key, &aad, wrapped, plain.as_mut_slice()).ok()?;
     DataKey::from_bytes(cipher, &plain[..len]).ok()
 }
 
 /// The key of a temporary file: derived from this server start's random key and the file.
 fn temporary_key(file: SmgrFile) -> Result<DataKey, KeyError> {
-    let missing = KeyError::NoKey { epoch: 1 };
+    let missing = KeyError::NoKey { version: DataKeyVersion::FIRST };
     let RelFile { tablespace, database, relation } = file.file;
     let mut context = [0u8; 16];
     for (bytes, part) in context.as_chunks_mut::<4>().0.iter_mut().zip([

@@ -1,12 +1,13 @@
 //! Keys for relation files that the server copies below the storage manager, as they are: CREATE
 //! DATABASE with the strategy file_copy, and ALTER DATABASE ... SET TABLESPACE.
 //!
-//! The copies have the old numbers, and their pages the old epochs; so each copy gets every key of
-//! its original, before the transaction that makes it visible commits. The caller makes sure that
-//! nobody makes keys for the originals meanwhile.
+//! The copies have the old numbers, and their pages the old versions; so each copy gets every key
+//! of its original, before the transaction that makes it visible commits. The caller makes sure
+//! that nobody makes keys for the originals meanwhile.
 
+use pagevault_cipher::DataKeyVersion;
 use pagevault_keystore::state::{Destroyed, File};
-use pagevault_keystore::{Record, RelFile};
+use pagevault_keystore::{Record, RelFile, Scope};
 use pgrx::PgSqlErrorCode;
 
 use super::data_keys::{require_master_key, unwrap_record, with_wrap_key, wrap_data_key};
@@ -25,7 +26,9 @@ pub(crate) fn copy_keys(
 ) -> Result<()> {
     const RECORDS_AT_ONCE: usize = 10_000;
     let lock = KeystoreLock::acquire();
-    let (originals, present) = (persist::log_state(&lock, from)?, persist::log_state(&lock, to)?);
+    let to = Scope::database(to);
+    let originals = persist::log_state(&lock, Scope::database(from))?;
+    let present = persist::log_state(&lock, to)?;
     let mut records = Vec::new();
     for (file, entry) in originals.files().filter(|(file, _)| relation_files::may_exist(*file)) {
         let Some(copy) = copy_of(file) else { continue };
@@ -46,28 +49,28 @@ fn add_records(
 ) -> Result<()> {
     let (scope, key_version) = require_master_key(copy.database)?;
     if let Some(known) = known
-        && let Some(epoch) = clash_of_destroyed(entry, known)
+        && let Some(version) = clash_of_destroyed(entry, known)
     {
-        return Err(taken(file, copy, epoch));
+        return Err(taken(file, copy, version));
     }
-    // First, so that the records that follow may speak of its epochs.
+    // First, so that the records that follow may speak of its versions.
     records.extend(entry.destroyed.map(|Destroyed { through, lsn, cipher, whole, at }| {
         Record::Destroyed { file: copy, through, cipher, whole, lsn, at }
     }));
-    for (&epoch, key) in &entry.keys {
-        let other = known.and_then(|known| known.keys.get(&epoch));
+    for (&version, key) in &entry.keys {
+        let other = known.and_then(|known| known.keys.get(&version));
         let wrapped = with_wrap_key(scope, key_version, |wrap_key| {
-            let data_key = unwrap_record(file, epoch, key)?;
+            let data_key = unwrap_record(file, version, key)?;
             if let Some(other) = other
-                && !unwrap_record(copy, epoch, other)?.is_same(&data_key)
+                && !unwrap_record(copy, version, other)?.is_same(&data_key)
             {
-                return Err(taken(file, copy, epoch));
+                return Err(taken(file, copy, version));
             }
-            wrap_data_key(&data_key, wrap_key, copy, epoch)
+            wrap_data_key(&data_key, wrap_key, copy, version)
         })?;
         records.push(Record::DataKey {
             file: copy,
-            epoch,
+            version,
             cipher: key.cipher,
             scope,
             key_version,
@@ -75,11 +78,10 @@ fn add_records(
             created: key.created,
         });
     }
-    let epoch = entry.phase.epoch;
-    if epoch != 0 {
+    if let Some(version) = entry.phase.version {
         records.push(match entry.phase.plaintext {
-            false => Record::Current { file: copy, epoch },
-            true => Record::Plaintext { file: copy, after: epoch },
+            false => Record::Current { file: copy, version },
+            true => Record::Plaintext { file: copy, after: version },
         });
     }
     records.extend(entry.rewriting.map(|(phase, done)| Record::Rewriting {
@@ -90,21 +92,22 @@ fn add_records(
     Ok(())
 }
 
-/// An epoch whose key was destroyed for one of the two files, while the other one has it.
+/// A version whose key was destroyed for one of the two files, while the other one has it.
 ///
 /// Not where the original goes on without it ([`super::destruction`]), and the copy is to lie where
 /// the file lay before its database was moved: what has stayed of the key there goes as well.
-fn clash_of_destroyed(original: &File, copy: &File) -> Option<u16> {
-    let lost = |from: &File, by: &File| from.keys.keys().copied().find(|e| by.is_destroyed(*e));
-    let goes_on = original.destroyed.is_some_and(|keys| keys.through < original.phase.epoch);
+fn clash_of_destroyed(original: &File, copy: &File) -> Option<DataKeyVersion> {
+    let lost = |from: &File, by: &File| from.keys.keys().copied().find(|v| by.is_destroyed(*v));
+    let goes_on =
+        original.destroyed.is_some_and(|keys| Some(keys.through) < original.phase.version);
     lost(original, copy).or_else(|| lost(copy, original).filter(|_| !goes_on))
 }
 
 /// The copy's number belonged to another encrypted relation once, whose keys are kept.
-fn taken(file: RelFile, copy: RelFile, epoch: u16) -> Report {
+fn taken(file: RelFile, copy: RelFile, version: DataKeyVersion) -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-        format!("relation file {copy} has another data key of version {epoch}"),
+        format!("relation file {copy} has another data key of version {version}"),
     )
     .detail(format!(
         "It belonged to a relation that was dropped; the copy of relation file {file} would be unreadable."

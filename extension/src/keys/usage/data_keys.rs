@@ -2,14 +2,13 @@
 
 use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::wrap::{self, WrapKey};
-use pagevault_cipher::{CipherId, DataKey, Epoch};
+use pagevault_cipher::{CipherId, DataKey, DataKeyVersion, KeyVersion};
 use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 use pagevault_keystore::rel_file::Phase;
-use pagevault_keystore::{Record, RelFile, data_key_aad, log, state};
+use pagevault_keystore::{Record, RelFile, Scope, data_key_aad, log, state};
 use pgrx::PgSqlErrorCode;
 
 use super::{cache, refused};
-use crate::keys::scope;
 use crate::keys::store::directory;
 use crate::keys::store::persist::{self, append, append_durably};
 use crate::pg::locks::KeystoreLock;
@@ -18,14 +17,15 @@ use crate::pg::{process, wal};
 use crate::{keystore_dir, shmem};
 
 /// Whose database key wraps new data keys of a database: its own, else the cluster's.
-fn wrapping_scope(database: u32) -> Result<u32> {
-    let own = shmem::required()?.secrets.newest(database).is_some();
-    Ok(if own { database } else { 0 })
+fn wrapping_scope(database: u32) -> Result<Scope> {
+    let own = Scope::database(database);
+    let has_own = shmem::required()?.secrets.newest(own).is_some();
+    Ok(if has_own { own } else { Scope::CLUSTER })
 }
 
 /// Which database key wraps new data keys of a database: scope and version. An error if neither the
 /// database nor the cluster has a master key.
-pub(crate) fn require_master_key(database: u32) -> Result<(u32, u32)> {
+pub(crate) fn require_master_key(database: u32) -> Result<(Scope, KeyVersion)> {
     let scope = wrapping_scope(database)?;
     let newest = shmem::required()?.secrets.newest(scope);
     newest.map(|version| (scope, version)).ok_or_else(|| {
@@ -41,8 +41,8 @@ pub(crate) fn require_master_key(database: u32) -> Result<(u32, u32)> {
 /// Runs `f` with a database key, expanded; see
 /// [`Secrets::with`](crate::shmem::secrets::Secrets::with).
 pub(crate) fn with_wrap_key<R>(
-    scope: u32,
-    version: u32,
+    scope: Scope,
+    version: KeyVersion,
     f: impl FnOnce(&WrapKey) -> Result<R>,
 ) -> Result<R> {
     let secrets = &shmem::required()?.secrets;
@@ -50,10 +50,10 @@ pub(crate) fn with_wrap_key<R>(
 }
 
 /// The report for a database key that is known but not unwrapped.
-pub(crate) fn locked(scope: u32) -> Report {
+pub(crate) fn locked(scope: Scope) -> Report {
     Report::new(
         PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
-        format!("the key of {} is locked", scope::name(scope)),
+        format!("the key of {} is locked", scope.name()),
     )
     .detail("Its key provider did not answer or refused when the server started.")
     .hint("See pagevault.status for the cause. The server keeps trying; pagevault.unlock() tries again now.")
@@ -64,22 +64,22 @@ pub(crate) fn wrap_data_key(
     key: &DataKey,
     wrap_key: &WrapKey,
     file: RelFile,
-    epoch: u16,
+    version: DataKeyVersion,
 ) -> Result<Vec<u8>> {
     let mut wrapped = vec![0; key.expose().len() + wrap::OVERHEAD];
-    let aad = data_key_aad(file, epoch, key.cipher() as u8);
+    let aad = data_key_aad(file, version, key.cipher() as u8);
     let proven = wrap::wrap(wrap_key, &aad, key.expose(), &mut wrapped)
         .ok()
-        .and_then(|_| cache::open_data_key(wrap_key, file, epoch, key.cipher(), &wrapped))
+        .and_then(|_| cache::open_data_key(wrap_key, file, version, key.cipher(), &wrapped))
         .is_some_and(|again| again.is_same(key));
     if proven { Ok(wrapped) } else { Err(internal("a data key could not be wrapped".into())) }
 }
 
-/// Makes a data key of a new epoch for a file and has pages written under it from now on. Returns
+/// Makes a data key of a new version for a file and has pages written under it from now on. Returns
 /// the end of the WAL record. Pages without an LSN (free space map, unlogged relations) do not wait
-/// for it: a file that has pages already wants [`next_epoch`].
-pub(crate) fn new_epoch(file: RelFile, cipher: CipherId) -> Result<u64> {
-    make_epoch(file, cipher, Pages::None, append)
+/// for it: a file that has pages already wants [`next_version`].
+pub(crate) fn new_version(file: RelFile, cipher: CipherId) -> Result<u64> {
+    make_version(file, cipher, Pages::None, append)
 }
 
 /// What a file holds that gets another key, or none.
@@ -101,34 +101,34 @@ impl Pages {
     }
 }
 
-/// As [`new_epoch`], for a file in use: the key is safe before any page is written under it.
-pub(crate) fn next_epoch(file: RelFile, cipher: CipherId, pages: Pages) -> Result<()> {
-    make_epoch(file, cipher, pages, append_durably).map(wal::flush)
+/// As [`new_version`], for a file in use: the key is safe before any page is written under it.
+pub(crate) fn next_version(file: RelFile, cipher: CipherId, pages: Pages) -> Result<()> {
+    make_version(file, cipher, pages, append_durably).map(wal::flush)
 }
 
 /// The record of a new random data key, wrapped by the newest database key of its database.
-pub(crate) fn make_key(file: RelFile, epoch: u16, cipher: CipherId) -> Result<Record> {
+pub(crate) fn make_key(file: RelFile, version: DataKeyVersion, cipher: CipherId) -> Result<Record> {
     let (scope, key_version) = require_master_key(file.database)?;
     let wrapped = with_wrap_key(scope, key_version, |wrap_key| {
-        wrap_data_key(&DataKey::random(cipher)?, wrap_key, file, epoch)
+        wrap_data_key(&DataKey::random(cipher)?, wrap_key, file, version)
     })?;
     let cipher = cipher as u8;
     let created = process::now();
-    Ok(Record::DataKey { file, epoch, cipher, scope, key_version, wrapped, created })
+    Ok(Record::DataKey { file, version, cipher, scope, key_version, wrapped, created })
 }
 
-fn make_epoch(
+fn make_version(
     file: RelFile,
     cipher: CipherId,
     pages: Pages,
-    append: impl FnOnce(&KeystoreLock, u32, &[Record]) -> Result<u64>,
+    append: impl FnOnce(&KeystoreLock, Scope, &[Record]) -> Result<u64>,
 ) -> Result<u64> {
     refused::require_usable(wrapping_scope(file.database)?)?;
     let lock = KeystoreLock::acquire();
     let directory = &shmem::required()?.directory;
-    let epoch = match directory.find(file)? {
-        None => 1,
-        Some(slot) => directory.next_epoch(slot)?.ok_or_else(|| {
+    let version = match directory.find(file)? {
+        None => DataKeyVersion::FIRST,
+        Some(slot) => directory.next_version(slot)?.ok_or_else(|| {
             Report::new(
                 PgSqlErrorCode::ERRCODE_PROGRAM_LIMIT_EXCEEDED,
                 format!("relation file {file} has used up its data key versions"),
@@ -137,10 +137,10 @@ fn make_epoch(
         })?,
     };
     // The rewriting comes before the phase, so that nobody sees the phase without it.
-    let mut records = vec![make_key(file, epoch, cipher)?];
-    records.extend(pages.rewriting(file, Phase { epoch, plaintext: false }));
-    records.push(Record::Current { file, epoch });
-    append(&lock, file.database, &records)
+    let mut records = vec![make_key(file, version, cipher)?];
+    records.extend(pages.rewriting(file, Phase::under(version)));
+    records.push(Record::Current { file, version });
+    append(&lock, file.scope(), &records)
 }
 
 /// Has pages of a file written in plaintext from now on. Its keys stay, for pages that are sealed.
@@ -151,26 +151,26 @@ pub(crate) fn write_plaintext(file: RelFile, pages: Pages) -> Result<()> {
     let lock = KeystoreLock::acquire();
     let directory = &shmem::required()?.directory;
     let Some(slot) = directory.find(file)? else { return Ok(()) };
-    let after = directory.last_epoch(slot)?;
-    let rewriting = pages.rewriting(file, Phase { epoch: after, plaintext: true });
+    let Some(after) = directory.last_version(slot)? else { return Ok(()) };
+    let rewriting = pages.rewriting(file, Phase::plaintext_after(after));
     let mut records: Vec<_> = rewriting.into_iter().collect();
     records.push(Record::Plaintext { file, after });
-    append(&lock, file.database, &records).map(|_| ())
+    append(&lock, file.scope(), &records).map(|_| ())
 }
 
-/// Notes that no page of a file on disk is written under another epoch than `proven` any more;
+/// Notes that no page of a file on disk is written under another version than `proven` any more;
 /// `None`: that all are plaintext. False if the file is to be written otherwise by now: then that
 /// is not what was proven.
-pub(crate) fn retire_older_epochs(file: RelFile, proven: Option<Epoch>) -> Result<bool> {
+pub(crate) fn retire_older_versions(file: RelFile, proven: Option<DataKeyVersion>) -> Result<bool> {
     let lock = KeystoreLock::acquire();
-    if directory::current_epoch(file) != proven {
+    if directory::current_version(file) != proven {
         return Ok(false);
     }
     let directory = &shmem::required()?.directory;
     let Some(slot) = directory.find(file)? else { return Ok(true) };
     if directory.is_mixed(slot)? {
         let phase = directory.info(slot)?.phase;
-        append(&lock, file.database, &[Record::Rewriting { file, phase, done: true }])?;
+        append(&lock, file.scope(), &[Record::Rewriting { file, phase, done: true }])?;
     }
     Ok(true)
 }
@@ -178,22 +178,22 @@ pub(crate) fn retire_older_epochs(file: RelFile, proven: Option<Epoch>) -> Resul
 /// Wraps every data key in the log of `home` that `from` wraps with the key `to` instead. Returns
 /// how many; readable at every moment, since each record names the key that wraps it.
 pub(crate) fn rewrap_data_keys(
-    home: u32,
-    from: impl Fn(u32, u32) -> bool,
-    to: (u32, u32),
+    home: Scope,
+    from: impl Fn(Scope, KeyVersion) -> bool,
+    to: (Scope, KeyVersion),
 ) -> Result<u64> {
     const RECORDS_AT_ONCE: usize = 10_000;
     let lock = KeystoreLock::acquire();
     let (scope, key_version) = to;
     let mut records = Vec::new();
     for (file, entry) in persist::log_state(&lock, home)?.files() {
-        for (&epoch, key) in entry.keys.iter().filter(|(_, k)| from(k.scope, k.key_version)) {
+        for (&version, key) in entry.keys.iter().filter(|(_, k)| from(k.scope, k.key_version)) {
             let wrapped = with_wrap_key(scope, key_version, |wrap_key| {
-                wrap_data_key(&unwrap_record(file, epoch, key)?, wrap_key, file, epoch)
+                wrap_data_key(&unwrap_record(file, version, key)?, wrap_key, file, version)
             })?;
             records.push(Record::DataKey {
                 file,
-                epoch,
+                version,
                 cipher: key.cipher,
                 scope,
                 key_version,
@@ -212,58 +212,74 @@ pub(crate) fn rewrap_data_keys(
 }
 
 /// A data key from its record. Within [`without_trace`].
-pub(crate) fn unwrap_record(file: RelFile, epoch: u16, key: &state::DataKey) -> Result<DataKey> {
+pub(crate) fn unwrap_record(
+    file: RelFile,
+    version: DataKeyVersion,
+    key: &state::DataKey,
+) -> Result<DataKey> {
     let secret = shmem::required()?.secrets.get(key.scope, key.key_version);
     let secret = secret.ok_or_else(|| locked(key.scope))?;
     CipherId::try_from(key.cipher)
         .ok()
         .and_then(|cipher| {
-            cache::open_data_key(&WrapKey::new(secret.expose()), file, epoch, cipher, &key.wrapped)
+            cache::open_data_key(
+                &WrapKey::new(secret.expose()),
+                file,
+                version,
+                cipher,
+                &key.wrapped,
+            )
         })
         .ok_or_else(|| {
             Report::new(
                 PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
-                format!("data key version {epoch} of relation file {file} cannot be unwrapped"),
+                format!("data key version {version} of relation file {file} cannot be unwrapped"),
             )
         })
 }
 
-/// Whether two files have the same data key for an epoch. No, where one of them cannot be unwrapped
-/// now.
-pub(crate) fn have_same_key(one: RelFile, other: RelFile, epoch: u16) -> bool {
-    without_trace(|| match (present_key(one, epoch), present_key(other, epoch)) {
+/// Whether two files have the same data key for a version. No, where one of them cannot be
+/// unwrapped now.
+pub(crate) fn have_same_key(one: RelFile, other: RelFile, version: DataKeyVersion) -> bool {
+    without_trace(|| match (present_key(one, version), present_key(other, version)) {
         (Some(one), Some(other)) => one.is_same(&other),
         _ => false,
     })
 }
 
-/// The data key of a file and epoch, if there is one and it can be unwrapped now. Within
+/// The data key of a file and version, if there is one and it can be unwrapped now. Within
 /// [`without_trace`].
-fn present_key(file: RelFile, epoch: u16) -> Option<DataKey> {
+fn present_key(file: RelFile, version: DataKeyVersion) -> Option<DataKey> {
     let mut wrapped = [0; MAX_WRAPPED_DATA_KEY];
-    let found = directory::data_key(file, epoch, &mut wrapped)?;
+    let found = directory::data_key(file, version, &mut wrapped)?;
     let secret = shmem::secrets()?.get(found.scope, found.key_version)?;
     let cipher = CipherId::try_from(found.cipher).ok()?;
-    cache::open_data_key(&WrapKey::new(secret.expose()), file, epoch, cipher, &wrapped[..found.len])
+    cache::open_data_key(
+        &WrapKey::new(secret.expose()),
+        file,
+        version,
+        cipher,
+        &wrapped[..found.len],
+    )
 }
 
-/// Whether a record brings another key for an epoch that has one, not the same key in another
+/// Whether a record brings another key for a version that has one, not the same key in another
 /// wrapping. No, where either of them cannot be unwrapped now.
 pub(crate) fn is_another_key(record: &Record) -> bool {
-    let Record::DataKey { file, epoch, cipher, scope, key_version, wrapped, .. } = record else {
+    let Record::DataKey { file, version, cipher, scope, key_version, wrapped, .. } = record else {
         return false;
     };
     let mut known = [0; MAX_WRAPPED_DATA_KEY];
-    let Some(found) = directory::data_key(*file, *epoch, &mut known) else { return false };
+    let Some(found) = directory::data_key(*file, *version, &mut known) else { return false };
     if known[..found.len] == wrapped[..] {
         return false;
     }
     let brought = || {
         let secret = shmem::secrets()?.get(*scope, *key_version)?;
         let cipher = CipherId::try_from(*cipher).ok()?;
-        cache::open_data_key(&WrapKey::new(secret.expose()), *file, *epoch, cipher, wrapped)
+        cache::open_data_key(&WrapKey::new(secret.expose()), *file, *version, cipher, wrapped)
     };
-    without_trace(|| match (present_key(*file, *epoch), brought()) {
+    without_trace(|| match (present_key(*file, *version), brought()) {
         (Some(present), Some(brought)) => !present.is_same(&brought),
         _ => false,
     })
@@ -271,8 +287,8 @@ pub(crate) fn is_another_key(record: &Record) -> bool {
 
 /// The logs that may hold data keys wrapped by a scope's key: the database's own, or for the
 /// cluster every one there is.
-pub(crate) fn homes_of_scope(scope: u32) -> Result<Vec<u32>> {
-    if scope != 0 {
+pub(crate) fn homes_of_scope(scope: Scope) -> Result<Vec<Scope>> {
+    if !scope.is_cluster() {
         return Ok(vec![scope]);
     }
     log::scopes(&keystore_dir::storage()?).map_err(|e| persist::keystore_failure(&e))

@@ -20,7 +20,8 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use pagevault_keystore::{Record, RelFile};
+use pagevault_cipher::{DataKeyVersion, KeyVersion};
+use pagevault_keystore::{Record, RelFile, Scope};
 
 use super::data_keys;
 use crate::keys::store::{directory, persist};
@@ -32,8 +33,8 @@ use crate::{fault, shmem};
 /// A file whose keys were destroyed.
 pub(crate) struct Destroyed {
     pub(crate) file: RelFile,
-    /// The last epoch that is destroyed.
-    pub(crate) through: u16,
+    /// The last version that is destroyed.
+    pub(crate) through: DataKeyVersion,
     /// How many keys there were to destroy.
     pub(crate) keys: u32,
 }
@@ -44,7 +45,7 @@ enum Fate {
     /// Nothing of it can be read any more.
     IsDestroyed,
     /// It goes on under a later key than this.
-    LosesKeysThrough(u16),
+    LosesKeysThrough(DataKeyVersion),
 }
 
 /// What was done, and what it meant.
@@ -53,7 +54,7 @@ pub(crate) struct Outcome {
     /// Of files that live on.
     pub(crate) former_keys: Vec<Destroyed>,
     /// The database keys that wrapped what was destroyed: scope and version.
-    pub(crate) wrapped_by: BTreeSet<(u32, u32)>,
+    pub(crate) wrapped_by: BTreeSet<(Scope, KeyVersion)>,
     /// End of the WAL record.
     pub(crate) lsn: u64,
     /// Files outside that have one of these keys too, as raw copies of these files have.
@@ -63,14 +64,14 @@ pub(crate) struct Outcome {
 }
 
 /// Destroys every key that files of one database have. Nobody uses the files, and none of their
-/// pages is in shared buffers. Of the files `living`, those through the epoch that is said: see the
-/// module.
+/// pages is in shared buffers. Of the files `living`, those through the version that is said: see
+/// the module.
 ///
 /// `whole`: these are all files of the database that have keys.
 pub(crate) fn destroy(
     database: u32,
     files: &[RelFile],
-    living: &[(RelFile, u16)],
+    living: &[(RelFile, DataKeyVersion)],
     whole: bool,
 ) -> Result<Outcome> {
     destroy_locked(&KeystoreLock::acquire(), database, files, living, whole)
@@ -81,14 +82,14 @@ pub(crate) fn destroy(
 pub(crate) fn destroy_former(
     database: u32,
     found: &[Former],
-    living: &[(RelFile, u16)],
+    living: &[(RelFile, DataKeyVersion)],
 ) -> Result<Outcome> {
     let lock = KeystoreLock::acquire();
     let directory = &shmem::required()?.directory;
     let mut files = Vec::new();
     for former in found {
         if let Some(slot) = directory.find(former.file)?
-            && directory.last_epoch(slot)? == former.last_epoch
+            && directory.last_version(slot)? == former.last_version
         {
             files.push(former.file);
         }
@@ -103,7 +104,7 @@ fn destroy_locked(
     lock: &KeystoreLock,
     database: u32,
     files: &[RelFile],
-    living: &[(RelFile, u16)],
+    living: &[(RelFile, DataKeyVersion)],
     whole: bool,
 ) -> Result<Outcome> {
     let directory = &shmem::required()?.directory;
@@ -113,18 +114,17 @@ fn destroy_locked(
     let doomed = files.iter().map(|&file| (file, Fate::IsDestroyed));
     let living = living.iter().map(|&(file, through)| (file, Fate::LosesKeysThrough(through)));
     for (file, fate) in doomed.chain(living) {
-        let slot = directory.find(file)?;
-        let slot = slot.ok_or_else(|| internal(format!("relation file {file} has no keys")))?;
-        let (info, last) = (directory.info(slot)?, directory.last_epoch(slot)?);
+        let no_keys = || internal(format!("relation file {file} has no keys"));
+        let slot = directory.find(file)?.ok_or_else(no_keys)?;
+        let (info, last) = (directory.info(slot)?, directory.last_version(slot)?);
         let through = match fate {
-            Fate::IsDestroyed => last,
-            Fate::LosesKeysThrough(0) => continue, // it has had no other key
+            Fate::IsDestroyed => last.ok_or_else(no_keys)?,
             Fate::LosesKeysThrough(through) => through,
         };
         let mut keys = 0;
         for key in directory.keys(slot)? {
             let key = key?;
-            if key.epoch <= through {
+            if key.version <= through {
                 wrapped_by.insert((key.scope, key.key_version));
                 keys += 1;
             }
@@ -140,10 +140,10 @@ fn destroy_locked(
     }
     let same_keys = files_with_same_keys(destroyed.iter().chain(&former_keys))?;
     fault::point("shred.decided");
-    let lsn = persist::append_durably(lock, database, &records)?;
+    let lsn = persist::append_durably(lock, Scope::database(database), &records)?;
     wal::flush(lsn);
     fault::point("shred.destroyed");
-    let not_compacted = persist::compact(lock, database).err();
+    let not_compacted = persist::compact(lock, Scope::database(database)).err();
     fault::point("shred.compacted");
     Ok(Outcome { files: destroyed, former_keys, wrapped_by, lsn, same_keys, not_compacted })
 }
@@ -168,9 +168,9 @@ fn files_with_same_keys<'a>(
             continue;
         }
         for key in directory.keys(info.slot)? {
-            let epoch = key?.epoch;
+            let version = key?.version;
             let is_same = |one: &&Destroyed| {
-                epoch <= one.through && data_keys::have_same_key(info.file, one.file, epoch)
+                version <= one.through && data_keys::have_same_key(info.file, one.file, version)
             };
             if namesakes.iter().any(is_same) {
                 same.push(info.file);
@@ -186,7 +186,8 @@ pub(crate) fn files_of_database(database: u32) -> Result<Vec<RelFile>> {
     let mut files = Vec::new();
     for info in shmem::required()?.directory.files()? {
         let info = info?;
-        if info.file.database == database && shmem::required()?.directory.last_epoch(info.slot)? > 0
+        if info.file.database == database
+            && shmem::required()?.directory.last_version(info.slot)?.is_some()
         {
             files.push(info.file);
         }
@@ -197,7 +198,7 @@ pub(crate) fn files_of_database(database: u32) -> Result<Vec<RelFile>> {
 /// A file that is gone and has keys.
 pub(crate) struct Former {
     pub(crate) file: RelFile,
-    last_epoch: u16,
+    last_version: Option<DataKeyVersion>,
 }
 
 /// Files of a database that are there and have keys, and are none of these.
@@ -239,8 +240,8 @@ fn former(database: u32, is_there: impl Fn(RelFile) -> Result<bool>) -> Result<V
             && directory.keys(info.slot)?.next().is_some()
             && !is_there(info.file)?
         {
-            let last_epoch = directory.last_epoch(info.slot)?;
-            former.push(Former { file: info.file, last_epoch });
+            let last_version = directory.last_version(info.slot)?;
+            former.push(Former { file: info.file, last_version });
         }
     }
     Ok(former)

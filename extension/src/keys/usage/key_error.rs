@@ -1,32 +1,33 @@
 //! Why a data key cannot be had.
 
-use pagevault_keystore::RelFile;
+use pagevault_cipher::DataKeyVersion;
+use pagevault_keystore::{RelFile, Scope};
 
 use crate::keys::store::directory;
 
 /// Why a data key cannot be had.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum KeyError {
-    /// The database key that wraps the data key is not unwrapped; `scope` is its database or 0.
-    Locked { scope: u32 },
+    /// The database key that wraps the data key, that of `scope`, is not unwrapped.
+    Locked { scope: Scope },
     /// The database key is unwrapped, but users are refused: its master key was revoked.
-    Refused { scope: u32 },
-    /// The keystore has no data key of this epoch for this file.
-    NoKey { epoch: u16 },
-    /// The data key of this epoch was destroyed on purpose.
+    Refused { scope: Scope },
+    /// The keystore has no data key of this version for this file.
+    NoKey { version: DataKeyVersion },
+    /// The data key of this version was destroyed on purpose.
     Destroyed,
     /// Recovery has not replayed the key yet, nor those of too many other files.
     TooManyMissing,
     /// The wrapped data key does not open: the keystore is damaged or not this cluster's.
-    Damaged { epoch: u16 },
+    Damaged { version: DataKeyVersion },
 }
 
 impl KeyError {
-    /// Why a file has no data key of an epoch.
-    pub(crate) fn of_missing_key(file: RelFile, epoch: u16) -> KeyError {
-        match directory::destroyed_at(file, epoch) {
+    /// Why a file has no data key of a version.
+    pub(crate) fn of_missing_key(file: RelFile, version: DataKeyVersion) -> KeyError {
+        match directory::destroyed_at(file, version) {
             Some(_) => KeyError::Destroyed,
-            None => KeyError::NoKey { epoch },
+            None => KeyError::NoKey { version },
         }
     }
 }

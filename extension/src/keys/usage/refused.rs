@@ -1,10 +1,10 @@
 //! Scopes whose master key was revoked, and whose keys are refused since: who would use one is told
 //! so. What brings a scope there and back, see [`crate::keys::provider::revoked`].
 
+use pagevault_keystore::Scope;
 use pagevault_keystore::protocol::ErrorClass;
 use pgrx::PgSqlErrorCode;
 
-use crate::keys::scope;
 use crate::keys::store::persist;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::process;
@@ -12,10 +12,10 @@ use crate::pg::report::{Report, Result};
 use crate::shmem;
 
 /// Refuses what would use a key that is refused to protect or to reveal more.
-pub(crate) fn require_usable(scope: u32) -> Result<()> {
+pub(crate) fn require_usable(scope: Scope) -> Result<()> {
     match shmem::secrets() {
         Some(secrets) if secrets.is_refused(scope) => {
-            Err(refuses(&format!("the key of {}", scope::name(scope)), "", scope))
+            Err(refuses(&format!("the key of {}", scope.name()), "", scope))
         }
         _ => Ok(()),
     }
@@ -23,7 +23,7 @@ pub(crate) fn require_usable(scope: u32) -> Result<()> {
 
 /// The report for what is locked because its key is refused; `place` is one more sentence of
 /// DETAIL, after a space, or empty.
-pub(crate) fn refuses(what: &str, place: &str, scope: u32) -> Report {
+pub(crate) fn refuses(what: &str, place: &str, scope: Scope) -> Report {
     let facts = facts(scope).unwrap_or_else(|| "Its master key was revoked.".to_owned());
     Report::new(
         PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
@@ -35,7 +35,7 @@ pub(crate) fn refuses(what: &str, place: &str, scope: u32) -> Report {
 
 /// Provider, key, since when and why, as a sentence; `None` under the keystore lock, for which this
 /// process would wait for ever.
-fn facts(scope: u32) -> Option<String> {
+fn facts(scope: Scope) -> Option<String> {
     if KeystoreLock::is_held() {
         return None;
     }

@@ -5,7 +5,7 @@
 //! key is in the cache of this process.
 
 use pagevault_cipher::wal::{self, Mark};
-use pagevault_cipher::{Epoch, PageKey};
+use pagevault_cipher::{KeyVersion, PageKey};
 use pagevault_keystore::wal::{Stretch, WalPhase, key_place, stretch_at as stretch_of};
 use pagevault_keystore::wal_pages::WalKeys;
 
@@ -28,17 +28,17 @@ pub(crate) fn active() -> Option<&'static Wal> {
 /// The last answer of [`stretch_at`], good as long as no switch is added and none is left out.
 static LAST: ProcessLocal<([u32; 2], Stretch)> = ProcessLocal::new((
     [0; 2],
-    Stretch { from: 0, to: 0, phase: WalPhase { generation: 0, plaintext: false } },
+    Stretch { from: 0, to: 0, phase: WalPhase { version: None, plaintext: false } },
 ));
 
 /// How the page at `address` is written, and how far that goes.
 #[inline]
 pub(crate) fn stretch_at(wal: &Wal, address: u64) -> Stretch {
-    let count = wal.version();
+    let stamp = wal.stamp();
     LAST.with(|(known, stretch)| {
-        if *known != count || address < stretch.from || address >= stretch.to {
+        if *known != stamp || address < stretch.from || address >= stretch.to {
             *stretch = stretch_of(wal.in_force(), address);
-            *known = count;
+            *known = stamp;
         }
         *stretch
     })
@@ -71,12 +71,16 @@ impl WalKeys for ServerKeys {
     }
 
     #[inline]
-    fn with_key<R>(&self, generation: u32, f: impl FnOnce(&PageKey) -> R) -> Result<R, KeyError> {
-        with_key(generation, f)
+    fn with_key<R>(
+        &self,
+        version: KeyVersion,
+        f: impl FnOnce(&PageKey) -> R,
+    ) -> Result<R, KeyError> {
+        with_key(version, f)
     }
 
-    fn open(&self, page: &mut [u8], generation: u32) -> Result<(), KeyError> {
-        let opened = with_key(generation, |key| {
+    fn open(&self, page: &mut [u8], version: KeyVersion) -> Result<(), KeyError> {
+        let opened = with_key(version, |key| {
             let work = Timing::begin();
             wal::open(page, key);
             work.opened(StatsKind::Wal, 1, page.len() as u64);
@@ -84,9 +88,14 @@ impl WalKeys for ServerKeys {
         opened.inspect_err(|_| stats::count_failure(StatsKind::Wal))
     }
 
-    fn seal(&self, pages: &mut [u8], page_size: usize, generation: u32) -> Result<u64, KeyError> {
-        let mark = Mark::of_generation(generation);
-        with_key(generation, |key| {
+    fn seal(
+        &self,
+        pages: &mut [u8],
+        page_size: usize,
+        version: KeyVersion,
+    ) -> Result<u64, KeyError> {
+        let mark = Mark::of_version(version);
+        with_key(version, |key| {
             let work = Timing::begin();
             let pages = pages.chunks_exact_mut(page_size);
             let sealed = pages.map(|page| u64::from(wal::seal(page, key, mark))).sum();
@@ -96,10 +105,9 @@ impl WalKeys for ServerKeys {
     }
 }
 
-/// Runs `f` with the expanded key of a generation.
+/// Runs `f` with the expanded key of a version.
 #[inline]
-fn with_key<R>(generation: u32, f: impl FnOnce(&PageKey) -> R) -> Result<R, KeyError> {
-    let (file, epoch) = key_place(generation);
-    let epoch = Epoch::new(epoch).ok_or(KeyError::NoKey { epoch })?;
-    cache::with_page_key(SmgrFile { file, backend: SHARED_BACKEND }, epoch, f)
+fn with_key<R>(version: KeyVersion, f: impl FnOnce(&PageKey) -> R) -> Result<R, KeyError> {
+    let (file, data_key_version) = key_place(version);
+    cache::with_page_key(SmgrFile { file, backend: SHARED_BACKEND }, data_key_version, f)
 }

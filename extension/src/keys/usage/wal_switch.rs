@@ -29,9 +29,9 @@
 //! wanted. What others log before or within a barrier makes it longer. A barrier that nobody uses,
 //! or half of one, does no harm.
 
-use pagevault_cipher::CipherId;
+use pagevault_cipher::{CipherId, KeyVersion};
 use pagevault_keystore::wal::{Switch, Switches, WalPhase, key_place};
-use pagevault_keystore::{Record, batch};
+use pagevault_keystore::{Record, Scope, batch};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
@@ -45,14 +45,14 @@ use crate::shmem::wal::Wal;
 use crate::{fault, shmem};
 
 /// The cluster's database key wraps WAL keys.
-const SCOPE: u32 = 0;
+const SCOPE: Scope = Scope::CLUSTER;
 
-/// Makes a new WAL key and has it used from now on; returns its generation, or that of a key which
+/// Makes a new WAL key and has it used from now on; returns its version, or that of a key which
 /// somebody else made after it.
 ///
 /// # Errors
 /// When WAL is not encrypted.
-pub(crate) fn rotate() -> Result<u32> {
+pub(crate) fn rotate() -> Result<KeyVersion> {
     seal_with_new_key(true)?.ok_or_else(not_encrypted)
 }
 
@@ -108,8 +108,8 @@ fn switch_to(sealed: bool) -> Result<()> {
         let done = audited("on", shmem::required()?.wal.heading().sealed().is_none(), || {
             seal_with_new_key(false)
         });
-        if let Some(generation) = done? {
-            said(format!("pagevault: WAL is encrypted from now on, WAL key version {generation}"));
+        if let Some(version) = done? {
+            said(format!("pagevault: WAL is encrypted from now on, WAL key version {version}"));
         }
         return Ok(());
     }
@@ -181,26 +181,26 @@ fn begun(lock: &KeystoreLock) -> Result<&'static Wal> {
 
 /// Steps 1 to 4, if WAL is sealed, or not yet, as the caller expects. `None` if it is not so, from
 /// the beginning or after the barrier.
-fn seal_with_new_key(is_sealed: bool) -> Result<Option<u32>> {
+fn seal_with_new_key(is_sealed: bool) -> Result<Option<KeyVersion>> {
     let cipher = guc::cipher();
     let expected = |wal: &Wal| wal.heading().sealed().is_some() == is_sealed;
     // Looked at before the lock is taken, for what it says of a refused key stands in the keystore.
     let usable = refused::require_usable(SCOPE);
-    let (generation, end) = {
+    let (version, end) = {
         let lock = KeystoreLock::acquire();
         if !expected(begun(&lock)?) {
             return Ok(None);
         }
         require_room()?;
         usable?;
-        let generation = next_generation()?;
-        let record = new_key(generation, cipher)?;
-        (generation, persist::append(&lock, SCOPE, &[record])?)
+        let version = next_version()?;
+        let record = new_key(version, cipher)?;
+        (version, persist::append(&lock, SCOPE, &[record])?)
     };
     wal::flush(end);
     let behind = wal::insert_barrier(|| {
         fault::point("wal_switch.barrier");
-        fault::point_of("wal_switch.barrier_of", generation);
+        fault::point_of("wal_switch.barrier_of", version.get());
         process::check_for_interrupts();
     });
     let start = {
@@ -209,13 +209,13 @@ fn seal_with_new_key(is_sealed: bool) -> Result<Option<u32>> {
         if !expected(wal) {
             return Ok(None);
         }
-        if let Some(newer) = wal.heading().sealed().filter(|newer| *newer > generation) {
+        if let Some(newer) = wal.heading().sealed().filter(|newer| *newer > version) {
             return Ok(Some(newer));
         }
-        switch(&lock, |_| WalPhase { generation, plaintext: false }, behind)?
+        switch(&lock, |_| WalPhase::under(version), behind)?
     };
     reach(start);
-    Ok(Some(generation))
+    Ok(Some(version))
 }
 
 /// Before anything is written.
@@ -231,27 +231,27 @@ fn require_room() -> Result<()> {
     .detail("All changes are kept, for WAL that is archived."))
 }
 
-/// The newest generation that any switch is to, be it that WAL never came there.
-fn newest_generation() -> Result<u32> {
+/// The newest version that any switch is to, be it that WAL never came there.
+fn newest_version() -> Result<Option<KeyVersion>> {
     let switches = shmem::required()?.wal.switches.iter();
-    Ok(switches.map(|switch| switch.phase.generation).max().unwrap_or(0))
+    Ok(switches.filter_map(|switch| switch.phase.version).max())
 }
 
-/// The generation after all for which there is a key, be it that it was never used.
-fn next_generation() -> Result<u32> {
-    let mut generation = newest_generation()?;
+/// The version after all for which there is a key, be it that it was never used.
+fn next_version() -> Result<KeyVersion> {
+    let mut last = newest_version()?;
     loop {
-        generation = generation
-            .checked_add(1)
+        let version = KeyVersion::after(last)
             .ok_or_else(|| internal("WAL has used up its key versions".to_owned()))?;
-        let (file, epoch) = key_place(generation);
-        if !directory::has_key(file, epoch) {
-            return Ok(generation);
+        let (file, data_key_version) = key_place(version);
+        if !directory::has_key(file, data_key_version) {
+            return Ok(version);
         }
+        last = Some(version);
     }
 }
 
-fn new_key(generation: u32, cipher: CipherId) -> Result<Record> {
+fn new_key(version: KeyVersion, cipher: CipherId) -> Result<Record> {
     if shmem::required()?.secrets.newest(SCOPE).is_none() {
         return Err(Report::new(
             PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
@@ -259,8 +259,8 @@ fn new_key(generation: u32, cipher: CipherId) -> Result<Record> {
         )
         .hint("Set one with pagevault.set_cluster_master_key()."));
     }
-    let (file, epoch) = key_place(generation);
-    data_keys::make_key(file, epoch, cipher)
+    let (file, data_key_version) = key_place(version);
+    data_keys::make_key(file, data_key_version, cipher)
 }
 
 /// Steps 3 and 4 up to the record: the switch begins at `behind` or later. Returns where; WAL must
@@ -276,8 +276,11 @@ fn switch(
     let step = step.ok_or_else(|| internal("WAL has used up its switches".to_owned()))?;
     let phase = phase(wal.heading());
     // Plaintext has the number of a key as well: that of one that there is.
-    let generation = if phase.generation > 0 { phase.generation } else { newest_generation()? };
-    let phase = WalPhase { generation, ..phase };
+    let version = match phase.version {
+        Some(version) => Some(version),
+        None => newest_version()?,
+    };
+    let phase = WalPhase { version, ..phase };
     let (added, switch) = wal::at_unwritten_page(behind, |_, start| {
         let switch = Switch { step, start, phase };
         (wal.put_in_force(switch), switch)

@@ -1,6 +1,6 @@
 //! How files of relations are named.
 
-use pagevault_keystore::RelFile;
+use pagevault_keystore::{RelFile, Scope};
 use pgrx::pg_sys;
 
 /// `INVALID_PROC_NUMBER` (17+), `InvalidBackendId` before: a relation that all backends share.
@@ -70,12 +70,12 @@ pub(super) fn locator(file: RelFile) -> Locator {
 /// the file number, not of the database: what is asked for in the name of a database is cancelled
 /// when the database is dropped or moved to another tablespace, by a standby as well
 /// (`ForgetDatabaseSyncRequests`, md.c), and its keys live on.
-fn keystore_locator(scope: u32) -> Locator {
-    locator(RelFile { tablespace: 0, database: 0, relation: scope })
+fn keystore_locator(scope: Scope) -> Locator {
+    locator(RelFile { tablespace: 0, database: 0, relation: scope.number() })
 }
 
 /// The sync request that stands for the keystore log of `scope`.
-pub(crate) fn keystore_tag(scope: u32) -> pg_sys::FileTag {
+pub(crate) fn keystore_tag(scope: Scope) -> pg_sys::FileTag {
     pg_sys::FileTag {
         handler: pg_sys::SyncRequestHandler::SYNC_HANDLER_MD as i16,
         forknum: pg_sys::ForkNumber::MAIN_FORKNUM as i16,
@@ -88,12 +88,12 @@ pub(crate) fn keystore_tag(scope: u32) -> pg_sys::FileTag {
 }
 
 /// The scope whose keystore log a sync request stands for, if it is one of ours.
-pub(crate) fn keystore_of_tag(tag: &pg_sys::FileTag) -> Option<u32> {
+pub(crate) fn keystore_of_tag(tag: &pg_sys::FileTag) -> Option<Scope> {
     #[cfg(feature = "pg15")]
     let file = rel_file(tag.rnode);
     #[cfg(not(feature = "pg15"))]
     let file = rel_file(tag.rlocator);
-    (file.tablespace == 0 && file.database == 0).then_some(file.relation)
+    (file.tablespace == 0 && file.database == 0).then_some(Scope::database(file.relation))
 }
 
 /// Path of one fork of a permanent relation, relative to the data directory (`relpathperm`).

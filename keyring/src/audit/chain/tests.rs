@@ -6,12 +6,12 @@ use super::*;
 
 const KEYSTORE: &[u8; 16] = b"0123456789abcdef";
 
-fn key(version: u32) -> AuditKey {
-    AuditKey::derive(&[version as u8; 32], KEYSTORE, version)
+fn key(version: KeyVersion) -> AuditKey {
+    AuditKey::derive(&[version.get() as u8; 32], KEYSTORE, version)
 }
 
-fn keys() -> BTreeMap<u32, AuditKey> {
-    [1, 2].into_iter().map(|version| (version, key(version))).collect()
+fn keys() -> BTreeMap<KeyVersion, AuditKey> {
+    [1, 2].into_iter().filter_map(KeyVersion::new).map(|version| (version, key(version))).collect()
 }
 
 /// Lines of a run, each with the version of the key that it has a MAC of, or 0.
@@ -19,7 +19,7 @@ fn run(number: u8, previous: Option<&Place>, versions: &[u32]) -> (Vec<String>, 
     let mut place = Place::before([number; 16]);
     let line = |version: &u32| {
         let facts = format!("\"action\":\"{}\"", place.seq);
-        let key = Some(key(*version)).filter(|_| *version > 0);
+        let key = KeyVersion::new(*version).map(key);
         next_line(&mut place, previous, u64::from(number), &facts, key.as_ref())
     };
     let lines = versions.iter().map(line).collect();
@@ -106,8 +106,8 @@ fn changed_and_invented_lines_are_found() {
         assert!(findings.iter().any(here), "{at}: {findings:?}");
     }
     let mut invented = Place::before([9; 16]);
-    let strange = AuditKey::derive(&[9; 32], KEYSTORE, 1);
-    let unknown = AuditKey::derive(&[9; 32], KEYSTORE, 7);
+    let strange = AuditKey::derive(&[9; 32], KEYSTORE, KeyVersion::new(1).unwrap());
+    let unknown = AuditKey::derive(&[9; 32], KEYSTORE, KeyVersion::new(7).unwrap());
     let (_, end) = run(1, None, &[0, 0, 1, 1, 2]);
     let mut behind = end;
     for (line, why) in [

@@ -8,7 +8,7 @@ use anyhow::{Context, Result, ensure};
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use pagevault_cipher::wrap::{self, WrapKey};
-use pagevault_keystore::{Record, data_key_aad, log};
+use pagevault_keystore::{KeyVersion, Record, Scope, data_key_aad, log};
 use pagevault_tests::Cluster;
 use pagevault_tests::installation::run;
 use pagevault_tests::memory::Pieces;
@@ -24,8 +24,9 @@ pub(super) fn add_keys(cluster: &Cluster, pieces: &mut Pieces) -> Result<()> {
         pieces.add(&format!("{name} ^ ipad"), &key.map(|byte| byte ^ 0x36));
         pieces.add(&format!("{name} ^ opad"), &key.map(|byte| byte ^ 0x5c));
     }
-    let wrapping = |scope, version| {
-        let found = keys.iter().find(|(s, v, _)| (*s, *v) == (scope, version));
+    let wrapping = |scope: Scope, version: KeyVersion| {
+        let key = (scope.number(), version.get());
+        let found = keys.iter().find(|(s, v, _)| (*s, *v) == key);
         found.map(|(_, _, key)| WrapKey::new(key)).context("a database key is missing")
     };
     let directory = cluster.data_directory().join("pagevault");
@@ -35,14 +36,14 @@ pub(super) fn add_keys(cluster: &Cluster, pieces: &mut Pieces) -> Result<()> {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         let Some(home) = log::scope_of(&name) else { continue };
         for record in log::replay(&fs::read(&path)?, home)?.records {
-            let Record::DataKey { file, epoch, cipher, scope, key_version, wrapped, .. } = record
+            let Record::DataKey { file, version, cipher, scope, key_version, wrapped, .. } = record
             else {
                 continue;
             };
             let mut key = vec![0; wrapped.len() - wrap::OVERHEAD];
-            let aad = data_key_aad(file, epoch, cipher);
+            let aad = data_key_aad(file, version, cipher);
             wrap::unwrap(&wrapping(scope, key_version)?, &aad, &wrapped, &mut key)?;
-            pieces.add(&format!("data key of {file}, epoch {epoch}"), &key);
+            pieces.add(&format!("data key of {file}, version {version}"), &key);
             data_keys += 1;
         }
     }

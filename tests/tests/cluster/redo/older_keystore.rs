@@ -50,8 +50,8 @@ fn refused_after_rekey(settings: Settings) -> Result<()> {
     refuses_older(cluster, &files, 2)
 }
 
-/// Kills the server; with the older keystore it refuses to start, for want of the key of `epoch`.
-fn refuses_older(mut cluster: Cluster, files: &[DataFile], epoch: u16) -> Result<()> {
+/// Kills the server; with the older keystore it refuses to start, for want of the key of `version`.
+fn refuses_older(mut cluster: Cluster, files: &[DataFile], version: u16) -> Result<()> {
     // On every page: each is restored as a whole.
     cluster.sql("UPDATE s SET id = -id WHERE id % 50 = 0")?;
     let sum = cluster.text(SUM)?;
@@ -78,8 +78,9 @@ fn refuses_older(mut cluster: Cluster, files: &[DataFile], epoch: u16) -> Result
             Ok(()) => anyhow::bail!("the server starts"),
             Err(error) => error.to_string(),
         };
-        let message =
-            format!("WAL has not brought the data key of version {epoch} of relation file base/5/");
+        let message = format!(
+            "WAL has not brought the data key of version {version} of relation file base/5/"
+        );
         ensure!(log.contains(&message) && log.contains("FATAL"), "{log}");
         ensure!(log.contains("is encrypted under it"), "{log}");
         ensure!(!log.contains("ready to accept"), "{log}");
@@ -94,7 +95,7 @@ fn refuses_older(mut cluster: Cluster, files: &[DataFile], epoch: u16) -> Result
     assert_sealed(files)?;
     for file in files {
         ensure!(!file.contains_text("MARKER")?, "plaintext in {}", file.path.display());
-        let right = [PageState::Zero, PageState::Sealed(epoch)];
+        let right = [PageState::Zero, PageState::Sealed(version)];
         let wrong = |state: &PageState| !right.contains(state);
         ensure!(!file.states()?.iter().any(wrong), "{}", file.path.display());
     }

@@ -402,14 +402,14 @@ fn standby_at(work: Work, steps: &[&str]) -> Result<()> {
     ensure!(asker.end(), "the job did not end");
     wait_for(&standby, &primary)?;
     ensure!(standby.text(SUM)? == before, "the standby has other contents");
-    let epochs = format!(
+    let versions = format!(
         "SELECT string_agg(v::text, ' ' ORDER BY v::text) FROM ({FAMILY}) f, pagevault.verify('t') v WHERE state <> 'empty'"
     );
     primary.sql("CHECKPOINT")?;
     // A restart point is at a checkpoint that was replayed.
     wait_for(&standby, &primary)?;
     standby.sql("CHECKPOINT")?;
-    ensure!(standby.text(&epochs)? == primary.text(&epochs)?, "{}", standby.text(&epochs)?);
+    ensure!(standby.text(&versions)? == primary.text(&versions)?, "{}", standby.text(&versions)?);
     standby.finish()?;
     primary.finish()
 }

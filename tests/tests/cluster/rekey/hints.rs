@@ -58,7 +58,9 @@ fn torn_under_a_new_key() -> Result<()> {
     torn(
         "CREATE TABLE h (id int, name text); SELECT pagevault.encrypt('h')",
         "SELECT pagevault.rotate_data_key('h')",
-        |state| matches!(state, PageState::Sealed(epoch) if epoch > 1) || state == PageState::Zero,
+        |state| {
+            matches!(state, PageState::Sealed(version) if version > 1) || state == PageState::Zero
+        },
     )
 }
 

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use pagevault_tests::Cluster;
 use pagevault_tests::cluster::run_sql;
 
-use super::{SUM, assert_epoch, cluster, epochs};
+use super::{SUM, assert_version, cluster, versions};
 
 /// The job, once it has begun to write.
 pub(super) fn begun(cluster: &Cluster) -> Result<String> {
@@ -32,7 +32,7 @@ fn keys_above_rotate() -> Result<()> {
     end(&cluster, &job)?;
     cluster.crash()?;
     ensure!(cluster.text(SUM)? == before, "contents differ");
-    assert_epoch(&cluster, 2)?;
+    assert_version(&cluster, 2)?;
     cluster.finish()
 }
 
@@ -47,8 +47,8 @@ fn a_base_backup_is_taken() -> Result<()> {
     restored.start_server()?;
     ensure!(restored.text(SUM)? == before, "the backup has other contents");
     end(&restored, &job)?;
-    for (relation, epochs) in epochs(&restored)? {
-        ensure!(epochs == [2], "{relation}: {epochs:?}");
+    for (relation, versions) in versions(&restored)? {
+        ensure!(versions == [2], "{relation}: {versions:?}");
     }
     restored.finish()?;
     cluster.finish()
@@ -66,8 +66,8 @@ fn it_moves_to_another_tablespace() -> Result<()> {
     cluster.sql("ALTER TABLE t SET TABLESPACE space")?;
     end(&cluster, &job)?;
     cluster.sql("CHECKPOINT")?;
-    for (relation, epochs) in epochs(&cluster)? {
-        ensure!(epochs.len() == 1, "{relation}: {epochs:?}");
+    for (relation, versions) in versions(&cluster)? {
+        ensure!(versions.len() == 1, "{relation}: {versions:?}");
     }
     ensure!(cluster.text(SUM)? == before, "contents differ");
     cluster.finish()
@@ -126,6 +126,6 @@ fn its_database_is_dropped() -> Result<()> {
     // The launcher goes on with what else there is.
     let job = begun(&cluster)?;
     end(&cluster, &job)?;
-    assert_epoch(&cluster, 2)?;
+    assert_version(&cluster, 2)?;
     cluster.finish()
 }

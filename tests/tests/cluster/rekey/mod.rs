@@ -44,13 +44,13 @@ fn cluster(conf: &str) -> Result<Cluster> {
     Ok(cluster)
 }
 
-/// Files by relation, with the epochs that their pages have on disk.
-fn epochs(cluster: &Cluster) -> Result<Vec<(String, Vec<u16>)>> {
+/// Files by relation, with the versions that their pages have on disk.
+fn versions(cluster: &Cluster) -> Result<Vec<(String, Vec<u16>)>> {
     let mut all = Vec::new();
     for name in cluster.text(FAMILY)?.split(' ') {
         let mut found = Vec::new();
         for file in cluster.files(name)? {
-            found.extend(epochs_of(&file)?);
+            found.extend(versions_of(&file)?);
         }
         found.sort_unstable();
         found.dedup();
@@ -60,12 +60,12 @@ fn epochs(cluster: &Cluster) -> Result<Vec<(String, Vec<u16>)>> {
     Ok(all)
 }
 
-fn epochs_of(file: &DataFile) -> Result<Vec<u16>> {
+fn versions_of(file: &DataFile) -> Result<Vec<u16>> {
     file.states()?
         .into_iter()
         .filter_map(|state| match state {
             PageState::Zero => None,
-            PageState::Sealed(epoch) => Some(Ok(epoch)),
+            PageState::Sealed(version) => Some(Ok(version)),
             PageState::Plain => {
                 Some(Err(anyhow::anyhow!("{} has a plain page", file.path.display())))
             }
@@ -73,11 +73,11 @@ fn epochs_of(file: &DataFile) -> Result<Vec<u16>> {
         .collect()
 }
 
-/// Fails unless every page of every file has this epoch on disk, without a checkpoint.
-fn assert_epoch(cluster: &Cluster, wanted: u16) -> Result<()> {
-    let found = epochs(cluster)?;
+/// Fails unless every page of every file has this version on disk, without a checkpoint.
+fn assert_version(cluster: &Cluster, wanted: u16) -> Result<()> {
+    let found = versions(cluster)?;
     ensure!(found.len() == 6, "not the family of t: {found:?}");
-    ensure!(found.iter().all(|(_, epochs)| *epochs == [wanted]), "{found:?}");
+    ensure!(found.iter().all(|(_, versions)| *versions == [wanted]), "{found:?}");
     Ok(())
 }
 
@@ -89,13 +89,13 @@ const STATE: &str = "SELECT state FROM pagevault.rekey_jobs ORDER BY job DESC LI
 fn every_page_gets_the_new_key() -> Result<()> {
     let cluster = cluster("pagevault.rekey_rate = 0")?;
     let before = cluster.text(SUM)?;
-    assert_epoch(&cluster, 1)?;
+    assert_version(&cluster, 1)?;
     let job = cluster.text("SELECT pagevault.rotate_data_key('t')")?;
     ensure!(
         cluster.text(&format!("SELECT pagevault.wait_for_rekey({job}, '60s')"))? == "t",
         "too slow"
     );
-    assert_epoch(&cluster, 2)?;
+    assert_version(&cluster, 2)?;
     let told = cluster.text(
         "SELECT concat_ws(' ', relation, kind, state, percent, pages_done > 2000, requested_by, error,
             finished_at > started_at) FROM pagevault.rekey_jobs",
@@ -108,7 +108,7 @@ fn every_page_gets_the_new_key() -> Result<()> {
     ensure!(cluster.text("SELECT nextval('t_id_seq')")? != "1");
     cluster.sql("SELECT pagevault.rotate_data_key('t')")?;
     cluster.sql("SELECT pagevault.wait_for_rekey('t'::regclass)")?;
-    assert_epoch(&cluster, 3)?;
+    assert_version(&cluster, 3)?;
     cluster.finish()
 }
 
@@ -153,7 +153,7 @@ fn nobody_notices() -> Result<()> {
         Ok(())
     })?;
     cluster.sql("CHECKPOINT")?;
-    assert_epoch(&cluster, 4)?;
+    assert_version(&cluster, 4)?;
     cluster.finish()
 }
 
@@ -179,9 +179,9 @@ fn jobs_are_paused_resumed_and_cancelled() -> Result<()> {
     )?;
     ensure!(cluster.text(STATE)? == "paused");
     cluster.sql("CHECKPOINT")?;
-    let mixed = epochs(&cluster)?;
+    let mixed = versions(&cluster)?;
     ensure!(
-        mixed.iter().any(|(_, epochs)| *epochs == [1, 2]),
+        mixed.iter().any(|(_, versions)| *versions == [1, 2]),
         "nothing or everything was done: {mixed:?}"
     );
     ensure!(cluster.text(SUM)? == before, "a mixture is not readable");
@@ -205,8 +205,8 @@ fn jobs_are_paused_resumed_and_cancelled() -> Result<()> {
         cluster.text(&format!("SELECT pagevault.wait_for_rekey({job}, '60s')"))? == "t",
         "too slow"
     );
-    let found = epochs(&cluster)?;
-    ensure!(found.iter().all(|(_, epochs)| epochs.len() == 1), "{found:?}");
+    let found = versions(&cluster)?;
+    ensure!(found.iter().all(|(_, versions)| versions.len() == 1), "{found:?}");
     ensure!(cluster.text(SUM)? == before, "contents differ");
     cluster.finish()
 }
@@ -236,8 +236,8 @@ fn jobs_outlive_crashes() -> Result<()> {
     ensure!(done == "t", "it did not end");
     // The key was not changed once more for each crash; only one between the key and the note of it
     // costs another key.
-    let found = epochs(&cluster)?;
-    let again: Vec<_> = found.iter().filter(|(_, epochs)| *epochs != [2]).collect();
+    let found = versions(&cluster)?;
+    let again: Vec<_> = found.iter().filter(|(_, versions)| *versions != [2]).collect();
     ensure!(
         again.is_empty() || again.len() == 1 && again[0].1 == [3],
         "keys were changed once more: {found:?}"
@@ -302,8 +302,8 @@ fn the_relation_may_change_meanwhile() -> Result<()> {
         ensure!(cluster.text("SELECT count(*) FROM t")? == rows, "{change}");
         cluster.sql("CHECKPOINT")?;
         for file in cluster.files("t")? {
-            let epochs = epochs_of(&file)?;
-            ensure!(epochs.windows(2).all(|pair| pair[0] == pair[1]), "{change}: {epochs:?}");
+            let versions = versions_of(&file)?;
+            ensure!(versions.windows(2).all(|pair| pair[0] == pair[1]), "{change}: {versions:?}");
         }
         cluster.sql("DROP TABLE t CASCADE")?;
     }
@@ -334,6 +334,6 @@ fn a_page_that_does_not_open_ends_the_job() -> Result<()> {
     cluster.sql(&format!("SELECT pagevault.resume_rekey({job})"))?;
     ensure!(cluster.text(&format!("SELECT pagevault.wait_for_rekey({job}, '60s')"))? == "t");
     ensure!(cluster.text(SUM)? == before, "contents differ");
-    assert_epoch(&cluster, 2)?;
+    assert_version(&cluster, 2)?;
     cluster.finish()
 }

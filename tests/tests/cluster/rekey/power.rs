@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use pagevault_tests::{Cluster, DataFile, StopMode};
 
 use super::meanwhile::end;
-use super::{SUM, cluster, epochs};
+use super::{SUM, cluster, versions};
 
 const SECTOR: usize = 512;
 
@@ -72,8 +72,8 @@ fn the_power_fails() -> Result<()> {
         cluster.set(&[("pagevault.rekey_rate", "4MB")])?;
         // A key that was made just before the cut may not count as the job's yet: then there is one
         // more.
-        for (name, epochs) in epochs(&cluster)? {
-            ensure!(epochs.len() == 1 && epochs[0] >= round + 2, "{name}: {epochs:?}");
+        for (name, versions) in versions(&cluster)? {
+            ensure!(versions.len() == 1 && versions[0] >= round + 2, "{name}: {versions:?}");
         }
     }
     cluster.stop(StopMode::Fast)?;

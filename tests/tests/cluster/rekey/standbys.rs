@@ -4,7 +4,7 @@
 use anyhow::{Result, ensure};
 use pagevault_tests::standby::{standby_of, wait_for};
 
-use super::{SUM, cluster, epochs};
+use super::{SUM, cluster, versions};
 
 #[test]
 fn a_promoted_standby_goes_on() -> Result<()> {
@@ -36,8 +36,8 @@ fn a_promoted_standby_goes_on() -> Result<()> {
     standby.set(&[("pagevault.rekey_rate", "0")])?;
     standby
         .eventually(&format!("SELECT state FROM pagevault.rekey_jobs WHERE job = {job}"), "done")?;
-    for (relation, epochs) in epochs(&standby)? {
-        ensure!(epochs == [3], "{relation} has pages of epochs {epochs:?}");
+    for (relation, versions) in versions(&standby)? {
+        ensure!(versions == [3], "{relation} has pages of versions {versions:?}");
     }
     ensure!(standby.text(SUM)? == before, "contents differ");
     standby.crash()?;

@@ -4,7 +4,7 @@ use anyhow::{Result, ensure};
 use pagevault_tests::cluster::{expect_error, run_sql};
 use pagevault_tests::{Cluster, Settings};
 
-use super::epochs_of;
+use super::versions_of;
 
 /// A sealed table that commands rewrite by themselves.
 fn cluster() -> Result<Cluster> {
@@ -20,12 +20,16 @@ fn cluster() -> Result<Cluster> {
 
 const OTHER_CIPHER: &str = "SECURITY LABEL FOR pagevault ON TABLE t IS 'encrypted aes-128-xts'";
 
-/// Every page of `t` has the same epoch on disk.
-fn assert_one_epoch(cluster: &Cluster, wanted: u16) -> Result<()> {
+/// Every page of `t` has the same version on disk.
+fn assert_one_version(cluster: &Cluster, wanted: u16) -> Result<()> {
     cluster.sql("CHECKPOINT")?;
     for file in cluster.files("t")? {
-        let epochs = epochs_of(&file)?;
-        ensure!(epochs.iter().all(|epoch| *epoch == wanted), "{}: {epochs:?}", file.path.display());
+        let versions = versions_of(&file)?;
+        ensure!(
+            versions.iter().all(|version| *version == wanted),
+            "{}: {versions:?}",
+            file.path.display()
+        );
     }
     Ok(())
 }
@@ -48,7 +52,7 @@ fn a_job_waits_for_a_command() -> Result<()> {
     command.join().map_err(|_| anyhow::anyhow!("panic"))??;
     ensure!(cluster.text(&format!("SELECT pagevault.wait_for_rekey({job}, '60s')"))? == "t");
     ensure!(cluster.text("SELECT count(*) FROM t")? == "2000");
-    assert_one_epoch(&cluster, 3)?;
+    assert_one_version(&cluster, 3)?;
     cluster.finish()
 }
 
@@ -73,7 +77,7 @@ fn a_command_waits_for_a_job() -> Result<()> {
     command.join().map_err(|_| anyhow::anyhow!("panic"))??;
     ensure!(cluster.text(&format!("SELECT pagevault.wait_for_rekey({job}, '60s')"))? == "t");
     ensure!(cluster.text("SELECT count(*) FROM t")? == "2000");
-    assert_one_epoch(&cluster, 3)?;
+    assert_one_version(&cluster, 3)?;
     cluster.finish()
 }
 

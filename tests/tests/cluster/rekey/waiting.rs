@@ -190,9 +190,9 @@ fn ddl_does_not_wait_for_the_looks_at_the_whole_file() -> Result<()> {
             cluster.sql("CHECKPOINT")?;
             assert_sealed(&cluster.files("t")?)?;
             for file in cluster.files("t")? {
-                let epochs = super::epochs_of(&file)?;
-                let one = epochs.windows(2).all(|pair| pair[0] == pair[1]);
-                ensure!(one, "{change} at {step}: {epochs:?}");
+                let versions = super::versions_of(&file)?;
+                let one = versions.windows(2).all(|pair| pair[0] == pair[1]);
+                ensure!(one, "{change} at {step}: {versions:?}");
             }
             ensure!(cluster.text("SELECT count(*) FROM t")? == rows, "{change} at {step}");
         }

@@ -200,7 +200,7 @@ fn damaged_maps_do_not_keep_a_job_from_its_end() -> Result<()> {
     cluster.allow_log("invalid page in block");
     cluster.sql("CREATE TABLE h AS SELECT i AS id FROM generate_series(1, 20000) i")?;
     cluster.sql("VACUUM h")?;
-    for (function, epoch) in [("encrypt", 1), ("rotate_data_key", 2)] {
+    for (function, version) in [("encrypt", 1), ("rotate_data_key", 2)] {
         cluster.sql("CHECKPOINT")?;
         let files = [file_of(&cluster, "h", "_vm")?, file_of(&cluster, "h", "_fsm")?];
         cluster.stop(pagevault_tests::StopMode::Fast)?;
@@ -214,7 +214,7 @@ fn damaged_maps_do_not_keep_a_job_from_its_end() -> Result<()> {
         for file in &files {
             use pagevault_tests::datafile::PageState::{Sealed, Zero};
             let states = file.states()?;
-            ensure!(states.iter().all(|s| *s == Zero || *s == Sealed(epoch)), "{states:?}");
+            ensure!(states.iter().all(|s| *s == Zero || *s == Sealed(version)), "{states:?}");
         }
         ensure!(cluster.text("SELECT count(*) FROM h")? == "20000");
         cluster.sql("VACUUM h")?;

@@ -5,7 +5,7 @@ use anyhow::{Result, ensure};
 use pagevault_tests::cluster::run_sql;
 use pagevault_tests::{Cluster, Settings, StopMode};
 
-use super::{SUM, assert_epoch, cluster};
+use super::{SUM, assert_version, cluster};
 use crate::rekey::meanwhile::{begun, end};
 
 #[test]
@@ -34,7 +34,7 @@ fn settings_of_the_database_do_not_stop_a_job() -> Result<()> {
     run_sql(&mut client, "SELECT pagevault.rotate_data_key('t')")?;
     run_sql(&mut client, "DO $$BEGIN ASSERT pagevault.wait_for_rekey('t'::regclass); END$$")?;
     run_sql(&mut client, "ALTER DATABASE postgres RESET ALL")?;
-    assert_epoch(&cluster, 2)?;
+    assert_version(&cluster, 2)?;
     ensure!(cluster.text(SUM)? == before, "contents differ");
     cluster.finish()
 }
@@ -58,7 +58,7 @@ fn a_low_rate_keeps_no_order_waiting() -> Result<()> {
     // Also another rate, not just none.
     cluster.set(&[("pagevault.rekey_rate", "1GB")])?;
     ensure!(cluster.text(&format!("SELECT pagevault.wait_for_rekey({job}, '60s')"))? == "t");
-    assert_epoch(&cluster, 2)?;
+    assert_version(&cluster, 2)?;
     ensure!(cluster.text(SUM)? == before, "contents differ");
     cluster.finish()
 }
@@ -97,7 +97,7 @@ fn a_job_is_taken_up_again_when_its_worker_is_gone() -> Result<()> {
     cluster.eventually("SELECT state FROM pagevault.rekey_jobs", "running")?;
     ensure!(cluster.text(worker)? != first);
     end(&cluster, &job)?;
-    assert_epoch(&cluster, 2)?;
+    assert_version(&cluster, 2)?;
     ensure!(cluster.text(SUM)? == before, "contents differ");
     cluster.finish()
 }

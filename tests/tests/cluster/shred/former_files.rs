@@ -6,7 +6,7 @@ use pagevault_tests::DataFile;
 
 use super::*;
 
-/// A file number that is used again goes on after the destroyed epochs.
+/// A file number that is used again goes on after the destroyed versions.
 #[test]
 fn a_reused_file_number_is_not_destroyed() -> Result<()> {
     let (cluster, _keys) = cluster("")?;

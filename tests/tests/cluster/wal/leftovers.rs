@@ -84,8 +84,8 @@ fn on_and_another_key_that_were_lost_do_not_come_back() -> Result<()> {
     ensure!(leaks(&segments(&cluster)?, "amsel"), "WAL is encrypted");
     ensure!(cluster.text(PROBLEM)? == "none", "{}", cluster.text(PROBLEM)?);
     switch(&cluster, true)?;
-    let generation = "SELECT wal_key_version FROM pagevault.status";
-    ensure!(cluster.text(generation)? == "3", "key {}", cluster.text(generation)?);
+    let version = "SELECT wal_key_version FROM pagevault.status";
+    ensure!(cluster.text(version)? == "3", "key {}", cluster.text(version)?);
 
     cluster.stop_at("wal_switch.in_memory")?;
     let mut rotating = cluster.client()?;
@@ -101,7 +101,7 @@ fn on_and_another_key_that_were_lost_do_not_come_back() -> Result<()> {
     ensure!(cluster.text("SELECT pagevault.rotate_wal_key()")? == "5");
     for _ in 0..3 {
         insert(&cluster, "drossel", 30_000)?;
-        ensure!(cluster.text(generation)? == "5", "key {}", cluster.text(generation)?);
+        ensure!(cluster.text(version)? == "5", "key {}", cluster.text(version)?);
         cluster.crash()?;
     }
     assert_hidden(&cluster, "drossel")?;

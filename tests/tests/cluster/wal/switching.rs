@@ -83,8 +83,8 @@ fn keys_are_rotated_under_load_with_kills() -> Result<()> {
         let mut load = cluster.pgbench_in_background(&["-n", "-c", "4", "-j", "2", "-T", "60"])?;
         cluster.eventually("SELECT count(*) > 100 FROM pgbench_history", "t")?;
         for _ in 0..3 {
-            let generation: u16 = cluster.text("SELECT pagevault.rotate_wal_key()")?.parse()?;
-            expected.push(generation);
+            let version: u16 = cluster.text("SELECT pagevault.rotate_wal_key()")?.parse()?;
+            expected.push(version);
             insert(&cluster, "drossel", 100)?;
         }
         cluster.kill()?;

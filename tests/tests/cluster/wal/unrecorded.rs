@@ -113,8 +113,8 @@ fn others_record_a_rotation_and_a_start_decides_anew() -> Result<()> {
     cluster.eventually_logs("is recorded now")?;
     insert(&cluster, "amsel", 1000)?;
     cluster.crash()?;
-    let generation = "SELECT wal_key_version FROM pagevault.status";
-    ensure!(cluster.text(generation)? == "2", "key {}", cluster.text(generation)?);
+    let version = "SELECT wal_key_version FROM pagevault.status";
+    ensure!(cluster.text(version)? == "2", "key {}", cluster.text(version)?);
 
     leave_unrecorded(&cluster, "off")?;
     cluster.eventually(IS_UNRECORDED, "t")?;

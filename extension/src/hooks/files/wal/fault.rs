@@ -28,7 +28,7 @@ pub(super) unsafe fn raise(fault: Fault) -> ! {
 }
 
 fn report(fault: Fault) -> Report {
-    let Fault { address, generation, cause } = fault;
+    let Fault { address, version, cause } = fault;
     let page = format!("the WAL page at {:X}/{:X}", address >> 32, address & 0xFFFF_FFFF);
     match cause {
         KeyError::Locked { .. } | KeyError::Refused { .. } => Report::new(
@@ -40,13 +40,13 @@ fn report(fault: Fault) -> Report {
         // Keys of WAL are never destroyed, and no file's.
         KeyError::NoKey { .. } | KeyError::Destroyed | KeyError::TooManyMissing => Report::new(
             PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
-            format!("no WAL key of version {generation} for {page}"),
+            format!("no WAL key of version {version} for {page}"),
         )
         .detail("The page is encrypted, but the keystore under pagevault/ in the data directory does not hold its key, and WAL has not brought it so far.")
         .hint("Restore the keystore together with the data directory, or copy it from the primary. Do not reset WAL: it is intact."),
         KeyError::Damaged { .. } => Report::new(
             PgSqlErrorCode::ERRCODE_DATA_CORRUPTED,
-            format!("WAL key version {generation} for {page} cannot be unwrapped"),
+            format!("WAL key version {version} for {page} cannot be unwrapped"),
         )
         .detail("Its record in the keystore does not authenticate under the database key.")
         .hint("Restore the keystore from a backup taken together with this data directory."),

@@ -1,7 +1,7 @@
 //! Sealing whole pages that are written.
 
 use libc::{off_t, ssize_t};
-use pagevault_cipher::wal;
+use pagevault_cipher::{KeyVersion, wal};
 use pagevault_keystore::wal_pages;
 use pagevault_keystore::wal_segments::{Segment, partial, write_whole};
 
@@ -43,11 +43,11 @@ pub(super) unsafe fn write_pages(
                     }
                     wrote
                 }
-                Some(generation) => {
+                Some(version) => {
                     let run = left.min(RUN * PAGE);
                     let wrote = SCRATCH.with(|Scratch(scratch)| {
                         std::ptr::copy_nonoverlapping(from.add(done), scratch.as_mut_ptr(), run);
-                        seal(&mut scratch[..run], generation, base + at)?;
+                        seal(&mut scratch[..run], version, base + at)?;
                         Ok(write_whole(&file, &scratch[..run], PAGE, at))
                     })?;
                     if wrote < run as ssize_t {
@@ -62,8 +62,8 @@ pub(super) unsafe fn write_pages(
     }
 }
 
-fn seal(pages: &mut [u8], generation: u32, address: u64) -> Result<(), Fault> {
-    wal_pages::seal(&ServerKeys, pages, PAGE, generation, address)
+fn seal(pages: &mut [u8], version: KeyVersion, address: u64) -> Result<(), Fault> {
+    wal_pages::seal(&ServerKeys, pages, PAGE, version, address)
 }
 
 /// See [`Wal::first_write`].
@@ -107,8 +107,8 @@ pub(super) unsafe fn write_copied(
             unsafe { std::ptr::copy_nonoverlapping(from.add(done), scratch.as_mut_ptr(), run) };
             for page in scratch[..run].chunks_exact_mut(PAGE) {
                 let address = wal::address_of(page).unwrap_or(0);
-                if let Some(generation) = keys::stretch_at(keys, address).phase.sealed() {
-                    seal(page, generation, address)?;
+                if let Some(version) = keys::stretch_at(keys, address).phase.sealed() {
+                    seal(page, version, address)?;
                 }
             }
             let wrote = write_whole(&file, &scratch[..run], PAGE, at + done as u64);

@@ -1,14 +1,9 @@
-//! How a scope is called, and what lies in it: the cluster is scope 0, a database its OID.
+//! Names of providers and master keys.
 
 use pagevault_keystore::record::MAX_NAME;
 use pgrx::PgSqlErrorCode;
 
 use crate::pg::report::{Report, Result};
-
-/// Whose key a scope's is, in messages that are also written where no catalog can be read.
-pub(crate) fn name(scope: u32) -> String {
-    if scope == 0 { "the cluster".to_owned() } else { format!("database {scope}") }
-}
 
 /// Refuses what cannot be the name of a provider or of a key.
 pub(crate) fn check_name(what: &str, name: &str, longest: usize) -> Result<()> {
