@@ -8,7 +8,7 @@ pub const PAGE_SIZE: usize = 8192;
 pub type Page = [u8; PAGE_SIZE];
 
 /// Bytes of `pd_lsn`, with which a page begins.
-pub const LSN_SIZE: usize = 8;
+pub(crate) const LSN_SIZE: usize = 8;
 
 /// Offset of `pd_lsn`, as the others below of other fields.
 pub(crate) const LSN: usize = 0;

@@ -28,6 +28,7 @@ pub mod checksum;
 pub mod kdf;
 pub mod key;
 mod layout;
+mod lsn;
 pub mod mac;
 pub mod page;
 pub mod residue;
@@ -40,6 +41,7 @@ pub mod xts;
 
 pub use key::{CipherId, DataKey, Fork, PageKey};
 pub use layout::{PAGE_SIZE, Page};
+pub use lsn::Lsn;
 pub use page::PageFormat;
 pub use secret::Secret32;
 pub use version::{DataKeyVersion, KeyVersion};

@@ -35,6 +35,7 @@
 //! * A page without a mark is plaintext; an all-zero page was never written, and stays zero.
 
 use crate::key::PageKey;
+use crate::lsn::Lsn;
 use crate::version::KeyVersion;
 use crate::xts::{Block, Direction, Tweak};
 
@@ -107,8 +108,8 @@ pub fn mark_of(header: &[u8]) -> Option<Mark> {
 
 /// `xlp_pageaddr`, the LSN of the page's first byte; `None` if `header` is too short.
 #[must_use]
-pub fn address_of(header: &[u8]) -> Option<u64> {
-    header.first_chunk::<HEADER_SIZE>().map(address)
+pub fn address_of(header: &[u8]) -> Option<Lsn> {
+    header.first_chunk::<HEADER_SIZE>().map(|header| Lsn(address(header)))
 }
 
 /// `xlp_tli`, the timeline of the first record on the page; `None` if `header` is too short.
@@ -248,7 +249,7 @@ mod tests {
             assert_eq!(address_of(&vec![0xff; length]), None);
         }
         assert_eq!(mark_of(&[0xff; HEADER_SIZE]), Some(Mark(4095)));
-        assert_eq!(address_of(&[0xff; HEADER_SIZE]), Some(u64::MAX));
+        assert_eq!(address_of(&[0xff; HEADER_SIZE]), Some(Lsn::MAX));
     }
 
     #[test]
@@ -294,7 +295,7 @@ mod tests {
             let mut page = plain.clone();
             seal(&mut page, &key, mark);
             prop_assert_eq!(mark_of(&page), Some(mark));
-            prop_assert_eq!(address_of(&page), Some(address));
+            prop_assert_eq!(address_of(&page), Some(Lsn(address)));
             prop_assert_eq!(&page[..2], &plain[..2]);
             prop_assert_eq!(page[2] & 0x0F, plain[2] & 0x0F);
             prop_assert_eq!(&page[4..16], &plain[4..16]);

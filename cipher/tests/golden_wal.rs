@@ -3,7 +3,7 @@
 //! is wrong.
 
 use pagevault_cipher::wal::{self, Mark};
-use pagevault_cipher::{Backend, CipherId, DataKey, KeyVersion, PageKey};
+use pagevault_cipher::{Backend, CipherId, DataKey, KeyVersion, Lsn, PageKey};
 
 const VERSION: u32 = 4095 + 1234;
 const PLAIN: &[u8; 8192] = include_bytes!("../vectors/plain-v1.wal");
@@ -34,7 +34,7 @@ fn version_1_seals_to_the_golden_pages() {
 fn version_1_opens_the_golden_pages() {
     for (cipher, sealed) in GOLDEN {
         assert_eq!(wal::mark_of(sealed).map(Mark::get), Some(1234));
-        assert_eq!(wal::address_of(sealed), Some(0x0100_6000));
+        assert_eq!(wal::address_of(sealed), Some(Lsn(0x0100_6000)));
         for key in keys(cipher) {
             let mut page = *sealed;
             wal::open(&mut page, &key);

@@ -4,7 +4,7 @@
 #[pgrx::pg_schema]
 mod tests {
     use pagevault_keystore::protocol::ErrorClass;
-    use pagevault_keystore::{KeyVersion, Scope};
+    use pagevault_keystore::{KeyVersion, Lsn, Scope};
     use pgrx::prelude::*;
     use pgrx::spi;
 
@@ -227,7 +227,7 @@ mod tests {
             generation: 3,
             end: 0x1_2345_6789,
             settled: 0x1_0000_0001,
-            logged: 0,
+            logged: Lsn::INVALID,
         };
         assert!(control.set_position(&position).is_ok());
         assert_eq!(control.position(database(4_294_967_294)), Some(position));

@@ -7,7 +7,7 @@ use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
 use pagevault_cipher::page::{self, PAGE_SIZE};
-use pagevault_cipher::wal;
+use pagevault_cipher::{Lsn, wal};
 use pagevault_keystore::log::{self, aside};
 use pagevault_keystore::{Scope, batch};
 
@@ -107,12 +107,12 @@ fn relation_state(page: &[u8; PAGE_SIZE], _at: u64) -> String {
 }
 
 fn wal_state(page: &[u8; PAGE_SIZE], at: u64) -> String {
-    let address = wal::address_of(page).unwrap_or(0);
+    let address = wal::address_of(page).unwrap_or(Lsn::INVALID);
     if wal::is_zero(page) {
         return "empty".to_owned();
     }
     // No segment is smaller than 1 MB.
-    if address % (1 << 20) != at % (1 << 20) {
+    if address.offset_in(1 << 20) != at % (1 << 20) {
         return "left from an earlier use".to_owned();
     }
     match wal::mark_of(page) {

@@ -19,7 +19,7 @@
 
 use std::fmt::Write as _;
 
-use pagevault_cipher::DataKeyVersion;
+use pagevault_cipher::{DataKeyVersion, Lsn};
 
 use crate::error::{FormatError, Problem};
 use crate::job::Request;
@@ -58,7 +58,7 @@ pub fn encode(records: &[Record]) -> Result<Vec<u8>, FormatError> {
     }
     let (head, body) = out.split_at_mut(HEADER);
     let checksum = crc32c::crc32c(body);
-    let header = Header { length: body.len(), checksum, settled: 0, logged: 0 };
+    let header = Header { length: body.len(), checksum, settled: 0, logged: Lsn::INVALID };
     head.copy_from_slice(&header.bytes());
     Ok(out)
 }
@@ -83,7 +83,7 @@ pub(crate) struct Frame {
     /// Bytes of the log that were known to be durable when this was written.
     pub(crate) settled: u64,
     /// A WAL address at or before the batch's WAL record; 0 where none is needed.
-    pub(crate) logged: u64,
+    pub(crate) logged: Lsn,
     /// Bytes, with the header.
     pub(crate) length: usize,
 }
@@ -113,7 +113,7 @@ pub(crate) fn decode_at(bytes: &[u8], offset: u64) -> Result<Frame, FormatError>
 
 /// Makes an encoded batch a frame of a log of which `settled` bytes are known to be durable.
 /// `logged`: see the head of the module.
-pub(crate) fn stamp(batch: &[u8], settled: u64, logged: u64) -> Vec<u8> {
+pub(crate) fn stamp(batch: &[u8], settled: u64, logged: Lsn) -> Vec<u8> {
     let mut out = batch.to_vec();
     if let Ok(header) = Header::parse(batch) {
         let stamped = Header { settled, logged, ..header }.bytes();
@@ -124,7 +124,7 @@ pub(crate) fn stamp(batch: &[u8], settled: u64, logged: u64) -> Vec<u8> {
 
 /// A frame without records, which only says how much of the log is durable, and up to where it has
 /// what WAL says.
-pub(crate) fn mark(settled: u64, logged: u64) -> [u8; HEADER] {
+pub(crate) fn mark(settled: u64, logged: Lsn) -> [u8; HEADER] {
     Header { length: 0, checksum: crc32c::crc32c(&[]), settled, logged }.bytes()
 }
 
@@ -156,7 +156,7 @@ struct Header {
     length: usize,
     checksum: u32,
     settled: u64,
-    logged: u64,
+    logged: Lsn,
 }
 
 impl Header {
@@ -170,7 +170,7 @@ impl Header {
             .chain(length.to_le_bytes())
             .chain(self.checksum.to_le_bytes())
             .chain(self.settled.to_le_bytes())
-            .chain(self.logged.to_le_bytes());
+            .chain(self.logged.0.to_le_bytes());
         out.iter_mut().zip(fields).for_each(|(byte, field)| *byte = field);
         let (fields, checksum) = out.split_at_mut(HEADER - 4);
         checksum.copy_from_slice(&crc32c::crc32c(fields).to_le_bytes());
@@ -199,7 +199,7 @@ impl Header {
         let mut from = Reader::new(fields, 0);
         let mut parse = || -> Result<_, FormatError> {
             from.take(MAGIC.len())?;
-            Ok((from.u16()?, from.u16()?, from.u32()?, from.u32()?, from.u64()?, from.u64()?))
+            Ok((from.u16()?, from.u16()?, from.u32()?, from.u32()?, from.u64()?, Lsn(from.u64()?)))
         };
         let (version, zero, length, checksum, settled, logged) =
             parse().map_err(|error| error.problem)?;
@@ -241,7 +241,7 @@ pub fn describe(record: &Record) -> String {
         Record::Current { file, version } => format!("current rel {file} version {version}"),
         Record::Plaintext { file, after } => format!("plaintext rel {file} after version {after}"),
         Record::WalSwitch(Switch { step, start, phase }) => {
-            format!("WAL from {:X}/{:X} {phase} step {step}", start >> 32, start & 0xFFFF_FFFF)
+            format!("WAL from {start} {phase} step {step}")
         }
         Record::Destroyed { file, through, whole, .. } => {
             let what = if *whole { " with its database" } else { "" };

@@ -14,7 +14,7 @@
 //!
 //! Both sides are of one release: the version only tells a library that was left behind.
 
-use pagevault_cipher::{CipherId, DataKey, KeyVersion};
+use pagevault_cipher::{CipherId, DataKey, KeyVersion, Lsn};
 use zeroize::Zeroizing;
 
 use crate::error::{FormatError, Problem};
@@ -83,7 +83,7 @@ impl Briefing {
         put_u32(&mut out, u32::try_from(self.switches.len()).unwrap_or(u32::MAX));
         for Switch { step, start, phase } in &self.switches {
             put_u32(&mut out, *step);
-            put_u64(&mut out, *start);
+            put_u64(&mut out, start.0);
             put_u32(&mut out, KeyVersion::get_or_zero(phase.version));
             put_u8(&mut out, u8::from(phase.plaintext));
         }
@@ -122,7 +122,7 @@ impl Briefing {
         };
         let mut switches = Vec::new();
         for _ in 0..from.u32()? {
-            let (step, start) = (from.u32()?, from.u64()?);
+            let (step, start) = (from.u32()?, Lsn(from.u64()?));
             let version = KeyVersion::new(from.u32()?);
             let phase = WalPhase { version, plaintext: from.u8()? != 0 };
             switches.push(Switch { step, start, phase });
@@ -161,7 +161,11 @@ mod tests {
             role: Role::Rewind { target: b"/data".to_vec() },
             shared: true,
             program: b"pg_rewind".to_vec(),
-            switches: vec![Switch { step: 3, start: 0x0100_0000, phase: WalPhase::under(second) }],
+            switches: vec![Switch {
+                step: 3,
+                start: Lsn(0x0100_0000),
+                phase: WalPhase::under(second),
+            }],
             keys: vec![
                 (KeyVersion::FIRST, key(CipherId::Aes256Xts)),
                 (second, key(CipherId::Aes128Xts)),

@@ -106,7 +106,7 @@ mod tests {
     use crate::record::Record;
     use crate::rel_file::{Phase, RelFile};
     use crate::state::State;
-    use crate::{DataKeyVersion, KeyVersion, Scope};
+    use crate::{DataKeyVersion, KeyVersion, Lsn, Scope};
 
     fn file(relation: u32) -> RelFile {
         RelFile { tablespace: 1663, database: 5, relation }
@@ -138,7 +138,7 @@ mod tests {
             through: version(1),
             cipher: 1,
             whole: true,
-            lsn: 9,
+            lsn: Lsn(9),
             at: 9,
         }
     }

@@ -62,7 +62,7 @@ pub mod wrappings;
 pub use binding::{data_key_aad, master_context};
 pub use check_value::CheckValue;
 pub use error::{FormatError, Problem};
-pub use pagevault_cipher::{DataKeyVersion, KeyVersion};
+pub use pagevault_cipher::{DataKeyVersion, KeyVersion, Lsn};
 pub use record::Record;
 pub use rel_file::{Phase, RelFile};
 pub use scope::Scope;

@@ -7,7 +7,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use pagevault_cipher::{DataKeyVersion, KeyVersion};
+use pagevault_cipher::{DataKeyVersion, KeyVersion, Lsn};
 
 use crate::check_value::CheckValue;
 use crate::job::{JobId, Jobs};
@@ -112,7 +112,7 @@ pub struct Destroyed {
     /// The highest version whose key is destroyed, with all before it.
     pub through: DataKeyVersion,
     /// All WAL records about pages under these keys end at this LSN or before.
-    pub lsn: u64,
+    pub lsn: Lsn,
     /// Cipher of the file's pages, 0 if it was not written sealed any more.
     pub cipher: u8,
     /// The keys of all files of the database were destroyed.

@@ -16,7 +16,7 @@
 use std::fmt;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use pagevault_cipher::{DataKeyVersion, KeyVersion};
+use pagevault_cipher::{DataKeyVersion, KeyVersion, Lsn};
 
 use crate::rel_file::RelFile;
 
@@ -84,7 +84,7 @@ pub struct Switch {
     /// Its number among the decisions, from 1.
     pub step: u32,
     /// Address of the first page that is concerned.
-    pub start: u64,
+    pub start: Lsn,
     /// How it is written.
     pub phase: WalPhase,
 }
@@ -93,26 +93,26 @@ pub struct Switch {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Stretch {
     /// Its first address.
-    pub from: u64,
+    pub from: Lsn,
     /// The address behind its last.
-    pub to: u64,
+    pub to: Lsn,
     /// How it is written.
     pub phase: WalPhase,
 }
 
 /// How the page at `address` is written, after all switches, and how far around it that is so: of
 /// those that apply there the one that was decided last counts.
-pub fn stretch_at<I>(switches: I, address: u64) -> Stretch
+pub fn stretch_at<I>(switches: I, address: Lsn) -> Stretch
 where
     I: IntoIterator<Item = Switch, IntoIter: Clone>,
 {
     let switches = switches.into_iter();
     let last = switches.clone().filter(|switch| switch.start <= address).max();
     let later = switches.filter(|switch| switch.start > address && Some(*switch) > last);
-    let to = later.map(|switch| switch.start).min().unwrap_or(u64::MAX);
+    let to = later.map(|switch| switch.start).min().unwrap_or(Lsn::MAX);
     match last {
         Some(Switch { start, phase, .. }) => Stretch { from: start, to, phase },
-        None => Stretch { from: 0, to, phase: WalPhase::default() },
+        None => Stretch { from: Lsn(0), to, phase: WalPhase::default() },
     }
 }
 
@@ -167,7 +167,7 @@ impl<'a> Switches<'a> {
             let (version, plaintext) = (KeyVersion::new(version), plaintext != 0);
             Switch {
                 step,
-                start: u64::from(low) | u64::from(high) << 32,
+                start: Lsn(u64::from(low) | u64::from(high) << 32),
                 phase: WalPhase { version, plaintext },
             }
         })
@@ -188,7 +188,7 @@ impl<'a> Switches<'a> {
             return Err(Full);
         };
         let Switch { step, start, phase } = switch;
-        let (low, high) = (start as u32, (start >> 32) as u32);
+        let (low, high) = (start.0 as u32, (start.0 >> 32) as u32);
         let version = KeyVersion::get_or_zero(phase.version);
         let values = [low, high, version, u32::from(phase.plaintext), step];
         entry.iter().zip(values).for_each(|(word, value)| word.store(value, Ordering::Relaxed));
@@ -208,7 +208,7 @@ impl<'a> Switches<'a> {
 
     /// How the page at `address` is written, and how far around it that is so. Costs the number of
     /// switches.
-    pub fn at(&self, address: u64) -> Stretch {
+    pub fn at(&self, address: Lsn) -> Stretch {
         stretch_at(self.iter(), address)
     }
 
@@ -218,7 +218,7 @@ impl<'a> Switches<'a> {
     }
 
     /// Whether any page at `address` or behind it is sealed.
-    pub fn is_sealed_from(&self, address: u64) -> bool {
+    pub fn is_sealed_from(&self, address: Lsn) -> bool {
         self.at(address).phase.sealed().is_some()
             || self.iter().any(|switch| switch.start > address && switch.phase.sealed().is_some())
     }

@@ -2,7 +2,7 @@
 //! byte on. The server and PostgreSQL's own programs (`preload/`) do the same to them.
 
 use pagevault_cipher::wal::{self, Mark};
-use pagevault_cipher::{KeyVersion, PageKey};
+use pagevault_cipher::{KeyVersion, Lsn, PageKey};
 
 use crate::wal::WalPhase;
 
@@ -12,7 +12,7 @@ pub trait WalKeys {
     type Error;
 
     /// How the page at an address is written.
-    fn phase_at(&self, address: u64) -> WalPhase;
+    fn phase_at(&self, address: Lsn) -> WalPhase;
 
     /// Runs `f` with the expanded key of a version.
     ///
@@ -51,7 +51,7 @@ pub trait WalKeys {
     }
 
     /// The version that a mark means in the page at `address`.
-    fn version_of(&self, mark: Mark, address: u64) -> KeyVersion {
+    fn version_of(&self, mark: Mark, address: Lsn) -> KeyVersion {
         mark.version_near(self.phase_at(address).version)
     }
 }
@@ -60,7 +60,7 @@ pub trait WalKeys {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Fault<E> {
     /// Of the page.
-    pub address: u64,
+    pub address: Lsn,
     /// Of the key.
     pub version: KeyVersion,
     /// What is wrong with the key.
@@ -78,10 +78,10 @@ pub struct Fault<E> {
 pub fn open<K: WalKeys>(
     keys: &K,
     page: &mut [u8],
-    belongs: impl FnOnce(u32, u64) -> bool,
+    belongs: impl FnOnce(u32, Lsn) -> bool,
 ) -> Result<(), Fault<K::Error>> {
     let Some(mark) = wal::mark_of(page) else { return Ok(()) };
-    let address = wal::address_of(page).unwrap_or(0);
+    let address = wal::address_of(page).unwrap_or(Lsn::INVALID);
     if !belongs(wal::timeline_of(page).unwrap_or(0), address) {
         wal::clear_mark(page);
         return Ok(());
@@ -99,7 +99,7 @@ pub fn seal<K: WalKeys>(
     pages: &mut [u8],
     page_size: usize,
     version: KeyVersion,
-    address: u64,
+    address: Lsn,
 ) -> Result<(), Fault<K::Error>> {
     match keys.seal(pages, page_size, version) {
         Ok(_) => Ok(()),
@@ -112,7 +112,7 @@ pub fn seal<K: WalKeys>(
 pub fn phase_of<K: WalKeys>(
     keys: &K,
     page: &[u8],
-    address: u64,
+    address: Lsn,
     is_left_over: impl FnOnce(u32) -> bool,
 ) -> Option<WalPhase> {
     if wal::address_of(page) != Some(address) || wal::timeline_of(page).is_some_and(is_left_over) {
@@ -133,7 +133,7 @@ pub fn phase_of<K: WalKeys>(
 pub fn complete<K: WalKeys>(
     keys: &K,
     page: &mut [u8],
-    address: u64,
+    address: Lsn,
     is_left_over: impl FnOnce(u32) -> bool,
     offset: usize,
     bytes: &[u8],

@@ -1,6 +1,8 @@
 //! Ranges of WAL segments: reads and writes from any byte to any other, by way of the pages that
 //! cover them. The server and PostgreSQL's own programs (`preload/`) do the same.
 
+use pagevault_cipher::Lsn;
+
 use crate::wal_pages::{self, Fault, WalKeys};
 
 /// A segment that is open.
@@ -16,15 +18,15 @@ pub trait Segment {
     fn pwrite(&self, from: &[u8], at: u64) -> isize;
 
     /// Whether a page that says it has this address belongs `at` this offset.
-    fn belongs(&self, address: u64, at: u64) -> bool;
+    fn belongs(&self, address: Lsn, at: u64) -> bool;
 
     /// Whether a page of this timeline, at its address, was left there by a parent of the segment's
     /// timeline ([`wal_timelines::is_left_over`](crate::wal_timelines::is_left_over)).
-    fn is_left_over(&self, timeline: u32, address: u64) -> bool;
+    fn is_left_over(&self, timeline: u32, address: Lsn) -> bool;
 
     /// The address of the page `at` this offset, into which `bytes` go from its byte `offset` on;
     /// `page` is as on disk.
-    fn address(&self, at: u64, page: &[u8], offset: usize, bytes: &[u8]) -> u64;
+    fn address(&self, at: u64, page: &[u8], offset: usize, bytes: &[u8]) -> Lsn;
 }
 
 /// What a segment is named after: three words of 8 hexadecimal digits (`XLogFileName`,
@@ -35,6 +37,17 @@ pub struct Name {
     pub timeline: u32,
     /// Its number, in two parts of 32 bits.
     pub number: (u32, u32),
+}
+
+impl Name {
+    /// The address of the segment's first byte, where segments have this size
+    /// (`XLogFromFileName`).
+    #[inline]
+    #[must_use]
+    pub const fn start(self, segment_size: u64) -> Lsn {
+        let (high, low) = (self.number.0 as u64, self.number.1 as u64);
+        Lsn((high << 32).saturating_add(low.saturating_mul(segment_size)))
+    }
 }
 
 /// The parts of a segment's name; `None` if it is not one.

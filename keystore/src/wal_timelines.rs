@@ -11,6 +11,8 @@
 //! began, from its history file. Before that address a segment holds pages of parents
 //! (`XLogFileCopy`, xlog.c); the page in which the timeline began, too.
 
+use pagevault_cipher::Lsn;
+
 use crate::wal_segments::hexadecimal;
 
 /// Most that is read of a history file: its end, where the newest fork stands. Lines have about 100
@@ -36,27 +38,28 @@ fn lines(history: &[u8]) -> impl DoubleEndedIterator<Item = &[u8]> {
 /// The address at which a timeline began: where the last line of its history file says that its
 /// parent ended. `None` if it does not say so. Of the file the end suffices.
 #[must_use]
-pub fn begin_of(history: &[u8]) -> Option<u64> {
+pub fn begin_of(history: &[u8]) -> Option<Lsn> {
     fork(lines(history).next_back()?).map(|(_, end)| end)
 }
 
 /// The timeline to which an address belongs, in the history of `timeline`: the first that did not
 /// end before it.
 #[must_use]
-pub fn owner_of(history: &[u8], timeline: u32, address: u64) -> u32 {
+pub fn owner_of(history: &[u8], timeline: u32, address: Lsn) -> u32 {
     let owner = lines(history).filter_map(fork).find(|(_, end)| address < *end);
     owner.map_or(timeline, |(parent, _)| parent)
 }
 
 /// A line of a history file: a timeline, and where it ended.
-fn fork(line: &[u8]) -> Option<(u32, u64)> {
+fn fork(line: &[u8]) -> Option<(u32, Lsn)> {
     let digits = line.iter().take_while(|byte| byte.is_ascii_digit()).count();
     let timeline = std::str::from_utf8(line.get(..digits)?).ok()?.parse().ok()?;
     let position = line.get(digits..)?.trim_ascii_start();
     let slash = position.iter().position(|byte| *byte == b'/')?;
     let (high, low) = (position.get(..slash)?, position.get(slash + 1..)?);
     let end = low.iter().position(|byte| !byte.is_ascii_hexdigit()).unwrap_or(low.len());
-    Some((timeline, u64::from(word(high)?) << 32 | u64::from(word(low.get(..end)?)?)))
+    let end = u64::from(word(high)?) << 32 | u64::from(word(low.get(..end)?)?);
+    Some((timeline, Lsn(end)))
 }
 
 fn word(digits: &[u8]) -> Option<u32> {
@@ -69,9 +72,9 @@ fn word(digits: &[u8]) -> Option<u32> {
 /// WAL loses transactions.
 pub fn is_left_over(
     timeline: u32,
-    address: u64,
+    address: Lsn,
     of_segment: u32,
-    begin: impl FnOnce() -> Option<u64>,
+    begin: impl FnOnce() -> Option<Lsn>,
 ) -> bool {
     timeline < of_segment && begin().is_some_and(|begin| address >= begin)
 }
@@ -84,12 +87,15 @@ mod tests {
     fn a_history_file_says_where_its_timeline_began() {
         let first = "1\t0/3000090\tno recovery target specified\n";
         for (text, begin) in [
-            (first.to_owned(), Some(0x300_0090)),
-            (format!("{first}\n2\tA/0F0000C8\tat restore point \"a/b\"\n"), Some(0xA_0F00_00C8)),
-            (format!("{first}\n\n# 3 0/1 nothing\n  \n"), Some(0x300_0090)),
-            (format!("# by hand\n   {first}"), Some(0x300_0090)),
-            ("2\tFFFFFFFF/FFFFFFFF\n".to_owned(), Some(u64::MAX)),
-            ("2 1/2".to_owned(), Some(0x1_0000_0002)),
+            (first.to_owned(), Some(Lsn(0x300_0090))),
+            (
+                format!("{first}\n2\tA/0F0000C8\tat restore point \"a/b\"\n"),
+                Some(Lsn(0xA_0F00_00C8)),
+            ),
+            (format!("{first}\n\n# 3 0/1 nothing\n  \n"), Some(Lsn(0x300_0090))),
+            (format!("# by hand\n   {first}"), Some(Lsn(0x300_0090))),
+            ("2\tFFFFFFFF/FFFFFFFF\n".to_owned(), Some(Lsn(u64::MAX))),
+            ("2 1/2".to_owned(), Some(Lsn(0x1_0000_0002))),
             (String::new(), None),
             ("# nothing\n".to_owned(), None),
             ("2\t0300/\n".to_owned(), None),
@@ -107,9 +113,9 @@ mod tests {
     fn an_address_belongs_to_the_first_timeline_that_did_not_end_before_it() {
         let history = b"1\t0/3000\tfirst\n2\t0/5000\tsecond\n";
         let owners =
-            [0, 0x2FFF, 0x3000, 0x4FFF, 0x5000, u64::MAX].map(|at| owner_of(history, 4, at));
+            [0, 0x2FFF, 0x3000, 0x4FFF, 0x5000, u64::MAX].map(|at| owner_of(history, 4, Lsn(at)));
         assert_eq!(owners, [1, 1, 2, 2, 4, 4]);
-        assert_eq!(owner_of(b"", 1, 0x3000), 1);
+        assert_eq!(owner_of(b"", 1, Lsn(0x3000)), 1);
     }
 
     #[test]
@@ -120,11 +126,11 @@ mod tests {
 
     #[test]
     fn a_page_is_left_over_from_where_its_timeline_ended() {
-        let begin = || Some(0x8000);
-        assert!(is_left_over(1, 0x8000, 2, begin) && is_left_over(1, u64::MAX, 2, begin));
-        assert!(!is_left_over(1, 0x6000, 2, begin));
-        assert!(!is_left_over(2, 0x8000, 2, || unreachable!()));
-        assert!(!is_left_over(3, 0x8000, 2, || unreachable!()));
-        assert!(!is_left_over(1, 0x8000, 2, || None));
+        let begin = || Some(Lsn(0x8000));
+        assert!(is_left_over(1, Lsn(0x8000), 2, begin) && is_left_over(1, Lsn(u64::MAX), 2, begin));
+        assert!(!is_left_over(1, Lsn(0x6000), 2, begin));
+        assert!(!is_left_over(2, Lsn(0x8000), 2, || unreachable!()));
+        assert!(!is_left_over(3, Lsn(0x8000), 2, || unreachable!()));
+        assert!(!is_left_over(1, Lsn(0x8000), 2, || None));
     }
 }

@@ -83,7 +83,7 @@ mod tests {
     use crate::record::Record;
     use crate::rel_file::{Phase, RelFile};
     use crate::state::State;
-    use crate::{DataKeyVersion, KeyVersion, Scope};
+    use crate::{DataKeyVersion, KeyVersion, Lsn, Scope};
 
     fn file(relation: u32) -> RelFile {
         RelFile { tablespace: 1663, database: 5, relation }
@@ -165,7 +165,7 @@ mod tests {
             Record::Destroyed {
                 file: file(2),
                 through: DataKeyVersion::FIRST,
-                lsn: 1,
+                lsn: Lsn(1),
                 cipher: 1,
                 whole: false,
                 at: 7,

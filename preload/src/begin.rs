@@ -11,7 +11,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::sync::OnceLock;
 
 use pagevault_cipher::residue::without_trace;
-use pagevault_cipher::{KeyVersion, PageKey};
+use pagevault_cipher::{KeyVersion, Lsn, PageKey};
 use pagevault_keystore::briefing::{AT_WORK, Briefing, Role, VARIABLE};
 use pagevault_keystore::wal::{Switch, WalPhase, stretch_at};
 use pagevault_keystore::wal_pages::WalKeys;
@@ -39,7 +39,7 @@ pub(crate) struct NoKey;
 impl WalKeys for Work {
     type Error = NoKey;
 
-    fn phase_at(&self, address: u64) -> WalPhase {
+    fn phase_at(&self, address: Lsn) -> WalPhase {
         stretch_at(self.switches.iter().copied(), address).phase
     }
 

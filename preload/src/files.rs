@@ -6,6 +6,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::Path;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering::Relaxed};
 
+use pagevault_cipher::Lsn;
 use pagevault_keystore::briefing::Role;
 use pagevault_keystore::wal_segments::{self, Name};
 use pagevault_keystore::wal_timelines;
@@ -93,26 +94,25 @@ static BEGINS: [AtomicU64; DESCRIPTORS] = [const { AtomicU64::new(0) }; DESCRIPT
 #[derive(Clone, Copy)]
 pub(crate) struct Segment {
     pub(crate) fd: c_int,
-    number: (u32, u32),
-    timeline: u32,
-    begin: u64,
+    name: Name,
+    /// Where its timeline began, if that is known.
+    begin: Option<Lsn>,
 }
 
 impl Segment {
     /// Its first address, if its length is one that segments have: it is only known from that.
     /// Files grow to it before they are written.
-    pub(crate) fn base(self) -> Option<u64> {
+    pub(crate) fn base(self) -> Option<Lsn> {
         let size = raw::length(self.fd);
-        let (high, low) = (u64::from(self.number.0), u64::from(self.number.1));
         let is_size = size.is_power_of_two() && (1 << 20..=1 << 30).contains(&size);
-        (is_size && low < (1 << 32) / size).then(|| (high << 32) + low * size)
+        let low = u64::from(self.name.number.1);
+        (is_size && low < (1 << 32) / size).then(|| self.name.start(size))
     }
 
     /// Whether a page of a timeline, at its address, was left there by a parent of the segment's
     /// timeline.
-    pub(crate) fn has_left_over(self, timeline: u32, address: u64) -> bool {
-        let begin = Some(self.begin).filter(|begin| *begin > 0);
-        wal_timelines::is_left_over(timeline, address, self.timeline, || begin)
+    pub(crate) fn has_left_over(self, timeline: u32, address: Lsn) -> bool {
+        wal_timelines::is_left_over(timeline, address, self.name.timeline, || self.begin)
     }
 }
 
@@ -122,8 +122,8 @@ pub(crate) fn segment(fd: c_int) -> Option<Segment> {
     let at = usize::try_from(fd).ok()?;
     let number = SEGMENTS.get(at)?.load(Relaxed).checked_sub(1)?;
     let number = ((number >> 32) as u32, number as u32);
-    let (timeline, begin) = (TIMELINES[at].load(Relaxed), BEGINS[at].load(Relaxed));
-    Some(Segment { fd, number, timeline, begin })
+    let begin = Some(Lsn(BEGINS[at].load(Relaxed))).filter(|begin| *begin != Lsn::INVALID);
+    Some(Segment { fd, name: Name { timeline: TIMELINES[at].load(Relaxed), number }, begin })
 }
 
 /// A descriptor was opened on a segment. False if it is too high to be remembered.
@@ -136,14 +136,15 @@ pub(crate) fn opened(fd: c_int, path: &CStr) -> bool {
     let number = u64::from(high) << 32 | u64::from(low);
     let Some(number) = number.checked_add(1) else { return false };
     TIMELINES[at].store(timeline, Relaxed);
-    BEGINS[at].store(begin_beside(path, name.len(), timeline).unwrap_or(0), Relaxed);
+    let begin = begin_beside(path, name.len(), timeline).unwrap_or(Lsn::INVALID);
+    BEGINS[at].store(begin.0, Relaxed);
     SEGMENTS[at].store(number, Relaxed);
     true
 }
 
 /// Where a timeline began: from its history file, which stands beside the segments in `pg_wal` and
 /// in archives.
-fn begin_beside(segment: &CStr, name: usize, timeline: u32) -> Option<u64> {
+fn begin_beside(segment: &CStr, name: usize, timeline: u32) -> Option<Lsn> {
     let bytes = segment.to_bytes();
     let directory = bytes.get(..bytes.len().checked_sub(name)?).filter(|_| timeline > 1)?;
     let path = [directory, &wal_timelines::history_name(timeline)].concat();

@@ -3,7 +3,7 @@
 use std::cell::UnsafeCell;
 
 use libc::{off_t, ssize_t};
-use pagevault_cipher::wal;
+use pagevault_cipher::{Lsn, wal};
 use pagevault_keystore::wal_pages::Fault;
 use pagevault_keystore::wal_segments;
 
@@ -39,24 +39,24 @@ impl wal_segments::Segment for Segment {
         unsafe { raw::pwrite(self.fd, from.as_ptr(), from.len(), at as off_t) }
     }
 
-    fn belongs(&self, address: u64, at: u64) -> bool {
+    fn belongs(&self, address: Lsn, at: u64) -> bool {
         match self.base() {
             Some(base) => address == base + at,
-            None => address % SMALLEST == at % SMALLEST,
+            None => address.offset_in(SMALLEST) == at % SMALLEST,
         }
     }
 
-    fn is_left_over(&self, timeline: u32, address: u64) -> bool {
+    fn is_left_over(&self, timeline: u32, address: Lsn) -> bool {
         self.has_left_over(timeline, address)
     }
 
     /// The size of a segment that does not have it yet is told by its first page.
-    fn address(&self, at: u64, page: &[u8], offset: usize, bytes: &[u8]) -> u64 {
+    fn address(&self, at: u64, page: &[u8], offset: usize, bytes: &[u8]) -> Lsn {
         self.base().map_or_else(
             || {
                 let told =
                     if offset == 0 && bytes.len() >= wal::HEADER_SIZE { bytes } else { page };
-                wal::address_of(told).unwrap_or(0)
+                wal::address_of(told).unwrap_or(Lsn::INVALID)
             },
             |base| base + at,
         )
@@ -116,10 +116,8 @@ fn fail(errno: i32) -> ssize_t {
 fn refuse(fault: &Fault<NoKey>) -> ssize_t {
     let Fault { address, version, .. } = fault;
     say(&format!(
-        "no WAL key of version {version} for the WAL page at {:X}/{:X}: the keystore does not hold it. \
-         Name a newer one with --keystore.",
-        address >> 32,
-        address & 0xFFFF_FFFF
+        "no WAL key of version {version} for the WAL page at {address}: the keystore does not hold it. \
+         Name a newer one with --keystore."
     ));
     fail(libc::ENOKEY)
 }

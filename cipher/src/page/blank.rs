@@ -6,15 +6,15 @@ use crate::layout::{
     CHECKSUM, FLAGS, LOWER, LSN, LSN_SIZE, PAGE_HEADER, PAGE_SIZE, PAGESIZE_VERSION,
     PAGESIZE_VERSION_VALUE, Page, SPECIAL, UPPER, get, put,
 };
+use crate::lsn::Lsn;
+use crate::page::lsn_of;
 
 /// Makes the page an empty one, as `PageInit` (bufpage.c) would, last changed at `lsn`.
 ///
 /// With `checksums` it carries its checksum as block `block` of a fork.
-pub fn blank(page: &mut Page, lsn: u64, block: u32, checksums: bool) {
+pub fn blank(page: &mut Page, lsn: Lsn, block: u32, checksums: bool) {
     page.fill(0);
-    // PageXLogRecPtr: the high half comes first.
-    let stored = lsn.rotate_right(32).to_le_bytes();
-    page[LSN..].iter_mut().zip(stored).for_each(|(byte, stored)| *byte = stored);
+    page[LSN..LSN + LSN_SIZE].copy_from_slice(&lsn.to_page());
     put(page, LOWER, PAGE_HEADER);
     put(page, UPPER, PAGE_SIZE as u16);
     put(page, SPECIAL, PAGE_SIZE as u16);
@@ -31,7 +31,7 @@ const MAX_ITEMS: usize = 291;
 /// As [`blank`], for a page of a heap: every row that it may have had is dead. Entries of indexes
 /// may still point to any of them. VACUUM removes these before it gives the places of dead rows to
 /// others, or shortens the file; a page without rows it would do both to at once.
-pub fn bury(page: &mut Page, lsn: u64, block: u32, checksums: bool) {
+pub fn bury(page: &mut Page, lsn: Lsn, block: u32, checksums: bool) {
     const ITEM: usize = size_of::<u32>();
     blank(page, lsn, block, false);
     let items = page[usize::from(PAGE_HEADER)..].chunks_exact_mut(ITEM).take(MAX_ITEMS);
@@ -41,9 +41,8 @@ pub fn bury(page: &mut Page, lsn: u64, block: u32, checksums: bool) {
     put(page, CHECKSUM, checksum);
 }
 
-/// `pd_lsn` of a page made by [`stand_in`]: later than any record of WAL, so no page of a server
-/// has it.
-const LATER_THAN_WAL: [u8; LSN_SIZE] = [0xFF; LSN_SIZE];
+/// Of a page made by [`stand_in`]: no page of a server has it.
+const LATER_THAN_WAL: Lsn = Lsn::MAX;
 
 /// Bytes at the end of a [`stand_in`] where others look for the special space of an index page.
 const SPECIAL_SPACE: u16 = 64;
@@ -56,7 +55,7 @@ const SPECIAL_SPACE: u16 = 64;
 /// With `checksums` it carries its checksum as block `block` of a fork.
 pub fn stand_in(page: &mut Page, block: u32, checksums: bool) {
     page.fill(0);
-    page[..LSN_SIZE].copy_from_slice(&LATER_THAN_WAL);
+    page[LSN..LSN + LSN_SIZE].copy_from_slice(&LATER_THAN_WAL.to_page());
     put(page, LOWER, PAGE_HEADER);
     put(page, UPPER, PAGE_HEADER);
     put(page, SPECIAL, PAGE_SIZE as u16 - SPECIAL_SPACE);
@@ -65,10 +64,11 @@ pub fn stand_in(page: &mut Page, block: u32, checksums: bool) {
     put(page, CHECKSUM, checksum);
 }
 
-/// Whether a page, of which these are the first [`LSN_SIZE`] bytes, was made by [`stand_in`].
+/// Whether the page with this LSN was made by [`stand_in`].
+#[inline]
 #[must_use]
-pub fn is_stand_in(lsn: &[u8; LSN_SIZE]) -> bool {
-    *lsn == LATER_THAN_WAL
+pub fn is_stand_in(lsn: Lsn) -> bool {
+    lsn == LATER_THAN_WAL
 }
 
 /// Whether the page has nothing but its header, as `PageInit` (bufpage.c) makes it for a heap or a
@@ -76,7 +76,7 @@ pub fn is_stand_in(lsn: &[u8; LSN_SIZE]) -> bool {
 #[must_use]
 pub fn is_bare(page: &Page) -> bool {
     let header = [(LOWER, PAGE_HEADER), (UPPER, PAGE_SIZE as u16), (SPECIAL, PAGE_SIZE as u16)];
-    page[LSN..LSN + LSN_SIZE] == [0; LSN_SIZE]
+    lsn_of(page) == Lsn::INVALID
         && get(page, FLAGS) == 0
         && header.iter().all(|(at, value)| get(page, *at) == *value)
         && get(page, PAGESIZE_VERSION) == PAGESIZE_VERSION_VALUE
@@ -91,20 +91,20 @@ mod tests {
     #[test]
     fn a_blank_page_is_one_that_postgresql_accepts() {
         let mut page = [7; PAGE_SIZE];
-        blank(&mut page, 0x1_6B37_4D8F, 9, true);
+        blank(&mut page, Lsn(0x1_6B37_4D8F), 9, true);
         assert_eq!(page[..8], [1, 0, 0, 0, 0x8F, 0x4D, 0x37, 0x6B]);
         assert_eq!((get(&page, LOWER), get(&page, UPPER), get(&page, SPECIAL)), (24, 8192, 8192));
         assert_eq!((get(&page, FLAGS), get(&page, PAGESIZE_VERSION)), (0, 0x2004));
         assert_eq!(get(&page, CHECKSUM), page_checksum(&page, 9));
         assert!(page[20..].iter().all(|byte| *byte == 0));
-        blank(&mut page, 1, 9, false);
+        blank(&mut page, Lsn(1), 9, false);
         assert_eq!(get(&page, CHECKSUM), 0);
     }
 
     #[test]
     fn a_buried_page_has_dead_rows_only() {
         let mut page = [7; PAGE_SIZE];
-        bury(&mut page, 0x1_6B37_4D8F, 9, true);
+        bury(&mut page, Lsn(0x1_6B37_4D8F), 9, true);
         assert_eq!(page[..8], [1, 0, 0, 0, 0x8F, 0x4D, 0x37, 0x6B]);
         assert_eq!((get(&page, LOWER), get(&page, UPPER), get(&page, SPECIAL)), (1188, 8192, 8192));
         assert_eq!((get(&page, FLAGS), get(&page, PAGESIZE_VERSION)), (0, 0x2004));
@@ -112,16 +112,16 @@ mod tests {
         // lp_off : 15, lp_flags : 2, lp_len : 15
         assert!(page[24..1188].chunks(4).all(|item| item == [0, 0x80, 1, 0]));
         assert!(page[1188..].iter().all(|byte| *byte == 0));
-        bury(&mut page, 1, 9, false);
+        bury(&mut page, Lsn(1), 9, false);
         assert_eq!(get(&page, CHECKSUM), 0);
     }
 
     #[test]
     fn a_stand_in_is_one_that_postgresql_accepts_and_tells_apart() {
         let mut page = [7; PAGE_SIZE];
-        assert!(!is_stand_in(page.first_chunk().unwrap()));
+        assert!(!is_stand_in(lsn_of(&page)));
         stand_in(&mut page, 9, true);
-        assert!(is_stand_in(page.first_chunk().unwrap()));
+        assert!(is_stand_in(lsn_of(&page)));
         // PageIsVerified (bufpage.c): 0 < pd_lower <= pd_upper <= pd_special <= BLCKSZ, the last
         // one aligned.
         assert_eq!((get(&page, LOWER), get(&page, UPPER), get(&page, SPECIAL)), (24, 24, 8128));
@@ -134,7 +134,7 @@ mod tests {
     fn a_page_is_bare_until_something_stands_in_it() {
         let mut page = [0; PAGE_SIZE];
         assert!(!is_bare(&page));
-        blank(&mut page, 0, 3, true);
+        blank(&mut page, Lsn::INVALID, 3, true);
         assert!(is_bare(&page));
         for bit in 0..PAGE_SIZE * 8 {
             let in_checksum = (CHECKSUM * 8..FLAGS * 8).contains(&bit);

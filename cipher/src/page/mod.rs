@@ -14,8 +14,9 @@ mod tests;
 pub use self::blank::{blank, bury, is_bare, is_stand_in, stand_in};
 use crate::checksum::page_checksum;
 use crate::key::{CipherId, Fork, PageKey};
-use crate::layout::{CHECKSUM, FLAGS, LOWER, UPPER, VALID_FLAGS, get};
-pub use crate::layout::{LSN_SIZE, PAGE_SIZE, Page, is_zero};
+use crate::layout::{CHECKSUM, FLAGS, LOWER, LSN, UPPER, VALID_FLAGS, get};
+pub use crate::layout::{PAGE_SIZE, Page, is_zero};
+use crate::lsn::Lsn;
 use crate::version::DataKeyVersion;
 
 /// Bytes of a page that stay clear: all that [`version_of`] needs, and all that a proof of what is
@@ -65,6 +66,13 @@ pub fn version_of(header: &[u8]) -> Option<DataKeyVersion> {
         }
         _ => None,
     }
+}
+
+/// `pd_lsn`, which is clear in a sealed page too.
+#[inline]
+#[must_use]
+pub fn lsn_of(page: &Page) -> Lsn {
+    page[LSN..].first_chunk().map_or(Lsn::INVALID, |stored| Lsn::from_page(*stored))
 }
 
 /// Most often that one byte may stand in the sealed part of a page. In 8176 random bytes each

@@ -283,7 +283,7 @@ fn cleared(one: &Cleared, outcome: &Outcome) -> Row {
 
 /// Where WAL still holds what was wrapped.
 fn wal(shredded: &Shredded) -> Result<Vec<Row>> {
-    let lsn = lsn_text(shredded.outcome.lsn);
+    let lsn = shredded.outcome.lsn.to_string();
     let counts = |query: &str| -> Result<i64> {
         let found = session::as_owner_of_the_cluster(|| {
             Spi::get_one_with_args::<i64>(query, &[lsn.as_str().into()])
@@ -320,10 +320,6 @@ fn wal(shredded: &Shredded) -> Result<Vec<Row>> {
         format!("A standby destroys the keys when it has replayed {lsn}; {replicas} connected now. See pg_stat_replication.replay_lsn."),
     ));
     Ok(rows)
-}
-
-fn lsn_text(lsn: u64) -> String {
-    format!("{:X}/{:X}", lsn >> 32, lsn & 0xFFFF_FFFF)
 }
 
 /// Which master keys protect the wrapped copies that are left, and how to be rid of them.

@@ -4,7 +4,7 @@
 //! Redo adds what is missing. The one thing that it takes away are keys that were destroyed on
 //! purpose. Pages in which deleted rows were cleared go along as images, see [`remnants`].
 
-use pagevault_keystore::batch;
+use pagevault_keystore::{Lsn, batch};
 use pgrx::{PgSqlErrorCode, pg_guard, pg_sys};
 
 use super::smgr;
@@ -73,7 +73,7 @@ unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
     let outcome = match wal::split_payload(payload) {
         Some((scope, id, batch)) => {
             // SAFETY: numbers in the server's reader, as above.
-            let place = unsafe { ((*record).ReadRecPtr, (*record).EndRecPtr) };
+            let place = unsafe { (Lsn((*record).ReadRecPtr), Lsn((*record).EndRecPtr)) };
             key_redo::replay(scope, id, batch, place)
         }
         None => Err(damaged()),

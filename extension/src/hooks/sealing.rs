@@ -2,7 +2,7 @@
 
 use std::ffi::c_void;
 
-use pagevault_cipher::page::LSN_SIZE;
+use pagevault_cipher::Lsn;
 use pagevault_cipher::{PAGE_SIZE, Page};
 use pgrx::pg_sys::BlockNumber;
 
@@ -57,9 +57,9 @@ pub(super) unsafe fn seal(
 /// # Safety
 /// `page` points to a page of PostgreSQL that this process is writing.
 #[inline]
-pub(super) unsafe fn lsn(page: *const c_void) -> [u8; LSN_SIZE] {
+pub(super) unsafe fn lsn(page: *const c_void) -> Lsn {
     // SAFETY: a page begins with its LSN, and the caller says that there is one.
-    unsafe { page.cast::<[u8; LSN_SIZE]>().read() }
+    Lsn::from_page(unsafe { page.cast::<[u8; 8]>().read() })
 }
 
 /// What is written for a page that is added: zeros for one of which [`io::is_as_added`] is true.

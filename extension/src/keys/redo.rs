@@ -4,7 +4,7 @@
 
 use std::collections::HashMap;
 
-use pagevault_cipher::{DataKeyVersion, KeyVersion};
+use pagevault_cipher::{DataKeyVersion, KeyVersion, Lsn};
 use pagevault_keystore::directory::DirectoryError;
 use pagevault_keystore::state::StateError;
 use pagevault_keystore::{CheckValue, Record, Scope, batch};
@@ -28,7 +28,7 @@ pub(crate) fn replay(
     scope: Scope,
     id: &[u8; 16],
     batch: &[u8],
-    (start, end): (u64, u64),
+    (start, end): (Lsn, Lsn),
 ) -> Result<()> {
     let mut records = batch::decode(batch).map_err(|e| {
         Report::new(PgSqlErrorCode::ERRCODE_DATA_CORRUPTED, format!("pagevault WAL record: {e}"))

@@ -4,7 +4,7 @@
 //! lock, no key schedule for a key that this process used lately, and no error raised. Faults are
 //! returned; [`super::errors`] words them.
 
-use pagevault_cipher::{DataKeyVersion, Fork, PAGE_SIZE, Page, PageKey, page};
+use pagevault_cipher::{DataKeyVersion, Fork, Lsn, PAGE_SIZE, Page, PageKey, page};
 use pagevault_keystore::RelFile;
 
 use super::{stand_ins, written_over};
@@ -139,10 +139,10 @@ pub(crate) fn version_of(on_disk: &Page, block: u32) -> Option<DataKeyVersion> {
 pub(crate) fn target_over(
     file: SmgrFile,
     wanted: Option<SealTarget>,
-    lsn: [u8; page::LSN_SIZE],
+    lsn: Lsn,
     on_disk: &Page,
 ) -> Option<SealTarget> {
-    if !on_disk.starts_with(&lsn) || page::is_zero(on_disk) {
+    if page::lsn_of(on_disk) != lsn || page::is_zero(on_disk) {
         return wanted;
     }
     match page::version_of(on_disk) {
@@ -193,8 +193,8 @@ pub(crate) fn seal(
 /// Whether a page, given by its LSN, stands in for one that could not be opened: it must not be
 /// written. See [`stand_ins`].
 #[inline]
-pub(crate) fn is_stand_in(lsn: [u8; page::LSN_SIZE]) -> bool {
-    page::is_stand_in(&lsn)
+pub(crate) fn is_stand_in(lsn: Lsn) -> bool {
+    page::is_stand_in(lsn)
 }
 
 /// Whether a page that is added has nothing but its header: it is written as a page of zeros.
@@ -245,7 +245,7 @@ fn open_sealed(
             Ok(())
         }
         Err(KeyError::Destroyed) if has_outlived_its_keys(file.file) => {
-            blank(file.file, fork, 0, block, page);
+            blank(file.file, fork, Lsn::INVALID, block, page);
             Ok(())
         }
         // Not sealed, but damaged: PostgreSQL says so, and its means help.
@@ -292,8 +292,8 @@ fn blank_for_redo(file: RelFile, fork: i32, version: DataKeyVersion, block: u32,
     let lsn = match fork_of(fork) {
         // It is changed without a look at its LSN (`XLogRecordPageWithFreeSpace`, freespace.c), and
         // written: WAL may end before that address.
-        Fork::FreeSpaceMap => 0,
-        _ => directory::destroyed_at(file, version).unwrap_or(0),
+        Fork::FreeSpaceMap => Lsn::INVALID,
+        _ => directory::destroyed_at(file, version).unwrap_or(Lsn::INVALID),
     };
     blank(file, fork, lsn, block, page);
 }
@@ -301,7 +301,7 @@ fn blank_for_redo(file: RelFile, fork: i32, version: DataKeyVersion, block: u32,
 /// What a page is read as whose key was destroyed. Where the file goes on its indexes do as well,
 /// and point to rows that the page had: these are dead. Redo finds it so, too.
 #[cold]
-fn blank(file: RelFile, fork: i32, lsn: u64, block: u32, page: &mut Page) {
+fn blank(file: RelFile, fork: i32, lsn: Lsn, block: u32, page: &mut Page) {
     if has_outlived_its_keys(file) && fork_of(fork) == Fork::Main {
         page::bury(page, lsn, block, data_checksums());
     } else {

@@ -5,6 +5,7 @@ use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
+use pagevault_cipher::Lsn;
 pub(crate) use pagevault_interpose::ProcessLocal;
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::{self, Oid};
@@ -340,15 +341,16 @@ pub(crate) fn wal_segment_size() -> u64 {
     unsafe { pg_sys::wal_segment_size as u64 }
 }
 
-/// Where recovery would begin to read WAL (`checkPointCopy.redo` of pg_control); 0 if that is not
-/// known.
-pub(crate) fn redo_start() -> u64 {
+/// Where recovery would begin to read WAL (`checkPointCopy.redo` of pg_control);
+/// [`Lsn::INVALID`] if that is not known.
+pub(crate) fn redo_start() -> Lsn {
     let mut crc_ok = false;
     // SAFETY: reads pg_control in the data directory; the result is palloc'd, and whole if there
     // is one.
     unsafe {
         let control = pg_sys::get_controlfile(pg_sys::DataDir, &raw mut crc_ok);
-        if control.is_null() || !crc_ok { 0 } else { (*control).checkPointCopy.redo }
+        let is_known = !control.is_null() && crc_ok;
+        if is_known { Lsn((*control).checkPointCopy.redo) } else { Lsn::INVALID }
     }
 }
 

@@ -192,8 +192,8 @@ unsafe fn replace(buffer: pg_sys::Buffer, page: *mut Page, new: &Page) {
         pg_sys::MarkBufferDirty(buffer);
         let lsn = wal::insert_page(buffer);
         let header = &mut *page.cast::<pg_sys::PageHeaderData>();
-        header.pd_lsn.xlogid = (lsn >> 32) as u32;
-        header.pd_lsn.xrecoff = lsn as u32;
+        header.pd_lsn.xlogid = (lsn.0 >> 32) as u32;
+        header.pd_lsn.xrecoff = lsn.0 as u32;
     });
 }
 

@@ -2,7 +2,7 @@
 
 use std::ffi::CStr;
 
-use pagevault_keystore::Scope;
+use pagevault_keystore::{Lsn, Scope};
 use pgrx::pg_sys;
 
 use super::{compat, locks};
@@ -19,7 +19,7 @@ pub(crate) const OP_KEYS: u8 = 0x10;
 ///
 /// Payload: `scope` as 4 bytes little-endian, the keystore's 16-byte identity, then the batch as it
 /// stands in the keystore.
-pub(crate) fn insert_keys(scope: Scope, keystore_id: &[u8; 16], batch: &[u8]) -> u64 {
+pub(crate) fn insert_keys(scope: Scope, keystore_id: &[u8; 16], batch: &[u8]) -> Lsn {
     let scope = scope.number().to_le_bytes();
     // SAFETY: a whole record construction; all slices live across XLogInsert. The caller is not in
     // recovery. The keystore limits batches far below XLogRecordMaxSize (16 and newer).
@@ -28,7 +28,7 @@ pub(crate) fn insert_keys(scope: Scope, keystore_id: &[u8; 16], batch: &[u8]) ->
         compat::xlog_register_data(&scope);
         compat::xlog_register_data(keystore_id);
         compat::xlog_register_data(batch);
-        pg_sys::XLogInsert(RMGR_ID, OP_KEYS)
+        Lsn(pg_sys::XLogInsert(RMGR_ID, OP_KEYS))
     }
 }
 
@@ -47,12 +47,12 @@ pub(crate) const READ_AHEAD: usize = 4 << 20;
 /// to be replayed). Returns the end of the last.
 ///
 /// `between` is called after each, and may raise: half of it does no harm.
-pub(crate) fn insert_barrier(between: impl Fn()) -> u64 {
+pub(crate) fn insert_barrier(between: impl Fn()) -> Lsn {
     const PART: usize = 1 << 20;
     // Decoded, a record takes more than its data.
     const PARTS: usize = READ_AHEAD.div_ceil(PART);
     let zeros = vec![0; PART];
-    let mut end = 0;
+    let mut end = Lsn::INVALID;
     for _ in 0..PARTS {
         end = insert_zeros(&zeros);
         between();
@@ -61,18 +61,18 @@ pub(crate) fn insert_barrier(between: impl Fn()) -> u64 {
 }
 
 /// Makes WAL at least as long as `lsn`, which is not more than a page away. Returns its end.
-pub(crate) fn fill_up_to(lsn: u64) -> u64 {
+pub(crate) fn fill_up_to(lsn: Lsn) -> Lsn {
     let zeros = [0; pg_sys::XLOG_BLCKSZ as usize];
-    let missing = lsn.saturating_sub(end()) as usize;
+    let missing = lsn.bytes_since(end()) as usize;
     insert_zeros(zeros.get(..missing).unwrap_or(&zeros))
 }
 
-fn insert_zeros(zeros: &[u8]) -> u64 {
+fn insert_zeros(zeros: &[u8]) -> Lsn {
     // SAFETY: as insert_keys(); the size is far below XLogRecordMaxSize.
     unsafe {
         pg_sys::XLogBeginInsert();
         compat::xlog_register_data(zeros);
-        pg_sys::XLogInsert(RMGR_ID, OP_BARRIER)
+        Lsn(pg_sys::XLogInsert(RMGR_ID, OP_BARRIER))
     }
 }
 
@@ -87,32 +87,32 @@ pub(crate) const OP_PAGE: u8 = 0x30;
 ///
 /// # Safety
 /// The buffer is exclusively locked and marked dirty, in a critical section.
-pub(super) unsafe fn insert_page(buffer: pg_sys::Buffer) -> u64 {
+pub(super) unsafe fn insert_page(buffer: pg_sys::Buffer) -> Lsn {
     let flags = pg_sys::REGBUF_STANDARD | pg_sys::REGBUF_FORCE_IMAGE;
     // SAFETY: a whole record construction, of a buffer that the caller has locked and marked.
     unsafe {
         pg_sys::XLogBeginInsert();
         pg_sys::XLogRegisterBuffer(0, buffer, flags as u8);
-        pg_sys::XLogInsert(RMGR_ID, OP_PAGE)
+        Lsn(pg_sys::XLogInsert(RMGR_ID, OP_PAGE))
     }
 }
 
 /// Where the next record will be.
-pub(crate) fn end() -> u64 {
+pub(crate) fn end() -> Lsn {
     // SAFETY: reads shared state; the caller is not in recovery.
-    unsafe { pg_sys::GetXLogInsertRecPtr() }
+    Lsn(unsafe { pg_sys::GetXLogInsertRecPtr() })
 }
 
 /// The end of the WAL that this server has: the next record's place, or, in recovery, what is
 /// received or replayed.
-pub(crate) fn reached() -> u64 {
+pub(crate) fn reached() -> Lsn {
     if !super::process::in_recovery() {
         return end();
     }
     // SAFETY: both read shared state under a spinlock; null pointers say that no more is asked.
     unsafe {
         let received = pg_sys::GetWalRcvFlushRecPtr(std::ptr::null_mut(), std::ptr::null_mut());
-        received.max(pg_sys::GetXLogReplayRecPtr(std::ptr::null_mut()))
+        Lsn(received.max(pg_sys::GetXLogReplayRecPtr(std::ptr::null_mut())))
     }
 }
 
@@ -141,17 +141,18 @@ pub(crate) fn check_layout() -> Result<(), String> {
 /// Runs `f` with the end of what is written of WAL, and with the address of the first page at
 /// `behind` or after it that is not begun on disk. No WAL is written meanwhile, so `f` must be
 /// short, and must not raise.
-pub(crate) fn at_unwritten_page<R>(behind: u64, f: impl FnOnce(u64, u64) -> R) -> R {
+pub(crate) fn at_unwritten_page<R>(behind: Lsn, f: impl FnOnce(Lsn, Lsn) -> R) -> R {
     let _held = locks::ServerLock::WalWrite.acquire();
     // SAFETY: takes a spinlock at most.
     let written = unsafe { pg_sys::GetXLogWriteRecPtr() };
-    f(written, written.max(behind).next_multiple_of(u64::from(pg_sys::XLOG_BLCKSZ)))
+    let page = written.max(behind.0).next_multiple_of(u64::from(pg_sys::XLOG_BLCKSZ));
+    f(Lsn(written), Lsn(page))
 }
 
 /// Waits until the WAL up to `lsn` is durable.
-pub(crate) fn flush(lsn: u64) {
+pub(crate) fn flush(lsn: Lsn) {
     // SAFETY: any LSN that XLogInsert returned is valid here.
-    unsafe { pg_sys::XLogFlush(lsn) }
+    unsafe { pg_sys::XLogFlush(lsn.0) }
 }
 
 /// Splits a record's payload into scope, keystore identity and batch.

@@ -5,8 +5,8 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering::*};
 
-use pagevault_keystore::Scope;
 use pagevault_keystore::log::Position;
+use pagevault_keystore::{Lsn, Scope};
 
 use super::text::{Text, load_bytes, store_bytes};
 use crate::pg::mapping::{Region, shared_struct};
@@ -125,13 +125,13 @@ impl Control {
 
     /// Up to where WAL must be durable before a log may say that it is settled: the end of the last
     /// record about keys.
-    pub(crate) fn logged(&self) -> u64 {
-        self.memory.head.logged.load(Relaxed)
+    pub(crate) fn logged(&self) -> Lsn {
+        Lsn(self.memory.head.logged.load(Relaxed))
     }
 
     /// Remembers the end of a record about keys.
-    pub(crate) fn set_logged(&self, lsn: u64) {
-        self.memory.head.logged.store(lsn, Relaxed);
+    pub(crate) fn set_logged(&self, lsn: Lsn) {
+        self.memory.head.logged.store(lsn.0, Relaxed);
     }
 
     /// Where the log of a scope ends; `None` if there is no such log.
@@ -143,7 +143,7 @@ impl Control {
             generation: entry.generation.load(Relaxed),
             end: entry.end.load(Relaxed),
             settled: entry.settled.load(Relaxed),
-            logged: entry.logged.load(Relaxed),
+            logged: Lsn(entry.logged.load(Relaxed)),
         })
     }
 
@@ -159,7 +159,7 @@ impl Control {
         entry.generation.store(position.generation, Relaxed);
         entry.end.store(position.end, Relaxed);
         entry.settled.store(position.settled, Relaxed);
-        entry.logged.store(position.logged, Relaxed);
+        entry.logged.store(position.logged.0, Relaxed);
         entry.scope.store(position.scope.number().wrapping_add(1), Release);
         Ok(())
     }

@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering::*};
 
-use pagevault_cipher::KeyVersion;
+use pagevault_cipher::{KeyVersion, Lsn};
 use pagevault_keystore::wal::{Full, Switch, Switches, WalPhase, stretch_at};
 
 use super::text::Text;
@@ -79,11 +79,11 @@ impl Wal {
     /// Such a page is the last one of WAL that was received in plaintext or copied from elsewhere,
     /// or that was sealed after a switch whose record was lost in a crash. Called under
     /// WALWriteLock.
-    pub(crate) fn first_write(&self, address: u64, kept: Option<WalPhase>) {
+    pub(crate) fn first_write(&self, address: Lsn, kept: Option<WalPhase>) {
         self.begin(address);
         if let Some(phase) = kept {
             let memory = self.memory.head;
-            memory.kept_address.store(address, Relaxed);
+            memory.kept_address.store(address.0, Relaxed);
             memory.is_kept_plaintext.store(phase.plaintext, Relaxed);
             let version = KeyVersion::get_or_zero(phase.version);
             memory.kept.store(version.saturating_add(1), Release);
@@ -94,9 +94,9 @@ impl Wal {
     /// This server writes WAL from `end` on. What is known of switches behind it belongs to WAL
     /// that was lost, in a crash or by recovery to a point before it, and does not apply to what is
     /// written from now on. Called under WALWriteLock; only the first call counts.
-    pub(crate) fn begin(&self, end: u64) {
+    pub(crate) fn begin(&self, end: Lsn) {
         if self.memory.head.former.load(Relaxed) == 0 {
-            self.memory.head.former_end.store(end, Relaxed);
+            self.memory.head.former_end.store(end.0, Relaxed);
             self.memory.head.former.store(self.switches.count() + 1, Release);
         }
     }
@@ -104,7 +104,7 @@ impl Wal {
     /// All switches that apply to WAL as it is.
     pub(crate) fn in_force(&self) -> impl Iterator<Item = Switch> + Clone {
         let former = self.memory.head.former.load(Acquire).saturating_sub(1) as usize;
-        let end = self.memory.head.former_end.load(Relaxed);
+        let end = Lsn(self.memory.head.former_end.load(Relaxed));
         let all = self.switches.iter().enumerate();
         all.filter(move |(at, switch)| *at >= former || switch.start <= end)
             .map(|(_, switch)| switch)
@@ -117,7 +117,7 @@ impl Wal {
 
     /// How WAL is written from the last switch on that applies.
     pub(crate) fn heading(&self) -> WalPhase {
-        stretch_at(self.in_force(), u64::MAX).phase
+        stretch_at(self.in_force(), Lsn::MAX).phase
     }
 
     /// Whether a switch that does not apply to WAL as it is was decided after all that do. The next
@@ -127,11 +127,12 @@ impl Wal {
     }
 
     /// The page that keeps its key.
-    pub(crate) fn kept(&self) -> Option<(u64, WalPhase)> {
+    pub(crate) fn kept(&self) -> Option<(Lsn, WalPhase)> {
         let memory = self.memory.head;
         let version = KeyVersion::new(memory.kept.load(Acquire).checked_sub(1)?);
         let plaintext = memory.is_kept_plaintext.load(Relaxed);
-        Some((memory.kept_address.load(Relaxed), WalPhase { version, plaintext }))
+        let address = Lsn(memory.kept_address.load(Relaxed));
+        Some((address, WalPhase { version, plaintext }))
     }
 
     /// Puts a switch in force, that is yet to be recorded. Under the keystore lock and

@@ -3,6 +3,8 @@
 use std::path::Path;
 use std::process::Command;
 
+use pagevault_cipher::Lsn;
+
 use crate::bindir::find;
 use crate::failure::{Failure, refuse, unreadable};
 use crate::regular::open_regular;
@@ -19,7 +21,7 @@ pub(crate) struct Control {
     /// Where its record begins, if this server has written it itself: all WAL up to there was on
     /// disk. What is being recovered may have its WAL from elsewhere, and not all of it
     /// (`pg_rewind` copies WAL before the control file).
-    pub(crate) checkpoint: Option<u64>,
+    pub(crate) checkpoint: Option<Lsn>,
     /// Nothing is left for recovery to do.
     pub(crate) clean: bool,
     /// Nor is it a standby's: what was in progress did not commit, and will not.
@@ -63,7 +65,7 @@ impl Control {
             text.lines().find_map(|line| line.strip_prefix("Latest checkpoint location:"))?;
         let (high, low) = location.trim().split_once('/')?;
         let half = |digits| u32::from_str_radix(digits, 16).ok().map(u64::from);
-        let checkpoint = (half(high)? << 32) + half(low)?;
+        let checkpoint = Lsn((half(high)? << 32) + half(low)?);
         let state = text.lines().find_map(|line| line.strip_prefix("Database cluster state:"));
         let recovers = state.is_none_or(|state| state.contains("recovery"));
         let checkpoint = (!recovers).then_some(checkpoint);
@@ -75,7 +77,7 @@ impl Control {
 
 #[cfg(test)]
 mod tests {
-    use super::Control;
+    use super::{Control, Lsn};
 
     #[test]
     fn what_pg_controldata_shows_is_understood() {
@@ -92,7 +94,7 @@ mod tests {
             checksums: true,
             segment: 16 << 20,
             timeline: 3,
-            checkpoint: Some(0x1A_2F00_0028),
+            checkpoint: Some(Lsn(0x1A_2F00_0028)),
             clean: false,
             ended: false,
         };

@@ -13,6 +13,7 @@ use std::path::Path;
 
 use indicatif::{ProgressBar, ProgressStyle};
 use pagevault_keystore::log::aside;
+use pagevault_keystore::wal_segments::parse_name;
 use pagevault_keystore::{Record, Scope};
 
 pub(crate) use self::pages::fill;
@@ -30,7 +31,7 @@ pub(crate) fn relation_file(name: &str) -> bool {
 
 /// Whether a file of this name is a WAL segment.
 pub(crate) fn wal_segment(name: &str) -> bool {
-    records::parse(name).is_some()
+    parse_name(name.as_bytes()).is_some()
 }
 
 /// Damage that is listed; more is counted.

@@ -14,9 +14,10 @@ use std::path::{Path, PathBuf};
 use indicatif::ProgressBar;
 use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::wal::{address_of, is_zero, mark_of, timeline_of};
-use pagevault_cipher::{KeyVersion, PageKey};
+use pagevault_cipher::{KeyVersion, Lsn, PageKey};
 use pagevault_keystore::wal::{WalPhase, key_place, stretch_at};
 use pagevault_keystore::wal_pages::{self, WalKeys};
+use pagevault_keystore::wal_segments::{Name, parse_name};
 use pagevault_keystore::wal_timelines::{history_name, owner_of};
 
 use super::pages::fill;
@@ -41,8 +42,7 @@ const LONGEST_HISTORY: u64 = 16 << 20;
 /// A file in `pg_wal`.
 pub(super) struct Segment {
     pub(super) path: PathBuf,
-    timeline: u32,
-    number: (u32, u32),
+    name: Name,
 }
 
 /// All segments, by timeline and address.
@@ -53,19 +53,12 @@ pub(super) fn segments(data_directory: &Path) -> Result<Vec<Segment>, Failure> {
     for entry in entries {
         let entry = entry.map_err(|error| unreadable(&directory, &error))?;
         let name = entry.file_name().into_string().unwrap_or_default();
-        if let Some((timeline, number)) = parse(&name) {
-            found.push(Segment { path: entry.path(), timeline, number });
+        if let Some(name) = parse_name(name.as_bytes()) {
+            found.push(Segment { path: entry.path(), name });
         }
     }
-    found.sort_by_key(|segment| (segment.timeline, segment.number));
+    found.sort_by_key(|segment| (segment.name.timeline, segment.name.number));
     Ok(found)
-}
-
-/// Timeline and number of a segment, from its name.
-pub(crate) fn parse(name: &str) -> Option<(u32, (u32, u32))> {
-    let part = |from: usize| u32::from_str_radix(name.get(from..from + 8)?, 16).ok();
-    let is_name = name.len() == 24 && name.bytes().all(|c| c.is_ascii_hexdigit());
-    if is_name { Some((part(0)?, (part(8)?, part(16)?))) } else { None }
 }
 
 struct Keys<'a> {
@@ -78,7 +71,7 @@ struct NoKey;
 impl WalKeys for Keys<'_> {
     type Error = NoKey;
 
-    fn phase_at(&self, address: u64) -> WalPhase {
+    fn phase_at(&self, address: Lsn) -> WalPhase {
         stretch_at(self.context.keystore.state().wal_switches(), address).phase
     }
 
@@ -116,18 +109,17 @@ pub(super) fn look(
     let size = context.control.segment;
     let mut page = [0; PAGE];
     for segment in segments {
-        if timeline != segment.timeline {
-            timeline = segment.timeline;
+        if timeline != segment.name.timeline {
+            timeline = segment.name.timeline;
             reader = Reader::default();
             if timeline == context.control.timeline {
-                reader.on_disk = context.control.checkpoint.unwrap_or(0);
+                reader.on_disk = context.control.checkpoint.unwrap_or(Lsn::INVALID);
             }
         }
-        let (high, low) = (u64::from(segment.number.0), u64::from(segment.number.1));
-        let base = (high << 32).saturating_add(low.saturating_mul(size));
+        let Lsn(base) = segment.name.start(size);
         let failed = |error| unreadable(&segment.path, &error);
         let mut input = open_regular(&segment.path).map_err(failed)?;
-        for address in (base..base.saturating_add(size)).step_by(PAGE) {
+        for address in (base..base.saturating_add(size)).step_by(PAGE).map(Lsn) {
             let length = fill(&mut input, &mut page).map_err(failed)?;
             progress.inc(length as u64);
             let of = timeline_of(&page).unwrap_or(0);
@@ -153,8 +145,7 @@ pub(super) fn look(
             if let Err(fault) = wal_pages::open(&keys, &mut page, |_, found| found == address) {
                 let version = fault.version;
                 let path = context.show(&segment.path);
-                findings
-                    .damage(format!("{path}, {}: no WAL key of version {version}", lsn(address)));
+                findings.damage(format!("{path}, {}: no WAL key of version {version}", address));
                 reader.reset();
                 continue;
             }
@@ -175,27 +166,23 @@ fn history(segments: &[Segment], timeline: u32) -> Result<Vec<u8>, Failure> {
     }
 }
 
-fn lsn(address: u64) -> String {
-    format!("{:X}/{:X}", address >> 32, address & 0xFFFF_FFFF)
-}
-
 /// Puts records together from pages.
 #[derive(Default)]
 struct Reader {
     /// Where the next page must be, if it goes on there.
-    next: Option<u64>,
+    next: Option<Lsn>,
     /// The record that is not complete yet, and where it began.
     record: Vec<u8>,
-    began: u64,
+    began: Lsn,
     /// What was wrong with a record: it counts when WAL goes on behind it, or once did.
     suspect: Option<String>,
     /// Records that begin up to this address were on disk once.
-    on_disk: u64,
+    on_disk: Lsn,
 }
 
 impl Reader {
     /// The next page of WAL that is there.
-    fn page(&mut self, page: &[u8; PAGE], address: u64, findings: &mut Findings) {
+    fn page(&mut self, page: &[u8; PAGE], address: Lsn, findings: &mut Findings) {
         if self.next != Some(address) {
             self.end(findings);
         }
@@ -224,7 +211,7 @@ impl Reader {
             }
             let total = self.total(page, at);
             if !(RECORD..=LONGEST).contains(&total) {
-                self.suspect = Some(format!("{}: not a record", lsn(self.began)));
+                self.suspect = Some(format!("{}: not a record", self.began));
                 self.record.clear();
                 return;
             }
@@ -237,8 +224,7 @@ impl Reader {
             match is_right(&self.record) {
                 true => findings.records += 1,
                 false => {
-                    self.suspect =
-                        Some(format!("{}: the record's checksum is wrong", lsn(self.began)));
+                    self.suspect = Some(format!("{}: the record's checksum is wrong", self.began));
                     self.record.clear();
                     return;
                 }
@@ -256,7 +242,7 @@ impl Reader {
     /// The record that is not complete does not go on, though the place where it would is there.
     fn give_up(&mut self) {
         if !self.record.is_empty() {
-            self.suspect = Some(format!("{}: the record is not complete", lsn(self.began)));
+            self.suspect = Some(format!("{}: the record is not complete", self.began));
         }
     }
 

@@ -39,7 +39,7 @@ mod write;
 
 use std::sync::atomic::{AtomicU32, Ordering, fence};
 
-use pagevault_cipher::{DataKeyVersion, KeyVersion};
+use pagevault_cipher::{DataKeyVersion, KeyVersion, Lsn};
 
 use self::layout::*;
 use crate::record::MAX_WRAPPED_DATA_KEY;
@@ -234,11 +234,11 @@ impl<'a> Directory<'a> {
 
     /// The last version of the file whose key was destroyed, and the LSN at or before which all WAL
     /// records about pages under such keys end.
-    pub fn destroyed(&self, slot: FileSlot) -> Result<(Option<DataKeyVersion>, u64)> {
+    pub fn destroyed(&self, slot: FileSlot) -> Result<(Option<DataKeyVersion>, Lsn)> {
         let entry = self.file(slot)?;
         let (through, _) = unpack_destroyed(entry[file::DESTROYED].load(Ordering::Acquire));
         let [low, high] = file::DESTROYED_LSN.map(|word| entry[word].load(Ordering::Acquire));
-        Ok((through, u64::from(high) << 32 | u64::from(low)))
+        Ok((through, Lsn(u64::from(high) << 32 | u64::from(low))))
     }
 
     /// Copies the wrapped key of a version to the start of `wrapped`. Never half of one wrapping

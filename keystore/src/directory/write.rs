@@ -2,7 +2,7 @@
 
 use std::sync::atomic::{Ordering, fence};
 
-use pagevault_cipher::DataKeyVersion;
+use pagevault_cipher::{DataKeyVersion, Lsn};
 
 use super::layout::{
     file, head, identity, key, pack_destroyed, pack_meta, pack_phase, pack_rewriting, step,
@@ -228,13 +228,13 @@ impl Directory<'_> {
         slot: FileSlot,
         through: DataKeyVersion,
         cipher: u8,
-        lsn: u64,
+        lsn: Lsn,
     ) -> Result<()> {
         if (Some(through), lsn) <= self.destroyed(slot)? {
             return Ok(());
         }
         let entry = self.file(slot)?;
-        for (word, half) in file::DESTROYED_LSN.into_iter().zip([lsn, lsn >> 32]) {
+        for (word, half) in file::DESTROYED_LSN.into_iter().zip([lsn.0, lsn.0 >> 32]) {
             entry[word].store(half as u32, Ordering::Release);
         }
         entry[file::DESTROYED].store(pack_destroyed(through, cipher), Ordering::Release);

@@ -10,6 +10,8 @@
 
 use std::collections::HashSet;
 
+use pagevault_cipher::Lsn;
+
 use super::replay::{self, parse_header};
 use super::{LogError, MAX_LOG, file_name, scope_of};
 use crate::batch::{self, Frame};
@@ -154,7 +156,7 @@ pub(super) fn keep(
         }
     }
     let settled = bytes.len() as u64;
-    bytes.extend(batch::mark(settled, 0));
+    bytes.extend(batch::mark(settled, Lsn::INVALID));
     let new = format!("{name}.new");
     storage.create(&new, &bytes).map_err(failed("write"))?;
     storage.rename(&new, &name).map_err(failed("replace"))

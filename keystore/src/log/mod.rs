@@ -66,6 +66,8 @@ mod replay;
 
 use std::io;
 
+use pagevault_cipher::Lsn;
+
 pub use self::position::{Contents, Position, Trust};
 pub use self::replay::{batches, replay};
 use self::replay::{check_scope, header, parse_header, was_unsettled};
@@ -188,8 +190,14 @@ impl<'a, S: Storage> Log<'a, S> {
         scope: Scope,
         records: &[Record],
     ) -> Result<Self, LogError> {
-        let position =
-            Position { keystore_id, scope, generation: 0, end: 0, settled: 0, logged: 0 };
+        let position = Position {
+            keystore_id,
+            scope,
+            generation: 0,
+            end: 0,
+            settled: 0,
+            logged: Lsn::INVALID,
+        };
         let mut log = Self::resume(storage, position);
         if storage.len(&log.name).map_err(|error| log.failed("open", error))?.is_some() {
             return Err(LogError::Exists { name: log.name });
@@ -207,8 +215,14 @@ impl<'a, S: Storage> Log<'a, S> {
         trust: Trust,
     ) -> Result<Option<(Self, Contents)>, LogError> {
         let keystore_id = [0; 16];
-        let position =
-            Position { keystore_id, scope, generation: 0, end: 0, settled: 0, logged: 0 };
+        let position = Position {
+            keystore_id,
+            scope,
+            generation: 0,
+            end: 0,
+            settled: 0,
+            logged: Lsn::INVALID,
+        };
         let mut log = Self::resume(storage, position);
         let Some(length) = storage.len(&log.name).map_err(|error| log.failed("open", error))?
         else {
@@ -251,25 +265,25 @@ impl<'a, S: Storage> Log<'a, S> {
     /// error is [`LogError::Unsettled`].
     pub fn append(&mut self, records: &[Record]) -> Result<(), LogError> {
         let batch = self.encode(records)?;
-        self.add(&batch, self.position.settled, 0)?;
+        self.add(&batch, self.position.settled, Lsn::INVALID)?;
         self.make_durable(batch.len() as u64)
     }
 
     /// Adds the records of one change whose WAL record is going to be inserted at the WAL address
     /// `logged` or behind it, but before any checkpoint that passes this address ends. On return
     /// they are in the log, or the log is as it was, or the error is [`LogError::Unsettled`].
-    pub fn stage(&mut self, records: &[Record], logged: u64) -> Result<(), LogError> {
+    pub fn stage(&mut self, records: &[Record], logged: Lsn) -> Result<(), LogError> {
         let batch = self.encode(records)?;
         self.stage_checked(&batch, logged)
     }
 
     /// As [`Log::stage`], of a batch that is encoded already, as a WAL record's payload is.
-    pub fn stage_batch(&mut self, batch: &[u8], logged: u64) -> Result<(), LogError> {
+    pub fn stage_batch(&mut self, batch: &[u8], logged: Lsn) -> Result<(), LogError> {
         self.check(batch)?;
         self.stage_checked(batch, logged)
     }
 
-    fn stage_checked(&mut self, batch: &[u8], logged: u64) -> Result<(), LogError> {
+    fn stage_checked(&mut self, batch: &[u8], logged: Lsn) -> Result<(), LogError> {
         self.add(batch, self.position.settled, logged)?;
         self.position.logged = self.position.logged.max(logged);
         Ok(())
@@ -318,7 +332,7 @@ impl<'a, S: Storage> Log<'a, S> {
     }
 
     /// Writes a batch or mark, testifying that `settled` bytes are durable.
-    fn add(&mut self, batch: &[u8], settled: u64, logged: u64) -> Result<(), LogError> {
+    fn add(&mut self, batch: &[u8], settled: u64, logged: Lsn) -> Result<(), LogError> {
         let end = self.position.end;
         let new_end = end + batch.len() as u64;
         if new_end > MAX_LOG {
@@ -378,7 +392,7 @@ impl<'a, S: Storage> Log<'a, S> {
             check_scope(records, self.position.scope, 0).map_err(LogError::Record)?;
             let batch = batch::encode(records).map_err(LogError::Record)?;
             // Nobody sees this file before all of it is durable.
-            bytes.extend(batch::stamp(&batch, bytes.len() as u64, 0));
+            bytes.extend(batch::stamp(&batch, bytes.len() as u64, Lsn::INVALID));
         }
         let settled = bytes.len() as u64;
         bytes.extend(batch::mark(settled, self.position.logged));

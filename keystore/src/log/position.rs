@@ -1,5 +1,7 @@
 //! Where a log ends, how much of it counts, and what was found in it.
 
+use pagevault_cipher::Lsn;
+
 use crate::batch;
 use crate::record::Record;
 use crate::scope::Scope;
@@ -21,7 +23,7 @@ pub struct Position {
     /// How many of them are known to be durable.
     pub settled: u64,
     /// All that WAL says about this log before this address is in it.
-    pub logged: u64,
+    pub logged: Lsn,
 }
 
 impl Position {
@@ -47,15 +49,15 @@ pub enum Trust {
     /// to say.
     Settled {
         /// Where replay begins.
-        redo: u64,
+        redo: Lsn,
     },
 }
 
 impl Trust {
-    pub(super) fn believes(self, end: u64, settled: u64, logged: u64) -> bool {
+    pub(super) fn believes(self, end: u64, settled: u64, logged: Lsn) -> bool {
         match self {
             Trust::All => true,
-            Trust::Settled { redo } => end <= settled || logged == 0 || logged < redo,
+            Trust::Settled { redo } => end <= settled || logged == Lsn::INVALID || logged < redo,
         }
     }
 }

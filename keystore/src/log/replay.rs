@@ -1,5 +1,7 @@
 //! Reading a log's bytes. Pure: changes nothing. The rules are at the head of the module `log`.
 
+use pagevault_cipher::Lsn;
+
 use super::{Contents, HEADER, MAGIC, Position, Trust, VERSION};
 use crate::batch::{self, Frame, MAGIC as FRAME_MAGIC};
 use crate::error::{FormatError, Problem};
@@ -72,7 +74,8 @@ fn read(
         }
     }
     let torn = (bytes.len() - end) as u64;
-    let position = Position { keystore_id, scope, generation, end: end as u64, settled, logged: 0 };
+    let position =
+        Position { keystore_id, scope, generation, end: end as u64, settled, logged: Lsn::INVALID };
     Ok((position, torn))
 }
 

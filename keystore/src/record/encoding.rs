@@ -27,7 +27,7 @@
 //! stay for ever. A type or version from the future is an error, not something to skip: it might be
 //! a key, and compaction would lose it.
 
-use pagevault_cipher::{DataKeyVersion, KeyVersion};
+use pagevault_cipher::{DataKeyVersion, KeyVersion, Lsn};
 
 use super::Record;
 use super::limits::NOT_A_DATA_KEY_VERSION;
@@ -138,7 +138,7 @@ impl Record {
             }
             Self::WalSwitch(Switch { step, start, phase }) => {
                 put_u32(out, *step);
-                put_u64(out, *start);
+                put_u64(out, start.0);
                 put_u32(out, KeyVersion::get_or_zero(phase.version));
                 put_u8(out, u8::from(phase.plaintext));
             }
@@ -153,7 +153,7 @@ impl Record {
                 put_u16(out, through.get());
                 put_u8(out, *cipher);
                 put_u8(out, u8::from(*whole));
-                put_u64(out, *lsn);
+                put_u64(out, lsn.0);
                 put_i64(out, *at);
             }
             Self::Job { job, request } => {
@@ -263,7 +263,7 @@ impl Record {
                 Self::Plaintext { file: take_file(from)?, after: version_of_data_key(from)? }
             }
             kind::WAL_SWITCH => {
-                let (step, start) = (from.u32()?, from.u64()?);
+                let (step, start) = (from.u32()?, Lsn(from.u64()?));
                 let version = Some(key_version(from, "WAL key version")?);
                 let plaintext = take_bool(from, "WAL switch")?;
                 Self::WalSwitch(Switch { step, start, phase: WalPhase { version, plaintext } })
@@ -272,7 +272,14 @@ impl Record {
                 let (file, through) = (take_file(from)?, version_of_data_key(from)?);
                 let cipher = from.u8()?;
                 let whole = take_bool(from, "destroyed")?;
-                Self::Destroyed { file, through, cipher, whole, lsn: from.u64()?, at: from.i64()? }
+                Self::Destroyed {
+                    file,
+                    through,
+                    cipher,
+                    whole,
+                    lsn: Lsn(from.u64()?),
+                    at: from.i64()?,
+                }
             }
             kind::REWRITING => {
                 let (file, version) = (take_file(from)?, Some(version_of_data_key(from)?));

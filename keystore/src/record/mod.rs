@@ -3,7 +3,7 @@
 mod encoding;
 mod limits;
 
-use pagevault_cipher::{CipherId, DataKeyVersion, KeyVersion, wrap};
+use pagevault_cipher::{CipherId, DataKeyVersion, KeyVersion, Lsn, wrap};
 
 use crate::check_value::CheckValue;
 use crate::job::{JobId, Request, Step};
@@ -106,7 +106,7 @@ pub enum Record {
         /// The keys of all files of the database were destroyed.
         whole: bool,
         /// All WAL records about pages under these keys end at this LSN or before.
-        lsn: u64,
+        lsn: Lsn,
         /// When, in seconds since 1970.
         at: i64,
     },

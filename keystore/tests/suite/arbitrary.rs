@@ -4,7 +4,7 @@ use pagevault_keystore::job::{JobId, JobKind, JobState, Request, Step};
 use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::state::State;
 use pagevault_keystore::wal::{self, Switch, WalPhase};
-use pagevault_keystore::{CheckValue, DataKeyVersion, KeyVersion, Record, RelFile, Scope};
+use pagevault_keystore::{CheckValue, DataKeyVersion, KeyVersion, Lsn, Record, RelFile, Scope};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -57,7 +57,7 @@ pub(crate) fn destroyed(relation: u32, through: u16, lsn: u64) -> Record {
         through: version(through),
         cipher: 1,
         whole: false,
-        lsn,
+        lsn: Lsn(lsn),
         at: 1_700_000_009,
     }
 }
@@ -129,6 +129,7 @@ pub(crate) fn any_record() -> impl Strategy<Value = Record> {
     );
     let ids = (versions(), 0..3_u8, any::<bool>(), any::<u64>(), any::<i64>());
     let destroyed = (any_file(), ids).prop_map(|(file, (through, cipher, whole, lsn, at))| {
+        let lsn = Lsn(lsn);
         Record::Destroyed { file, through, cipher, whole, lsn, at }
     });
     prop_oneof![
@@ -192,6 +193,6 @@ pub(crate) fn any_wal_switch() -> impl Strategy<Value = Record> {
     let version = prop_oneof![1..4_u32, 8190..8194_u32].prop_map(key_version);
     (1..9_u32, 0..8_u64, version, any::<bool>()).prop_map(|(step, page, version, plaintext)| {
         let phase = WalPhase { version: Some(version), plaintext };
-        Record::WalSwitch(Switch { step, start: page << 30, phase })
+        Record::WalSwitch(Switch { step, start: Lsn(page << 30), phase })
     })
 }

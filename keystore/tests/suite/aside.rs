@@ -3,15 +3,15 @@
 use pagevault_keystore::log::{Log, Trust, aside};
 use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::state::State;
-use pagevault_keystore::{Record, RelFile, Scope};
+use pagevault_keystore::{Lsn, Record, RelFile, Scope};
 
 use crate::arbitrary::{DATABASE, current, data_key, version};
 use crate::faulty::{DONE, Fault, FaultyStorage};
 
 const ID: [u8; 16] = *b"0123456789abcdef";
 /// Where recovery begins, and an address behind it.
-const REDO: u64 = 0x1000;
-const BEHIND: u64 = 0x2000;
+const REDO: Lsn = Lsn(0x1000);
+const BEHIND: Lsn = Lsn(0x2000);
 
 fn settled() -> Vec<Record> {
     vec![data_key(1, 1, 1, 10), current(1, 1)]

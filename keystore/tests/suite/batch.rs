@@ -2,7 +2,7 @@ use pagevault_keystore::batch::{self, HEADER, describe};
 use pagevault_keystore::record::{MAX_NAME, MAX_OPTIONS};
 use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::wal::{Switch, WalPhase, key_place};
-use pagevault_keystore::{CheckValue, Problem, Record, Scope};
+use pagevault_keystore::{CheckValue, Lsn, Problem, Record, Scope};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -187,7 +187,7 @@ fn nothing_beyond_the_limits_is_written() {
 fn numbers_that_are_no_versions_are_refused() {
     let switch = |version| {
         let phase = WalPhase { version, plaintext: false };
-        Record::WalSwitch(Switch { step: 1, start: 8192, phase })
+        Record::WalSwitch(Switch { step: 1, start: Lsn(8192), phase })
     };
     let database_key = Record::DatabaseKey {
         scope: DATABASE,

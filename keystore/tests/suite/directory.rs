@@ -4,7 +4,7 @@ use pagevault_keystore::directory::{Directory, DirectoryError, KeyInfo};
 use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::state::State;
-use pagevault_keystore::{Record, Scope};
+use pagevault_keystore::{Lsn, Record, Scope};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -248,7 +248,7 @@ proptest! {
             if let Some(key) = entry.phase.current().and_then(|version| entry.keys.get(&version)) {
                 prop_assert_eq!(info.current.map(|(_, cipher)| cipher), Some(key.cipher));
             }
-            let left = entry.destroyed.map_or((None, 0), |left| (Some(left.through), left.lsn));
+            let left = entry.destroyed.map_or((None, Lsn::INVALID), |left| (Some(left.through), left.lsn));
             prop_assert_eq!(directory.destroyed(info.slot).unwrap(), left);
             prop_assert_eq!(info.destroyed, left.0);
             prop_assert_eq!(directory.is_mixed(info.slot).unwrap(), entry.is_mixed());
@@ -311,7 +311,7 @@ fn destroyed_keys_leave_nothing_in_memory() {
     assert_eq!([0x53, 0x61].map(words), [23; 2]);
 
     let slot = directory.find(file(1)).unwrap().unwrap();
-    assert_eq!(directory.destroyed(slot).unwrap(), (Some(version(2)), 0x1_0000_0007));
+    assert_eq!(directory.destroyed(slot).unwrap(), (Some(version(2)), Lsn(0x1_0000_0007)));
     let no_key = DirectoryError::NoKey { file: file(1), version: version(2) };
     assert_eq!(directory.key(slot, version(2), &mut [0; 92]).unwrap_err(), no_key);
     // It is still written as before; new keys come after the old ones.

@@ -1,8 +1,8 @@
 //! Whatever goes wrong at whichever step, a log reopens as it was before or after some change,
 //! nothing that was acknowledged as durable is lost, and of what was not a clean prefix is found.
 
-use pagevault_keystore::Record;
 use pagevault_keystore::log::{Log, LogError, Position, Trust};
+use pagevault_keystore::{Lsn, Record};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -10,7 +10,7 @@ use crate::arbitrary::{DATABASE, current, data_key, plaintext};
 use crate::faulty::{DONE, Fault, FaultyStorage};
 
 /// Where the WAL record of a staged batch is, or before.
-const LOGGED: u64 = 0x1000;
+const LOGGED: Lsn = Lsn(0x1000);
 
 const ID: [u8; 16] = *b"0123456789abcdef";
 

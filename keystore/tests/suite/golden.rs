@@ -5,7 +5,7 @@ use pagevault_keystore::log::{Log, replay};
 use pagevault_keystore::protocol::{Reply, Request};
 use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::wal::{Switch, WalPhase, key_place};
-use pagevault_keystore::{CheckValue, Record, RelFile, Scope, data_key_aad, master_context};
+use pagevault_keystore::{CheckValue, Lsn, Record, RelFile, Scope, data_key_aad, master_context};
 
 use crate::arbitrary::{key_version, version};
 use crate::faulty::FaultyStorage;
@@ -120,7 +120,7 @@ fn shredded() -> Vec<Vec<Record>> {
             through: version(3),
             cipher: 1,
             whole: false,
-            lsn: 0x1_6B37_4D8F,
+            lsn: Lsn(0x1_6B37_4D8F),
             at: 1_800_000_000,
         },
         Record::Current { file: file(16384), version: version(3) },
@@ -129,7 +129,7 @@ fn shredded() -> Vec<Vec<Record>> {
             through: version(8191),
             cipher: 0,
             whole: true,
-            lsn: 0x2_A000_0028,
+            lsn: Lsn(0x2_A000_0028),
             at: 1_800_000_001,
         },
     ]]
@@ -211,7 +211,7 @@ fn wal() -> Vec<Vec<Record>> {
         Record::DataKey { file, version, cipher, scope, key_version, wrapped, created }
     };
     let switch = |step, start, number, plaintext| {
-        let version = Some(key_version(number));
+        let (start, version) = (Lsn(start), Some(key_version(number)));
         Record::WalSwitch(Switch { step, start, phase: WalPhase { version, plaintext } })
     };
     vec![
@@ -270,14 +270,14 @@ fn golden_logs_are_written() {
         log.compact(&[]).unwrap();
     }
     let batches = database();
-    log.stage(&batches[0], 0x1000).unwrap();
-    log.stage(&batches[1], 0x1_0000_1000).unwrap();
+    log.stage(&batches[0], Lsn(0x1000)).unwrap();
+    log.stage(&batches[1], Lsn(0x1_0000_1000)).unwrap();
     let position = log.position();
     log.sync().unwrap();
     assert!(log.append_settled(&position).unwrap());
     log.sync().unwrap();
     log.append(&batches[2]).unwrap();
-    log.stage(&batches[3], 0x1_0000_2000).unwrap();
+    log.stage(&batches[3], Lsn(0x1_0000_2000)).unwrap();
     assert_eq!(storage.content("5.keys"), DATABASE);
 }
 

@@ -3,7 +3,7 @@ use std::os::unix::fs::PermissionsExt;
 
 use pagevault_keystore::log::{self, HEADER, Log, LogError, Trust, file_name, replay, scopes};
 use pagevault_keystore::storage::{FileStorage, Storage};
-use pagevault_keystore::{Problem, Record, Scope, batch};
+use pagevault_keystore::{Lsn, Problem, Record, Scope, batch};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -12,7 +12,7 @@ use crate::batch::sealed;
 use crate::faulty::FaultyStorage;
 
 /// Where the WAL record of a staged batch is, or before.
-const LOGGED: u64 = 0x1000;
+const LOGGED: Lsn = Lsn(0x1000);
 
 const ID: [u8; 16] = [7; 16];
 
@@ -185,7 +185,7 @@ fn an_unsettled_end_is_cut_at_its_first_hole() {
 /// Of a crash remains what WAL has: what is settled, or logged before replay begins.
 #[test]
 fn what_is_staged_counts_for_nothing_until_it_is_settled() {
-    for (redo, expected) in [(0, 1), (LOGGED, 1), (LOGGED + 1, 4)] {
+    for (redo, expected) in [(Lsn::INVALID, 1), (LOGGED, 1), (LOGGED + 1, 4)] {
         let storage = FaultyStorage::default();
         let (log, starts) = unsettled(&storage);
         let whole = log.position().end;

@@ -1,5 +1,5 @@
 use pagevault_keystore::state::{State, StateError};
-use pagevault_keystore::{CheckValue, DataKeyVersion, Record, RelFile, Scope};
+use pagevault_keystore::{CheckValue, DataKeyVersion, Lsn, Record, RelFile, Scope};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -169,7 +169,7 @@ fn a_destroyed_key_never_comes_back() {
     state.apply(destroyed(1, 2, 5)).unwrap();
     state.apply(destroyed(1, 1, 9)).unwrap();
     let left = state.file(file(1)).unwrap().destroyed.unwrap();
-    assert_eq!((left.through, left.lsn), (version(2), 7));
+    assert_eq!((left.through, left.lsn), (version(2), Lsn(7)));
     // Of a file that nothing else is known of.
     state.apply(destroyed(2, 3, 7)).unwrap();
     state.apply(current(2, 3)).unwrap();

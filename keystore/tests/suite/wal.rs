@@ -3,7 +3,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use pagevault_cipher::wal::Mark;
 use pagevault_keystore::state::{State, StateError};
 use pagevault_keystore::wal::{Switch, Switches, WalPhase, is_key_place, key_place, version_at};
-use pagevault_keystore::{KeyVersion, Record, RelFile};
+use pagevault_keystore::{KeyVersion, Lsn, Record, RelFile};
 use proptest::collection::vec;
 use proptest::prelude::*;
 
@@ -15,12 +15,13 @@ fn memory() -> Vec<AtomicU32> {
 
 /// Decided in the order of versions: sealed with n, in plaintext after n, sealed with n + 1.
 fn sealed(start: u64, number: u32) -> Switch {
+    let start = Lsn(start);
     Switch { step: 2 * number, start, phase: WalPhase::under(key_version(number)) }
 }
 
 fn plaintext(start: u64, number: u32) -> Switch {
     let phase = WalPhase { version: Some(key_version(number)), plaintext: true };
-    Switch { step: 2 * number + 1, start, phase }
+    Switch { step: 2 * number + 1, start: Lsn(start), phase }
 }
 
 #[test]
@@ -28,8 +29,8 @@ fn without_switches_all_is_plaintext() {
     let memory = memory();
     let switches = Switches::new(&memory);
     assert_eq!(switches.newest(), None);
-    assert_eq!((switches.at(0).from, switches.at(0).to), (0, u64::MAX));
-    assert!(!switches.is_sealed_from(0));
+    assert_eq!((switches.at(Lsn(0)).from, switches.at(Lsn(0)).to), (Lsn(0), Lsn::MAX));
+    assert!(!switches.is_sealed_from(Lsn(0)));
 }
 
 #[test]
@@ -49,8 +50,8 @@ fn the_address_decides_in_whatever_order_switches_are_heard() {
             (400, 400, u64::MAX, Some(3)),
             (u64::MAX, 400, u64::MAX, Some(3)),
         ] {
-            let stretch = switches.at(address);
-            assert_eq!((stretch.from, stretch.to), (from, to), "{address}");
+            let stretch = switches.at(Lsn(address));
+            assert_eq!((stretch.from, stretch.to), (Lsn(from), Lsn(to)), "{address}");
             assert_eq!(stretch.phase.sealed().map(KeyVersion::get), version, "{address}");
         }
         assert_eq!(switches.newest(), Some(sealed(400, 3)));
@@ -66,7 +67,7 @@ fn of_two_switches_at_one_address_the_later_step_counts() {
         assert_eq!(switches.newest(), Some(plaintext(100, 1)));
         switches.add(sealed(100, 2)).unwrap();
         assert_eq!(switches.newest(), Some(sealed(100, 2)));
-        assert_eq!(switches.at(100).phase, sealed(100, 2).phase);
+        assert_eq!(switches.at(Lsn(100)).phase, sealed(100, 2).phase);
     }
 }
 
@@ -75,13 +76,13 @@ fn of_two_switches_at_one_address_the_later_step_counts() {
 fn a_switch_that_was_decided_later_counts_from_an_earlier_address_on() {
     let memory = memory();
     let switches = Switches::new(&memory);
-    let again = Switch { step: 4, start: 150, phase: sealed(0, 1).phase };
+    let again = Switch { step: 4, start: Lsn(150), phase: sealed(0, 1).phase };
     [sealed(100, 1), plaintext(200, 1), again].iter().for_each(|s| switches.add(*s).unwrap());
     for address in [100, 149, 150, 199, 200, u64::MAX] {
-        assert_eq!(switches.at(address).phase.sealed(), Some(KeyVersion::FIRST), "{address}");
+        assert_eq!(switches.at(Lsn(address)).phase.sealed(), Some(KeyVersion::FIRST), "{address}");
     }
-    assert_eq!((switches.at(149).to, switches.at(150).to), (150, u64::MAX));
-    assert!(switches.is_sealed_from(200));
+    assert_eq!((switches.at(Lsn(149)).to, switches.at(Lsn(150)).to), (Lsn(150), Lsn::MAX));
+    assert!(switches.is_sealed_from(Lsn(200)));
 }
 
 #[test]
@@ -89,8 +90,8 @@ fn what_lies_behind_an_address_may_need_keys() {
     let memory = memory();
     let switches = Switches::new(&memory);
     [sealed(100, 1), plaintext(200, 1)].iter().for_each(|switch| switches.add(*switch).unwrap());
-    assert!(switches.is_sealed_from(0) && switches.is_sealed_from(150));
-    assert!(!switches.is_sealed_from(200) && !switches.is_sealed_from(u64::MAX));
+    assert!(switches.is_sealed_from(Lsn(0)) && switches.is_sealed_from(Lsn(150)));
+    assert!(!switches.is_sealed_from(Lsn(200)) && !switches.is_sealed_from(Lsn::MAX));
 }
 
 #[test]
@@ -154,7 +155,7 @@ fn marks_that_come_again_find_the_key_that_was_in_use_there() {
     }
     for step in 0..=12_u32 {
         let address = u64::from(step) * 8_192_000 + 81_920;
-        let written = switches.at(address).phase.sealed().unwrap();
+        let written = switches.at(Lsn(address)).phase.sealed().unwrap();
         assert_eq!(written.get(), step * 1000 + 1);
         // Read where the switch itself is not known: one step earlier or later decides.
         for known in [written.get().saturating_sub(1000), written.get(), written.get() + 1000] {
@@ -173,11 +174,11 @@ proptest! {
         let switches = Switches::new(&memory);
         for (step, start, version, plaintext) in starts {
             let phase = WalPhase { version: KeyVersion::new(version), plaintext };
-            switches.add(Switch { step, start, phase }).unwrap();
+            switches.add(Switch { step, start: Lsn(start), phase }).unwrap();
         }
-        let stretch = switches.at(address);
+        let (stretch, address) = (switches.at(Lsn(address)), Lsn(address));
         prop_assert!(stretch.from <= address && address < stretch.to);
-        for other in 0..60_u64 {
+        for other in (0..60).map(Lsn) {
             let inside = stretch.from <= other && other < stretch.to;
             prop_assert_eq!(inside, switches.at(other) == stretch, "{}", other);
         }

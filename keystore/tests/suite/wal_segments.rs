@@ -4,7 +4,7 @@ use std::cell::{Cell, RefCell};
 use std::convert::Infallible;
 
 use pagevault_cipher::wal::HEADER_SIZE;
-use pagevault_cipher::{CipherId, DataKey, KeyVersion, PageKey, wal};
+use pagevault_cipher::{CipherId, DataKey, KeyVersion, Lsn, PageKey, wal};
 use pagevault_keystore::transfer::{at_position, each_part};
 use pagevault_keystore::wal::WalPhase;
 use pagevault_keystore::wal_pages::WalKeys;
@@ -17,7 +17,7 @@ use crate::arbitrary::key_version;
 
 const PAGE: usize = 8192;
 const PAGES: usize = 8;
-const BASE: u64 = 0x1_2300_0000;
+const BASE: Lsn = Lsn(0x1_2300_0000);
 
 /// Sealed with one key from the third page on.
 struct Keys(PageKey);
@@ -25,7 +25,7 @@ struct Keys(PageKey);
 impl WalKeys for Keys {
     type Error = Infallible;
 
-    fn phase_at(&self, address: u64) -> WalPhase {
+    fn phase_at(&self, address: Lsn) -> WalPhase {
         WalPhase { version: Some(KeyVersion::FIRST), plaintext: address < BASE + 2 * PAGE as u64 }
     }
 
@@ -91,16 +91,16 @@ impl Segment for Memory {
         count as isize
     }
 
-    fn belongs(&self, address: u64, at: u64) -> bool {
+    fn belongs(&self, address: Lsn, at: u64) -> bool {
         address == BASE + at
     }
 
     /// Of timeline 2, which began in the second page.
-    fn is_left_over(&self, timeline: u32, address: u64) -> bool {
+    fn is_left_over(&self, timeline: u32, address: Lsn) -> bool {
         wal_timelines::is_left_over(timeline, address, 2, || Some(BASE + PAGE as u64 + 100))
     }
 
-    fn address(&self, at: u64, _page: &[u8], _offset: usize, _bytes: &[u8]) -> u64 {
+    fn address(&self, at: u64, _page: &[u8], _offset: usize, _bytes: &[u8]) -> Lsn {
         BASE + at
     }
 }
@@ -112,7 +112,7 @@ fn plain() -> Vec<u8> {
         page[..HEADER_SIZE].fill(0);
         page[..2].copy_from_slice(&0xD116_u16.to_le_bytes());
         page[4..8].copy_from_slice(&(1 + u32::from(number > 1)).to_le_bytes());
-        page[8..16].copy_from_slice(&(BASE + (number * PAGE) as u64).to_le_bytes());
+        page[8..16].copy_from_slice(&(BASE + (number * PAGE) as u64).0.to_le_bytes());
     }
     bytes
 }
@@ -189,7 +189,7 @@ fn what_a_parent_left_does_not_count() {
     impl WalKeys for One {
         type Error = KeyVersion;
 
-        fn phase_at(&self, _address: u64) -> WalPhase {
+        fn phase_at(&self, _address: Lsn) -> WalPhase {
             WalPhase::under(KeyVersion::FIRST)
         }
 

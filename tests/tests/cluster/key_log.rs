@@ -8,7 +8,7 @@ use std::path::PathBuf;
 use anyhow::{Context, Result, ensure};
 use pagevault_keystore::log::{Log, Trust, replay, scopes};
 use pagevault_keystore::storage::FileStorage;
-use pagevault_keystore::{KeyVersion, Record, RelFile, Scope};
+use pagevault_keystore::{KeyVersion, Lsn, Record, RelFile, Scope};
 use pagevault_tests::cluster::{run_sql, text};
 use pagevault_tests::standby::{standby_of, wait_for};
 use pagevault_tests::{Cluster, KeyFile, Settings, Standby, StopMode};
@@ -193,7 +193,7 @@ fn a_standby_is_not_consistent_before_what_its_key_files_say() -> Result<()> {
             fs::create_dir_all(&storage_copy)?;
             fs::copy(&path, storage_copy.join(path.file_name().context("a name")?))?;
             let storage = FileStorage::new(&storage_copy)?;
-            let trust = Trust::Settled { redo: 0 };
+            let trust = Trust::Settled { redo: Lsn::INVALID };
             let (_, contents) = Log::open(&storage, scope, trust)?.context("a log")?;
             settled.extend(contents.records);
         }

@@ -1,6 +1,6 @@
 //! What the directory in shared memory says of relation files. Read without a lock.
 
-use pagevault_cipher::{CipherId, DataKeyVersion, KeyVersion};
+use pagevault_cipher::{CipherId, DataKeyVersion, KeyVersion, Lsn};
 use pagevault_keystore::directory::{FileInfo, Writing};
 use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 use pagevault_keystore::{RelFile, Scope};
@@ -69,7 +69,7 @@ fn info(file: RelFile) -> Option<FileInfo> {
 
 /// If the key of this version was destroyed: the LSN at or before which all WAL records about pages
 /// under it end.
-pub(crate) fn destroyed_at(file: RelFile, version: DataKeyVersion) -> Option<u64> {
+pub(crate) fn destroyed_at(file: RelFile, version: DataKeyVersion) -> Option<Lsn> {
     if !anything_destroyed() {
         return None;
     }

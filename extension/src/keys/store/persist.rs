@@ -18,7 +18,7 @@ use pagevault_keystore::log::{self, Contents, Log, LogError, Position};
 use pagevault_keystore::state::State;
 use pagevault_keystore::storage::{FileStorage, Storage};
 use pagevault_keystore::wal as wal_keys;
-use pagevault_keystore::{FormatError, Problem, Record, Scope, batch, compaction, wrappings};
+use pagevault_keystore::{FormatError, Lsn, Problem, Record, Scope, batch, compaction, wrappings};
 use pgrx::PgSqlErrorCode;
 use pgrx::prelude::PgLogLevel;
 
@@ -123,18 +123,18 @@ pub(crate) fn keystore_failure(error: &LogError) -> Report {
 /// Adds records to the log of `scope`, to WAL and to the directory. Returns the WAL record's end.
 ///
 /// The proof of the lock is the first argument: positions and directory have one writer at a time.
-pub(crate) fn append(lock: &KeystoreLock, scope: Scope, records: &[Record]) -> Result<u64> {
+pub(crate) fn append(lock: &KeystoreLock, scope: Scope, records: &[Record]) -> Result<Lsn> {
     append_as(lock, scope, records, Settle::of(records))
 }
 
 /// As [`append`], but the records are safe in WAL and file before anyone uses them: for a key of a
 /// file that exists, some pages of which are written without waiting for WAL, and may be read
 /// before WAL brings the key.
-pub(crate) fn append_durably(lock: &KeystoreLock, scope: Scope, records: &[Record]) -> Result<u64> {
+pub(crate) fn append_durably(lock: &KeystoreLock, scope: Scope, records: &[Record]) -> Result<Lsn> {
     append_as(lock, scope, records, Settle::Now)
 }
 
-fn append_as(lock: &KeystoreLock, scope: Scope, records: &[Record], settle: Settle) -> Result<u64> {
+fn append_as(lock: &KeystoreLock, scope: Scope, records: &[Record], settle: Settle) -> Result<Lsn> {
     if process::in_recovery() {
         return Err(internal("keys cannot be changed during recovery".to_owned()));
     }
@@ -228,7 +228,7 @@ pub(crate) fn stage(
 }
 
 /// Has what was staged count: its WAL record, which ends at `lsn`, is inserted.
-pub(crate) fn remember(staged: &Position, lsn: u64) -> Result<()> {
+pub(crate) fn remember(staged: &Position, lsn: Lsn) -> Result<()> {
     let control = &shmem::required()?.control;
     control.set_logged(lsn);
     control.set_position(staged).map_err(|control::TooManyLogs| recovery_needs_room("key file"))

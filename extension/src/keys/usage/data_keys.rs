@@ -2,7 +2,7 @@
 
 use pagevault_cipher::residue::without_trace;
 use pagevault_cipher::wrap::{self, WrapKey};
-use pagevault_cipher::{CipherId, DataKey, DataKeyVersion, KeyVersion};
+use pagevault_cipher::{CipherId, DataKey, DataKeyVersion, KeyVersion, Lsn};
 use pagevault_keystore::record::MAX_WRAPPED_DATA_KEY;
 use pagevault_keystore::rel_file::Phase;
 use pagevault_keystore::{Record, RelFile, Scope, data_key_aad, log, state};
@@ -78,7 +78,7 @@ pub(crate) fn wrap_data_key(
 /// Makes a data key of a new version for a file and has pages written under it from now on. Returns
 /// the end of the WAL record. Pages without an LSN (free space map, unlogged relations) do not wait
 /// for it: a file that has pages already wants [`next_version`].
-pub(crate) fn new_version(file: RelFile, cipher: CipherId) -> Result<u64> {
+pub(crate) fn new_version(file: RelFile, cipher: CipherId) -> Result<Lsn> {
     make_version(file, cipher, Pages::None, append)
 }
 
@@ -121,8 +121,8 @@ fn make_version(
     file: RelFile,
     cipher: CipherId,
     pages: Pages,
-    append: impl FnOnce(&KeystoreLock, Scope, &[Record]) -> Result<u64>,
-) -> Result<u64> {
+    append: impl FnOnce(&KeystoreLock, Scope, &[Record]) -> Result<Lsn>,
+) -> Result<Lsn> {
     refused::require_usable(wrapping_scope(file.database)?)?;
     let lock = KeystoreLock::acquire();
     let directory = &shmem::required()?.directory;
@@ -202,7 +202,7 @@ pub(crate) fn rewrap_data_keys(
             });
         }
     }
-    let mut end = 0;
+    let mut end = Lsn::INVALID;
     for batch in records.chunks(RECORDS_AT_ONCE) {
         end = append(&lock, home, batch)?;
     }

@@ -20,7 +20,7 @@
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
-use pagevault_cipher::{DataKeyVersion, KeyVersion};
+use pagevault_cipher::{DataKeyVersion, KeyVersion, Lsn};
 use pagevault_keystore::{Record, RelFile, Scope};
 
 use super::data_keys;
@@ -56,7 +56,7 @@ pub(crate) struct Outcome {
     /// The database keys that wrapped what was destroyed: scope and version.
     pub(crate) wrapped_by: BTreeSet<(Scope, KeyVersion)>,
     /// End of the WAL record.
-    pub(crate) lsn: u64,
+    pub(crate) lsn: Lsn,
     /// Files outside that have one of these keys too, as raw copies of these files have.
     pub(crate) same_keys: Vec<RelFile>,
     /// Why the keystore's file could not be written anew.

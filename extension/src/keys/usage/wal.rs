@@ -5,7 +5,7 @@
 //! key is in the cache of this process.
 
 use pagevault_cipher::wal::{self, Mark};
-use pagevault_cipher::{KeyVersion, PageKey};
+use pagevault_cipher::{KeyVersion, Lsn, PageKey};
 use pagevault_keystore::wal::{Stretch, WalPhase, key_place, stretch_at as stretch_of};
 use pagevault_keystore::wal_pages::WalKeys;
 
@@ -28,12 +28,12 @@ pub(crate) fn active() -> Option<&'static Wal> {
 /// The last answer of [`stretch_at`], good as long as no switch is added and none is left out.
 static LAST: ProcessLocal<([u32; 2], Stretch)> = ProcessLocal::new((
     [0; 2],
-    Stretch { from: 0, to: 0, phase: WalPhase { version: None, plaintext: false } },
+    Stretch { from: Lsn(0), to: Lsn(0), phase: WalPhase { version: None, plaintext: false } },
 ));
 
 /// How the page at `address` is written, and how far that goes.
 #[inline]
-pub(crate) fn stretch_at(wal: &Wal, address: u64) -> Stretch {
+pub(crate) fn stretch_at(wal: &Wal, address: Lsn) -> Stretch {
     let stamp = wal.stamp();
     LAST.with(|(known, stretch)| {
         if *known != stamp || address < stretch.from || address >= stretch.to {
@@ -45,7 +45,7 @@ pub(crate) fn stretch_at(wal: &Wal, address: u64) -> Stretch {
 }
 
 /// How XLogWrite writes the page at `address`, and how far that goes.
-pub(crate) fn written_at(wal: &Wal, address: u64, page_size: u64) -> Stretch {
+pub(crate) fn written_at(wal: &Wal, address: Lsn, page_size: u64) -> Stretch {
     let mut stretch = stretch_at(wal, address);
     if let Some((kept, phase)) = wal.kept() {
         if kept == address {
@@ -66,7 +66,7 @@ impl WalKeys for ServerKeys {
     type Error = KeyError;
 
     #[inline]
-    fn phase_at(&self, address: u64) -> WalPhase {
+    fn phase_at(&self, address: Lsn) -> WalPhase {
         shmem::get().map_or(WalPhase::default(), |shared| stretch_at(&shared.wal, address).phase)
     }
 

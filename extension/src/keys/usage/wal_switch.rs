@@ -29,7 +29,7 @@
 //! wanted. What others log before or within a barrier makes it longer. A barrier that nobody uses,
 //! or half of one, does no harm.
 
-use pagevault_cipher::{CipherId, KeyVersion};
+use pagevault_cipher::{CipherId, KeyVersion, Lsn};
 use pagevault_keystore::wal::{Switch, Switches, WalPhase, key_place};
 use pagevault_keystore::{Record, Scope, batch};
 use pgrx::PgSqlErrorCode;
@@ -122,7 +122,7 @@ fn switch_to(sealed: bool) -> Result<()> {
         if begun(&lock)?.heading().sealed().is_none() {
             return Ok(None);
         }
-        switch(&lock, in_plaintext, 0).map(Some)
+        switch(&lock, in_plaintext, Lsn::INVALID).map(Some)
     });
     if let Some(start) = done? {
         reach(start);
@@ -150,7 +150,7 @@ fn lead_back() -> Result<()> {
         if !begun(&lock)?.is_led_astray() {
             return Ok(());
         }
-        switch(&lock, as_it_is, 0)?
+        switch(&lock, as_it_is, Lsn::INVALID)?
     };
     reach(start);
     said("pagevault: a switch of WAL encryption that was lost with WAL does not count".to_owned());
@@ -165,7 +165,7 @@ fn said(message: String) {
 /// recorded.
 fn begun(lock: &KeystoreLock) -> Result<&'static Wal> {
     let wal = &shmem::required()?.wal;
-    wal::at_unwritten_page(0, |end, _| wal.begin(end));
+    wal::at_unwritten_page(Lsn::INVALID, |end, _| wal.begin(end));
     if let Some(switch) = wal.unrecorded() {
         record_newest(lock, switch)?;
         // Under the lock, so that nobody finds it recorded before WAL is there; the record was
@@ -268,8 +268,8 @@ fn new_key(version: KeyVersion, cipher: CipherId) -> Result<Record> {
 fn switch(
     lock: &KeystoreLock,
     phase: impl FnOnce(WalPhase) -> WalPhase,
-    behind: u64,
-) -> Result<u64> {
+    behind: Lsn,
+) -> Result<Lsn> {
     let wal = &shmem::required()?.wal;
     let last = wal.switches.newest();
     let step = last.map_or(0, |switch| switch.step).checked_add(1);
@@ -312,7 +312,7 @@ fn as_it_is(before: WalPhase) -> WalPhase {
 }
 
 /// Has WAL come to the beginning of a switch: what anyone logs after this is behind it.
-fn reach(start: u64) {
+fn reach(start: Lsn) {
     wal::flush(wal::fill_up_to(start));
 }
 

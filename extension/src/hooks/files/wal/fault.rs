@@ -29,7 +29,7 @@ pub(super) unsafe fn raise(fault: Fault) -> ! {
 
 fn report(fault: Fault) -> Report {
     let Fault { address, version, cause } = fault;
-    let page = format!("the WAL page at {:X}/{:X}", address >> 32, address & 0xFFFF_FFFF);
+    let page = format!("the WAL page at {address}");
     match cause {
         KeyError::Locked { .. } | KeyError::Refused { .. } => Report::new(
             PgSqlErrorCode::ERRCODE_CANNOT_CONNECT_NOW,

@@ -8,6 +8,7 @@
 
 use std::ffi::CStr;
 
+use pagevault_cipher::Lsn;
 use pagevault_keystore::wal_timelines::{HISTORY_TAIL, begin_of, history_name};
 
 use super::DIRECTORY;
@@ -15,11 +16,11 @@ use crate::hooks::files::raw;
 use crate::pg::process::ProcessLocal;
 
 /// The last timeline that was asked for, and where it began.
-static LAST: ProcessLocal<(u32, u64)> = ProcessLocal::new((0, 0));
+static LAST: ProcessLocal<(u32, Lsn)> = ProcessLocal::new((0, Lsn::INVALID));
 
 /// Where a timeline began. Called in critical sections too: allocates nothing, and leaves `errno`
 /// as it is.
-pub(super) fn begin_of_timeline(timeline: u32) -> Option<u64> {
+pub(super) fn begin_of_timeline(timeline: u32) -> Option<Lsn> {
     LAST.with(|last| {
         if last.0 != timeline {
             *last = (timeline, read(timeline)?);
@@ -29,7 +30,7 @@ pub(super) fn begin_of_timeline(timeline: u32) -> Option<u64> {
 }
 
 #[cold]
-fn read(timeline: u32) -> Option<u64> {
+fn read(timeline: u32) -> Option<Lsn> {
     let mut path = [0; DIRECTORY.len() + 16 + 1];
     path[..DIRECTORY.len()].copy_from_slice(DIRECTORY);
     path[DIRECTORY.len()..DIRECTORY.len() + 16].copy_from_slice(&history_name(timeline));

@@ -22,7 +22,8 @@ mod writing;
 use std::ffi::{CStr, c_void};
 
 use libc::{c_int, off_t, ssize_t};
-use pagevault_keystore::wal_segments::{self, Name};
+use pagevault_cipher::Lsn;
+use pagevault_keystore::wal_segments;
 use pagevault_keystore::wal_timelines;
 use pgrx::pg_sys;
 
@@ -55,9 +56,9 @@ pub(super) fn segment(path: &CStr) -> Option<Tag> {
     if name == b"RECOVERYXLOG" {
         return Some(Tag([UNKNOWN_ADDRESS, UNKNOWN_TIMELINE]));
     }
-    let Name { timeline, number: (high, low) } = wal_segments::parse_name(name)?;
-    let base = (u64::from(high) << 32) + u64::from(low) * process::wal_segment_size();
-    Some(Tag([base, u64::from(timeline)]))
+    let name = wal_segments::parse_name(name)?;
+    let Lsn(base) = name.start(process::wal_segment_size());
+    Some(Tag([base, u64::from(name.timeline)]))
 }
 
 /// If the path is that of a file that becomes a segment.
@@ -69,6 +70,11 @@ pub(super) fn is_new_segment(path: &CStr) -> bool {
 const UNKNOWN_ADDRESS: u64 = u64::MAX;
 /// No page is of an older one.
 const UNKNOWN_TIMELINE: u64 = 0;
+
+/// The address of a segment's first byte.
+fn base_of(file: File) -> Lsn {
+    Lsn(file.tag.0[0])
+}
 
 /// Reads and writes of ranges.
 impl wal_segments::Segment for File {
@@ -82,20 +88,20 @@ impl wal_segments::Segment for File {
         unsafe { raw::pwrite(self.fd, from.as_ptr().cast(), from.len(), at as off_t) }
     }
 
-    fn belongs(&self, address: u64, at: u64) -> bool {
+    fn belongs(&self, address: Lsn, at: u64) -> bool {
         match self.tag.0[0] {
-            UNKNOWN_ADDRESS => address % process::wal_segment_size() == at,
-            base => address == base + at,
+            UNKNOWN_ADDRESS => address.offset_in(process::wal_segment_size()) == at,
+            base => address == Lsn(base) + at,
         }
     }
 
-    fn is_left_over(&self, timeline: u32, address: u64) -> bool {
+    fn is_left_over(&self, timeline: u32, address: Lsn) -> bool {
         let own = self.tag.0[1] as u32;
         wal_timelines::is_left_over(timeline, address, own, || history::begin_of_timeline(own))
     }
 
-    fn address(&self, at: u64, _page: &[u8], _offset: usize, _bytes: &[u8]) -> u64 {
-        self.tag.0[0] + at
+    fn address(&self, at: u64, _page: &[u8], _offset: usize, _bytes: &[u8]) -> Lsn {
+        base_of(*self) + at
     }
 }
 

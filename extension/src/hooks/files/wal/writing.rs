@@ -1,12 +1,12 @@
 //! Sealing whole pages that are written.
 
 use libc::{off_t, ssize_t};
-use pagevault_cipher::{KeyVersion, wal};
+use pagevault_cipher::{KeyVersion, Lsn, wal};
 use pagevault_keystore::wal_pages;
 use pagevault_keystore::wal_segments::{Segment, partial, write_whole};
 
 use super::fault::Fault;
-use super::{PAGE, RUN, SCRATCH, Scratch};
+use super::{PAGE, RUN, SCRATCH, Scratch, base_of};
 use crate::hooks::files::{File, raw};
 use crate::keys::usage::wal::{self as keys, ServerKeys};
 use crate::shmem::wal::Wal;
@@ -23,7 +23,7 @@ pub(super) unsafe fn write_pages(
     length: usize,
     at: u64,
 ) -> Result<ssize_t, Fault> {
-    let base = file.tag.0[0];
+    let base = base_of(file);
     // SAFETY: what is read of `from` lies within `length` bytes, which the caller says are there;
     // copies fit into the scratch memory, for runs are no longer.
     unsafe {
@@ -34,7 +34,7 @@ pub(super) unsafe fn write_pages(
         while done < length {
             let at = at + done as u64;
             let stretch = keys::written_at(keys, base + at, PAGE as u64);
-            let left = ((length - done) as u64).min(stretch.to - (base + at)) as usize;
+            let left = ((length - done) as u64).min(stretch.to.bytes_since(base + at)) as usize;
             let wrote = match stretch.phase.sealed() {
                 None => {
                     let wrote = raw::pwrite(file.fd, from.add(done).cast(), left, at as off_t);
@@ -62,7 +62,7 @@ pub(super) unsafe fn write_pages(
     }
 }
 
-fn seal(pages: &mut [u8], version: KeyVersion, address: u64) -> Result<(), Fault> {
+fn seal(pages: &mut [u8], version: KeyVersion, address: Lsn) -> Result<(), Fault> {
     wal_pages::seal(&ServerKeys, pages, PAGE, version, address)
 }
 
@@ -72,7 +72,7 @@ fn seal(pages: &mut [u8], version: KeyVersion, address: u64) -> Result<(), Fault
 /// `file` is open for reading.
 #[cold]
 unsafe fn look_before_first_write(keys: &Wal, file: File, at: u64) {
-    let address = file.tag.0[0] + at;
+    let address = base_of(file) + at;
     let on_disk = SCRATCH.with(|Scratch(scratch)| {
         // SAFETY: the file is open, as the caller says, and the scratch memory has room for a page.
         let got = unsafe { raw::pread(file.fd, scratch.as_mut_ptr().cast(), PAGE, at as off_t) };
@@ -106,7 +106,7 @@ pub(super) unsafe fn write_copied(
             // SAFETY: as much is left of what the caller holds, and a run fits.
             unsafe { std::ptr::copy_nonoverlapping(from.add(done), scratch.as_mut_ptr(), run) };
             for page in scratch[..run].chunks_exact_mut(PAGE) {
-                let address = wal::address_of(page).unwrap_or(0);
+                let address = wal::address_of(page).unwrap_or(Lsn::INVALID);
                 if let Some(version) = keys::stretch_at(keys, address).phase.sealed() {
                     seal(page, version, address)?;
                 }
