@@ -23,7 +23,7 @@ use pgrx::pg_sys::{self, ForkNumber};
 use crate::keys::store::directory;
 use crate::pg::locks::Rewriting;
 use crate::pg::pages::{Held, Ring};
-use crate::pg::relation::{self, Facts, Kind};
+use crate::pg::relation::{self, Facts, RelationKind};
 use crate::pg::remnants::{Before, Kept};
 use crate::pg::report::Result;
 use crate::pg::{process, statistics};
@@ -97,8 +97,8 @@ pub(crate) fn clear_statistics() -> Result<Vec<Cleared>> {
     let mut cleared = Vec::new();
     for (catalog, kept) in statistics::CATALOGS {
         let family = relation::family_as_it_is(catalog);
-        for member in family.into_iter().filter(|member| member.kind != Kind::Index) {
-            let kept = if member.kind == Kind::Toast { Kept::Lengths } else { kept };
+        for member in family.into_iter().filter(|member| member.kind != RelationKind::Index) {
+            let kept = if member.kind == RelationKind::Toast { Kept::Lengths } else { kept };
             cleared.push(clear(&member, kept, &before, &patience)?);
         }
     }

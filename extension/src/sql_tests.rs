@@ -10,7 +10,7 @@ mod tests {
 
     use crate::keys::provider::refusal;
     use crate::pg::locks::KeystoreLock;
-    use crate::pg::mapping::{Kind, Region};
+    use crate::pg::mapping::{MemoryKind, Region};
     use crate::policy::label::{self, Label};
     use crate::shmem::control::{self, Control};
     use crate::shmem::health::{Health, OperationFailure};
@@ -91,7 +91,7 @@ mod tests {
 
     #[pg_test]
     fn labels_are_read() {
-        assert!(matches!(label::parse("plaintext"), Ok(Label::Plain)));
+        assert!(matches!(label::parse("plaintext"), Ok(Label::Plaintext)));
         assert!(matches!(label::parse(" encrypted "), Ok(Label::Encrypted(None))));
         assert!(matches!(label::parse("encrypted aes-128-xts"), Ok(Label::Encrypted(Some(_)))));
         for wrong in [
@@ -108,7 +108,7 @@ mod tests {
 
     #[pg_test]
     fn database_keys_are_locked_until_unlocked() -> std::io::Result<()> {
-        let table = Secrets::new(Region::map(secrets::slots_needed(0), Kind::Sparse)?);
+        let table = Secrets::new(Region::map(secrets::slots_needed(0), MemoryKind::Sparse)?);
         let key = pagevault_cipher::Secret32::from_bytes(&[7; 32]);
         assert!(table.announce(database(5), version(1)).is_ok());
         assert!(
@@ -126,7 +126,7 @@ mod tests {
 
     #[pg_test]
     fn revoked_keys_stay_readable_until_refused_and_are_never_lost() -> std::io::Result<()> {
-        let table = Secrets::new(Region::map(secrets::slots_needed(0), Kind::Sparse)?);
+        let table = Secrets::new(Region::map(secrets::slots_needed(0), MemoryKind::Sparse)?);
         let key = pagevault_cipher::Secret32::from_bytes(&[7; 32]);
         for (scope, number) in [(5, 1), (5, 2), (6, 1)] {
             assert!(table.unlock(database(scope), version(number), &key).is_ok());
@@ -177,7 +177,7 @@ mod tests {
 
     #[pg_test]
     fn health_is_kept_by_provider_and_cut_to_what_fits() -> std::io::Result<()> {
-        let table = Region::<Health>::map(0, Kind::Sparse)?.head;
+        let table = Region::<Health>::map(0, MemoryKind::Sparse)?.head;
         let lock = KeystoreLock::acquire();
         assert!(table.entry(&lock, "a").is_none());
         table.record(&lock, "a", 10, 1500, Ok(()));
@@ -203,7 +203,7 @@ mod tests {
 
     #[pg_test]
     fn a_full_table_of_database_keys_says_so() -> std::io::Result<()> {
-        let table = Secrets::new(Region::map(secrets::slots_needed(0), Kind::Sparse)?);
+        let table = Secrets::new(Region::map(secrets::slots_needed(0), MemoryKind::Sparse)?);
         let announces = |number: &u32| table.announce(database(1), version(*number)).is_ok();
         let announced = |number: &u32| table.has_room() && announces(number);
         assert_eq!((1..).take_while(announced).count(), table.limit());
@@ -211,14 +211,14 @@ mod tests {
         let room = (2000..).take_while(announces).count();
         assert_eq!((table.limit(), room), (1023 - 64, 64));
         assert_eq!(table.newest(database(1)), Some(version(2063)));
-        let larger = Secrets::new(Region::map(secrets::slots_needed(5000), Kind::Sparse)?);
+        let larger = Secrets::new(Region::map(secrets::slots_needed(5000), MemoryKind::Sparse)?);
         assert!(larger.limit() > 5000);
         Ok(())
     }
 
     #[pg_test]
     fn control_words_remember_where_logs_end() -> std::io::Result<()> {
-        let control = Control::new(Region::map(control::entries_needed(0), Kind::Sparse)?);
+        let control = Control::new(Region::map(control::entries_needed(0), MemoryKind::Sparse)?);
         assert!(control.position(Scope::CLUSTER).is_none());
         control.set_keystore_id(&[9; 16]);
         let position = pagevault_keystore::log::Position {

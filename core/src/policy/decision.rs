@@ -76,7 +76,7 @@ impl Decision {
     /// not take encryption away from a relation that has it.
     #[must_use]
     pub fn is_plaintext_by_own_label(&self) -> bool {
-        self.label == Label::Plain && matches!(self.source, Source::Own(_))
+        self.label == Label::Plaintext && matches!(self.source, Source::Own(_))
     }
 
     /// True if a file that is written so is as wanted.
@@ -84,8 +84,8 @@ impl Decision {
     pub fn is_met_by(&self, current: Option<CipherId>) -> bool {
         match (self.label, current) {
             (Label::Encrypted(named), Some(cipher)) => named.is_none_or(|named| named == cipher),
-            (Label::Encrypted(_), None) | (Label::Plain, Some(_)) => false,
-            (Label::Plain, None) => true,
+            (Label::Encrypted(_), None) | (Label::Plaintext, Some(_)) => false,
+            (Label::Plaintext, None) => true,
         }
     }
 
@@ -94,7 +94,7 @@ impl Decision {
     pub fn named_cipher(&self) -> Option<CipherId> {
         match self.label {
             Label::Encrypted(named) => named,
-            Label::Plain => None,
+            Label::Plaintext => None,
         }
     }
 

@@ -16,7 +16,7 @@ use super::relation::{Labelled, Oid, Relation};
 #[must_use]
 pub fn takes_encryption_away(from: Option<Label>, to: Option<Label>) -> Option<Change> {
     let says_encrypted = matches!(from, Some(Label::Encrypted(_)));
-    let takes_away = to == Some(Label::Plain) || (to.is_none() && says_encrypted);
+    let takes_away = to == Some(Label::Plaintext) || (to.is_none() && says_encrypted);
     takes_away.then_some(Change { from, to })
 }
 

@@ -11,7 +11,7 @@ pub enum Label {
     /// Sealed, with this cipher or the default one.
     Encrypted(Option<CipherId>),
     /// Not sealed.
-    Plain,
+    Plaintext,
 }
 
 /// Why a text is no label.
@@ -30,7 +30,7 @@ impl fmt::Display for Label {
         match self {
             Label::Encrypted(Some(cipher)) => write!(f, "encrypted {cipher}"),
             Label::Encrypted(None) => f.write_str("encrypted"),
-            Label::Plain => f.write_str("plaintext"),
+            Label::Plaintext => f.write_str("plaintext"),
         }
     }
 }
@@ -41,7 +41,7 @@ impl FromStr for Label {
     fn from_str(text: &str) -> Result<Self, LabelError> {
         let mut words = text.split_ascii_whitespace();
         match (words.next(), words.next(), words.next()) {
-            (Some("plaintext"), None, None) => Ok(Label::Plain),
+            (Some("plaintext"), None, None) => Ok(Label::Plaintext),
             (Some("encrypted"), None, None) => Ok(Label::Encrypted(None)),
             (Some("encrypted"), Some(cipher), None) => match cipher.parse() {
                 Ok(cipher) => Ok(Label::Encrypted(Some(cipher))),
@@ -59,7 +59,7 @@ mod tests {
     #[test]
     fn the_three_forms_and_nothing_else() {
         for (text, label) in [
-            ("plaintext", Label::Plain),
+            ("plaintext", Label::Plaintext),
             ("encrypted", Label::Encrypted(None)),
             ("encrypted aes-256-xts", Label::Encrypted(Some(CipherId::Aes256Xts))),
             (" encrypted\t aes-128-xts\n", Label::Encrypted(Some(CipherId::Aes128Xts))),

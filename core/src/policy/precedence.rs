@@ -180,7 +180,7 @@ mod tests {
 
     const LABELS: [Option<Label>; 4] = [
         None,
-        Some(Label::Plain),
+        Some(Label::Plaintext),
         Some(Label::Encrypted(None)),
         Some(Label::Encrypted(Some(CipherId::Aes128Xts))),
     ];
@@ -242,7 +242,7 @@ mod tests {
     fn word(label: Option<Label>) -> &'static str {
         match label {
             None => "none",
-            Some(Label::Plain) => "`plaintext`",
+            Some(Label::Plaintext) => "`plaintext`",
             Some(Label::Encrypted(_)) => "`encrypted`",
         }
     }
@@ -303,8 +303,8 @@ mod tests {
             for database in LABELS {
                 for setting in [false, true] {
                     let says = |label: Option<Label>| label.is_some_and(is_encrypted);
-                    let plain = [tablespace, database].contains(&Some(Label::Plain));
-                    let wanted = says(tablespace) || says(database) || (setting && !plain);
+                    let plaintext = [tablespace, database].contains(&Some(Label::Plaintext));
+                    let wanted = says(tablespace) || says(database) || (setting && !plaintext);
                     assert_eq!(wants_encryption(among(tablespace, database, setting)), wanted);
                 }
             }

@@ -14,6 +14,8 @@
 //!     complete       -> Done, for good
 //! ```
 
+use std::fmt;
+
 use pagevault_keystore::Record;
 use pagevault_keystore::job::{JobId, JobKind, JobState, MAX_ERROR, Request, Step};
 use pagevault_keystore::job_table::{Head, JobTable, Known};
@@ -42,12 +44,37 @@ pub fn is_unfinished(state: JobState) -> bool {
 }
 
 /// Where a job stands, as users are told.
-#[must_use]
-pub fn shown_state(known: &Known) -> &'static str {
-    if known.state == JobState::Waiting && known.process != 0 {
-        "running"
-    } else {
-        known.state.name()
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ShownState {
+    /// A worker does it at this moment.
+    Running,
+    /// As it is recorded.
+    Recorded(JobState),
+}
+
+impl ShownState {
+    /// Of this job.
+    #[must_use]
+    pub fn of(known: &Known) -> Self {
+        match known.state {
+            JobState::Waiting if known.process != 0 => Self::Running,
+            state => Self::Recorded(state),
+        }
+    }
+
+    /// As SQL spells it.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Running => "running",
+            Self::Recorded(state) => state.name(),
+        }
+    }
+}
+
+impl fmt::Display for ShownState {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
     }
 }
 

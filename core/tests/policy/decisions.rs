@@ -95,14 +95,14 @@ fn what_is_behind_the_nearest_label_is_not_asked() {
 #[test]
 fn only_labels_take_encryption_from_followers() {
     for world in World::all(&ABOVE_A_FOLLOWER, 0).filter(|world| world.table.is_some()) {
-        let is_plain = |place| world.label(place) == Some(Label::Plain);
+        let is_plaintext = |place| world.label(place) == Some(Label::Plaintext);
         for oid in [INDEX, NEW_INDEX, TOAST, TOAST_INDEX] {
-            assert!(world.wants_encryption(oid) || is_plain(OF_TABLE), "{oid} in {world:?}");
+            assert!(world.wants_encryption(oid) || is_plaintext(OF_TABLE), "{oid} in {world:?}");
         }
         for oid in [SEQUENCE, TRANSIENT, COPY, COPY_OF_OTHER, COPY_OF_SUPERUSER] {
             let said = match world.label(OF_OTHERS) {
-                None => is_plain(OF_TABLE),
-                own => own == Some(Label::Plain),
+                None => is_plaintext(OF_TABLE),
+                own => own == Some(Label::Plaintext),
             };
             assert!(world.wants_encryption(oid) || said, "{oid} in {world:?}");
         }

@@ -22,7 +22,7 @@ fn drift_is_what_a_new_file_would_not_be() {
                 let current = world.cipher_of(world.get(oid).file);
                 let expected = match world.wanted(oid).map(|wanted| wanted.label) {
                     None => false,
-                    Some(Label::Plain) => current.is_some(),
+                    Some(Label::Plaintext) => current.is_some(),
                     Some(Label::Encrypted(None)) => current.is_none(),
                     Some(Label::Encrypted(named)) => current != named,
                 };

@@ -55,7 +55,7 @@ fn labels_of_relations_take_nothing_away() {
 fn who_takes_encryption_away() {
     for from in LABELS {
         for to in LABELS {
-            let expected = to == Some(Label::Plain) || (to.is_none() && is_encrypted(from));
+            let expected = to == Some(Label::Plaintext) || (to.is_none() && is_encrypted(from));
             assert_eq!(takes_encryption_away(from, to).is_some(), expected);
             // What is not asked of an administrator takes nothing from anything.
             if !expected {

@@ -45,7 +45,7 @@ const FOLLOWS: [(Oid, Oid, Oid); 9] = [
 fn word(label: Option<Label>) -> &'static str {
     match label {
         None => "none",
-        Some(Label::Plain) => "plaintext",
+        Some(Label::Plaintext) => "plaintext",
         Some(Label::Encrypted(_)) => "encrypted",
     }
 }
@@ -93,7 +93,7 @@ fn said(world: &World, oid: Oid, tablespace: Oid) -> Option<(Label, Source)> {
 pub(crate) fn expected(world: &World, oid: Oid) -> Option<Expected> {
     let state = |(label, source): (Label, Source), like: Option<CipherId>| {
         let (encrypted, named) = match label {
-            Label::Plain => (false, None),
+            Label::Plaintext => (false, None),
             Label::Encrypted(named) => (true, named),
         };
         Expected { encrypted, cipher: named.or(like).unwrap_or(world.cipher), source }
@@ -106,8 +106,8 @@ pub(crate) fn expected(world: &World, oid: Oid) -> Option<Expected> {
     };
     let of_table = said(world, *table, *tablespace);
     let is_said_plain = of_table
-        .is_some_and(|(label, source)| label == Label::Plain && source == Source::Own(*table));
-    let is_said_encrypted = of_table.is_some_and(|(label, _)| label != Label::Plain);
+        .is_some_and(|(label, source)| label == Label::Plaintext && source == Source::Own(*table));
+    let is_said_encrypted = of_table.is_some_and(|(label, _)| label != Label::Plaintext);
     // An index of a TOAST table follows that, and it is written as `others`.
     let leaders = if oid == TOAST_INDEX {
         vec![(*table, world.table), (TOAST, world.others)]

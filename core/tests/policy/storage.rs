@@ -24,15 +24,15 @@ fn a_replaced_file_keeps_what_it_was_unless_more_is_wanted_or_it_is_labelled_pla
                             Some(current) => Some(current),
                             None => Some(wanted.cipher(None, &world)),
                         },
-                        Label::Plain if wanted.is_plaintext_by_own_label() => None,
-                        Label::Plain => current,
+                        Label::Plaintext if wanted.is_plaintext_by_own_label() => None,
+                        Label::Plaintext => current,
                     },
                     None => current,
                 };
                 assert_eq!(new, expected, "{oid} in {world:?}");
                 if current.is_some() && new.is_none() {
-                    let is_said = world.label(OF_TABLE) == Some(Label::Plain)
-                        || world.label(OF_OTHERS) == Some(Label::Plain);
+                    let is_said = world.label(OF_TABLE) == Some(Label::Plaintext)
+                        || world.label(OF_OTHERS) == Some(Label::Plaintext);
                     assert!(is_said, "{oid} loses its encryption in {world:?}");
                 }
                 if wanted.is_some_and(|wanted| wanted.is_encrypted()) {

@@ -13,8 +13,12 @@ pub(crate) const AES_256: CipherId = CipherId::Aes256Xts;
 pub(crate) const AES_128: CipherId = CipherId::Aes128Xts;
 
 /// Every label that there is, none among them.
-pub(crate) const LABELS: [Option<Label>; 4] =
-    [None, Some(Label::Plain), Some(Label::Encrypted(None)), Some(Label::Encrypted(Some(AES_128)))];
+pub(crate) const LABELS: [Option<Label>; 4] = [
+    None,
+    Some(Label::Plaintext),
+    Some(Label::Encrypted(None)),
+    Some(Label::Encrypted(Some(AES_128))),
+];
 
 /// Every way in which a file can be written.
 pub(crate) const FILES: [Option<CipherId>; 3] = [None, Some(AES_256), Some(AES_128)];

@@ -4,7 +4,9 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicU32;
 
-use pagevault_core::rekey::life::{self, Met, Order, Outcome, Refused, Submitted, TakenBack};
+use pagevault_core::rekey::life::{
+    self, Met, Order, Outcome, Refused, ShownState, Submitted, TakenBack,
+};
 use pagevault_keystore::Record;
 use pagevault_keystore::job::{JobId, JobKind, JobState, Request};
 use pagevault_keystore::job_table::{JobTable, Known};
@@ -74,7 +76,7 @@ impl Server<'_> {
                         Met::Settle => self.settle(),
                         Met::Same => {
                             assert_eq!(other.request.kind, kind);
-                            return assert_eq!(life::shown_state(&other), "waiting");
+                            return assert_eq!(ShownState::of(&other).name(), "waiting");
                         }
                         Met::Wait | Met::InUse => return,
                     }

@@ -29,9 +29,8 @@ fn drift(
 > {
     preload::require_active().or_raise();
     let found = drift::find(check_files).or_raise();
-    TableIterator::new(
-        found.into_iter().map(|d| {
-            (d.relation, d.expected, d.actual, d.reason.into_column(), d.fix.into_column())
-        }),
-    )
+    TableIterator::new(found.into_iter().map(|d| {
+        let (expected, actual) = (d.expected.to_string(), d.actual.to_string());
+        (d.relation, expected, actual, d.reason.into_column(), d.fix.into_column())
+    }))
 }

@@ -39,7 +39,7 @@ fn encrypt_relation(oid: Oid, cipher: Option<&[u8]>) -> Result<Option<i64>> {
     if !facts.user_made {
         let cipher = match policy::label::parse(&label)? {
             policy::label::Label::Encrypted(cipher) => cipher,
-            policy::label::Label::Plain => None,
+            policy::label::Label::Plaintext => None,
         };
         roles::require_admin("encrypt a system catalog")?;
         return catalogs::encrypt(&facts, cipher).map(|()| None);

@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use pagevault_keystore::job::{JobKind, JobState};
 use pgrx::datum::Interval;
 use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
@@ -13,8 +14,7 @@ use crate::keys::store::directory;
 use crate::pg::process;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{OrRaise, Report, Result};
-use crate::rekey::Kind;
-use crate::rekey::jobs::{self, Order};
+use crate::rekey::jobs::{self, Order, ShownState};
 use crate::{preload, roles};
 
 /// Gives a relation and what follows it new data keys, online. Returns the number of the job.
@@ -37,7 +37,7 @@ fn rotate_data_key(oid: Oid) -> i64 {
             .hint("Use pagevault.encrypt()."));
         }
         requests::refuse_destroyed(&facts)?;
-        jobs::submit(oid, &name, Kind::Rotate, None)
+        jobs::submit(oid, &name, JobKind::Rotate, None)
     };
     audited_on("rotate_data_key", oid, rotate).or_raise()
 }
@@ -90,7 +90,7 @@ fn rotate_all_data_keys() -> TableIterator<'static, (name!(relation, Oid), name!
                 && jobs::unfinished_of(facts.oid)?.is_none()
             {
                 let name = relation::quoted_name(&facts);
-                asked.push((facts.oid, jobs::submit(facts.oid, &name, Kind::Rotate, None)?));
+                asked.push((facts.oid, jobs::submit(facts.oid, &name, JobKind::Rotate, None)?));
             }
         }
         Ok(asked)
@@ -193,9 +193,9 @@ fn wait(job: i64, limit: Option<Duration>) -> Result<bool> {
         // Gone meanwhile: what it was for was done otherwise.
         let Some((state, error)) = jobs::state_of(job)? else { return Ok(false) };
         match state {
-            "done" => return Ok(true),
-            "paused" | "cancelled" => return Ok(false),
-            "failed" => {
+            ShownState::Recorded(JobState::Done) => return Ok(true),
+            ShownState::Recorded(JobState::Paused | JobState::Cancelled) => return Ok(false),
+            ShownState::Recorded(JobState::Failed) => {
                 return Err(Report::new(
                     PgSqlErrorCode::ERRCODE_DATA_EXCEPTION,
                     format!("rekey job {job} has failed"),
@@ -205,7 +205,7 @@ fn wait(job: i64, limit: Option<Duration>) -> Result<bool> {
                     "Nothing is lost. Remove the cause, then use pagevault.resume_rekey({job})."
                 )));
             }
-            _ => {}
+            ShownState::Running | ShownState::Recorded(JobState::Waiting | JobState::Void) => {}
         }
         let left = limit.map(|limit| limit.saturating_sub(start.elapsed()));
         match left {
@@ -227,7 +227,7 @@ fn order(job: i64, order: Order) -> Result<()> {
     require_primary("change rekey jobs")?;
     if order == Order::Resume {
         let (rel, kind) = jobs::subject_of(job)?;
-        if kind == Kind::Decrypt && relation::facts(rel).is_some() {
+        if kind == JobKind::Decrypt && relation::facts(rel).is_some() {
             require_right_to_decrypt(rel)?;
         }
     }
@@ -290,7 +290,7 @@ fn rekey_job_rows() -> TableIterator<
             known.job.number as i64,
             known.request.relation.into(),
             known.request.kind.name(),
-            jobs::shown_state(&known),
+            ShownState::of(&known).name(),
             known.progress.pages_done,
             known.progress.pages_total,
             known.progress.bytes_per_second,

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use pgrx::pg_sys::{self, ForkNumber, Oid};
+use pgrx::pg_sys::{ForkNumber, Oid};
 use pgrx::prelude::*;
 
 use super::require_key_admin;
@@ -11,8 +11,9 @@ use crate::keys::provider::master_keys;
 use crate::keys::store::persist;
 use crate::keys::usage::destruction::{self, Outcome};
 use crate::pg::report::{OrRaise, Report, Result};
+use crate::pg::session::{self, Call};
 use crate::pg::text::ServerText;
-use crate::pg::{compat, process, session};
+use crate::pg::{compat, process};
 use crate::remnants::{Cleared, Key, State};
 use crate::shred::{self, Shredded};
 
@@ -28,7 +29,7 @@ type Row = (String, String, Option<String>, Option<i32>, String);
 fn shred(
     relation: Oid,
     confirm: &[u8],
-    fcinfo: pg_sys::FunctionCallInfo,
+    call: Call,
 ) -> TableIterator<
     'static,
     (
@@ -39,8 +40,7 @@ fn shred(
         name!(detail, String),
     ),
 > {
-    rows("shred", confirm, fcinfo, || shred::relation("shred", relation, &shown(confirm)))
-        .or_raise()
+    rows("shred", confirm, call, || shred::relation("shred", relation, &shown(confirm))).or_raise()
 }
 
 /// Destroys the data keys of all relations in a schema.
@@ -53,7 +53,7 @@ fn shred(
 fn shred_schema(
     schema: Oid,
     confirm: &[u8],
-    fcinfo: pg_sys::FunctionCallInfo,
+    call: Call,
 ) -> TableIterator<
     'static,
     (
@@ -64,7 +64,7 @@ fn shred_schema(
         name!(detail, String),
     ),
 > {
-    rows("shred_schema", confirm, fcinfo, || shred::schema("shred_schema", schema, &shown(confirm)))
+    rows("shred_schema", confirm, call, || shred::schema("shred_schema", schema, &shown(confirm)))
         .or_raise()
 }
 
@@ -78,7 +78,7 @@ fn shred_schema(
 fn shred_database(
     database: &[u8],
     confirm: &[u8],
-    fcinfo: pg_sys::FunctionCallInfo,
+    call: Call,
 ) -> TableIterator<
     'static,
     (
@@ -90,7 +90,7 @@ fn shred_database(
     ),
 > {
     let database = ServerText::from_bytes(database);
-    rows("shred_database", confirm, fcinfo, || {
+    rows("shred_database", confirm, call, || {
         shred::database("shred_database", &database, &shown(confirm))
     })
     .or_raise()
@@ -105,7 +105,7 @@ fn shred_database(
 #[allow(clippy::type_complexity, reason = "the row type of the function, spelt once")]
 fn shred_former_files(
     confirm: &[u8],
-    fcinfo: pg_sys::FunctionCallInfo,
+    call: Call,
 ) -> TableIterator<
     'static,
     (
@@ -116,7 +116,7 @@ fn shred_former_files(
         name!(detail, String),
     ),
 > {
-    rows("shred_former_files", confirm, fcinfo, || {
+    rows("shred_former_files", confirm, call, || {
         shred::former_files("shred_former_files", &shown(confirm))
     })
     .or_raise()
@@ -130,7 +130,7 @@ fn shown(name: &[u8]) -> String {
 fn rows(
     function: &'static str,
     confirm: &[u8],
-    call: pg_sys::FunctionCallInfo,
+    call: Call,
     shred: impl FnOnce() -> Result<Shredded>,
 ) -> Result<TableIterator<'static, Row>> {
     let operation = Operation { action: "shred", ..Operation::function(function) };
@@ -139,12 +139,11 @@ fn rows(
 
 fn shredded(
     function: &str,
-    call: pg_sys::FunctionCallInfo,
+    call: Call,
     shred: impl FnOnce() -> Result<Shredded>,
 ) -> Result<TableIterator<'static, Row>> {
     require_key_admin("destroy data keys")?;
-    // SAFETY: pgrx hands on the call with which the server has called our function.
-    if !unsafe { session::is_statement_of_its_own(call) } {
+    if !call.is_statement_of_its_own() {
         return Err(Report::new(
             PgSqlErrorCode::ERRCODE_ACTIVE_SQL_TRANSACTION,
             format!("{function}() cannot run in a transaction block, a function, or as part of another statement"),

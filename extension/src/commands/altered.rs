@@ -21,7 +21,7 @@ use super::storage::seal_empty_file;
 use crate::pg::guc;
 use crate::pg::nesting::{Mark, Notes};
 use crate::pg::process::{self, ProcessLocal};
-use crate::pg::relation::{self, Facts, Kind};
+use crate::pg::relation::{self, Facts, RelationKind};
 use crate::pg::report::Result;
 use crate::policy::{described, memo, policy};
 use crate::rekey::at_once;
@@ -41,7 +41,7 @@ static CREATED: ProcessLocal<Oid> = ProcessLocal::new(Oid::INVALID);
 /// A relation with storage was just created.
 pub(super) fn note_created(facts: &Facts) {
     CREATED.with(|created| *created = facts.oid);
-    if facts.kind == Kind::Sequence {
+    if facts.kind == RelationKind::Sequence {
         note(Altered::Sequence(facts.oid));
     }
 }
@@ -50,7 +50,7 @@ pub(super) fn note_created(facts: &Facts) {
 pub(crate) fn relation_altered(oid: Oid) {
     memo::forget_relation(oid);
     let Some(facts) = relation::facts(oid) else { return };
-    if facts.kind == Kind::Sequence {
+    if facts.kind == RelationKind::Sequence {
         note(Altered::Sequence(oid));
     }
     if guc::enforce_encryption() {
@@ -61,7 +61,8 @@ pub(crate) fn relation_altered(oid: Oid) {
 /// A relation got a parent by the current command, as a partition or by inheritance, or lost it.
 pub(crate) fn parent_changed(child: Oid, parent: Oid) -> Result<()> {
     memo::forget_relation(child);
-    if !relation::facts(parent).is_some_and(|parent| parent.kind == Kind::PartitionedTable) {
+    if !relation::facts(parent).is_some_and(|parent| parent.kind == RelationKind::PartitionedTable)
+    {
         return Ok(());
     }
     match relation::facts(child) {

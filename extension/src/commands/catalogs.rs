@@ -14,7 +14,7 @@ use super::requests;
 use crate::keys::store::directory;
 use crate::pg::guc;
 use crate::pg::process;
-use crate::pg::relation::{self, Facts, Kind};
+use crate::pg::relation::{self, Facts, RelationKind};
 use crate::pg::report::{Report, Result};
 use crate::policy::pending::{self, Pending};
 use crate::policy::{self, Decision, Source};
@@ -100,7 +100,8 @@ pub(crate) struct Keys(Vec<(Oid, Vec<Option<DataKeyVersion>>)>);
 impl Keys {
     pub(crate) fn current() -> Keys {
         let catalogs = relation::all().into_iter().filter_map(relation::facts);
-        let catalogs = catalogs.filter(|facts| !facts.user_made && facts.kind == Kind::Table);
+        let catalogs =
+            catalogs.filter(|facts| !facts.user_made && facts.kind == RelationKind::Table);
         Keys(catalogs.map(|catalog| (catalog.oid, keys_of(catalog.oid))).collect())
     }
 
@@ -121,7 +122,7 @@ fn wanted_encrypted() -> Result<Vec<(Facts, Decision)>> {
     let mut found = Vec::new();
     for facts in relation::all().into_iter().filter_map(relation::facts) {
         if !facts.user_made
-            && facts.kind == Kind::Table
+            && facts.kind == RelationKind::Table
             && let Some(wanted) = policy::wanted_encrypted(&facts)?
         {
             found.push((facts, wanted));
@@ -172,7 +173,7 @@ pub(crate) fn decrypt(catalog: &Facts) -> Result<Option<i64>> {
 }
 
 fn require_table(catalog: &Facts) -> Result<()> {
-    if catalog.kind == Kind::Table {
+    if catalog.kind == RelationKind::Table {
         return Ok(());
     }
     Err(Report::new(

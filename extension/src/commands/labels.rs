@@ -12,7 +12,7 @@ use crate::keys::usage::data_keys;
 use crate::pg::labels::Object;
 use crate::pg::nesting::{Mark, Notes};
 use crate::pg::process::{self, ProcessLocal};
-use crate::pg::relation::{self, Facts, Kind};
+use crate::pg::relation::{self, Facts, RelationKind};
 use crate::pg::report::{Report, Result};
 use crate::pg::statement;
 use crate::pg::text::ServerText;
@@ -174,21 +174,21 @@ fn relation_relabelled(facts: &Facts, label: Option<Label>) -> Result<Option<i64
     }
     match label {
         None => Ok(None),
-        Some(Label::Encrypted(_)) if facts.kind == Kind::PartitionedTable => {
+        Some(Label::Encrypted(_)) if facts.kind == RelationKind::PartitionedTable => {
             data_keys::require_master_key(process::my_database())?;
             pending::note_encryption();
             Ok(None)
         }
-        Some(Label::Plain) if facts.kind == Kind::PartitionedTable => Ok(None),
+        Some(Label::Plaintext) if facts.kind == RelationKind::PartitionedTable => Ok(None),
         Some(Label::Encrypted(cipher)) => requests::encrypt(facts, cipher),
-        Some(Label::Plain) => requests::decrypt(facts),
+        Some(Label::Plaintext) => requests::decrypt(facts),
     }
 }
 
 fn check_relation(facts: &Facts, name: &str) -> Result<()> {
     match facts.kind {
         kind if kind.takes_labels() => {}
-        Kind::Index | Kind::Toast => {
+        RelationKind::Index | RelationKind::Toast => {
             return Err(unsupported("an index or TOAST table", "Label its table; it follows."));
         }
         _ => return Err(unsupported("a relation without storage", "Label tables.")),
@@ -244,7 +244,7 @@ fn surroundings_relabelled(object: Object, label: Option<Label>) -> Result<()> {
             }
             Ok(())
         }
-        Some(Label::Plain) | None => Ok(()),
+        Some(Label::Plaintext) | None => Ok(()),
     }
 }
 

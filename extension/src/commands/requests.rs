@@ -12,7 +12,7 @@ use crate::pg::guc;
 use crate::pg::relation::{self, Facts};
 use crate::pg::report::{Report, Result};
 use crate::policy::{self, pending};
-use crate::rekey::{Kind, at_once, jobs};
+use crate::rekey::{JobKind, at_once, jobs};
 
 /// Has a relation sealed that is labelled so. Returns the number of the job, if it takes one.
 /// Whoever is decrypting it, or is about to, does that no more, be this rolled back or not.
@@ -22,7 +22,7 @@ pub(crate) fn encrypt(facts: &Facts, cipher: Option<CipherId>) -> Result<Option<
     jobs::cancel_decryption(facts.oid)?;
     if takes_a_job(facts) {
         pending::note_encryption();
-        return submit(facts, Kind::Encrypt, cipher).map(Some);
+        return submit(facts, JobKind::Encrypt, cipher).map(Some);
     }
     if facts.kind.has_storage() {
         at_once::encrypt(facts.oid, cipher)?;
@@ -38,7 +38,7 @@ pub(crate) fn encrypt(facts: &Facts, cipher: Option<CipherId>) -> Result<Option<
 pub(crate) fn decrypt(facts: &Facts) -> Result<Option<i64>> {
     refuse_destroyed(facts)?;
     if members(facts).into_iter().any(|member| directory::is_known(member.file)) {
-        return submit(facts, Kind::Decrypt, None).map(Some);
+        return submit(facts, JobKind::Decrypt, None).map(Some);
     }
     jobs::forget_stopped(facts.oid)?;
     Ok(None)
@@ -94,13 +94,13 @@ fn refuse_repacked(facts: &Facts) -> Result<()> {
     Ok(())
 }
 
-fn submit(facts: &Facts, kind: Kind, cipher: Option<CipherId>) -> Result<i64> {
+fn submit(facts: &Facts, kind: JobKind, cipher: Option<CipherId>) -> Result<i64> {
     let name = relation::qualified_name(facts.oid);
     let job = jobs::submit(facts.oid, &name, kind, cipher)?;
     let done = match kind {
-        Kind::Encrypt => "encrypted",
-        Kind::Rotate => "given new data keys",
-        Kind::Decrypt => "decrypted",
+        JobKind::Encrypt => "encrypted",
+        JobKind::Rotate => "given new data keys",
+        JobKind::Decrypt => "decrypted",
     };
     Report::new(
         PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
@@ -142,7 +142,7 @@ pub(crate) fn encrypt_all_wanted() -> Result<Vec<(Oid, Option<i64>)>> {
     let mut roots: Vec<Oid> = Vec::new();
     for drift in drift::find(false)? {
         let root = policy::root_of(&relation::require(drift.relation)?)?;
-        if drift.wants_encryption
+        if drift.wants_encryption()
             && root.user_made
             && !roots.contains(&root.oid)
             && refuse_destroyed(&root).is_ok()
@@ -180,7 +180,7 @@ pub(crate) fn decrypt_all() -> Result<Vec<(Oid, i64)>> {
             }
             Some(wanted) if wanted.is_encrypted() => {}
             _ => {
-                jobs.push((facts.oid, submit(&facts, Kind::Decrypt, None)?));
+                jobs.push((facts.oid, submit(&facts, JobKind::Decrypt, None)?));
             }
         }
     }

@@ -1,6 +1,6 @@
 //! New storage: it is written as the policy says from its first block on. At two moments:
 //!
-//! 1. `mdcreate` ([`storage_created`]): a file appears. For TRUNCATE, REINDEX, SET TABLESPACE and
+//! 1. `mdcreate` ([`creating_storage`]): a file appears. For TRUNCATE, REINDEX, SET TABLESPACE and
 //!    other replacements of an existing relation's storage nothing else will be heard of it, so the
 //!    answer is looked for among the relations this backend has locked for rewriting. Undecided
 //!    means encrypted.
@@ -18,13 +18,13 @@ use pgrx::pg_sys::Oid;
 use super::{altered, databases};
 use crate::keys::store::directory;
 use crate::keys::usage::data_keys::{self, Pages};
-use crate::pg::relation::{self, Facts, Kind};
+use crate::pg::relation::{self, Facts, RelationKind};
 use crate::pg::report::{Report, Result};
 use crate::pg::{locks, process};
 use crate::policy::{described, memo, pending, policy};
 
 /// A file for a permanent relation is about to be created.
-pub(crate) fn storage_created(file: RelFile) -> Result<()> {
+pub(crate) fn creating_storage(file: RelFile) -> Result<()> {
     // Also where the file is known: a number that was used before must not inherit the old file's
     // key.
     begin(file, cipher_for_new_storage(file)?)
@@ -92,7 +92,10 @@ pub(crate) fn relation_created(oid: Oid) -> Result<()> {
 fn refuse_in_our_schema(facts: &Facts) -> Result<()> {
     let leads = matches!(
         facts.kind,
-        Kind::Table | Kind::MaterializedView | Kind::Sequence | Kind::PartitionedTable
+        RelationKind::Table
+            | RelationKind::MaterializedView
+            | RelationKind::Sequence
+            | RelationKind::PartitionedTable
     );
     let is_new = leads && facts.rewrites.is_none() && !facts.temporary;
     if !is_new || process::creates_us() || !relation::is_our_schema(facts.schema) {

@@ -25,7 +25,7 @@ pub(crate) fn install() {
     // library.
     unsafe {
         PREVIOUS.set(pg_sys::emit_log_hook);
-        pg_sys::emit_log_hook = Some(message_logged);
+        pg_sys::emit_log_hook = Some(emit_log);
     }
 }
 
@@ -160,7 +160,7 @@ fn definition(node: *mut pg_sys::Node) -> pg_sys::DefElem {
 
 /// `emit_log_hook` (elog.c). Contract: called when a message is about to be logged, also when the
 /// transaction has failed; must neither raise nor log.
-unsafe extern "C-unwind" fn message_logged(message: *mut pg_sys::ErrorData) {
+unsafe extern "C-unwind" fn emit_log(message: *mut pg_sys::ErrorData) {
     // SAFETY: the message that is being reported, and another library's hook, called as the server
     // would.
     unsafe {

@@ -70,13 +70,13 @@ unsafe extern "C-unwind" fn object_access(
     {
         // SAFETY: the guarded function has the hook's own contract, and nothing here has a
         // destructor.
-        unsafe { object_changed(access, class, object, argument) };
+        unsafe { guarded_access(access, class, object, argument) };
     }
 }
 
 /// [`object_access`] for what was made or changed, and for extensions that are dropped.
 #[pg_guard]
-unsafe extern "C-unwind" fn object_changed(
+unsafe extern "C-unwind" fn guarded_access(
     access: pg_sys::ObjectAccessType::Type,
     class: pg_sys::Oid,
     object: pg_sys::Oid,
@@ -125,8 +125,8 @@ unsafe extern "C-unwind" fn object_changed(
 
 /// A file for a permanent relation is about to be created; called by the storage manager hook if
 /// [`decides`].
-pub(super) fn storage_created(file: RelFile) {
-    storage::storage_created(file).or_raise();
+pub(super) fn creating_storage(file: RelFile) {
+    storage::creating_storage(file).or_raise();
 }
 
 /// pg_upgrade lays out files itself, and processes without transactions only replay decisions.

@@ -21,7 +21,7 @@ use crate::keys::store::directory;
 use crate::page::names::{self, Name};
 use crate::pg::externs;
 use crate::pg::process::ProcessLocal;
-use crate::pg::relation::{self, Facts, Kind};
+use crate::pg::relation::{self, Facts, RelationKind};
 use crate::shmem;
 
 static PREVIOUS: ProcessLocal<pg_sys::planner_hook_type> = ProcessLocal::new(None);
@@ -220,8 +220,8 @@ fn note_family(oid: Oid) {
 fn part(member: &Facts) -> String {
     let name = &member.name;
     match member.kind {
-        Kind::Toast => "TOAST table".to_owned(),
-        Kind::Sequence => format!("sequence \"{name}\""),
+        RelationKind::Toast => "TOAST table".to_owned(),
+        RelationKind::Sequence => format!("sequence \"{name}\""),
         _ => format!("index \"{name}\""),
     }
 }

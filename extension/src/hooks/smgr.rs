@@ -297,7 +297,7 @@ pub(super) unsafe extern "C-unwind" fn mdcreate(
         if !is_redo && fork == pg_sys::ForkNumber::MAIN_FORKNUM {
             let file: SmgrFile = compat::smgr_file(reln);
             if !file.is_temporary() && ddl::decides() {
-                storage_created(file);
+                creating_storage(file);
                 check_still_open(reln, file);
             }
         }
@@ -312,9 +312,9 @@ pub(super) unsafe extern "C-unwind" fn mdcreate(
 /// # Safety
 /// As [`raise`]: the guard turns a panic into an ERROR that passes our callers.
 #[cold]
-unsafe fn storage_created(file: SmgrFile) {
+unsafe fn creating_storage(file: SmgrFile) {
     // SAFETY: our callers have nothing with a destructor, so an ERROR may pass them.
-    unsafe { pg_sys::panic::pgrx_extern_c_guard(|| ddl::storage_created(file.file)) }
+    unsafe { pg_sys::panic::pgrx_extern_c_guard(|| ddl::creating_storage(file.file)) }
 }
 
 /// Reading catalogs may process invalidations; when their queue has overflowed, 15 and 16 free

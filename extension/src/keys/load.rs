@@ -15,7 +15,7 @@ use super::store::{escrow, unsettled};
 use crate::audit;
 use crate::keystore_dir;
 use crate::pg::locks::KeystoreLock;
-use crate::pg::mapping::{self, Kind, Region};
+use crate::pg::mapping::{self, MemoryKind, Region};
 use crate::pg::report::{Report, Result, internal};
 use crate::pg::{clock, compat, guc, process};
 use crate::shmem::control::{self, Control};
@@ -207,9 +207,10 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
     // Scopes ascend: the cluster's log, which has the database keys, comes first.
     let database_keys =
         logs.first().map_or(0, |cluster| wrappings::database_keys(&cluster.records).len());
-    let directory_memory = map_region(Directory::words_needed(capacity), Kind::Sparse)?;
+    let directory_memory = map_region(Directory::words_needed(capacity), MemoryKind::Sparse)?;
     let directory = Directory::init_zeroed(directory_memory.entries, capacity)?;
-    let secrets = Secrets::new(map_region(secrets::slots_needed(database_keys), Kind::Secret)?);
+    let secrets =
+        Secrets::new(map_region(secrets::slots_needed(database_keys), MemoryKind::Secret)?);
     let temporary = Secret32::random()?;
     secrets.set_temporary(&temporary);
     let processes = compat::most_processes();
@@ -217,30 +218,30 @@ fn map(logs: &[Contents]) -> Result<&'static Shared> {
     let jobs = logs.iter().flat_map(|log| &log.records);
     let jobs = jobs.filter(|record| matches!(record, Record::Job { .. })).count();
     let most_jobs = jobs + capacity as usize;
-    let jobs: Region<(), _> = map_region(JobTable::words_needed(most_jobs), Kind::Sparse)?;
-    let health: Region<Health> = map_region(0, Kind::Sparse)?;
-    let trail: Region<Trail> = map_region(0, Kind::Sparse)?;
+    let jobs: Region<(), _> = map_region(JobTable::words_needed(most_jobs), MemoryKind::Sparse)?;
+    let health: Region<Health> = map_region(0, MemoryKind::Sparse)?;
+    let trail: Region<Trail> = map_region(0, MemoryKind::Sparse)?;
     Ok(shmem::publish(Shared {
         directory,
         directory_memory,
         secrets,
-        control: Control::new(map_region(control::entries_needed(logs.len()), Kind::Sparse)?),
+        control: Control::new(map_region(control::entries_needed(logs.len()), MemoryKind::Sparse)?),
         health: health.head,
-        wal: Wal::new(map_region(0, Kind::Sparse)?),
+        wal: Wal::new(map_region(0, MemoryKind::Sparse)?),
         counters: Counters::new(
-            map_region(counters::slots_needed(processes), Kind::Sparse)?,
+            map_region(counters::slots_needed(processes), MemoryKind::Sparse)?,
             clock::choose(),
         ),
-        writers: Writers::new(map_region(processes, Kind::Sparse)?),
+        writers: Writers::new(map_region(processes, MemoryKind::Sparse)?),
         jobs: JobTable::new(jobs.entries, most_jobs),
-        written_over: WrittenOver::new(map_region(written_over::PLACES, Kind::Sparse)?),
+        written_over: WrittenOver::new(map_region(written_over::PLACES, MemoryKind::Sparse)?),
         trail: trail.head,
     }))
 }
 
 fn map_region<H: mapping::Shared, E: mapping::Shared>(
     entries: usize,
-    kind: Kind,
+    kind: MemoryKind,
 ) -> Result<Region<H, E>> {
     Region::map(entries, kind).map_err(|error| {
         let size = Region::<H, E>::size(entries).div_ceil(1 << 20);

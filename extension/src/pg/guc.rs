@@ -60,21 +60,21 @@ pub(crate) fn define(changed: Changed) {
         c"Encrypts every relation created from now on.",
         c"Applies where neither the relation nor what it belongs to says otherwise. System catalogs are not affected.",
         &DEFAULT_ENCRYPTION,
-        default_encryption_assigned,
+        assign_default_encryption,
     );
     define_protection(
         c"pagevault.enforce_encryption",
         c"Refuses whatever would leave a relation in plaintext that a label or setting wants encrypted.",
         c"For everyone, superusers too.",
         &ENFORCE_ENCRYPTION,
-        enforce_encryption_assigned,
+        assign_enforce_encryption,
     );
     define_protection(
         c"pagevault.data_catalog_encryption",
         c"Encrypts the catalogs that hold values of user tables as soon as anything in the database is encrypted.",
         c"pg_statistic, pg_statistic_ext_data and pg_largeobject.",
         &DATA_CATALOG_ENCRYPTION,
-        data_catalog_encryption_assigned,
+        assign_data_catalog_encryption,
     );
     GucRegistry::define_bool_guc(
         c"pagevault.shared_catalog_encryption",
@@ -301,7 +301,7 @@ fn define_protection(
     short: &'static CStr,
     long: &'static CStr,
     setting: &'static GucSetting<bool>,
-    assigned: unsafe extern "C-unwind" fn(bool, *mut c_void),
+    assign: unsafe extern "C-unwind" fn(bool, *mut c_void),
 ) {
     // SAFETY: the function has the signature of such a hook, and raises nothing.
     unsafe {
@@ -313,7 +313,7 @@ fn define_protection(
             GucContext::Suset,
             GucFlags::default(),
             None,
-            Some(assigned),
+            Some(assign),
             None,
         );
     }
@@ -323,20 +323,20 @@ fn define_protection(
 /// raise. Reads catalogs only where a command is carried out or a session begins, from what a
 /// session has looked up already.
 #[pg_guard]
-unsafe extern "C-unwind" fn default_encryption_assigned(new: bool, _extra: *mut c_void) {
-    assigned("pagevault.default_encryption", DEFAULT_ENCRYPTION.get(), new);
+unsafe extern "C-unwind" fn assign_default_encryption(new: bool, _extra: *mut c_void) {
+    note_change("pagevault.default_encryption", DEFAULT_ENCRYPTION.get(), new);
 }
 
 /// Contract: as above.
 #[pg_guard]
-unsafe extern "C-unwind" fn enforce_encryption_assigned(new: bool, _extra: *mut c_void) {
-    assigned("pagevault.enforce_encryption", ENFORCE_ENCRYPTION.get(), new);
+unsafe extern "C-unwind" fn assign_enforce_encryption(new: bool, _extra: *mut c_void) {
+    note_change("pagevault.enforce_encryption", ENFORCE_ENCRYPTION.get(), new);
 }
 
 /// Contract: as above.
 #[pg_guard]
-unsafe extern "C-unwind" fn data_catalog_encryption_assigned(new: bool, _extra: *mut c_void) {
-    assigned("pagevault.data_catalog_encryption", DATA_CATALOG_ENCRYPTION.get(), new);
+unsafe extern "C-unwind" fn assign_data_catalog_encryption(new: bool, _extra: *mut c_void) {
+    note_change("pagevault.data_catalog_encryption", DATA_CATALOG_ENCRYPTION.get(), new);
 }
 
 /// Told that this session changes a protection: its name, the old value and the new.
@@ -344,7 +344,7 @@ pub(crate) type Changed = fn(&'static str, bool, bool);
 
 static CHANGED: ProcessLocal<Option<Changed>> = ProcessLocal::new(None);
 
-fn assigned(name: &'static str, old: bool, new: bool) {
+fn note_change(name: &'static str, old: bool, new: bool) {
     if old == new || !session::sets_for_itself() {
         return;
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64};
 
 /// How a mapping is treated by the kernel.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum MemoryKind {
     /// Address space first, memory when touched.
     Sparse,
     /// Locked in memory where the limit allows, left out of core dumps.
@@ -89,7 +89,7 @@ impl<H: Shared, E: Shared> Region<H, E> {
     ///
     /// # Errors
     /// When the system does not give so much memory.
-    pub(crate) fn map(entries: usize, kind: Kind) -> io::Result<Region<H, E>> {
+    pub(crate) fn map(entries: usize, kind: MemoryKind) -> io::Result<Region<H, E>> {
         const { assert!(align_of::<H>() <= PAGE && align_of::<E>() <= PAGE) };
         let bytes = Self::size(entries);
         let address = map(bytes, kind)?;
@@ -122,9 +122,9 @@ impl<H: Shared, E: Shared> Region<H, E> {
 /// Pages are no smaller on any platform.
 const PAGE: usize = 4096;
 
-fn map(bytes: usize, kind: Kind) -> io::Result<*const u8> {
+fn map(bytes: usize, kind: MemoryKind) -> io::Result<*const u8> {
     let mut flags = libc::MAP_SHARED | libc::MAP_ANONYMOUS;
-    if kind == Kind::Sparse {
+    if kind == MemoryKind::Sparse {
         flags |= libc::MAP_NORESERVE;
     }
     // SAFETY: a new mapping, wherever the kernel finds room: it takes nobody's place.
@@ -134,7 +134,7 @@ fn map(bytes: usize, kind: Kind) -> io::Result<*const u8> {
     if address == libc::MAP_FAILED {
         return Err(io::Error::last_os_error());
     }
-    if kind == Kind::Secret {
+    if kind == MemoryKind::Secret {
         // SAFETY: advice on the range that was mapped just now.
         if unsafe { libc::madvise(address, bytes, libc::MADV_DONTDUMP) } != 0 {
             return Err(io::Error::last_os_error());

@@ -1,6 +1,6 @@
 //! What the catalogs and the relation cache say about a relation.
 
-pub(crate) use pagevault_core::policy::RelationKind as Kind;
+pub(crate) use pagevault_core::policy::RelationKind;
 use pagevault_core::policy::relation::SHARED;
 use pagevault_keystore::RelFile;
 use pgrx::pg_sys::{self, Oid};
@@ -16,7 +16,7 @@ pub(crate) struct Facts {
     pub(crate) oid: Oid,
     pub(crate) name: ServerText,
     pub(crate) owner: Oid,
-    pub(crate) kind: Kind,
+    pub(crate) kind: RelationKind,
     pub(crate) temporary: bool,
     /// Its file, for kinds with storage.
     pub(crate) file: RelFile,
@@ -228,7 +228,7 @@ unsafe fn facts_of(relation: pg_sys::Relation) -> Facts {
             oid: (*relation).rd_id,
             name: ServerText::copied(class.relname.data.as_ptr()).unwrap_or_default(),
             owner: class.relowner,
-            kind: Kind::of(class.relkind as u8),
+            kind: RelationKind::of(class.relkind as u8),
             temporary: class.relpersistence as u8 == b't',
             file: compat::rel_file(compat::relation_locator(relation)),
             toast: (toast != Oid::INVALID).then_some(toast),
@@ -336,9 +336,12 @@ fn collect_family(oid: Oid, lock: Option<pg_sys::LOCKMODE>, members: &mut Vec<Fa
             return;
         }
         let facts = facts_of(relation);
-        let has_indexes = matches!(facts.kind, Kind::Table | Kind::Toast | Kind::MaterializedView);
+        let has_indexes = matches!(
+            facts.kind,
+            RelationKind::Table | RelationKind::Toast | RelationKind::MaterializedView
+        );
         let indexes = if has_indexes { indexes_of(oid) } else { Vec::new() };
-        let sequences = if facts.kind == Kind::Table {
+        let sequences = if facts.kind == RelationKind::Table {
             oids(pg_sys::getOwnedSequences(oid))
         } else {
             Vec::new()
@@ -357,8 +360,10 @@ fn collect_family(oid: Oid, lock: Option<pg_sys::LOCKMODE>, members: &mut Vec<Fa
 /// sequences.
 pub(crate) fn leads(facts: &Facts) -> bool {
     match facts.kind {
-        Kind::Table | Kind::MaterializedView | Kind::PartitionedTable => true,
-        Kind::Sequence => owner_of_sequence(facts.oid).is_none(),
+        RelationKind::Table | RelationKind::MaterializedView | RelationKind::PartitionedTable => {
+            true
+        }
+        RelationKind::Sequence => owner_of_sequence(facts.oid).is_none(),
         _ => false,
     }
 }
@@ -418,10 +423,10 @@ pub(crate) fn qualified_name(oid: Oid) -> String {
 }
 
 /// What SECURITY LABEL calls relations of this kind.
-pub(crate) fn label_keyword(kind: Kind) -> &'static str {
+pub(crate) fn label_keyword(kind: RelationKind) -> &'static str {
     match kind {
-        Kind::MaterializedView => "MATERIALIZED VIEW",
-        Kind::Sequence => "SEQUENCE",
+        RelationKind::MaterializedView => "MATERIALIZED VIEW",
+        RelationKind::Sequence => "SEQUENCE",
         _ => "TABLE", // the server refuses what is not one, in its own words
     }
 }

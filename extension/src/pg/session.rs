@@ -2,7 +2,11 @@
 
 use std::ffi::CStr;
 
+use pgrx::callconv::{Arg, ArgAbi};
 use pgrx::pg_sys::{self, Oid};
+use pgrx::pgrx_sql_entity_graph::metadata::{
+    ArgumentError, ReturnsError, ReturnsRef, SqlMappingRef, SqlTranslatable, TypeOrigin,
+};
 use pgrx::spi::SpiError;
 
 use super::report::{Report, internal};
@@ -48,46 +52,71 @@ impl From<SpiError> for Report {
     }
 }
 
-/// True if a function was called by a statement of the client's own, in no transaction block: not
-/// by another function, and not behind anything that could be rolled back.
-///
-/// What comes before it in a pipeline of the extended protocol is in the same transaction. 15 to 17
-/// say so by a flag only (`XACT_FLAGS_PIPELINING`, set by exec_execute_message in postgres.c),
-/// later minors of 17 and 18 begin an implicit transaction block with the second command
-/// (start_xact_command).
-///
-/// # Safety
-/// `call` is the call that this process is carrying out.
-pub(crate) unsafe fn is_statement_of_its_own(call: pg_sys::FunctionCallInfo) -> bool {
-    // SAFETY: set-returning functions are called with a ReturnSetInfo, whose context belongs to a
-    // running query; the portal is alive while a statement of it runs.
-    unsafe {
-        if pg_sys::IsTransactionBlock() || pg_sys::IsSubTransaction() {
-            return false;
-        }
-        let in_pipeline = pg_sys::MyXactFlags as u32 & pg_sys::XACT_FLAGS_PIPELINING != 0;
-        let has_written = pg_sys::GetTopTransactionIdIfAny() != pg_sys::InvalidTransactionId;
-        if in_pipeline || has_written {
-            return false;
-        }
-        let (portal, result) = (pg_sys::ActivePortal, (*call).resultinfo);
-        if portal.is_null() || result.is_null() || (*portal).queryDesc.is_null() {
-            return false;
-        }
-        let result = result.cast::<pg_sys::ReturnSetInfo>();
-        if (*result).type_ != pg_sys::NodeTag::T_ReturnSetInfo || (*result).econtext.is_null() {
-            return false;
-        }
-        // Loops of PL/pgSQL run portals too, which SPI names.
-        let name = CStr::from_ptr((*portal).name).to_bytes();
-        let ours = (*(*result).econtext).ecxt_estate == (*(*portal).queryDesc).estate;
-        ours && !name.starts_with(b"<unnamed portal")
+/// The call by which the server has called one of our functions: an argument that pgrx hands to a
+/// function which asks for it, and that SQL knows nothing of. Not to be kept beyond the call.
+pub(crate) struct Call(pg_sys::FunctionCallInfo);
+
+// SAFETY: as for the pointer itself, which pgrx makes an argument of the call that is carried out.
+unsafe impl<'fcx> ArgAbi<'fcx> for Call {
+    unsafe fn unbox_arg_unchecked(arg: Arg<'_, 'fcx>) -> Self {
+        // SAFETY: pgrx, which alone calls this, has the argument from the call that is carried out.
+        Call(unsafe { pg_sys::FunctionCallInfo::unbox_arg_unchecked(arg) })
+    }
+
+    fn is_virtual_arg() -> bool {
+        pg_sys::FunctionCallInfo::is_virtual_arg()
     }
 }
 
-/// Has the present statement, for which [`is_statement_of_its_own`] is true, committed as soon as
-/// it has ended, also in a pipeline: what `PreventInTransactionBlock` (xact.c) does after its
-/// checks.
+// SAFETY: as for the pointer itself: no argument in SQL.
+unsafe impl SqlTranslatable for Call {
+    const TYPE_IDENT: &'static str = <pg_sys::FunctionCallInfo as SqlTranslatable>::TYPE_IDENT;
+    const TYPE_ORIGIN: TypeOrigin = <pg_sys::FunctionCallInfo as SqlTranslatable>::TYPE_ORIGIN;
+    const ARGUMENT_SQL: Result<SqlMappingRef, ArgumentError> =
+        <pg_sys::FunctionCallInfo as SqlTranslatable>::ARGUMENT_SQL;
+    const RETURN_SQL: Result<ReturnsRef, ReturnsError> =
+        <pg_sys::FunctionCallInfo as SqlTranslatable>::RETURN_SQL;
+}
+
+impl Call {
+    /// True if a function was called by a statement of the client's own, in no transaction block:
+    /// not by another function, and not behind anything that could be rolled back.
+    ///
+    /// What comes before it in a pipeline of the extended protocol is in the same transaction. 15
+    /// to 17 say so by a flag only (`XACT_FLAGS_PIPELINING`, set by exec_execute_message in
+    /// postgres.c), later minors of 17 and 18 begin an implicit transaction block with the second
+    /// command (start_xact_command).
+    pub(crate) fn is_statement_of_its_own(&self) -> bool {
+        // SAFETY: only pgrx makes such a value, of the call that this process is carrying out.
+        // Set-returning functions are called with a ReturnSetInfo, whose context belongs to a
+        // running query; the portal is alive while a statement of it runs.
+        unsafe {
+            if pg_sys::IsTransactionBlock() || pg_sys::IsSubTransaction() {
+                return false;
+            }
+            let in_pipeline = pg_sys::MyXactFlags as u32 & pg_sys::XACT_FLAGS_PIPELINING != 0;
+            let has_written = pg_sys::GetTopTransactionIdIfAny() != pg_sys::InvalidTransactionId;
+            if in_pipeline || has_written {
+                return false;
+            }
+            let (portal, result) = (pg_sys::ActivePortal, (*self.0).resultinfo);
+            if portal.is_null() || result.is_null() || (*portal).queryDesc.is_null() {
+                return false;
+            }
+            let result = result.cast::<pg_sys::ReturnSetInfo>();
+            if (*result).type_ != pg_sys::NodeTag::T_ReturnSetInfo || (*result).econtext.is_null() {
+                return false;
+            }
+            // Loops of PL/pgSQL run portals too, which SPI names.
+            let name = CStr::from_ptr((*portal).name).to_bytes();
+            let ours = (*(*result).econtext).ecxt_estate == (*(*portal).queryDesc).estate;
+            ours && !name.starts_with(b"<unnamed portal")
+        }
+    }
+}
+
+/// Has the present statement, of which [`Call::is_statement_of_its_own`] is true, committed when it
+/// has ended, also in a pipeline: what `PreventInTransactionBlock` (xact.c) does after its checks.
 pub(crate) fn commit_after_this_statement() {
     // SAFETY: a plain global of this process, which the start of a transaction clears.
     unsafe { pg_sys::MyXactFlags |= pg_sys::XACT_FLAGS_NEEDIMMEDIATECOMMIT as i32 }

@@ -10,7 +10,7 @@ use pagevault_keystore::RelFile;
 use pgrx::pg_sys::{self, FormData_pg_class, Oid};
 
 use super::process::ProcessLocal;
-use super::relation::{self, Facts, Kind};
+use super::relation::{self, Facts, RelationKind};
 use super::text::ServerText;
 use super::{catalog, compat, process};
 
@@ -66,7 +66,7 @@ fn read() -> Vec<Facts> {
 /// # Safety
 /// In a transaction, with the row where the server has it.
 unsafe fn facts_of(class: &FormData_pg_class, indexed_table: Option<Oid>) -> Facts {
-    let kind = Kind::of(class.relkind as u8);
+    let kind = RelationKind::of(class.relkind as u8);
     // SAFETY: the row stands where the caller read it, so its name is whole; a plain global of this
     // process.
     let (name, own_tablespace) =
@@ -94,7 +94,7 @@ unsafe fn facts_of(class: &FormData_pg_class, indexed_table: Option<Oid>) -> Fac
 }
 
 /// As `RelationInitPhysicalAddr` (relcache.c).
-fn file_of(class: &FormData_pg_class, kind: Kind, tablespace: Oid) -> RelFile {
+fn file_of(class: &FormData_pg_class, kind: RelationKind, tablespace: Oid) -> RelFile {
     const GLOBAL: u32 = 1664; // GLOBALTABLESPACE_OID
     if !kind.has_storage() {
         return RelFile { tablespace: 0, database: 0, relation: 0 };

@@ -196,7 +196,7 @@ impl Storage for Locked<'_> {
         if self.rewritten {
             return file::finish(target);
         }
-        data_keys::retire_older_versions(target.file, target.version)
+        data_keys::record_rewritten(target.file, target.version)
     }
 
     fn is_present(&mut self, target: Target) -> Result<bool> {

@@ -10,7 +10,7 @@ use crate::policy;
 /// What is wanted of a relation that a job is to decrypt.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(super) enum Wanted {
-    Plain,
+    Plaintext,
     Otherwise,
     /// Somebody has locked it as who labels it does.
     NotSaidYet,
@@ -20,7 +20,7 @@ pub(super) enum Wanted {
 /// Asked in the transaction that has its files written in plaintext from then on, under a lock with
 /// which nobody labels it meanwhile: who does so before is seen, who does so after finds a
 /// plaintext file. The lock is not waited for: who has it may wait for this job.
-pub(super) fn is_still_to_be_plain(job: &Job, oid: Oid) -> Result<Wanted> {
+pub(super) fn is_still_to_be_plaintext(job: &Job, oid: Oid) -> Result<Wanted> {
     let Some(facts) = relation::facts(oid) else { return Ok(Wanted::Otherwise) };
     let root = policy::root_of(&facts)?;
     let table = relation::owner_of_sequence(root.oid).unwrap_or(root.oid);
@@ -31,7 +31,7 @@ pub(super) fn is_still_to_be_plain(job: &Job, oid: Oid) -> Result<Wanted> {
     }
     let Some(facts) = relation::facts(oid) else { return Ok(Wanted::Otherwise) };
     match refusal(&facts)? {
-        None => Ok(Wanted::Plain),
+        None => Ok(Wanted::Plaintext),
         // A partition or sequence with a label of its own stays as it is, whatever its table
         // becomes.
         Some(_) if job.relation != table && job.relation != root.oid => Ok(Wanted::Otherwise),

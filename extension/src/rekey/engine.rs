@@ -22,7 +22,7 @@ use pgrx::prelude::PgLogLevel;
 use super::consent::{self, Wanted};
 use super::file::{self, Target};
 use super::jobs::{self, Progress};
-use super::{Job, Kind};
+use super::{Job, JobKind};
 use crate::fault;
 use crate::keys::store::directory;
 use crate::pg::locks::Rewriting;
@@ -221,9 +221,9 @@ impl<'a> Online<'a> {
 
     /// In one transaction: what the job wants, and the key that it takes.
     fn switch(&self, looked_at: Option<RelFile>) -> Result<Begun> {
-        if self.job.kind == Kind::Decrypt {
-            match consent::is_still_to_be_plain(self.job, self.oid)? {
-                Wanted::Plain => {}
+        if self.job.kind == JobKind::Decrypt {
+            match consent::is_still_to_be_plaintext(self.job, self.oid)? {
+                Wanted::Plaintext => {}
                 Wanted::Otherwise => return Ok(Begun::Nothing),
                 Wanted::NotSaidYet => return Ok(Begun::NotYet),
             }
@@ -240,7 +240,7 @@ impl<'a> Online<'a> {
             Plan::NewKey(_) if looked_at != Some(file) => Ok(Begun::WantsLook(file)),
             Plan::NewKey(cipher) => {
                 let target = file::seal_looked_at(&held, cipher)?;
-                if self.job.kind == Kind::Rotate {
+                if self.job.kind == JobKind::Rotate {
                     jobs::note_begun(self.job, self.oid)?;
                     fault::point("rekey.begun");
                 }

@@ -101,8 +101,8 @@ pub(super) fn rewrite(
 /// written otherwise by now.
 pub(super) fn finish(target: Target) -> Result<bool> {
     fault::point("rekey.proved");
-    let finished = data_keys::retire_older_versions(target.file, target.version)?;
-    fault::point("rekey.retired");
+    let finished = data_keys::record_rewritten(target.file, target.version)?;
+    fault::point("rekey.rewritten");
     Ok(finished)
 }
 

@@ -16,7 +16,7 @@ use pagevault_keystore::{Record, Scope};
 use pgrx::PgSqlErrorCode;
 use pgrx::pg_sys::Oid;
 
-use super::{Job, Kind, launcher};
+use super::{Job, JobKind, launcher};
 use crate::audit::{Operation, log_operation};
 use crate::fault;
 use crate::keys::store::persist::append;
@@ -27,7 +27,7 @@ use crate::pg::xact;
 use crate::pg::{catalog, wal};
 use crate::shmem;
 
-pub(crate) use pagevault_core::rekey::life::{Order, shown_state};
+pub(crate) use pagevault_core::rekey::life::{Order, ShownState};
 pub(crate) use pagevault_keystore::job_table::Progress;
 
 /// How a job ended.
@@ -111,10 +111,10 @@ fn settle(jobs: &[Known]) -> Result<bool> {
 }
 
 /// Number, kind and state of the job of a relation that is not at its end.
-pub(crate) fn unfinished_of(relation: Oid) -> Result<Option<(i64, Kind, &'static str)>> {
+pub(crate) fn unfinished_of(relation: Oid) -> Result<Option<(i64, JobKind, ShownState)>> {
     let relation = relation.to_u32();
     let found = visible(|head| head.relation == relation && is_unfinished(head.state))?;
-    Ok(found.first().map(|known| (number_of(known), known.request.kind, shown_state(known))))
+    Ok(found.first().map(|known| (number_of(known), known.request.kind, ShownState::of(known))))
 }
 
 /// Adds a job that workers take up when the transaction commits. Of a job of the same kind that
@@ -122,7 +122,7 @@ pub(crate) fn unfinished_of(relation: Oid) -> Result<Option<(i64, Kind, &'static
 pub(crate) fn submit(
     relation: Oid,
     name: &str,
-    kind: Kind,
+    kind: JobKind,
     cipher: Option<CipherId>,
 ) -> Result<i64> {
     xact::require_writable(c"rekeying");
@@ -160,7 +160,7 @@ pub(crate) fn submit(
 }
 
 fn in_use(name: &str, other: &Known) -> Report {
-    let (id, kind, state) = (other.job.number, other.request.kind.name(), shown_state(other));
+    let (id, kind, state) = (other.job.number, other.request.kind.name(), ShownState::of(other));
     Report::new(PgSqlErrorCode::ERRCODE_OBJECT_IN_USE, format!("{name} is being rekeyed already"))
         .detail(format!("Job {id} ({kind}) is {state}."))
         .hint(format!(
@@ -294,7 +294,7 @@ fn end_as(job: &Job, state: JobState, error: &str) -> Result<()> {
 }
 
 /// Relation and kind of a job.
-pub(crate) fn subject_of(number: i64) -> Result<(Oid, Kind)> {
+pub(crate) fn subject_of(number: i64) -> Result<(Oid, JobKind)> {
     require(number).map(|known| (known.request.relation.into(), known.request.kind))
 }
 
@@ -316,7 +316,7 @@ pub(crate) fn obey(number: i64, order: Order) -> Result<()> {
             return Err(in_use(&format!("the relation of rekey job {number}"), &other));
         }
         Err(Refused::State) => {
-            let (done, state) = (order.done(), shown_state(&require(number)?));
+            let (done, state) = (order.done(), ShownState::of(&require(number)?));
             return Err(Report::new(
                 PgSqlErrorCode::ERRCODE_OBJECT_NOT_IN_PREREQUISITE_STATE,
                 format!("rekey job {number} cannot be {done}: it is {state}"),
@@ -339,13 +339,13 @@ fn begins_at_commit(number: i64) -> Report {
 
 /// State and error text of a job, as of now; `None` if there is no such job. An error if this
 /// transaction has asked for it, so that no worker can see it yet.
-pub(crate) fn state_of(number: i64) -> Result<Option<(&'static str, String)>> {
+pub(crate) fn state_of(number: i64) -> Result<Option<(ShownState, String)>> {
     let job = here(number);
     let Some(known) = visible(|head| head.job == job)?.pop() else { return Ok(None) };
     if is_unfinished(known.state) && outcome(&known) == Outcome::Mine {
         return Err(begins_at_commit(number).hint("Commit before you wait."));
     }
-    Ok(Some((shown_state(&known), known.error)))
+    Ok(Some((ShownState::of(&known), known.error)))
 }
 
 /// The unfinished job of a relation, or else its last one.

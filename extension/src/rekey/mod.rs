@@ -23,7 +23,7 @@ pub(crate) mod jobs;
 pub(crate) mod launcher;
 
 use pagevault_cipher::CipherId;
-pub(crate) use pagevault_keystore::job::JobKind as Kind;
+pub(crate) use pagevault_keystore::job::JobKind;
 use pgrx::bgworkers::BackgroundWorker;
 use pgrx::pg_sys::Oid;
 
@@ -36,8 +36,8 @@ use crate::pg::report::OrRaise;
 pub(crate) struct Job {
     pub(crate) id: i64,
     pub(crate) relation: Oid,
-    pub(crate) kind: Kind,
-    /// For [`Kind::Encrypt`], where one was named.
+    pub(crate) kind: JobKind,
+    /// For [`JobKind::Encrypt`], where one was named.
     pub(crate) cipher: Option<CipherId>,
 }
 

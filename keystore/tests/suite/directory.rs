@@ -248,7 +248,8 @@ proptest! {
             if let Some(key) = entry.phase.current().and_then(|version| entry.keys.get(&version)) {
                 prop_assert_eq!(info.current.map(|(_, cipher)| cipher), Some(key.cipher));
             }
-            let left = entry.destroyed.map_or((None, Lsn::INVALID), |left| (Some(left.through), left.lsn));
+            let left = entry.destroyed;
+            let left = left.map_or((None, Lsn::INVALID), |left| (Some(left.through), left.lsn));
             prop_assert_eq!(directory.destroyed(info.slot).unwrap(), left);
             prop_assert_eq!(info.destroyed, left.0);
             prop_assert_eq!(directory.is_mixed(info.slot).unwrap(), entry.is_mixed());

@@ -178,7 +178,7 @@ unsafe fn refuse(fd: c_int, errno: c_int) -> c_int {
 }
 
 unsafe extern "C-unwind" fn close(fd: c_int) -> c_int {
-    table::closed(fd);
+    table::closing(fd);
     // SAFETY: the caller's own argument, forwarded.
     unsafe { CLOSE.get()(fd) }
 }

@@ -57,6 +57,6 @@ pub(super) fn opened(fd: c_int, class: Class, tag: Tag) -> bool {
 
 /// The descriptor is about to be closed.
 #[inline]
-pub(super) fn closed(fd: c_int) {
+pub(super) fn closing(fd: c_int) {
     opened(fd, Class::None, Tag::EMPTY);
 }

@@ -51,41 +51,42 @@ const APPENDS: u64 = FREE_BIT;
 
 /// Kinds of temporary files, as far as they differ.
 #[derive(Clone, Copy, PartialEq, Eq, Debug)]
-enum Kind {
+enum FileKind {
     /// Lives no longer than a query or a transaction.
     Spill,
     /// A segment of a queue that was emptied when the server started.
     Queue,
 }
 
-impl Kind {
-    fn of(path: &[u8]) -> Option<Kind> {
+impl FileKind {
+    fn of(path: &[u8]) -> Option<FileKind> {
         if path.starts_with(b"base/pgsql_tmp/") {
-            Some(Kind::Spill)
+            Some(FileKind::Spill)
         } else if let Some(rest) = path.strip_prefix(b"pg_tblspc/") {
             // The table space's OID, the version's directory, then as above.
             let mut parts = rest.splitn(4, |byte| *byte == b'/').skip(2);
-            (parts.next() == Some(b"pgsql_tmp") && parts.next().is_some()).then_some(Kind::Spill)
+            (parts.next() == Some(b"pgsql_tmp") && parts.next().is_some())
+                .then_some(FileKind::Spill)
         } else if let Some(rest) = path.strip_prefix(b"pg_replslot/") {
             let mut parts = rest.split(|byte| *byte == b'/').skip(1);
             let spill = |name: &[u8]| name.starts_with(b"xid-") && name.ends_with(b".spill");
-            parts.next().is_some_and(spill).then_some(Kind::Spill)
+            parts.next().is_some_and(spill).then_some(FileKind::Spill)
         } else {
-            path.starts_with(b"pg_notify/").then_some(Kind::Queue)
+            path.starts_with(b"pg_notify/").then_some(FileKind::Queue)
         }
     }
 
     fn seal_new(self) -> bool {
         match self {
-            Kind::Spill => temporary::is_wanted(),
-            Kind::Queue => temporary::is_wanted_of_queues(),
+            FileKind::Spill => temporary::is_wanted(),
+            FileKind::Queue => temporary::is_wanted_of_queues(),
         }
     }
 }
 
 /// A temporary file that is about to be opened.
 pub(super) struct Opening {
-    kind: Kind,
+    kind: FileKind,
     seal: bool,
     flags: c_int,
 }
@@ -94,7 +95,7 @@ impl Opening {
     /// `None` if no temporary file stands at `path`.
     #[inline]
     pub(super) fn of(path: &CStr, flags: c_int) -> Option<Opening> {
-        let kind = Kind::of(path.to_bytes())?;
+        let kind = FileKind::of(path.to_bytes())?;
         Some(Opening { kind, seal: flags & O_CREAT != 0 && kind.seal_new(), flags })
     }
 
@@ -157,7 +158,7 @@ impl Opening {
         }
         if mode & SEALED == 0 {
             // One that a crash left behind is used again, emptied.
-            let is_ours = made || self.kind == Kind::Spill && status.st_size == 0;
+            let is_ours = made || self.kind == FileKind::Spill && status.st_size == 0;
             if !(self.seal && is_ours) {
                 return Ok(None);
             }
@@ -180,12 +181,12 @@ pub(super) struct Temporary;
 /// change meanwhile (slru.c writes without a lock), so it is read once.
 #[repr(C, align(4096))]
 struct Room {
-    plain: [u8; SCRATCH],
+    plaintext: [u8; SCRATCH],
     sealed: Scratch,
 }
 
 static ROOM: ProcessLocal<Room> =
-    ProcessLocal::new(Room { plain: [0; SCRATCH], sealed: [0; size_of::<Scratch>()] });
+    ProcessLocal::new(Room { plaintext: [0; SCRATCH], sealed: [0; size_of::<Scratch>()] });
 
 impl Handler for Temporary {
     unsafe fn pread(
@@ -214,13 +215,13 @@ impl Handler for Temporary {
         if offset < 0 {
             return answer(Err(libc::EINVAL));
         }
-        answer(with_stream(file, |stream, plain| {
+        answer(with_stream(file, |stream, plaintext| {
             let mut done = 0;
             while done < length {
                 let at = offset as u64 + done as u64;
                 // Later pieces begin where a unit does.
                 let room = SCRATCH - (at % stream::UNIT as u64) as usize;
-                let piece = &mut plain[..room.min(length - done)];
+                let piece = &mut plaintext[..room.min(length - done)];
                 // SAFETY: within the caller's memory, and apart from ours.
                 unsafe {
                     let from = buffer.cast::<u8>().add(done);
@@ -266,9 +267,9 @@ fn with_stream<R>(
 ) -> Result<R, c_int> {
     let [low, high] = file.tag.0;
     let done = temporary::with_key([low & !APPENDS, high], |key| {
-        ROOM.with(|Room { sealed: scratch, plain }| {
+        ROOM.with(|Room { sealed: scratch, plaintext }| {
             let mut stream = Stream { key, file: Descriptor::new(file.fd), scratch };
-            let done = f(&mut stream, plain);
+            let done = f(&mut stream, plaintext);
             stream.file.count();
             done
         })

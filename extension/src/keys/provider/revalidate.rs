@@ -20,7 +20,8 @@ use pgrx::prelude::PgLogLevel;
 use super::gone::is_gone;
 use super::operations::{self, Answer, Question};
 use super::refusal::{self, Subject};
-use super::{revoked, unlock};
+use super::revoked::{self, Change};
+use super::unlock;
 use crate::keys::store::persist;
 use crate::pg::locks::KeystoreLock;
 use crate::pg::report::{Report, Result};
@@ -41,12 +42,20 @@ const SAY_AGAIN: Duration = Duration::from_secs(3600);
 #[derive(Default)]
 pub(crate) struct Logged {
     /// By provider (outages) or scope (revocations): the state that was told, and when.
-    states: BTreeMap<String, (&'static str, Instant)>,
+    states: BTreeMap<String, (Told, Instant)>,
+}
+
+/// A state that the log tells of.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Told {
+    Outage,
+    Revoked,
+    Locked,
 }
 
 impl Logged {
     /// True if `state` is news about `subject`, or was last logged long ago.
-    fn is_due(&mut self, subject: &str, state: &'static str) -> bool {
+    fn is_due(&mut self, subject: &str, state: Told) -> bool {
         let told = self.states.get(subject);
         let due = told.is_none_or(|(logged, at)| *logged != state || at.elapsed() >= SAY_AGAIN);
         if due {
@@ -157,7 +166,7 @@ fn act(asked: &Asked<'_>, subject: &Subject, verdict: Verdict, logged: &mut Logg
             if is_refused {
                 unlock::remember(Some(&warning))?;
             }
-            if logged.is_due(&whose, if is_refused { "locked" } else { "revoked" }) {
+            if logged.is_due(&whose, if is_refused { Told::Locked } else { Told::Revoked }) {
                 warning.send(PgLogLevel::WARNING);
             }
         }
@@ -184,14 +193,14 @@ fn revoke(asked: &Asked<'_>, cause: ErrorClass) -> Result<Option<(Revocation, bo
     secrets.revoke(asked.scope, revocation, refuse);
     drop(lock);
     if before != (true, refuse) {
-        let what = if refuse { "locked" } else { "revoked" };
-        revoked::audit(what, asked.scope, Some(cause));
+        let change = if refuse { Change::Locked } else { Change::Revoked };
+        revoked::audit(change, asked.scope, Some(cause));
     }
     Ok(Some((revocation, refuse)))
 }
 
 fn tell_outage(subject: &str, report: &Report, logged: &mut Logged) {
-    if logged.is_due(subject, "outage") {
+    if logged.is_due(subject, Told::Outage) {
         Report::new(
             PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
             format!("pagevault: {}", report.message()),

@@ -23,7 +23,7 @@ pub(crate) fn restore(scope: Scope) -> Result<bool> {
         secrets.restore(scope)
     };
     if restored {
-        audit("restored", scope, None);
+        audit(Change::Restored, scope, None);
         Report::new(
             PgSqlErrorCode::ERRCODE_SUCCESSFUL_COMPLETION,
             format!("pagevault: the master key of {} is usable again", scope.name()),
@@ -33,8 +33,16 @@ pub(crate) fn restore(scope: Scope) -> Result<bool> {
     Ok(restored)
 }
 
-/// What became of a scope's key, in the audit trail.
-pub(crate) fn audit(what: &str, scope: Scope, cause: Option<ErrorClass>) {
+/// What became of a scope's key.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Change {
+    Revoked,
+    Locked,
+    Restored,
+}
+
+/// Tells the audit trail what became of a scope's key.
+pub(crate) fn audit(change: Change, scope: Scope, cause: Option<ErrorClass>) {
     let operation = Operation {
         action: "revocation",
         by: "revalidation",
@@ -42,7 +50,12 @@ pub(crate) fn audit(what: &str, scope: Scope, cause: Option<ErrorClass>) {
         from: cause.map(|cause| cause.name().to_owned()),
         ..Operation::default()
     };
-    log_operation(&operation, what);
+    let outcome = match change {
+        Change::Revoked => "revoked",
+        Change::Locked => "locked",
+        Change::Restored => "restored",
+    };
+    log_operation(&operation, outcome);
 }
 
 /// The report for a key that unwraps, but to another database key than the one in use.

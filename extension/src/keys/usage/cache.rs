@@ -204,10 +204,10 @@ pub(crate) fn open_data_key(
     cipher: CipherId,
     wrapped: &[u8],
 ) -> Option<DataKey> {
-    let mut plain = Zeroizing::new([0u8; WRAPPED_MAX]);
+    let mut plaintext = Zeroizing::new([0u8; WRAPPED_MAX]);
     let aad = data_key_aad(file, version, cipher as u8);
-    let len = wrap::unwrap(wrap_key, &aad, wrapped, plain.as_mut_slice()).ok()?;
-    DataKey::from_bytes(cipher, &plain[..len]).ok()
+    let len = wrap::unwrap(wrap_key, &aad, wrapped, plaintext.as_mut_slice()).ok()?;
+    DataKey::from_bytes(cipher, &plaintext[..len]).ok()
 }
 
 /// The key of a temporary file: derived from this server start's random key and the file.

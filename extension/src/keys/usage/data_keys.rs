@@ -161,7 +161,7 @@ pub(crate) fn write_plaintext(file: RelFile, pages: Pages) -> Result<()> {
 /// Notes that no page of a file on disk is written under another version than `proven` any more;
 /// `None`: that all are plaintext. False if the file is to be written otherwise by now: then that
 /// is not what was proven.
-pub(crate) fn retire_older_versions(file: RelFile, proven: Option<DataKeyVersion>) -> Result<bool> {
+pub(crate) fn record_rewritten(file: RelFile, proven: Option<DataKeyVersion>) -> Result<bool> {
     let lock = KeystoreLock::acquire();
     if directory::current_version(file) != proven {
         return Ok(false);

@@ -32,7 +32,7 @@ const SECOND_HALF: [&str; 6] = [
     "rekey.synced",
     "rekey.proved",
     "keys.in_file",
-    "rekey.retired",
+    "rekey.rewritten",
     "rekey.ended",
 ];
 
