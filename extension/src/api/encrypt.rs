@@ -3,7 +3,7 @@
 use pgrx::pg_sys::{self, Oid};
 use pgrx::prelude::*;
 
-use super::{audited, audited_on};
+use super::{audited, audited_on, require_primary};
 use crate::commands::catalogs::Keys;
 use crate::commands::{catalogs, labels, requests};
 use crate::keys::store::directory;
@@ -42,6 +42,7 @@ fn encrypt_relation(oid: Oid, cipher: Option<&[u8]>) -> Result<Option<i64>> {
             policy::label::Label::Plaintext => None,
         };
         roles::require_admin("encrypt a system catalog")?;
+        require_primary("encrypt a system catalog")?;
         return catalogs::encrypt(&facts, cipher).map(|()| None);
     }
     labels::set(Object::relation(oid), &format!("'{label}'"))
@@ -65,6 +66,7 @@ fn decrypt(oid: Oid) -> Option<i64> {
     let decrypt = || {
         preload::require_active()?;
         roles::require_admin("take encryption away")?;
+        require_primary("take encryption away")?;
         relation::require(oid)?;
         lock_as_label(oid);
         let facts = relation::require(oid)?;
@@ -86,6 +88,7 @@ fn encrypt_database() -> TableIterator<'static, (name!(relation, Oid), name!(job
     let encrypt = || {
         preload::require_active()?;
         roles::require_admin("encrypt a database")?;
+        require_primary("encrypt a database")?;
         let keys = Keys::current();
         if !labels::database_is_labelled_encrypted()? {
             labels::set(Object::my_database(), "'encrypted'")?;
@@ -120,6 +123,7 @@ fn decrypt_database() -> TableIterator<'static, (name!(relation, Oid), name!(job
     let decrypt = || {
         preload::require_active()?;
         roles::require_admin("decrypt a database")?;
+        require_primary("decrypt a database")?;
         for object in labelled_encrypted()? {
             labels::set(object, "NULL")?;
         }
@@ -138,6 +142,7 @@ fn encrypt_catalogs() -> TableIterator<'static, (name!(relation, Oid), name!(job
     let encrypt = || {
         preload::require_active()?;
         roles::require_admin("encrypt system catalogs")?;
+        require_primary("encrypt system catalogs")?;
         let keys = Keys::current();
         catalogs::encrypt_wanted()?;
         Ok(keys.changed().map(|catalog| (catalog, None)).collect::<Vec<_>>())

@@ -1,8 +1,7 @@
 //! Settings.
 
-use std::ffi::{CStr, CString, OsString, c_char, c_void};
+use std::ffi::{CStr, CString, OsString, c_void};
 use std::os::unix::ffi::OsStringExt;
-use std::path::PathBuf;
 use std::time::Duration;
 
 use pagevault_cipher::CipherId;
@@ -10,15 +9,21 @@ use pgrx::prelude::PgLogLevel;
 use pgrx::{GucContext, GucFlags, GucRegistry, GucSetting, PgSqlErrorCode, pg_guard};
 
 use self::choices::{Cipher, RevokedKeyAction, WalEncryption};
-use super::audit_destination::Destination;
+use self::placeholders::Placeholder;
 use super::process::ProcessLocal;
-use super::report::Report;
+use super::report::{Report, Result};
 use super::session;
 use super::text::ServerText;
 
+pub(crate) use self::audit::{audit_destination, audit_file, audit_syslog_socket};
 pub(crate) use self::choices::TempEncryption;
 
+mod audit;
 mod choices;
+mod placeholders;
+
+/// Every setting of ours begins with this.
+const PREFIX: &str = "pagevault.";
 
 static DEFAULT_ENCRYPTION: GucSetting<bool> = GucSetting::<bool>::new(false);
 static ENFORCE_ENCRYPTION: GucSetting<bool> = GucSetting::<bool>::new(false);
@@ -31,11 +36,6 @@ static UNLOCK_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30);
 static KEYRING_TIMEOUT: GucSetting<i32> = GucSetting::<i32>::new(30);
 static WAL_ENCRYPTION: GucSetting<WalEncryption> =
     GucSetting::<WalEncryption>::new(WalEncryption::Keep);
-static AUDIT_DESTINATION: GucSetting<Option<CString>> =
-    GucSetting::<Option<CString>>::new(Some(c"log"));
-static AUDIT_FILE: GucSetting<Option<CString>> = GucSetting::<Option<CString>>::new(Some(c""));
-static AUDIT_SYSLOG_SOCKET: GucSetting<Option<CString>> =
-    GucSetting::<Option<CString>>::new(Some(c"/dev/log"));
 static MAX_DATA_KEYS: GucSetting<i32> = GucSetting::<i32>::new(1_000_000);
 
 static REKEY_WORKERS: GucSetting<i32> = GucSetting::<i32>::new(2);
@@ -52,8 +52,10 @@ static REVOKED_KEY_ACTION: GucSetting<RevokedKeyAction> =
 static TEMP_ENCRYPTION: GucSetting<TempEncryption> =
     GucSetting::<TempEncryption>::new(TempEncryption::Auto);
 
-/// Defines every setting; from `_PG_init`.
-pub(crate) fn define(changed: Changed) {
+/// Defines every setting; from `_PG_init`. Fails if the configuration has a setting of ours that
+/// does not exist, or a value that is not valid: see [`require_known`].
+pub(crate) fn define(changed: Changed) -> Result<()> {
+    let configured = placeholders::find(PREFIX);
     CHANGED.set(Some(changed));
     define_protection(
         c"pagevault.default_encryption",
@@ -222,76 +224,12 @@ pub(crate) fn define(changed: Changed) {
         GucContext::Sighup,
         GucFlags::default(),
     );
-    define_audit();
-    // SAFETY: reserves our prefix so that misspelt settings are refused; plain C string.
+    audit::define();
+    require_known(&configured)?;
+    // SAFETY: from now on the server refuses names with our prefix that are not defined; plain C
+    // string.
     unsafe { pgrx::pg_sys::MarkGUCPrefixReserved(c"pagevault".as_ptr()) };
-}
-
-/// Where the audit trail goes.
-fn define_audit() {
-    // SAFETY: the function has the signature of such a hook, and raises nothing.
-    unsafe {
-        GucRegistry::define_string_guc_with_hooks(
-            c"pagevault.audit_destination",
-            c"Where lines of the audit trail go: any of log, file and syslog.",
-            c"What one of them does not take is in the server's log, with the reason.",
-            &AUDIT_DESTINATION,
-            GucContext::Sighup,
-            GucFlags::default(),
-            Some(is_destination),
-            None,
-            None,
-        );
-    }
-    GucRegistry::define_string_guc(
-        c"pagevault.audit_file",
-        c"File that lines of the audit trail are added to.",
-        c"Opened for each line, so that it may be rotated by renaming it. A relative name is below the data directory.",
-        &AUDIT_FILE,
-        GucContext::Sighup,
-        GucFlags::SUPERUSER_ONLY,
-    );
-    GucRegistry::define_string_guc(
-        c"pagevault.audit_syslog_socket",
-        c"Socket of the receiver of system messages.",
-        c"Facility and name are those of syslog_facility and syslog_ident.",
-        &AUDIT_SYSLOG_SOCKET,
-        GucContext::Sighup,
-        GucFlags::SUPERUSER_ONLY,
-    );
-}
-
-/// Contract: called by guc.c with a value that the setting is to get; must not raise.
-unsafe extern "C-unwind" fn is_destination(
-    value: *mut *mut c_char,
-    _extra: *mut *mut c_void,
-    _source: pgrx::pg_sys::GucSource::Type,
-) -> bool {
-    // SAFETY: the server's own argument: a NUL-terminated text.
-    let text = unsafe { ServerText::copied(*value) };
-    text.is_some_and(|text| Destination::parse(&text.to_string()).is_some())
-}
-
-/// `pagevault.audit_destination`
-pub(crate) fn audit_destination() -> Destination {
-    let text = AUDIT_DESTINATION.get().map(|text| text.to_string_lossy().into_owned());
-    let log = Destination { log: true, ..Destination::default() };
-    text.and_then(|text| Destination::parse(&text)).unwrap_or(log)
-}
-
-/// `pagevault.audit_file`
-pub(crate) fn audit_file() -> PathBuf {
-    path(&AUDIT_FILE)
-}
-
-/// `pagevault.audit_syslog_socket`
-pub(crate) fn audit_syslog_socket() -> PathBuf {
-    path(&AUDIT_SYSLOG_SOCKET)
-}
-
-fn path(setting: &GucSetting<Option<CString>>) -> PathBuf {
-    let text = setting.get().map(CString::into_bytes).unwrap_or_default();
-    PathBuf::from(OsString::from_vec(text))
+    Ok(())
 }
 
 /// A setting that decides what is protected, which superusers may change for their session. That
@@ -351,6 +289,32 @@ fn note_change(name: &'static str, old: bool, new: bool) {
     if let Some(tell) = CHANGED.get() {
         tell(name, old, new);
     }
+}
+
+/// Refuses a configuration with settings that the server would ignore.
+///
+/// A setting of a library that is not loaded yet is a placeholder with any name and any value. Where
+/// the library then does not know the name (`MarkGUCPrefixReserved`) or the value
+/// (`define_custom_variable`, `reapply_stacked_values`), guc.c warns and goes on with the default:
+/// the data would lack the protection that the configuration asks for.
+fn require_known(configured: &[Placeholder]) -> Result<()> {
+    let unknown = placeholders::find(PREFIX);
+    let Some((problem, message)) = configured.iter().find_map(|setting| {
+        let name = &setting.name;
+        if unknown.iter().any(|left| left.name == *name) {
+            Some((setting, format!("unrecognized configuration parameter \"{name}\"")))
+        } else if placeholders::is_at_default(name) {
+            let value = &setting.value;
+            Some((setting, format!("invalid value for parameter \"{name}\": \"{value}\"")))
+        } else {
+            None
+        }
+    }) else {
+        return Ok(());
+    };
+    Err(Report::new(PgSqlErrorCode::ERRCODE_CONFIG_FILE_ERROR, message)
+        .detail(format!("It is set {}.", problem.place))
+        .hint("Correct the setting, or remove it."))
 }
 
 /// Any setting as SHOW writes it; empty if there is none of this name.

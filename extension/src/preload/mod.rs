@@ -22,7 +22,9 @@ pub(crate) fn start() {
     if !process::preloads_libraries() {
         return;
     }
-    guc::define(statements::setting_changed);
+    if let Err(report) = guc::define(statements::setting_changed) {
+        report.fatal();
+    }
     guc::bound_read_ahead();
     hooks::rmgr::register();
     hooks::restart_points::install();

@@ -1,7 +1,10 @@
-//! Without `shared_preload_libraries` every entry point says so.
+//! What starting the server demands: the library in `shared_preload_libraries`, and settings that
+//! exist.
+
+use std::fs;
 
 use anyhow::{Result, ensure};
-use pagevault_tests::{Cluster, Settings};
+use pagevault_tests::{Cluster, Settings, StopMode};
 
 #[test]
 fn every_entry_point_says_that_the_library_is_not_preloaded() -> Result<()> {
@@ -27,5 +30,47 @@ fn every_entry_point_says_that_the_library_is_not_preloaded() -> Result<()> {
     cluster.sql("CREATE TABLE t (id int)")?;
     let said = cluster.error("SECURITY LABEL FOR pagevault ON TABLE t IS 'encrypted'")?;
     ensure!(said.sqlstate == "22023", "{said}");
+    cluster.finish()
+}
+
+/// A setting that PostgreSQL would drop with a warning may be the one that protects the data.
+#[test]
+fn a_setting_that_does_not_exist_stops_the_start() -> Result<()> {
+    let mut cluster = Cluster::start(&Settings::default())?;
+    cluster.allow_log("FATAL");
+    cluster.allow_log(" WARNING:  ");
+    cluster.stop(StopMode::Fast)?;
+    for (line, expected) in [
+        ("Pagevault.enforce = on", "unrecognized configuration parameter \"Pagevault.enforce\""),
+        (
+            "pagevault.default_encryption = mostly",
+            "invalid value for parameter \"pagevault.default_encryption\": \"mostly\"",
+        ),
+        ("pagevault.cipher = rot13", "invalid value for parameter \"pagevault.cipher\": \"rot13\""),
+        ("pagevault.rekey_rate = '1 page'", "invalid value for parameter \"pagevault.rekey_rate\""),
+        (
+            "pagevault.audit_destination = nowhere",
+            "invalid value for parameter \"pagevault.audit_destination\": \"nowhere\"",
+        ),
+    ] {
+        let conf = cluster.data_directory().join("postgresql.conf");
+        let before = fs::read(&conf)?;
+        cluster.append_conf(line)?;
+        ensure!(cluster.start_server().is_err(), "the server started with {line}");
+        let log = cluster.log();
+        ensure!(log.contains(&format!("FATAL:  {expected}")), "{line}: {log}");
+        ensure!(log.contains("postgresql.conf\" line "), "{line}: the log does not say where");
+        fs::write(&conf, before)?;
+    }
+    // The last of several lines for one setting counts, as for PostgreSQL.
+    cluster.append_conf("pagevault.cipher = rot13\npagevault.cipher = 'aes-128-xts'")?;
+    cluster.start_server()?;
+    ensure!(cluster.text("SHOW pagevault.cipher")? == "aes-128-xts", "the valid line");
+    // A running server keeps what it has.
+    cluster.append_conf("pagevault.enforce = on")?;
+    cluster.sql("SELECT pg_reload_conf()")?;
+    ensure!(cluster.text("SHOW pagevault.cipher")? == "aes-128-xts", "after the reload");
+    let said = cluster.error("SHOW pagevault.enforce")?;
+    ensure!(said.sqlstate == "42704", "{said}");
     cluster.finish()
 }

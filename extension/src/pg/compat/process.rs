@@ -86,3 +86,20 @@ pub(crate) unsafe fn process_startup_interrupts() {
     // SAFETY: it may end the process, for which the caller is prepared.
     unsafe { externs::ProcessStartupProcInterrupts() }
 }
+
+/// All settings of this process, as an array of pointers and its length. The array is valid until
+/// a setting is defined (`get_guc_variables`; a part of the array itself before 16).
+pub(crate) fn settings() -> (*mut *mut pg_sys::config_generic, usize) {
+    // SAFETY: both read, or copy, what this process has in memory.
+    unsafe {
+        let mut count = 0;
+        #[cfg(feature = "pg15")]
+        let settings = {
+            count += pg_sys::GetNumConfigOptions();
+            pg_sys::get_guc_variables()
+        };
+        #[cfg(not(feature = "pg15"))]
+        let settings = pg_sys::get_guc_variables(&raw mut count);
+        (settings, usize::try_from(count).unwrap_or(0))
+    }
+}

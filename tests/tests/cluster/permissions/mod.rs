@@ -3,12 +3,14 @@
 //! [`table`] is the whole of it: each function, view, label and setting, and what becomes of it in
 //! whose hands. [`users`] is about whose hands those are, [`names`] about names that are not what
 //! they seem, [`nested`] about commands within commands, [`programs`] about programs that providers
-//! come to, and [`installing`] about what CREATE EXTENSION finds and leaves.
+//! come to, [`read_only`] about transactions that write nothing,
+//! and [`installing`] about what CREATE EXTENSION finds and leaves.
 
 mod installing;
 mod names;
 mod nested;
 mod programs;
+mod read_only;
 mod table;
 mod users;
 
