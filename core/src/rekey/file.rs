@@ -327,9 +327,10 @@ impl FileState {
                     }
                     Batch::End => match at.next(S::BATCH, false) {
                         Some(at) => (Self::Rewrite { round, at }, Went::On),
-                        // If all was well on disk already, it is so after whatever is written next.
+                        // Every page is in the file as it is to be, and is so after each later
+                        // write. But what is in the file may not be on disk.
                         None if S::IS_LOCKED && !round.rewritten => {
-                            (Self::Finish { round }, Went::On)
+                            (Self::Sync { round, at: Place::START }, Went::On)
                         }
                         None => (Self::Flush { round }, Went::On),
                     },
@@ -343,6 +344,9 @@ impl FileState {
                 let more = storage.sync(round.target, at.fork, at.first)?;
                 match at.next(1, more) {
                     Some(at) => (Self::Sync { round, at }, Went::On),
+                    None if S::IS_LOCKED && !round.rewritten => {
+                        (Self::Finish { round }, Went::On)
+                    }
                     None => (Self::Prove { round, at: Place::START }, Went::On),
                 }
             }

@@ -293,10 +293,10 @@ fn note_change(name: &'static str, old: bool, new: bool) {
 
 /// Refuses a configuration with settings that the server would ignore.
 ///
-/// A setting of a library that is not loaded yet is a placeholder with any name and any value. Where
-/// the library then does not know the name (`MarkGUCPrefixReserved`) or the value
-/// (`define_custom_variable`, `reapply_stacked_values`), guc.c warns and goes on with the default:
-/// the data would lack the protection that the configuration asks for.
+/// Until a library has defined its settings they are placeholders with any name and any value. If
+/// the library does not define the name (`MarkGUCPrefixReserved`), or the value is not valid
+/// (`define_custom_variable`, `reapply_stacked_values`), guc.c warns and uses the default: the data
+/// would lack the protection that the configuration asks for.
 fn require_known(configured: &[Placeholder]) -> Result<()> {
     let unknown = placeholders::find(PREFIX);
     let Some((problem, message)) = configured.iter().find_map(|setting| {
