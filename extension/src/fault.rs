@@ -6,6 +6,9 @@
 //! or names another point. A file rather than a setting: it reaches every process at once, in the
 //! middle of whatever it does, recovery too.
 //!
+//! A server that bypasses a function of ours is made with a file `pagevault.leave_out`, which names
+//! a function that is not replaced ([`leaves_out`]).
+//!
 //! Without the feature nothing of this is compiled.
 
 #[cfg(not(feature = "fault_points"))]
@@ -17,6 +20,18 @@ pub(crate) fn point(_name: &str) {}
 #[cfg(not(feature = "fault_points"))]
 #[inline(always)]
 pub(crate) fn point_of(_name: &str, _object: u32) {}
+
+/// True if this function of the server is not to be replaced.
+#[cfg(not(feature = "fault_points"))]
+#[inline(always)]
+pub(crate) fn leaves_out(_function: &str) -> bool {
+    false
+}
+
+#[cfg(feature = "fault_points")]
+pub(crate) fn leaves_out(function: &str) -> bool {
+    std::fs::read_to_string("pagevault.leave_out").is_ok_and(|name| name.trim() == function)
+}
 
 #[cfg(feature = "fault_points")]
 pub(crate) use stopping::{point, point_of};

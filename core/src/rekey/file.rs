@@ -344,9 +344,7 @@ impl FileState {
                 let more = storage.sync(round.target, at.fork, at.first)?;
                 match at.next(1, more) {
                     Some(at) => (Self::Sync { round, at }, Went::On),
-                    None if S::IS_LOCKED && !round.rewritten => {
-                        (Self::Finish { round }, Went::On)
-                    }
+                    None if S::IS_LOCKED && !round.rewritten => (Self::Finish { round }, Went::On),
                     None => (Self::Prove { round, at: Place::START }, Went::On),
                 }
             }

@@ -19,6 +19,7 @@ use std::ffi::c_void;
 
 use pgrx::pg_sys;
 
+use super::calls_seen::{self, Call};
 use super::forward::Forward;
 use crate::page;
 use crate::page::io::Cause;
@@ -100,6 +101,7 @@ pub(super) unsafe extern "C-unwind" fn md_readv_complete(
 ) -> IoResult {
     // SAFETY: forwarded as received. The handle's target is in shared memory.
     unsafe {
+        calls_seen::note(Call::CompleteRead);
         let done = MD_READV_COMPLETE.get()(handle, prior, data);
         let target = &*GET_TARGET_DATA.get()(handle);
         if target.flags & FLAG_IS_TEMP != 0 {

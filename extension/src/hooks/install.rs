@@ -4,15 +4,19 @@ use pagevault_cipher::{CipherId, DataKey, DataKeyVersion, Fork, PAGE_SIZE, PageK
 use pagevault_interpose::{Code, Executable, Expected, Plan};
 use pgrx::PgSqlErrorCode;
 
+use super::calls_seen::{self, Call};
 use super::forward::Forward;
 use super::{aio, files, smgr, sync, writing};
+use crate::fault;
 use crate::pg::compat::MAJOR;
 use crate::pg::report::{Report, Result};
 use crate::pg::wal;
 
-/// A storage manager function: its name, ours, and where the server's is kept.
+/// A storage manager function: its name, how its calls are noted, ours, and where the server's is
+/// kept.
 struct Swap {
     name: &'static str,
+    call: Call,
     ours: *const (),
     keep: &'static dyn Keep,
 }
@@ -28,28 +32,38 @@ impl<F: Copy> Keep for Forward<F> {
     }
 }
 
-fn swap(name: &'static str, ours: *const (), keep: &'static dyn Keep) -> Swap {
-    Swap { name, ours, keep }
+fn swap(name: &'static str, call: Call, ours: *const (), keep: &'static dyn Keep) -> Swap {
+    Swap { name, call, ours, keep }
 }
 
 /// What is replaced in `smgrsw[0]` of this major version.
 fn storage_manager() -> Vec<Swap> {
     let mut swaps = vec![
-        swap("mdextend", writing::mdextend as *const (), &smgr::MDEXTEND),
-        swap("mdcreate", writing::mdcreate as *const (), &smgr::MDCREATE),
+        swap("mdextend", Call::Extend, writing::mdextend as *const (), &smgr::MDEXTEND),
+        swap("mdcreate", Call::Create, writing::mdcreate as *const (), &smgr::MDCREATE),
     ];
     if MAJOR >= 17 {
-        swaps.push(swap("mdreadv", smgr::mdreadv as *const (), &smgr::MDREADV));
-        swaps.push(swap("mdwritev", writing::mdwritev as *const (), &smgr::MDWRITEV));
+        swaps.push(swap("mdreadv", Call::Read, smgr::mdreadv as *const (), &smgr::MDREADV));
+        swaps.push(swap("mdwritev", Call::Write, writing::mdwritev as *const (), &smgr::MDWRITEV));
     } else {
-        swaps.push(swap("mdread", smgr::mdread as *const (), &smgr::MDREAD));
-        swaps.push(swap("mdwrite", writing::mdwrite as *const (), &smgr::MDWRITE));
+        swaps.push(swap("mdread", Call::Read, smgr::mdread as *const (), &smgr::MDREAD));
+        swaps.push(swap("mdwrite", Call::Write, writing::mdwrite as *const (), &smgr::MDWRITE));
     }
     if MAJOR >= 16 {
-        swaps.push(swap("mdzeroextend", smgr::mdzeroextend as *const (), &smgr::MDZEROEXTEND));
+        swaps.push(swap(
+            "mdzeroextend",
+            Call::ZeroExtend,
+            smgr::mdzeroextend as *const (),
+            &smgr::MDZEROEXTEND,
+        ));
     }
     if MAJOR >= 18 {
-        swaps.push(swap("mdstartreadv", smgr::mdstartreadv as *const (), &smgr::MDSTARTREADV));
+        swaps.push(swap(
+            "mdstartreadv",
+            Call::StartRead,
+            smgr::mdstartreadv as *const (),
+            &smgr::MDSTARTREADV,
+        ));
     }
     swaps
 }
@@ -84,7 +98,11 @@ pub(crate) fn install() -> Result<()> {
     wal::check_layout().map_err(|problem| refused(&problem))?;
     let exe = Executable::of_this_process().map_err(|e| refused(&e))?;
     let mut plan = Plan::new(&exe);
-    let (swaps, anchors) = (storage_manager(), storage_manager_anchors());
+    let (mut swaps, mut anchors) = (storage_manager(), storage_manager_anchors());
+    swaps.iter().for_each(|swap| calls_seen::expect(swap.call));
+    for left_out in swaps.extract_if(.., |swap| fault::leaves_out(swap.name)) {
+        anchors.push(left_out.name);
+    }
     let replaced: Vec<_> = swaps.iter().map(|swap| (swap.name, swap.ours)).collect();
     let originals = plan.table("smgrsw", &replaced, &anchors).map_err(|e| refused(&e))?;
     for (swap, original) in swaps.iter().zip(originals) {
@@ -94,6 +112,8 @@ pub(crate) fn install() -> Result<()> {
     if MAJOR >= 18 {
         plan_read_completion(&exe, &mut plan).map_err(|e| refused(&e))?;
     }
+    calls_seen::expect(Call::Open);
+    calls_seen::expect(Call::WriteWal);
     // Last: looking for the table above reads files through calls that are not ours yet.
     files::plan(&mut plan).map_err(|e| refused(&e))?;
     // SAFETY: one thread, in the postmaster; each replacement has the signature of what it replaces
@@ -136,9 +156,12 @@ fn plan_read_completion(
     // any process.
     plan.require_null(OF_FILES, COMPLETE_LOCAL)?;
     plan.require_null(OF_LOCAL_BUFFERS, COMPLETE_SHARED)?;
-    let ours = aio::md_readv_complete as *const ();
-    let original = plan.pointer(OF_FILES, COMPLETE_SHARED, Expected::OwnFunction, ours)?;
-    aio::MD_READV_COMPLETE.resolve(original.as_ptr());
+    calls_seen::expect(Call::CompleteRead);
+    if !fault::leaves_out(OF_FILES) {
+        let ours = aio::md_readv_complete as *const ();
+        let original = plan.pointer(OF_FILES, COMPLETE_SHARED, Expected::OwnFunction, ours)?;
+        aio::MD_READV_COMPLETE.resolve(original.as_ptr());
+    }
     let ours = aio::local_readv_complete as *const ();
     let original = plan.pointer(OF_LOCAL_BUFFERS, COMPLETE_LOCAL, Expected::OwnFunction, ours)?;
     aio::LOCAL_READV_COMPLETE.resolve(original.as_ptr());

@@ -8,6 +8,8 @@
 pub(crate) mod access;
 pub(crate) mod aio;
 pub(crate) mod audited;
+pub(crate) mod authentication;
+pub(crate) mod calls_seen;
 pub(crate) mod ddl;
 pub(crate) mod decoding;
 pub(crate) mod files;
@@ -15,6 +17,7 @@ pub(crate) mod forward;
 pub(crate) mod granted;
 pub(crate) mod install;
 pub(crate) mod naming;
+pub(crate) mod proof;
 pub(crate) mod restart_points;
 pub(crate) mod rmgr;
 mod sealing;

@@ -7,7 +7,7 @@
 use pagevault_keystore::{Lsn, batch};
 use pgrx::{PgSqlErrorCode, pg_guard, pg_sys};
 
-use super::smgr;
+use super::{proof, smgr};
 use crate::keys::redo as key_redo;
 use crate::keys::usage::destruction;
 use crate::page::stand_ins;
@@ -92,6 +92,7 @@ unsafe extern "C-unwind" fn redo(record: *mut pg_sys::XLogReaderState) {
 /// Contract: startup process, before it replays the first record; not in a critical section.
 #[pg_guard]
 unsafe extern "C-unwind" fn startup() {
+    proof::require();
     consistency::watch(require_no_missing_key);
 }
 

@@ -4,11 +4,11 @@
 //! are installed, is decided in [`super::install`].
 
 use std::ffi::c_void;
-use std::sync::atomic::{AtomicBool, Ordering};
 
 use pagevault_cipher::{DataKeyVersion, Page};
 use pgrx::pg_sys::{self, BlockNumber, SMgrRelation};
 
+use super::calls_seen::{self, Call};
 use super::forward::Forward;
 use super::{ddl, sealing};
 use crate::page::io::{PageFault, SealTarget, Writing};
@@ -64,19 +64,6 @@ pub(super) static MDZEROEXTEND: Forward<ZeroExtend> = Forward::unresolved();
 pub(super) static MDCREATE: Forward<Create> = Forward::unresolved();
 pub(super) static MDSTARTREADV: Forward<StartReadV> = Forward::unresolved();
 
-/// Whether a read came through here since [`forget_reads`], in this process.
-static READ_SEEN: AtomicBool = AtomicBool::new(false);
-
-/// See [`saw_read`].
-pub(crate) fn forget_reads() {
-    READ_SEEN.store(false, Ordering::Relaxed);
-}
-
-/// True if this process read a page through our functions since [`forget_reads`].
-pub(crate) fn saw_read() -> bool {
-    READ_SEEN.load(Ordering::Relaxed)
-}
-
 /// Raises the fault as ERROR. Apart from the hot path, so that it costs it nothing.
 ///
 /// # Safety
@@ -111,7 +98,7 @@ pub(super) unsafe extern "C-unwind" fn mdread(
     // SAFETY: the server's own arguments; after a return the buffer holds one page, exclusively
     // ours.
     unsafe {
-        READ_SEEN.store(true, Ordering::Relaxed);
+        calls_seen::note(Call::Read);
         let file = compat::smgr_file(reln);
         if let Err(fault) = page::io::check_access(file) {
             refuse_read(fault, block);
@@ -133,7 +120,7 @@ pub(super) unsafe extern "C-unwind" fn mdreadv(
 ) {
     // SAFETY: as mdread, for each of the `count` buffers.
     unsafe {
-        READ_SEEN.store(true, Ordering::Relaxed);
+        calls_seen::note(Call::Read);
         let file = compat::smgr_file(reln);
         if let Err(fault) = page::io::check_access(file) {
             refuse_read(fault, block);
@@ -161,6 +148,7 @@ pub(super) unsafe extern "C-unwind" fn mdstartreadv(
 ) {
     // SAFETY: the server's own arguments, passed on.
     unsafe {
+        calls_seen::note(Call::StartRead);
         let file = compat::smgr_file(reln);
         if let Err(fault) = page::io::check_access(file).and_then(|()| page::io::check_usable(file))
         {
@@ -181,6 +169,7 @@ pub(super) unsafe extern "C-unwind" fn mdwrite(
 ) {
     // SAFETY: the server's own arguments; there is one page at `buffer`.
     unsafe {
+        calls_seen::note(Call::Write);
         let file = compat::smgr_file(reln);
         if page::io::is_stand_in(sealing::lsn(buffer)) {
             return;
@@ -206,6 +195,7 @@ pub(super) unsafe extern "C-unwind" fn mdextend(
     // SAFETY: as mdwrite: the arguments are the server's own, and there is one page at `buffer`,
     // which nobody else has yet.
     unsafe {
+        calls_seen::note(Call::Extend);
         let file = compat::smgr_file(reln);
         if let Err(fault) = page::io::check_access(file) {
             raise(fault, block);
@@ -230,6 +220,7 @@ pub(super) unsafe extern "C-unwind" fn mdwritev(
     // SAFETY: the server's own arguments: `count` pointers to pages. The run borrows static scratch
     // memory, not the stack, so a longjmp out of the forwarded call leaves nothing behind.
     unsafe {
+        calls_seen::note(Call::Write);
         let file = compat::smgr_file(reln);
         let writing = page::io::writing(file);
         fault::point_of("page.looked_up", file.file.relation);
@@ -275,6 +266,7 @@ pub(super) unsafe extern "C-unwind" fn mdzeroextend(
 ) {
     // SAFETY: the server's own arguments, passed on.
     unsafe {
+        calls_seen::note(Call::ZeroExtend);
         let file = compat::smgr_file(reln);
         if let Err(fault) = page::io::check_access(file).and_then(|()| page::io::check_usable(file))
         {
@@ -294,6 +286,7 @@ pub(super) unsafe extern "C-unwind" fn mdcreate(
 ) {
     // SAFETY: the server's own arguments, passed on.
     unsafe {
+        calls_seen::note(Call::Create);
         if !is_redo && fork == pg_sys::ForkNumber::MAIN_FORKNUM {
             let file: SmgrFile = compat::smgr_file(reln);
             if !file.is_temporary() && ddl::decides() {

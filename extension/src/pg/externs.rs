@@ -1,12 +1,18 @@
 //! Functions of the server that pgrx does not bind, or binds with a guard around them: where these
 //! raise, the ERROR passes the caller's frames.
 
-use std::ffi::{c_char, c_int};
+use std::ffi::{c_char, c_int, c_void};
 
 use pgrx::pg_sys;
 
+/// `ClientAuthentication_hook_type` (auth.h): the connection, and whether authentication succeeded.
+pub(crate) type ClientAuthentication = unsafe extern "C-unwind" fn(*mut c_void, c_int);
+
 // Signatures as in the sources of 15 to 18, which are the same but where names differ.
 unsafe extern "C-unwind" {
+    /// auth.c
+    pub(crate) static mut ClientAuthentication_hook: Option<ClientAuthentication>;
+
     /// checkpointer.c
     pub(crate) fn AbsorbSyncRequests();
 

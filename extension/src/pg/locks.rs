@@ -1,4 +1,4 @@
-//! Locks: the one that serialises keystore writers, that of the audit trail, two of the server's
+//! Locks: those of keystore writers, of the audit trail and of the self-check, two of the server's
 //! own, and a look at the heavyweight locks we hold.
 
 use std::ffi::CStr;
@@ -14,20 +14,22 @@ const TRANCHE: &CStr = c"pagevault";
 
 static KEYSTORE_LOCK: AtomicPtr<pg_sys::LWLock> = AtomicPtr::new(std::ptr::null_mut());
 static AUDIT_LOCK: AtomicPtr<pg_sys::LWLock> = AtomicPtr::new(std::ptr::null_mut());
+static SELF_CHECK_LOCK: AtomicPtr<pg_sys::LWLock> = AtomicPtr::new(std::ptr::null_mut());
 
 /// Asks for the locks; from `shmem_request_hook` only.
 pub(crate) fn request() {
     // SAFETY: the server copies the name; called in the postmaster while requests are open.
-    unsafe { pg_sys::RequestNamedLWLockTranche(TRANCHE.as_ptr(), 2) }
+    unsafe { pg_sys::RequestNamedLWLockTranche(TRANCHE.as_ptr(), 3) }
 }
 
 /// Finds the locks that [`request`] asked for; from `shmem_startup_hook` only.
 pub(crate) fn attach() {
-    // SAFETY: the tranche was requested under this name, with two locks.
+    // SAFETY: the tranche was requested under this name, with three locks.
     unsafe {
         let locks = pg_sys::GetNamedLWLockTranche(TRANCHE.as_ptr());
         KEYSTORE_LOCK.store(&raw mut (*locks).lock, Ordering::Release);
         AUDIT_LOCK.store(&raw mut (*locks.add(1)).lock, Ordering::Release);
+        SELF_CHECK_LOCK.store(&raw mut (*locks.add(2)).lock, Ordering::Release);
     }
 }
 
@@ -94,6 +96,27 @@ impl AuditLock {
 }
 
 impl Drop for AuditLock {
+    fn drop(&mut self) {
+        // SAFETY: this value exists because we took the lock, and nobody else releases it.
+        unsafe { release(self.0) }
+    }
+}
+
+/// The right to do the self-check.
+pub(crate) struct SelfCheckLock(*mut pg_sys::LWLock);
+
+impl SelfCheckLock {
+    /// Waits for the lock, which nobody holds for longer than it takes to write a page.
+    pub(crate) fn acquire() -> SelfCheckLock {
+        let lock = SELF_CHECK_LOCK.load(Ordering::Acquire);
+        // SAFETY: as KeystoreLock::acquire: the lock is in shared memory, where it was put before
+        // anyone could ask for it.
+        unsafe { pg_sys::LWLockAcquire(lock, pg_sys::LWLockMode::LW_EXCLUSIVE) };
+        SelfCheckLock(lock)
+    }
+}
+
+impl Drop for SelfCheckLock {
     fn drop(&mut self) {
         // SAFETY: this value exists because we took the lock, and nobody else releases it.
         unsafe { release(self.0) }

@@ -25,6 +25,7 @@ pub(crate) mod relation;
 pub(crate) mod relation_files;
 pub(crate) mod remnants;
 pub(crate) mod report;
+pub(crate) mod scratch;
 pub(crate) mod session;
 pub(crate) mod statement;
 pub(crate) mod statistics;

@@ -5,7 +5,6 @@ use std::ops::Range;
 use pagevault_keystore::RelFile;
 use pgrx::pg_sys::{self, ForkNumber, Oid};
 
-use super::buffers::AlignedPage;
 use super::{compat, critical};
 
 /// A relation in use, held so that its file is neither replaced nor cut, and nobody else is kept
@@ -160,22 +159,6 @@ unsafe fn sync(relation: pg_sys::Relation) {
                 pg_sys::smgrimmedsync(smgr, fork);
             }
         }
-    }
-}
-
-/// Reads block 0 of a shared catalog past shared buffers, from the file. Raises what keeps it from
-/// that.
-pub(crate) fn read_from_disk(shared_catalog: Oid) {
-    let mut page = Box::new(AlignedPage([0; pg_sys::BLCKSZ as usize]));
-    // SAFETY: in a transaction; the buffer holds one page; shared catalogs are never empty.
-    unsafe {
-        pg_sys::StartTransactionCommand();
-        let lock = pg_sys::AccessShareLock as pg_sys::LOCKMODE;
-        let relation = pg_sys::relation_open(shared_catalog, lock);
-        let smgr = compat::open_smgr(relation);
-        compat::smgr_read(smgr, 0, page.0.as_mut_ptr());
-        pg_sys::relation_close(relation, lock);
-        pg_sys::CommitTransactionCommand();
     }
 }
 

@@ -11,6 +11,17 @@ pub(crate) fn number() -> u64 {
     unsafe { pg_sys::GetCurrentFullTransactionId() }.value
 }
 
+/// Does something in a transaction of its own. In a background worker, outside of any transaction.
+pub(crate) fn within<T>(work: impl FnOnce() -> T) -> T {
+    // SAFETY: begun and committed here; an ERROR in between is the caller's to handle, who aborts.
+    unsafe {
+        pg_sys::StartTransactionCommand();
+        let done = work();
+        pg_sys::CommitTransactionCommand();
+        done
+    }
+}
+
 /// Refuses a command where the transaction is to change nothing, as any that writes rows.
 pub(crate) fn require_writable(command: &CStr) {
     // SAFETY: in a transaction; raises, or does nothing.

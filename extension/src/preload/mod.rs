@@ -29,6 +29,7 @@ pub(crate) fn start() {
     hooks::rmgr::register();
     hooks::restart_points::install();
     hooks::access::install();
+    hooks::authentication::install();
     hooks::naming::install();
     hooks::ddl::install();
     hooks::decoding::install();

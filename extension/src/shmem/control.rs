@@ -23,6 +23,7 @@ shared_struct! {
         is_anything_sealed: AtomicBool,
         destructions: AtomicU32,
         label_changes: AtomicU32,
+        calls_seen: AtomicU32,
         /// The number of the process that starts rekey workers, plus one.
         launcher: AtomicU32,
         has_id: AtomicBool,
@@ -91,6 +92,19 @@ impl Control {
         // Never back to 0, which means that there was none.
         let next = self.destructions().wrapping_add(1).max(1);
         self.memory.head.destructions.store(next, Release);
+    }
+
+    /// Which functions of ours the server has called since it was started, as a set of bits.
+    #[inline]
+    pub(crate) fn calls_seen(&self) -> u32 {
+        self.memory.head.calls_seen.load(Relaxed)
+    }
+
+    /// Adds to the calls that were seen. A word that changes some ten times: everybody may read it
+    /// all the time.
+    #[cold]
+    pub(crate) fn add_calls_seen(&self, bits: u32) {
+        self.memory.head.calls_seen.fetch_or(bits, Relaxed);
     }
 
     /// The keystore's identity, once it has one.

@@ -1,5 +1,7 @@
-//! What proves after every start that pages come by pagevault, and ends a server in which it cannot
-//! be proven.
+//! What proves after every start that the server calls pagevault's functions, and ends a server in
+//! which that cannot be proven.
+
+use std::fs;
 
 use anyhow::{Result, ensure};
 use pagevault_tests::{Cluster, Installation, Settings, process};
@@ -65,14 +67,59 @@ fn it_is_done_with_direct_io() -> Result<()> {
     cluster.finish()
 }
 
+/// As a compiler may build it: some function is called directly, not through the pointer.
 #[test]
-fn a_page_that_cannot_be_read_ends_the_server() -> Result<()> {
+fn a_server_that_bypasses_a_function_admits_nobody() -> Result<()> {
+    let major = Installation::get()?.major;
+    let mut functions = vec!["mdcreate", "mdextend", "open", "pwrite"];
+    functions.extend(if major < 17 { ["mdread", "mdwrite"] } else { ["mdreadv", "mdwritev"] });
+    if major >= 16 {
+        functions.push("mdzeroextend");
+    }
+    if major >= 18 {
+        functions.extend(["mdstartreadv", "aio_md_readv_cb"]);
+    }
     let mut cluster = Cluster::create(&settings())?;
-    // pg_database: read by every session, but not by the start.
-    let file = cluster.data_directory().join("global/1262");
-    let kept = std::fs::read(&file)?;
-    std::fs::write(&file, b"")?;
+    let leave_out = cluster.data_directory().join("pagevault.leave_out");
+    for function in functions {
+        fs::write(&leave_out, function)?;
+        // pg_ctl waits for a server that accepts connections: it may be gone before.
+        let _ = cluster.start_server();
+        ensure!(cluster.client().is_err(), "{function}: a session is admitted");
+        cluster.eventually_that("the server", || {
+            ensure!(process::postmaster(&cluster.data_directory()).is_none(), "it runs");
+            Ok(())
+        })?;
+        let log = cluster.log();
+        ensure!(log.contains(&format!("without it: {function} is bypassed")), "{function}: {log}");
+    }
+    fs::remove_file(leave_out)?;
+    // Its redo is as suspicious as its sessions.
     cluster.start_server()?;
+    cluster.sql("CREATE TABLE t (id int)")?;
+    cluster.kill()?;
+    fs::write(cluster.data_directory().join("pagevault.leave_out"), "mdextend")?;
+    let before = cluster.log().len();
+    ensure!(cluster.start_server().is_err(), "redo begins");
+    let log = cluster.log().split_off(before);
+    ensure!(log.contains("extends relation files without it: mdextend is bypassed"), "{log}");
+    ensure!(!log.contains("redo done"), "{log}");
+    fs::remove_file(cluster.data_directory().join("pagevault.leave_out"))?;
+    cluster.start_server()?;
+    ensure!(cluster.text("SELECT count(*) FROM t")? == "0", "the table");
+    for text in ["FATAL", "terminating connection because of", "terminated by signal"] {
+        cluster.allow_log(text);
+    }
+    cluster.finish()
+}
+
+#[test]
+fn a_server_that_cannot_be_tried_admits_nobody_and_ends() -> Result<()> {
+    let mut cluster = Cluster::create(&settings())?;
+    let scratch = cluster.data_directory().join("global/9161");
+    fs::create_dir(&scratch)?;
+    let _ = cluster.start_server();
+    ensure!(cluster.client().is_err(), "a session is admitted");
     cluster.eventually_that("the server", || {
         ensure!(process::postmaster(&cluster.data_directory()).is_none(), "it runs");
         Ok(())
@@ -80,15 +127,31 @@ fn a_page_that_cannot_be_read_ends_the_server() -> Result<()> {
     let log = cluster.log();
     for text in [
         "LOG:  pagevault: cannot find out whether this server reads and writes through it",
-        "DETAIL:  The first page of pg_database cannot be read: could not read block",
-        "HINT:  Fix the cause and start the server again.",
+        "FATAL:  pagevault: cannot find out whether this server reads and writes through it",
+        "DETAIL:  The scratch file global/9161 cannot be used: Is a directory",
+        "HINT:  Fix the cause, and try again.",
         "received immediate shutdown request",
     ] {
-        ensure!(log.contains(text), "{text:?} is not in the log");
+        ensure!(log.contains(text), "{text:?} is not in the log: {log}");
     }
-    std::fs::write(&file, kept)?;
+    fs::remove_dir(scratch)?;
     cluster.start_server()?;
     ensure!(cluster.text("SELECT count(*) > 2 FROM pg_database")? == "t", "no databases");
-    cluster.allow_log("terminating connection because of");
+    for text in ["FATAL", "could not remove", "terminating connection because of"] {
+        cluster.allow_log(text);
+    }
+    cluster.finish()
+}
+
+/// What a crash in the middle has left.
+#[test]
+fn nothing_is_left() -> Result<()> {
+    let cluster = Cluster::create(&settings())?;
+    let scratch = cluster.data_directory().join("global/9161");
+    fs::write(&scratch, [1; 5 * 8192])?;
+    cluster.installation().give(&scratch)?;
+    cluster.start_server()?;
+    ensure!(cluster.text("SELECT 1")? == "1", "no session");
+    ensure!(!scratch.exists(), "the scratch file is left");
     cluster.finish()
 }

@@ -5,13 +5,14 @@
 //! original call, `errno` and all.
 
 use std::ffi::{CStr, c_char, c_int, c_void};
-use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 
 use libc::{iovec, mode_t, off_t, size_t, ssize_t};
 use pagevault_interpose::{Code, Error, Plan};
 
 use super::temporary::Opening;
 use super::{Class, Tag, class_of, handler, table};
+use crate::fault;
+use crate::hooks::calls_seen;
 use crate::hooks::forward::Forward;
 
 type Open = unsafe extern "C" fn(*const c_char, c_int, ...) -> c_int;
@@ -32,19 +33,6 @@ static PWRITE: Forward<PWrite> = Forward::unresolved();
 static PREADV: Forward<Vectored> = Forward::unresolved();
 static PWRITEV: Forward<Vectored> = Forward::unresolved();
 static FTRUNCATE: Forward<Truncate> = Forward::unresolved();
-
-/// Whether the server opened a file through here since [`forget_opens`], in this process.
-static OPEN_SEEN: AtomicBool = AtomicBool::new(false);
-
-/// See [`saw_open`].
-pub(crate) fn forget_opens() {
-    OPEN_SEEN.store(false, Relaxed);
-}
-
-/// True if this process opened a file through our functions since [`forget_opens`].
-pub(crate) fn saw_open() -> bool {
-    OPEN_SEEN.load(Relaxed)
-}
 
 /// The original calls, for handlers.
 ///
@@ -152,9 +140,7 @@ unsafe extern "C-unwind" fn open_2(path: *const c_char, flags: c_int) -> c_int {
 /// `fd` was opened just now, by us.
 #[inline]
 unsafe fn remember(fd: c_int, class: Class, tag: Tag) -> c_int {
-    if !OPEN_SEEN.load(Relaxed) {
-        OPEN_SEEN.store(true, Relaxed);
-    }
+    calls_seen::note(calls_seen::Call::Open);
     if table::opened(fd, class, tag) {
         return fd;
     }
@@ -336,7 +322,7 @@ struct Call {
 /// When a required call is not imported under any name, or its names lead to different functions.
 pub(super) fn plan(plan: &mut Plan<'_>) -> Result<(), Error> {
     const { assert!(size_of::<off_t>() == 8, "pagevault is for 64-bit platforms") };
-    for call in all() {
+    for call in all().into_iter().filter(|call| !fault::leaves_out(call.names[0])) {
         let mut original = None;
         for name in call.names {
             if let Some(code) = plan.got_if_imported(name, call.ours)? {

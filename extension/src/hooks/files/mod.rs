@@ -21,7 +21,7 @@ use libc::{off_t, ssize_t};
 use pagevault_interpose::{Error, Plan};
 use pagevault_keystore::transfer;
 
-pub(crate) use calls::{forget_opens, raw, saw_open};
+pub(crate) use calls::raw;
 pub(crate) use table::Tag;
 
 /// What kind of file a descriptor is open on. The numbers are those in the table of descriptors.

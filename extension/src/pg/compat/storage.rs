@@ -6,7 +6,12 @@ use pgrx::pg_sys;
 use super::MAJOR;
 use super::files::{SmgrFile, locator, rel_file};
 use super::relation::relation_locator;
+#[cfg(feature = "pg15")]
+use crate::pg::buffers::AlignedPage;
 use crate::pg::externs;
+
+#[cfg(feature = "pg15")]
+const PAGE: usize = pg_sys::BLCKSZ as usize;
 
 /// Whether the storage manager reads through `mdreadv` (17+), or through `mdread`.
 pub(crate) const READS_INTO_VECTORS: bool = MAJOR >= 17;
@@ -65,6 +70,42 @@ pub(crate) unsafe fn smgr_read(reln: pg_sys::SMgrRelation, block: u32, page: *mu
         pg_sys::smgrread(reln, fork, block, page.cast());
         #[cfg(not(any(feature = "pg15", feature = "pg16")))]
         pg_sys::smgrreadv(reln, fork, block, &mut page.cast(), 1);
+    }
+}
+
+/// Adds a block to the main fork (`smgrextend`), without a request to sync it.
+///
+/// # Safety
+/// `reln` is live, the block is the first that does not exist, and `page` points to a page.
+pub(crate) unsafe fn smgr_extend(reln: pg_sys::SMgrRelation, block: u32, page: *mut u8) {
+    // SAFETY: object, block and page are what the caller says there are.
+    unsafe { pg_sys::smgrextend(reln, pg_sys::ForkNumber::MAIN_FORKNUM, block, page.cast(), true) }
+}
+
+/// Adds a block of zeros to the main fork (`smgrzeroextend`; `smgrextend` before 16).
+///
+/// # Safety
+/// `reln` is live, and the block is the first that does not exist.
+pub(crate) unsafe fn smgr_zero_extend(reln: pg_sys::SMgrRelation, block: u32) {
+    // SAFETY: object and block are what the caller says there are.
+    unsafe {
+        #[cfg(feature = "pg15")]
+        smgr_extend(reln, block, Box::new(AlignedPage([0; PAGE])).0.as_mut_ptr());
+        #[cfg(not(feature = "pg15"))]
+        pg_sys::smgrzeroextend(reln, pg_sys::ForkNumber::MAIN_FORKNUM, block, 1, true);
+    }
+}
+
+/// A block of the main fork in shared buffers, pinned (`ReadBufferWithoutRelcache`).
+///
+/// # Safety
+/// The block exists; in a process with a resource owner.
+pub(crate) unsafe fn read_buffer(file: RelFile, block: u32) -> pg_sys::Buffer {
+    let mode = pg_sys::ReadBufferMode::RBM_NORMAL;
+    let (fork, no_strategy) = (pg_sys::ForkNumber::MAIN_FORKNUM, std::ptr::null_mut());
+    // SAFETY: the caller says that there is such a block, and somebody to own the pin.
+    unsafe {
+        pg_sys::ReadBufferWithoutRelcache(locator(file), fork, block, mode, no_strategy, true)
     }
 }
 

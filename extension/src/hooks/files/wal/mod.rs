@@ -31,6 +31,7 @@ use self::fault::{errno, raise};
 use self::ranges::{read_range, write_range};
 use self::writing::{write_copied, write_pages};
 use super::{File, Handler, Tag, at_position, raw};
+use crate::hooks::calls_seen::{self, Call};
 use crate::keys::usage::wal as keys;
 use crate::pg::process::{self, ProcessLocal};
 
@@ -130,6 +131,7 @@ impl Handler for Segment {
         // SAFETY: the memory is the caller's and holds `length` bytes, as the trait says; it is
         // handed on with that length.
         unsafe {
+            calls_seen::note(Call::WriteWal);
             let is_placed = file.tag.0[0] != UNKNOWN_ADDRESS;
             let Some(keys) = keys::active().filter(|_| is_placed) else {
                 return raw::pwrite(file.fd, from, length, at);

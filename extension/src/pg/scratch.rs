@@ -1,0 +1,85 @@
+//! A relation file of no relation, with which the server is made to do everything that it does with
+//! relation files, and a WAL record that says nothing.
+
+use std::io;
+
+use pagevault_keystore::RelFile;
+use pgrx::pg_sys::{self, ForkNumber};
+
+use super::buffers::AlignedPage;
+use super::compat::{self, SHARED_BACKEND, SmgrFile};
+use super::critical;
+
+/// In `global`, which every cluster has. The number is one of those that PostgreSQL reserves for
+/// extensions and patches in development (transam.h), so neither catalogs nor users get it.
+pub(crate) const FILE: SmgrFile = SmgrFile {
+    file: RelFile { tablespace: 1664, database: 0, relation: 9161 },
+    backend: SHARED_BACKEND,
+};
+
+const BLOCKS: usize = 2;
+const MAIN: ForkNumber::Type = ForkNumber::MAIN_FORKNUM;
+
+/// Makes the file with the size that [`exercise`] needs, so that a full disk or a bad directory is
+/// found without the server raising an error. One process at a time.
+pub(crate) fn make_room() -> io::Result<()> {
+    std::fs::write(path(), [0; BLOCKS * pg_sys::BLCKSZ as usize])
+}
+
+/// The file, relative to the data directory.
+pub(crate) fn path() -> String {
+    format!("global/{}", FILE.file.relation)
+}
+
+/// Creates the file, extends it, reads and writes it through shared buffers and past them, and
+/// removes it. Raises what keeps it from that.
+///
+/// In a transaction, or in the startup process. One process at a time, after [`make_room`]: the
+/// server does not look whether a block that it adds is there (`mdextend`, `mdzeroextend`, md.c).
+///
+/// The way through shared buffers is bufmgr.c's: `ReadBufferWithoutRelcache`, `FlushOneBuffer`.
+pub(crate) fn exercise() {
+    let mut page = Box::new(AlignedPage([0; pg_sys::BLCKSZ as usize]));
+    let bytes = page.0.as_mut_ptr();
+    // SAFETY: not in a critical section; the object is looked up again after each call that may
+    // process invalidations; the page has the size of a page; the buffer is pinned until it is
+    // released, and changed under its lock.
+    unsafe {
+        pg_sys::smgrcreate(compat::open_smgr_of(FILE), MAIN, true);
+        pg_sys::PageInit(bytes.cast(), pg_sys::BLCKSZ as usize, 0);
+        compat::smgr_extend(compat::open_smgr_of(FILE), 0, bytes);
+        compat::smgr_zero_extend(compat::open_smgr_of(FILE), 1);
+        let buffer = compat::read_buffer(FILE.file, 1);
+        pg_sys::LockBuffer(buffer, pg_sys::BUFFER_LOCK_EXCLUSIVE as i32);
+        critical::section(|| {
+            pg_sys::PageInit(compat::buffer_page(buffer).cast(), pg_sys::BLCKSZ as usize, 0);
+            pg_sys::MarkBufferDirty(buffer);
+        });
+        pg_sys::FlushOneBuffer(buffer);
+        pg_sys::UnlockReleaseBuffer(buffer);
+        compat::smgr_read(compat::open_smgr_of(FILE), 1, bytes);
+    }
+    remove();
+}
+
+/// Removes the file at once, with its buffers, as redo does; nothing if there is none.
+fn remove() {
+    // SAFETY: not in a critical section; nobody else uses this file.
+    unsafe {
+        let mut object = compat::open_smgr_of(FILE);
+        pg_sys::smgrdounlinkall(&raw mut object, 1, true);
+        pg_sys::smgrclose(compat::open_smgr_of(FILE));
+    }
+}
+
+/// Writes a WAL record without any effect (`XLOG_NOOP`, xlog.c), and flushes it. It does not count
+/// as activity for checkpoints and `archive_timeout`. Not in recovery.
+pub(crate) fn write_wal() {
+    // SAFETY: not in a critical section, and no record is under construction.
+    unsafe {
+        pg_sys::XLogBeginInsert();
+        pg_sys::XLogSetRecordFlags(pg_sys::XLOG_MARK_UNIMPORTANT as u8);
+        let end = pg_sys::XLogInsert(pg_sys::RmgrIds::RM_XLOG_ID as u8, pg_sys::XLOG_NOOP as u8);
+        pg_sys::XLogFlush(end);
+    }
+}
