@@ -144,7 +144,7 @@ pub fn settle(table: &JobTable<'_>, news: &[(JobId, JobState)], now: i64) -> Vec
 pub enum Order {
     /// Stop for now.
     Pause,
-    /// Go on.
+    /// Continue.
     Resume,
     /// Stop for good.
     Cancel,

@@ -130,10 +130,10 @@ fn a_file_of_two_parts() {
     let (rewritten, steps): (Vec<&str>, Vec<&str>) =
         calls.into_iter().partition(|what| what.starts_with("rewrite"));
     assert_eq!(rewritten.len() as u32, (LOOK + 1).div_ceil(BATCH));
-    let expected = "right, begin, look Main 0, look Main 8192, look FreeSpace 0, look Visibility 0, \
-        look Init 0, begin, writers, flush, sync Main 0, sync Main 1, sync FreeSpace 0, \
-        sync Visibility 0, sync Init 0, prove Main 0, prove Main 8192, prove FreeSpace 0, \
-        prove Visibility 0, prove Init 0, finish";
+    let expected = "right, begin, look Main 0, look Main 8192, look FreeSpace 0, \
+        look Visibility 0, look Init 0, begin, writers, flush, sync Main 0, sync Main 1, \
+        sync FreeSpace 0, sync Visibility 0, sync Init 0, prove Main 0, prove Main 8192, \
+        prove FreeSpace 0, prove Visibility 0, prove Init 0, finish";
     assert_eq!(steps.join(", "), expected.split_whitespace().collect::<Vec<_>>().join(" "));
 }
 
