@@ -1,10 +1,10 @@
 //! PostgreSQL's page checksum (`pg_checksum_page`, src/include/storage/checksum_impl.h): an
 //! FNV-1a variant in 32 independent lanes, so that it runs in vector registers.
 //!
-//! A page is 64 rows of the 32 lanes, and two more steps follow without a row. Each step waits for
-//! the one before it, so a checksum costs 66 times the latency of a step, if not more. On Intel
-//! `vpmulld` alone takes ten cycles, and a step with it thirteen. `vpmuludq` takes five, for half
-//! as many lanes; in 512-bit registers that leaves a step at eight to nine cycles, see `avx512`.
+//! A page is 64 rows of 32 lanes; two more steps follow without a row. Each step depends on the one
+//! before, so a checksum takes at least 66 times the latency of a step. On Intel `vpmulld` alone
+//! takes ten cycles, and a step with it thirteen. `vpmuludq` takes five, for half as many lanes. In
+//! 512-bit registers this reduces a step to eight or nine cycles, see `avx512`.
 
 #[cfg(target_arch = "x86_64")]
 mod avx512;
@@ -17,7 +17,7 @@ use crate::layout::{PAGE_SIZE, Page};
 const LANES: usize = 32;
 const FNV_PRIME: u32 = 16_777_619;
 
-/// `checksumBaseOffsets`: what each lane starts from.
+/// `checksumBaseOffsets`: the initial value of each lane.
 const BASE_OFFSETS: [u32; LANES] = [
     0x5b1f_36e9,
     0xb852_5960,
@@ -99,8 +99,8 @@ fn mix_with(registers: Registers, page: &Page) -> Option<u32> {
     }
 
     match registers {
-        // AVX-512 VBMI tells Ice Lake, Zen 4 and later from CPUs that lower their clock for 512
-        // bits.
+        // Older CPUs lower their clock for 512-bit registers. AVX-512 VBMI identifies Ice Lake, Zen
+        // 4 and later.
         Registers::Avx512
             if is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512vbmi") =>
         {
@@ -122,8 +122,8 @@ fn step(sum: u32, value: u32) -> u32 {
     mixed.wrapping_mul(FNV_PRIME) ^ (mixed >> 17)
 }
 
-/// `pg_checksum_block`, with `pd_checksum` taken as zero. The shape is what the compiler needs to
-/// keep the 32 lanes in vector registers.
+/// `pg_checksum_block`, with `pd_checksum` taken as zero. In this form the compiler keeps the 32
+/// lanes in vector registers.
 #[inline(always)]
 fn mix(page: &Page) -> u32 {
     let rows = page.as_chunks::<4>().0.as_chunks::<LANES>().0;
@@ -186,7 +186,7 @@ mod tests {
         }
 
         #[test]
-        fn the_old_checksum_does_not_count(block: u32, old: [u8; 2]) {
+        fn the_old_checksum_is_ignored(block: u32, old: [u8; 2]) {
             let mut page = [0x5a; PAGE_SIZE];
             let expected = page_checksum(&page, block);
             page[8..10].copy_from_slice(&old);

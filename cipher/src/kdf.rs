@@ -27,7 +27,7 @@ mod tests {
     use super::*;
     use hex_literal::hex;
 
-    /// Written down from another implementation: cipher/vectors/kdf.py.
+    /// Result of another implementation, cipher/vectors/kdf.py.
     #[test]
     fn derivation_is_fixed() {
         let mut out = [0; 64];
@@ -42,7 +42,7 @@ mod tests {
     }
 
     #[test]
-    fn label_and_context_do_not_run_together() {
+    fn label_and_context_are_separated() {
         let derive = |label, context: &[u8]| {
             let mut out = [0; 32];
             super::derive(&[1; 32], label, context, &mut out);

@@ -1,4 +1,4 @@
-//! What a page is sealed under: cipher and data key.
+//! Ciphers and data keys.
 
 use core::fmt;
 use core::str::FromStr;
@@ -99,8 +99,8 @@ impl Fork {
         }
     }
 
-    /// The fork's byte in the tweak. Recovery copies the init fork over the main fork as a raw
-    /// file (`ResetUnloggedRelations`, reinit.c), so both have the same.
+    /// The fork's byte in the tweak. Recovery copies the init fork over the main fork as a raw file
+    /// (`ResetUnloggedRelations`, reinit.c), so both have the same byte.
     pub(crate) const fn tweak_byte(self) -> u8 {
         match self {
             Self::Main | Self::Init => 0,
@@ -110,7 +110,7 @@ impl Fork {
     }
 }
 
-/// Bytes that cannot be a data key. Says nothing of the bytes themselves.
+/// Why bytes are not a data key. Does not contain the bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
     /// Not [`CipherId::key_len`] bytes.
@@ -147,7 +147,7 @@ impl DataKey {
         Ok(key)
     }
 
-    /// Takes the bytes of an unwrapped key over; the caller wipes its own copy.
+    /// Copies the bytes of an unwrapped key; the caller wipes its own.
     ///
     /// # Errors
     /// [`KeyError`] if the length is wrong or both XTS keys are the same.
@@ -170,24 +170,24 @@ impl DataKey {
         self.cipher
     }
 
-    /// Whether it is the same key, for the same cipher. Takes the same time wherever two keys of
-    /// one cipher differ.
+    /// Whether the other key and its cipher are the same. Takes constant time for keys of one
+    /// cipher.
     #[must_use]
     pub fn is_same(&self, other: &Self) -> bool {
         self.cipher == other.cipher && bool::from(self.bytes.ct_eq(&other.bytes))
     }
 
-    /// The key itself, [`CipherId::key_len`] bytes. Do not let it out of the caller's frame, and do
-    /// not compare it: [`DataKey::is_same`] does.
+    /// The bytes of the key, [`CipherId::key_len`] of them. Keep no copy beyond the caller's frame,
+    /// and compare keys by [`DataKey::is_same`] only.
     #[must_use]
     pub fn expose(&self) -> &[u8] {
         &self.bytes[..self.cipher.key_len()]
     }
 }
 
-/// A data key ready for use: its round keys, so that no page pays for a key schedule.
+/// A data key with its expanded round keys.
 ///
-/// Of fixed size, with nothing on the heap, and wiped when dropped.
+/// Has a fixed size, uses no heap, and is wiped when dropped.
 pub struct PageKey {
     cipher: CipherId,
     pub(crate) schedule: Schedule,
@@ -200,7 +200,7 @@ impl PageKey {
         Self { cipher: key.cipher, schedule: Schedule::detect(key.cipher.key_size(), &key.bytes) }
     }
 
-    /// Expands `key` for a certain kernel; `None` if this CPU cannot run it. For tests and
+    /// Expands `key` for the given kernel; `None` if this CPU cannot run it. For tests and
     /// benchmarks.
     #[must_use]
     pub fn with_backend(key: &DataKey, backend: Backend) -> Option<Self> {
@@ -287,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_key_can_stand_in_a_static() {
+    fn a_page_key_can_be_stored_in_a_static() {
         static CACHE: std::sync::Mutex<[Option<PageKey>; 4]> =
             std::sync::Mutex::new([const { None }; 4]);
         CACHE.lock().unwrap()[0] =

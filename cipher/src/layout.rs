@@ -1,16 +1,16 @@
-//! PostgreSQL's pages: how large they are, and what stands where in their headers
-//! (`PageHeaderData`, src/include/storage/bufpage.h).
+//! PostgreSQL's pages: size, and fields of the header (`PageHeaderData`,
+//! src/include/storage/bufpage.h).
 
-/// Bytes of a page; PostgreSQL's default `BLCKSZ`, the only one supported.
+/// Size of a page in bytes: PostgreSQL's default `BLCKSZ`, the only one supported.
 pub const PAGE_SIZE: usize = 8192;
 
 /// One relation page, plaintext or sealed.
 pub type Page = [u8; PAGE_SIZE];
 
-/// Bytes of `pd_lsn`, with which a page begins.
+/// Size of `pd_lsn` in bytes.
 pub(crate) const LSN_SIZE: usize = 8;
 
-/// Offset of `pd_lsn`, as the others below of other fields.
+/// Offset of `pd_lsn`. The following constants are offsets of other fields.
 pub(crate) const LSN: usize = 0;
 pub(crate) const CHECKSUM: usize = 8;
 pub(crate) const FLAGS: usize = 10;
@@ -19,13 +19,13 @@ pub(crate) const UPPER: usize = 14;
 pub(crate) const SPECIAL: usize = 16;
 pub(crate) const PAGESIZE_VERSION: usize = 18;
 
-/// `BLCKSZ | PG_PAGE_LAYOUT_VERSION`, what `PageInit` stores.
+/// `BLCKSZ | PG_PAGE_LAYOUT_VERSION`, as `PageInit` stores it.
 pub(crate) const PAGESIZE_VERSION_VALUE: u16 = PAGE_SIZE as u16 | 4;
 
 /// `SizeOfPageHeaderData`.
 pub(crate) const PAGE_HEADER: u16 = 24;
 
-/// `PD_VALID_FLAG_BITS`: the bits of `pd_flags` that belong to PostgreSQL.
+/// `PD_VALID_FLAG_BITS`: the bits of `pd_flags` that PostgreSQL uses.
 pub(crate) const VALID_FLAGS: u16 = 0b111;
 
 /// Two bytes of the header.
@@ -41,8 +41,8 @@ pub(crate) fn put(page: &mut Page, offset: usize, value: u16) {
 /// Whether every byte of the page is zero.
 #[must_use]
 pub fn is_zero(page: &Page) -> bool {
-    // Nearly every page is told from a zero page by its first row. The inner fold is without
-    // branches so that it runs in vector registers.
+    // The first row decides for nearly every page. The inner fold has no branches, so that it runs
+    // in vector registers.
     page.as_chunks::<64>().0.iter().all(|row| row.iter().fold(0, |all, byte| all | byte) == 0)
 }
 

@@ -1,26 +1,25 @@
-//! What pagevault does to bytes: sealing and opening pages, wrapping keys, deriving keys.
+//! Cryptography: sealing and opening pages, wrapping and deriving keys.
 //!
-//! The crate is pure. It does no I/O (but for asking the operating system for random bytes), knows
-//! no clock and no PostgreSQL, and depends on no other crate of this project. Everything a page
-//! passes through on its way to disk and back is here:
+//! The crate is pure. It does no I/O (except reading random bytes from the operating system), reads
+//! no clock, and depends neither on PostgreSQL nor on other crates of this project.
 //!
 //! | module | subject |
 //! |---|---|
 //! | [`key`] | ciphers, data keys and their expanded form |
 //! | [`version`] | versions of keys |
 //! | [`page`] | sealing and opening pages of relations, in the format of the cipher |
-//! | [`stream`] | stream format version 1: temporary files, at any byte |
+//! | [`stream`] | stream format version 1: temporary files, accessed at any byte |
 //! | [`wal`] | WAL page format version 1 |
 //! | [`xts`] | AES-XTS over whole blocks, with its kernels |
 //! | [`checksum`] | PostgreSQL's page checksum |
 //! | [`wrap`] | AES-256-GCM key wrapping |
 //! | [`kdf`] | HKDF-SHA256 |
 //! | [`mac`] | HMAC-SHA-256 |
-//! | [`secret`] | 32 bytes that are wiped |
-//! | [`residue`] | wiping what work with keys leaves on the stack and in registers |
+//! | [`secret`] | secrets of 32 bytes that are wiped |
+//! | [`residue`] | wiping copies of keys on the stack and in registers |
 //!
 //! Sealing, opening, wrapping and the checksum allocate nothing, take no lock and do not panic, so
-//! that they may run in PostgreSQL's critical sections.
+//! that they can run in PostgreSQL's critical sections.
 
 #![deny(unsafe_code)]
 

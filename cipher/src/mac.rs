@@ -1,4 +1,5 @@
-//! HMAC-SHA-256 (RFC 2104, FIPS 198-1) and SHA-256, for what must not be forged and is no secret.
+//! HMAC-SHA-256 (RFC 2104, FIPS 198-1) and SHA-256, for data that must not be forged but is not
+//! secret.
 
 use hkdf::hmac::{Hmac, KeyInit, Mac};
 use sha2::{Digest, Sha256};
@@ -6,7 +7,7 @@ use sha2::{Digest, Sha256};
 use crate::residue::without_trace;
 use crate::secret::Secret32;
 
-/// Bytes of a MAC, and of a hash.
+/// Size of a MAC, and of a hash, in bytes.
 pub const LENGTH: usize = 32;
 
 /// The MAC of `message` under `key`.
@@ -15,7 +16,7 @@ pub fn authenticate(key: &Secret32, message: &[u8]) -> [u8; LENGTH] {
     without_trace(|| keyed(key, message).finalize().into_bytes().into())
 }
 
-/// Whether `mac` is that of `message` under `key`. Takes the same time wherever they differ.
+/// Whether `mac` is the MAC of `message` under `key`. Takes constant time.
 #[must_use]
 pub fn is_authentic(key: &Secret32, message: &[u8], mac: &[u8; LENGTH]) -> bool {
     without_trace(|| keyed(key, message).verify_slice(mac).is_ok())
@@ -28,7 +29,7 @@ pub fn hash(message: &[u8]) -> [u8; LENGTH] {
 }
 
 fn keyed(key: &Secret32, message: &[u8]) -> Hmac<Sha256> {
-    // A key as long as a block is used as it is; a shorter one is filled up with zeros (RFC 2104,
+    // A key as long as a block is used as it is; a shorter one is padded with zeros (RFC 2104,
     // section 2).
     let mut block = zeroize::Zeroizing::new([0; 64]);
     block[..32].copy_from_slice(key.expose());
@@ -42,7 +43,7 @@ mod tests {
     use super::*;
     use hex_literal::hex;
 
-    /// RFC 4231, test case 3 with its key of 20 bytes filled up, which HMAC itself does.
+    /// RFC 4231, test case 3. Its key of 20 bytes is padded with zeros, which HMAC does anyway.
     #[test]
     fn it_is_hmac_sha_256() {
         let mut key = [0; 32];

@@ -1,14 +1,13 @@
-//! What working with keys leaves behind, and wiping it: frames of functions that have returned, and
-//! vector registers.
+//! Wiping copies of keys: in stack frames of functions that have returned, and in vector registers.
 //!
-//! A key that is moved, expanded or unwrapped passes through local variables of ours, of the
-//! ciphers' crates and of the compiler's; `zeroize` wipes the value that is dropped, and not the
-//! copies that moving it has made. They stay on the stack until something else is written there,
-//! which in a process that mostly sleeps may be never, and get into core dumps. So who works with a
-//! key that is not expanded yet does all of it within [`without_trace`].
+//! A key that is moved, expanded or unwrapped passes through local variables of this crate, of the
+//! cipher crates, and of the compiler. `zeroize` wipes the value that is dropped, but not copies
+//! that were made when it moved. These stay on the stack until it is used again. In a process that
+//! mostly sleeps that may be never, and core dumps contain them. So all work with a key that is not
+//! expanded yet runs in [`without_trace`].
 //!
-//! Sealing and opening pages borrows expanded keys where they are and copies nothing of them to the
-//! stack; of these the registers are wiped after each data unit.
+//! Sealing and opening pages uses expanded keys in place and copies none of them to the stack.
+//! Vector registers are wiped after each data unit.
 
 mod registers;
 
@@ -16,24 +15,24 @@ use zeroize::zeroize_stack;
 
 pub(crate) use registers::wipe_registers;
 
-/// Bytes of stack that are wiped. Unwrapping and expanding a key takes far less, also without
-/// optimization and with a signal that the process gets meanwhile; what went deeper would be found
-/// by the tests of servers.
+/// Bytes of stack that are wiped. Unwrapping and expanding a key uses far less, even without
+/// optimization and with a signal handler in between. Tests of servers would find what is left
+/// deeper.
 pub const DEPTH: usize = 32 << 10;
 
-/// What the frames that wipe may take themselves before they come to the memory that they wipe.
+/// Bytes of stack that the wiping functions may use themselves, above the memory that they wipe.
 const LEAD: usize = 1024;
 
-/// Runs `f`, and wipes what it leaves on the stack below the caller's frame, and in vector
-/// registers, also if it panics. Where a panic is told with a backtrace (`RUST_BACKTRACE`), what
-/// making that copies to the heap is not wiped.
+/// Runs `f`, then wipes the stack below the caller's frame and the vector registers, also if `f`
+/// panics. If a panic prints a backtrace (`RUST_BACKTRACE`), the copies that this makes on the heap
+/// are not wiped.
 ///
-/// What it returns must be no key and hold none. It should call nothing but pure code: what a
-/// `longjmp` of the server's leaves out is not wiped.
+/// The result must not contain a key. `f` should call only pure code: after a `longjmp` by the
+/// server nothing is wiped.
 #[inline(never)]
 pub fn without_trace<R>(f: impl FnOnce() -> R) -> R {
     let _wiping = Wiping;
-    ahead(f)
+    run_deeper(f)
 }
 
 struct Wiping;
@@ -45,19 +44,19 @@ impl Drop for Wiping {
     }
 }
 
-/// Has `f` begin so far down that all of its frames are where [`wipe_stack`] comes to.
+/// Runs `f` so deep in the stack that [`wipe_stack`] reaches all of its frames.
 #[inline(never)]
-fn ahead<R>(f: impl FnOnce() -> R) -> R {
+fn run_deeper<R>(f: impl FnOnce() -> R) -> R {
     let mut room = [0_u8; LEAD];
     core::hint::black_box(&mut room);
-    let result = apart(f);
+    let result = run_in_own_frame(f);
     core::hint::black_box(&mut room);
     result
 }
 
-/// A frame of its own: inlined, `f` could keep its variables above the room.
+/// Not inlined: otherwise `f` could keep its variables above `room`.
 #[inline(never)]
-fn apart<R>(f: impl FnOnce() -> R) -> R {
+fn run_in_own_frame<R>(f: impl FnOnce() -> R) -> R {
     f()
 }
 
@@ -76,12 +75,12 @@ mod tests {
 
     const LENGTH: usize = 4096;
 
-    /// What is looked for, byte by byte, so that nothing else in memory is the same.
+    /// The test's secret, byte by byte: a pattern that occurs nowhere else in memory.
     fn byte(at: usize) -> u8 {
         (at as u32).wrapping_mul(0x9e37_79b1).to_be_bytes()[1] ^ 0x5a
     }
 
-    /// Works with a secret some `down` bytes below its caller, and leaves it there.
+    /// Leaves a secret in a frame about `down` bytes below the caller's.
     #[inline(never)]
     fn work(down: usize) -> u8 {
         let mut room = [0_u8; 1024];
@@ -100,7 +99,7 @@ mod tests {
         black_box(&mut secret)[0]
     }
 
-    /// How many pieces of 32 bytes of the secret are in this process's memory.
+    /// Number of pieces of 32 bytes of the secret in this process's memory.
     fn left() -> usize {
         let memory = File::open("/proc/self/mem").unwrap();
         let maps = fs::read_to_string("/proc/self/maps").unwrap();
@@ -111,7 +110,7 @@ mod tests {
             let mut at = number(start);
             let mut page = [0; 4096];
             while at < number(end) && memory.read_exact_at(&mut page, at).is_ok() {
-                // Each page of the stack has some of the secret's pieces, wherever it begins.
+                // Each page of the stack contains some pieces, wherever the secret begins.
                 for window in page.windows(32).step_by(8) {
                     let is_piece = |from: &usize| (0..32).all(|i| window[i] == byte(from + i));
                     found += usize::from((0..LENGTH - 32).any(|from| is_piece(&from)));
@@ -130,17 +129,17 @@ mod tests {
             assert_eq!(without_trace(|| work(black_box(down))), byte(0));
             assert_eq!(left(), 0, "{down}");
         }
-        // Without the panic's hook: what that copies for a backtrace is not ours to wipe.
+        // Without the panic hook: what it copies for a backtrace is not wiped.
         let panics = || std::panic::resume_unwind(Box::new(work(0)));
         assert!(std::panic::catch_unwind(|| without_trace(panics)).is_err());
         assert_eq!(left(), 0, "after a panic");
-        // What is found nowhere may also not have been looked for.
+        // Proof that the search finds a secret that was not wiped.
         work(black_box(16 << 10));
         assert_ne!(left(), 0);
     }
 
     #[test]
-    fn what_is_computed_comes_back() {
+    fn the_result_is_returned() {
         let text = String::from("text");
         assert_eq!(without_trace(|| text + " and more"), "text and more");
     }

@@ -1,4 +1,4 @@
-//! Secret bytes that leave no trace: wiped when dropped, never printed, never copied by accident.
+//! Secrets: wiped when dropped, never printed, never copied by accident.
 
 use subtle::ConstantTimeEq;
 use zeroize::{Zeroize, ZeroizeOnDrop};
@@ -18,12 +18,12 @@ pub fn fill_random(out: &mut [u8]) -> Result<(), RandomError> {
 
 /// A 256-bit secret: a database key, or one derived from it.
 ///
-/// It stays where it is when its owner moves, so that moving leaves no copy behind. There is
-/// deliberately no `Debug`, `Clone`, `Copy` or `PartialEq`.
+/// It is on the heap, so that moving its owner copies nothing. There is deliberately no `Debug`,
+/// `Clone`, `Copy` or `PartialEq`.
 pub struct Secret32(Box<[u8; 32]>);
 
 impl Secret32 {
-    /// A secret that `fill` writes in its place, which is zeros before.
+    /// A secret that `fill` writes in place, into zeros.
     pub fn filled(fill: impl FnOnce(&mut [u8; 32])) -> Self {
         let mut secret = Self(Box::new([0; 32]));
         fill(&mut secret.0);
@@ -40,20 +40,20 @@ impl Secret32 {
         result.map(|()| secret)
     }
 
-    /// Takes the bytes over; the caller wipes its own copy.
+    /// Copies the bytes; the caller wipes its own.
     #[must_use]
     pub fn from_bytes(bytes: &[u8; 32]) -> Self {
         Self::filled(|secret| secret.copy_from_slice(bytes))
     }
 
-    /// Whether these are its bytes. Takes the same time wherever they differ.
+    /// Whether the secret has these bytes. Takes constant time.
     #[must_use]
     pub fn matches(&self, bytes: &[u8]) -> bool {
         self.0.as_slice().ct_eq(bytes).into()
     }
 
-    /// The secret itself. Do not let it out of the caller's frame, and do not compare it:
-    /// [`Secret32::matches`] does.
+    /// The bytes of the secret. Keep no copy beyond the caller's frame, and compare secrets by
+    /// [`Secret32::matches`] only.
     #[must_use]
     pub fn expose(&self) -> &[u8; 32] {
         &self.0

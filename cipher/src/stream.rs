@@ -1,7 +1,7 @@
 //! Stream format version 1: files that are read and written at any byte offset, in any length.
 //!
-//! For temporary data: sort runs, hash batches, spilled transactions. Every file has a key of its
-//! own. A sealed file is exactly as long as the plaintext.
+//! For temporary data: sort runs, hash batches, spilled transactions. Every file has its own key. A
+//! sealed file is exactly as long as the plaintext.
 //!
 //! ```text
 //! byte   0                  4096               8192        8208      8224  8237
@@ -9,22 +9,22 @@
 //!        | XTS, unit 0      | XTS, unit 1      | XTS, ...  | stealing      |
 //!        +------------------+------------------+-----------+---------------+
 //!         data units of 4096 bytes = 256 blocks;  whole     the last whole block and
-//!         each block can be had on its own        blocks    the 1 to 15 bytes behind it
+//!         each block can be read separately       blocks    the 1 to 15 bytes after it
 //! ```
 //!
 //! AES-XTS in data units of [`UNIT`] bytes. The tweak, before its own encryption, is the number of
-//! the unit (offset / 4096) in bytes 0 to 7, little-endian, and zeros. A smaller unit would cost an
-//! encryption of the tweak more often, a larger one more blocks run over in vain by an access that
-//! begins in the middle of a unit.
+//! the unit (offset / 4096) in bytes 0 to 7, little-endian, and zeros. With smaller units tweaks
+//! would be encrypted more often. With larger ones an access in the middle of a unit would process
+//! more blocks for nothing.
 //!
-//! A file whose length is no multiple of 16 ends by ciphertext stealing, as IEEE 1619 and NIST SP
-//! 800-38E define it. What stands behind the last whole unit and is shorter than a block belongs to
-//! that unit, which so has up to 4111 bytes. When such a file grows, or is cut, its last whole
-//! block is sealed anew.
+//! A file whose length is no multiple of 16 ends with ciphertext stealing, as IEEE 1619 and NIST SP
+//! 800-38E define it. Bytes after the last whole unit that are fewer than a block belong to that
+//! unit, which then has up to 4111 bytes. When such a file grows or is truncated, its last whole
+//! block is sealed again.
 //!
-//! XTS is for 16 bytes and more. A file of 1 to 15 bytes is sealed as a block of that length, by a
-//! Feistel network (module `short`). Its tweaks are kept apart from those of data by their byte 8,
-//! which is never zero:
+//! XTS needs at least 16 bytes. A file of 1 to 15 bytes is sealed as a block of that length, by a
+//! Feistel network (module `short`). Its tweaks differ from those of data in byte 8, which is never
+//! zero:
 //!
 //! ```text
 //! byte   0               8            9           10            16
@@ -33,14 +33,14 @@
 //!        +---------------+------------+-----------+-------------+
 //! ```
 //!
-//! A block of 16 zero bytes on disk is a hole, or what `ftruncate` added, and reads as zeros; but
-//! not the last one before stolen bytes, which is always written. That a sealed block comes out as
-//! zeros has the probability 2^-128.
+//! A block of 16 zero bytes on disk is a hole, or was added by `ftruncate`, and reads as zeros. The
+//! exception is the last whole block before a partial one, which is always written. A sealed block
+//! is all zeros with probability 2^-128.
 //!
-//! Why XTS: names of temporary files recur within one start of the server, and files are written
-//! over, so the same key and offset meet other data. All of this then shows whether two blocks are
-//! equal, and nothing else; a stream cipher, or a mask for the last bytes, would show the exclusive
-//! or of the two.
+//! Why XTS: names of temporary files recur within one start of the server, and files are
+//! overwritten, so the same key and offset are used for different data. XTS and the Feistel network
+//! then reveal only whether two blocks are equal. A stream cipher, or a mask for the last bytes,
+//! would reveal the XOR of the two.
 
 mod file;
 mod short;
@@ -58,9 +58,10 @@ pub const UNIT: usize = 4096;
 
 const UNIT_BLOCKS: usize = UNIT / BLOCK;
 
-/// Seals bytes of a file in place. They begin at `offset`, a multiple of [`BLOCK`]. If their length
-/// is not one too, they are the end of the file, with its last whole block, if there is one;
-/// without such an end they must not go up to it.
+/// Seals bytes of a file in place. `offset` is a multiple of [`BLOCK`]. If the length of `bytes` is
+/// not, they are the end of the file and must include its last whole block, if it has one. If the
+/// length is a multiple of [`BLOCK`], they must not include the last whole block of a file that
+/// ends with a partial one.
 pub fn seal(key: &PageKey, offset: u64, bytes: &mut [u8]) {
     let (blocks, tail) = split(offset, bytes);
     let first = offset / BLOCK as u64;
@@ -77,7 +78,7 @@ pub fn seal(key: &PageKey, offset: u64, bytes: &mut [u8]) {
     }
 }
 
-/// Opens bytes of a sealed file in place; which ones, see [`seal`].
+/// Opens bytes of a sealed file in place, with the same requirements as [`seal`].
 pub fn open(key: &PageKey, offset: u64, bytes: &mut [u8]) {
     let (blocks, tail) = split(offset, bytes);
     let first = offset / BLOCK as u64;
@@ -92,7 +93,7 @@ pub fn open(key: &PageKey, offset: u64, bytes: &mut [u8]) {
     each_unit(first, blocks, |unit, skip, part| open_part(key, unit, skip, part));
 }
 
-/// Whole blocks, and what is left.
+/// Splits into whole blocks and the partial block at the end.
 fn split(offset: u64, bytes: &mut [u8]) -> (&mut [Block], &mut [u8]) {
     debug_assert!(offset.is_multiple_of(BLOCK as u64));
     let (blocks, tail) = bytes.as_chunks_mut::<BLOCK>();
@@ -100,8 +101,8 @@ fn split(offset: u64, bytes: &mut [u8]) -> (&mut [Block], &mut [u8]) {
     (blocks, tail)
 }
 
-/// Calls `f` with the number of each unit, how many of its blocks are before those given, and
-/// these.
+/// Calls `f` for each unit, with its number, the number of its blocks before `blocks`, and its part
+/// of `blocks`.
 fn each_unit(first: u64, mut blocks: &mut [Block], f: impl Fn(u64, usize, &mut [Block])) {
     let mut number = first;
     while !blocks.is_empty() {
@@ -114,20 +115,21 @@ fn each_unit(first: u64, mut blocks: &mut [Block], f: impl Fn(u64, usize, &mut [
     }
 }
 
-/// Runs over what stands in the place of the last whole block of a file, `number`, when bytes were
-/// stolen from it: it is sealed as the block behind it in the same unit.
+/// Processes the last whole block of a file that ends with a partial one; `number` is its number.
+/// In ciphertext stealing it uses the tweak of the block after it in the same unit.
 fn run_stolen(key: &PageKey, direction: Direction, number: u64, block: &mut Block) {
     let skip = (number % UNIT_BLOCKS as u64) as usize + 1;
     run_part(key, direction, number / UNIT_BLOCKS as u64, skip, std::slice::from_mut(block));
 }
 
-/// Runs over `part`, which stands in its unit after `skip` blocks.
+/// Processes `part`, which begins after `skip` blocks of its unit.
 fn run_part(key: &PageKey, direction: Direction, unit: u64, skip: usize, part: &mut [Block]) {
     let tweak = Tweak::from(unit);
     if skip == 0 {
         return key.schedule.run(direction, tweak, part);
     }
-    // A kernel begins at the beginning of a unit: run over the blocks in front in vain.
+    // A kernel starts at the beginning of a unit: process the blocks before `part` and discard
+    // them.
     let mut whole = [[0; BLOCK]; UNIT_BLOCKS + 1];
     let end = (skip + part.len()).min(whole.len());
     whole[skip..end].copy_from_slice(part);
@@ -202,11 +204,11 @@ mod tests {
         }
     }
 
-    /// What snapshots of the end of a file show, taken before and after it was written over: no
-    /// difference of the two, as a mask would, whatever stands in front, and however short the file
+    /// Two states of the end of a file, before and after it was overwritten, must not reveal the
+    /// XOR of the plaintexts (as a mask would), whatever precedes them and however short the file
     /// is.
     #[test]
-    fn two_ends_do_not_show_their_difference() {
+    fn two_states_of_the_end_do_not_reveal_their_difference() {
         for length in [1, 2, 15, 17, 31, UNIT + 1, UNIT + 15, UNIT + 17] {
             let mut shown = 0;
             for other in 1..=255 {
@@ -217,7 +219,7 @@ mod tests {
                 assert_ne!(one, two);
                 shown += u32::from(one[length - 1] ^ two[length - 1] == other);
             }
-            // By chance one of 256 is; a mask would show all 255.
+            // By chance about one of 256 is equal; with a mask all 255 would be.
             assert!(shown < 10, "{length}: {shown}");
         }
     }
@@ -255,12 +257,12 @@ mod tests {
             plain in prop::collection::vec(any::<u8>(), 1..3 * UNIT),
             first in 0_u64..600, cut in 0..3 * UNIT,
         ) {
-            // What is shorter than a block is a file of its own.
+            // Fewer bytes than a block are a file of their own.
             let first = if plain.len() < BLOCK { 0 } else { first * BLOCK as u64 };
             let key = key(1);
             let mut whole = plain.clone();
             seal(&key, first, &mut whole);
-            // The end of the file is not cut in two.
+            // The end of the file is not divided.
             let end = if plain.len().is_multiple_of(BLOCK) { 0 } else { BLOCK };
             let cut = cut.min(plain.len().saturating_sub(end)) / BLOCK * BLOCK;
             let mut parts = plain.clone();

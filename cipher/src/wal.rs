@@ -1,4 +1,4 @@
-//! WAL page format version 1: how a page of a WAL segment looks on disk when it is sealed.
+//! WAL page format version 1: a sealed page of a WAL segment on disk.
 //!
 //! ```text
 //! byte   0       2       4        8               16                                 8192
@@ -21,39 +21,38 @@
 //!        +--------------+--------+---------------+
 //! ```
 //!
-//! both as stored in the page itself, so a segment may be renamed, recycled or copied to another
-//! timeline and stays readable. Byte 12 of a relation page's tweak is the fork, never `W`.
+//! Both values are those in the page itself, so a segment may be renamed, recycled or copied to
+//! another timeline and stays readable. Byte 12 of a relation page's tweak is the fork, never `W`.
 //!
 //! Rules that follow from the layout:
 //!
-//! * A WAL page is written again and again as it fills, under the same tweak. XTS shows which
-//!   blocks of 16 bytes have changed since, and nothing else; a stream cipher would use its
-//!   keystream again.
-//! * A torn write mixes an older and a newer state of the page. What the older one held is the same
-//!   in both, and each block opens on its own: no record is lost that plaintext would have kept.
-//!   That holds only as long as a page is never written under two keys.
-//! * A page without a mark is plaintext; an all-zero page was never written, and stays zero.
+//! * A WAL page is written repeatedly as it fills, under the same tweak. XTS reveals which blocks
+//!   of 16 bytes have changed since, and nothing else; a stream cipher would reuse its keystream.
+//! * A torn write mixes an older and a newer state of the page. The bytes of the older state are
+//!   the same in both, and each block is decrypted separately: no record is lost that plaintext
+//!   would have kept. This requires that a page is never written under two keys.
+//! * A page without a mark is plaintext. An all-zero page was never written, and stays zero.
 
 use crate::key::PageKey;
 use crate::lsn::Lsn;
 use crate::version::KeyVersion;
 use crate::xts::{Block, Direction, Tweak};
 
-/// Number of the format that this module writes.
+/// Number of this format.
 pub const FORMAT_VERSION: u8 = 1;
 
-/// Bytes of a page that stay clear: the first fields of `XLogPageHeaderData`
-/// (src/include/access/xlog_internal.h), as the offsets below.
+/// Bytes of a page that are never encrypted: the first fields of `XLogPageHeaderData`
+/// (src/include/access/xlog_internal.h). The constants below are offsets in it.
 pub const HEADER_SIZE: usize = 16;
 
 const INFO: usize = 2;
 const TIMELINE: usize = 4;
 const ADDRESS: usize = 8;
 
-/// `XLP_ALL_FLAGS`: the bits of `xlp_info` that belong to PostgreSQL.
+/// `XLP_ALL_FLAGS`: the bits of `xlp_info` that PostgreSQL uses.
 const VALID_FLAGS: u16 = 0x000F;
 const MARK_SHIFT: u32 = 4;
-/// Marks there are; odd, so that of two versions with one mark one is nearer.
+/// Number of marks; odd, so that of two versions with the same mark one is always nearer.
 const MARKS: u32 = 4095;
 
 const DOMAIN: [u8; 4] = *b"WAL1";
@@ -61,26 +60,26 @@ const DOMAIN: [u8; 4] = *b"WAL1";
 const _: () =
     assert!(VALID_FLAGS == (1 << MARK_SHIFT) - 1 && MARKS == (u16::MAX >> MARK_SHIFT) as u32);
 
-/// What a sealed WAL page says of its key, 1 to 4095: the key's version, as far as it fits 12
+/// Identifies the key of a sealed WAL page, 1 to 4095: the version of the WAL key, reduced to 12
 /// bits.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Mark(u16);
 
 impl Mark {
-    /// The mark of a version: 1 to 4095, then 1 again.
+    /// The mark of a version, which counts from 1: 1 to 4095, then 1 again.
     #[must_use]
     pub const fn of_version(version: KeyVersion) -> Self {
         Self(((version.get() - 1) % MARKS + 1) as u16)
     }
 
-    /// The number in the page.
+    /// The number that is stored in the page.
     #[must_use]
     pub const fn get(self) -> u16 {
         self.0
     }
 
-    /// The version that is meant: of all with this mark the nearest to `reference`, the
-    /// version in use where the page lies, or the last one before plaintext there.
+    /// The version that the mark stands for: of all versions with this mark the one nearest to
+    /// `reference`, the version in use at the page's address.
     ///
     /// A page is never sealed under a key that was in use 2048 versions earlier or later.
     #[must_use]
@@ -118,8 +117,8 @@ pub fn timeline_of(header: &[u8]) -> Option<u32> {
     header.first_chunk::<HEADER_SIZE>().map(timeline)
 }
 
-/// Takes the mark away and leaves the rest as it is: for pages that are not what they should be,
-/// such as those of a segment that is used again.
+/// Clears the mark and leaves the rest as it is: for pages that are not part of the WAL at their
+/// address, such as those of a recycled segment.
 pub fn clear_mark(page: &mut [u8]) {
     if let Some(header) = page.first_chunk_mut::<HEADER_SIZE>() {
         put_mark(header, 0);
@@ -139,7 +138,8 @@ pub fn seal(page: &mut [u8], key: &PageKey, mark: Mark) -> bool {
     true
 }
 
-/// Opens a sealed page in place; `key` is that of its mark. A page without a mark is left as it is.
+/// Opens a sealed page in place; `key` is the key of its mark. A page without a mark is not
+/// changed.
 ///
 /// There is no error: PostgreSQL checks every record's CRC.
 pub fn open(page: &mut [u8], key: &PageKey) {
@@ -154,7 +154,7 @@ pub fn open(page: &mut [u8], key: &PageKey) {
 /// Whether every byte is zero.
 #[must_use]
 pub fn is_zero(page: &[u8]) -> bool {
-    // Nearly every page is told from a zero page by its header.
+    // The header decides for nearly every page.
     let (rows, rest) = page.as_chunks::<64>();
     rows.iter().all(|row| row.iter().fold(0, |all, byte| all | byte) == 0)
         && rest.iter().all(|byte| *byte == 0)
@@ -183,7 +183,7 @@ fn tweak(header: &[u8; HEADER_SIZE]) -> Tweak {
         | u128::from(u32::from_le_bytes(DOMAIN)) << 96
 }
 
-/// The encrypted part of a page, whose length is a multiple of a block's.
+/// The encrypted part of a page; its length is a multiple of the block size.
 fn blocks(body: &mut [u8]) -> &mut [Block] {
     body.as_chunks_mut().0
 }
@@ -201,7 +201,7 @@ mod tests {
         PageKey::new(&DataKey::from_bytes(cipher, &bytes).unwrap())
     }
 
-    /// A page as PostgreSQL writes it: a header that is right, an arbitrary rest.
+    /// A page as PostgreSQL writes it: a valid header and an arbitrary rest.
     fn plain_page(size: usize, fill: &[u8], timeline: u32, address: u64) -> Vec<u8> {
         let mut page: Vec<u8> = fill.iter().copied().cycle().take(size).collect();
         page[..2].copy_from_slice(&0xD116_u16.to_le_bytes());
@@ -219,7 +219,7 @@ mod tests {
         prop::collection::vec(any::<u8>(), 1..512)
     }
 
-    /// `XLOG_BLCKSZ` of every build that PostgreSQL allows.
+    /// All values of `XLOG_BLCKSZ` that PostgreSQL allows.
     fn any_size() -> impl Strategy<Value = usize> {
         (10..=16_u32).prop_map(|bits| 1 << bits)
     }
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn a_short_header_says_nothing() {
+    fn a_short_header_has_no_mark_and_address() {
         for length in 0..HEADER_SIZE {
             assert_eq!(mark_of(&vec![0xff; length]), None);
             assert_eq!(address_of(&vec![0xff; length]), None);
@@ -259,8 +259,8 @@ mod tests {
         }
     }
 
-    /// What opens a page after the marks have begun again: the key in use there, or one that is
-    /// fewer than 2048 versions away, be it that its own switch is not yet known, or was lost.
+    /// After the marks have wrapped around, the key in use at an address is still found, and so is
+    /// one up to 2047 versions away (the switch to it may be unknown yet, or lost).
     #[test]
     fn a_mark_means_the_nearest_version() {
         for reference in [0, 1, 2, 2047, 2048, 4094, 4095, 4096, 10_000, u32::MAX - 3000, u32::MAX]
@@ -317,10 +317,10 @@ mod tests {
             prop_assert!(page == plain);
         }
 
-        /// The reason for XTS: a page that has filled further shows only where it changed, and a
-        /// torn write of it keeps all that was there before.
+        /// The reason for XTS: a page that has filled further reveals only where it changed, and a
+        /// torn write of it keeps everything that was there before.
         #[test]
-        fn a_page_that_fills_keeps_what_it_holds(
+        fn a_torn_write_of_a_filling_page_loses_nothing(
             cipher in any_cipher(), fill in any_fill(), address: u64,
             filled in 16..8192_usize, more in 1..4000_usize, new_sectors: u16,
         ) {
@@ -353,7 +353,10 @@ mod tests {
 
         #[test]
         fn every_page_and_timeline_has_its_own_tweak(
-            cipher in any_cipher(), fill in any_fill(), addresses: (u64, u64), timelines: (u32, u32),
+            cipher in any_cipher(),
+            fill in any_fill(),
+            addresses: (u64, u64),
+            timelines: (u32, u32),
         ) {
             prop_assume!(addresses.0 != addresses.1 || timelines.0 != timelines.1);
             let key = key(cipher, 1);

@@ -18,7 +18,7 @@ use crate::secret::{RandomError, fill_random};
 const NONCE: usize = 12;
 const TAG: usize = 16;
 
-/// Bytes that a wrapped secret is longer than the secret.
+/// Difference in length between a wrapped secret and the secret, in bytes.
 pub const OVERHEAD: usize = NONCE + TAG;
 
 /// An expanded wrapping key; wiped when dropped.
@@ -32,10 +32,10 @@ impl WrapKey {
     }
 }
 
-/// Why a secret was not wrapped or not unwrapped.
+/// Why wrapping or unwrapping failed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 pub enum WrapError {
-    /// No nonce could be had.
+    /// No random nonce.
     #[error(transparent)]
     Random(#[from] RandomError),
     /// The output buffer is too small.
@@ -49,18 +49,18 @@ pub enum WrapError {
     /// Fewer bytes than nonce and tag, or more than GCM can process.
     #[error("{0} bytes cannot be a wrapped key")]
     Length(usize),
-    /// Another key, other associated data, or a damaged wrapping: the tag does not say which.
+    /// Another key, other associated data, or a damaged wrapping; the tag cannot tell which.
     #[error("the wrapped key cannot be unwrapped: wrong key, wrong context, or damaged")]
     Refused,
 }
 
-/// Wraps `plain` and returns how many bytes of `out` it fills: `plain.len()` + [`OVERHEAD`].
+/// Wraps `plain` and returns the number of bytes written to `out`: `plain.len()` + [`OVERHEAD`].
 ///
-/// `aad` is bound to the result: unwrapping needs the same.
+/// `aad` is authenticated: unwrapping needs the same.
 ///
 /// # Errors
 /// [`WrapError::Buffer`] if `out` is too small, [`WrapError::Random`] if there is no nonce,
-/// [`WrapError::Length`] for a secret beyond what GCM can process (64 GiB).
+/// [`WrapError::Length`] for a secret longer than GCM can process (64 GiB).
 pub fn wrap(key: &WrapKey, aad: &[u8], plain: &[u8], out: &mut [u8]) -> Result<usize, WrapError> {
     let needed = plain.len().saturating_add(OVERHEAD);
     let given = out.len();
@@ -84,8 +84,8 @@ pub fn wrap(key: &WrapKey, aad: &[u8], plain: &[u8], out: &mut [u8]) -> Result<u
     }
 }
 
-/// Unwraps what [`wrap`] made and returns how many bytes of `out` it fills. On error `out` holds
-/// nothing of the secret.
+/// Unwraps what [`wrap`] returned, and returns the number of bytes written to `out`. After an error
+/// `out` contains nothing of the secret.
 ///
 /// # Errors
 /// [`WrapError::Length`] if `wrapped` is too short, [`WrapError::Buffer`] if `out` is too small,
@@ -125,7 +125,7 @@ mod tests {
         out
     }
 
-    /// Wrapped by another implementation: cipher/vectors/wrap.py. The layout is on disk.
+    /// Wrapped by another implementation, cipher/vectors/wrap.py. The layout is used on disk.
     #[test]
     fn the_layout_is_fixed() {
         let wrapped = hex!(
@@ -179,7 +179,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn unwrapping_gives_back_what_was_wrapped(
+        fn unwrapping_reverses_wrapping(
             key: [u8; 32], aad: Vec<u8>, plain: Vec<u8>, room in 0..9_usize,
         ) {
             let key = WrapKey::new(&key);

@@ -1,10 +1,9 @@
 //! AES-XTS (IEEE 1619-2018, NIST SP 800-38E) over data units of whole blocks.
 //!
-//! Ciphertext stealing is not here but in [`crate::stream`]: the data units of everything else are
-//! whole blocks.
+//! Ciphertext stealing is in [`crate::stream`]; all other data units are whole blocks.
 //!
 //! Three kernels do the same: VAES on 512-bit registers, AES instructions on 128-bit registers, and
-//! the `aes` crate for everything else (aarch64 with or without AES instructions, x86-64 without).
+//! the `aes` crate for all other CPUs (aarch64 with or without AES instructions, x86-64 without).
 //! The choice is made once, when a key is expanded.
 
 mod portable;
@@ -41,7 +40,7 @@ pub(crate) enum KeySize {
 }
 
 impl KeySize {
-    /// Bytes of the XTS key, which is both AES keys, that for the data first.
+    /// Bytes of the XTS key, which consists of both AES keys, the one for data first.
     pub(crate) const fn bytes(self) -> usize {
         match self {
             Self::Aes128 => 32,
@@ -50,14 +49,14 @@ impl KeySize {
     }
 }
 
-/// Which kernel seals and opens.
+/// The implementation of AES-XTS.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Backend {
     /// VAES on 512-bit registers (x86-64: Ice Lake, Zen 4 and later).
     Vaes512,
     /// AES instructions on 128-bit registers (x86-64 with AES-NI, PCLMULQDQ and AVX).
     AesNi,
-    /// The `aes` crate, which does its own detection: AES instructions, or constant-time code.
+    /// The `aes` crate, which detects CPU features itself: AES instructions, or constant-time code.
     Portable,
 }
 
@@ -115,7 +114,7 @@ fn multiply_by_x(tweak: u128) -> u128 {
     (tweak << 1) ^ (carry & 0x87)
 }
 
-/// The expanded keys, in the form that the chosen kernel wants.
+/// The expanded keys, in the form that the chosen kernel uses.
 #[allow(clippy::large_enum_variant, reason = "lives in place, in a fixed-size cache")]
 pub(crate) enum Schedule {
     #[cfg(target_arch = "x86_64")]
@@ -184,7 +183,8 @@ impl Schedule {
         }
     }
 
-    /// Runs over a data unit in place; `tweak` is the unit's number before its own encryption.
+    /// Encrypts or decrypts a data unit in place; `tweak` is the unit's number before its own
+    /// encryption.
     pub(crate) fn run(&self, direction: Direction, tweak: Tweak, unit: &mut [Block]) {
         match self {
             #[cfg(target_arch = "x86_64")]
@@ -194,7 +194,7 @@ impl Schedule {
             Self::Portable256(keys) => keys.run(direction, tweak, unit),
             Self::Portable128(keys) => keys.run(direction, tweak, unit),
         }
-        // The round keys are in them.
+        // They contain round keys.
         wipe_registers();
     }
 }
@@ -205,14 +205,14 @@ mod tests {
     use proptest::prelude::*;
 
     #[test]
-    fn doubling_folds_the_carry_back() {
+    fn multiplication_reduces_the_carry() {
         assert_eq!(multiply_by_x(1), 2);
         assert_eq!(multiply_by_x(1 << 127), 0x87);
         assert_eq!(multiply_by_x(u128::MAX), (u128::MAX << 1) ^ 0x87);
     }
 
     #[test]
-    fn detection_is_available_and_first() {
+    fn the_detected_backend_is_the_fastest_available() {
         let detected = Backend::detect();
         assert!(detected.is_available());
         for backend in Backend::ALL.into_iter().take_while(|backend| *backend != detected) {
@@ -226,8 +226,8 @@ mod tests {
     }
 
     proptest! {
-        /// Units of every length up to a page's and beyond, so that each kernel's groups and
-        /// remainders all have their turn.
+        /// Units of every length up to that of a page and beyond, so that all groups and remainders
+        /// of each kernel are tested.
         #[test]
         fn the_backends_agree(
             size in prop::sample::select(&[KeySize::Aes128, KeySize::Aes256][..]),

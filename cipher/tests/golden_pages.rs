@@ -1,6 +1,6 @@
-//! Page format version 1 against pages that another program sealed (vectors/page.py), and the
-//! checksum against a page that PostgreSQL wrote. If a test here fails, files that users have on
-//! disk no longer open: the golden pages are right, the code is wrong.
+//! Page format version 1, compared with pages that another program sealed (vectors/page.py), and
+//! the checksum, compared with a page that PostgreSQL wrote. If a test here fails, files of users
+//! on disk can no longer be opened: the golden pages are right, the code is wrong.
 
 use pagevault_cipher::checksum::page_checksum;
 use pagevault_cipher::{Backend, CipherId, DataKey, DataKeyVersion, Fork, Page, PageKey, page};
@@ -82,9 +82,10 @@ fn version_1_opens_the_golden_pages() {
     }
 }
 
-/// What stock `pg_checksums` and `pg_basebackup` compute over the file, without any key.
+/// The checksum that stock `pg_checksums` and `pg_basebackup` compute over the file, without any
+/// key.
 #[test]
-fn stock_tools_find_the_sealed_checksum_right() {
+fn stock_tools_accept_the_checksum_of_sealed_pages() {
     for golden in GOLDEN.iter().filter(|golden| golden.checksums) {
         assert_eq!(stored_checksum(golden.sealed), page_checksum(golden.sealed, BLOCK));
     }

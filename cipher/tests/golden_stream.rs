@@ -1,8 +1,8 @@
-//! Stream format version 1 against files that another program sealed (vectors/stream.py).
+//! Stream format version 1, compared with files that another program sealed (vectors/stream.py).
 
 use pagevault_cipher::{Backend, CipherId, DataKey, PageKey, stream};
 
-/// What was sealed: the first ends within a unit, the second behind one.
+/// Sealed files: the first ends within a unit, the second just after one.
 const SEALED: [&[u8]; 2] = [
     include_bytes!("../vectors/sealed-v1.stream"),
     include_bytes!("../vectors/sealed-v1-unit.stream"),

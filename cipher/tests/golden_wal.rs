@@ -1,6 +1,6 @@
-//! WAL page format version 1 against pages that another program sealed (vectors/wal.py). If a test
-//! here fails, WAL that users have archived no longer opens: the golden pages are right, the code
-//! is wrong.
+//! WAL page format version 1, compared with pages that another program sealed (vectors/wal.py). If
+//! a test here fails, archived WAL of users can no longer be opened: the golden pages are right,
+//! the code is wrong.
 
 use pagevault_cipher::wal::{self, Mark};
 use pagevault_cipher::{Backend, CipherId, DataKey, KeyVersion, Lsn, PageKey};

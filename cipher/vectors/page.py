@@ -3,12 +3,12 @@
 
 usage: page.py        reads plain-v1.page, writes sealed-v1-*.page
 
-An implementation of cipher/src/page.rs of its own, from the format's description alone, on the
-Python package `cryptography` (OpenSSL). The golden pages pin the format: a change here or there
-that alters them is a new format version, with golden pages of its own.
+An independent implementation of cipher/src/page/v1.rs, from the format's description alone, on the
+Python package `cryptography` (OpenSSL). The golden pages fix the format: a change that alters them
+needs a new format version, with its own golden pages.
 
-plain-v1.page is block 3 of pg_class (base/5/1259) as `initdb --data-checksums` of PostgreSQL 15 left
-it on disk.
+plain-v1.page is block 3 of pg_class (base/5/1259) as `initdb --data-checksums` of PostgreSQL 15
+left it on disk.
 """
 
 from pathlib import Path

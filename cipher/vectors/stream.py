@@ -3,9 +3,9 @@
 
 usage: stream.py        writes sealed-v1.stream, sealed-v1-unit.stream and sealed-v1-short.stream
 
-An implementation of cipher/src/stream.rs of its own, from the format's description alone, on the
-Python package `cryptography` (OpenSSL, which has ciphertext stealing). The plaintext is the offset of each 32-bit
-word, little-endian, cut; the key is the bytes 0, 1, 2, ...
+An independent implementation of cipher/src/stream.rs, from the format's description alone, on the
+Python package `cryptography` (OpenSSL, which has ciphertext stealing). The plaintext is the offset
+of each 32-bit word, little-endian, truncated; the key is the bytes 0, 1, 2, ...
 
 sealed-v1.stream        8237 bytes: two whole units, and one of two blocks and 13 bytes
 sealed-v1-unit.stream   8197 bytes: a unit, and one with 5 bytes more
@@ -44,7 +44,7 @@ def short(data):
 def seal(data):
     if len(data) < 16:
         return short(data)
-    # What is shorter than a block goes with the unit before it.
+    # Bytes after the last unit that are fewer than a block belong to that unit.
     starts = [at for at in range(0, len(data), UNIT) if len(data) - at >= 16]
     ends = starts[1:] + [len(data)]
     units = enumerate(zip(starts, ends))

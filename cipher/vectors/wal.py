@@ -3,9 +3,9 @@
 
 usage: wal.py        reads plain-v1.wal, writes sealed-v1-*.wal
 
-An implementation of cipher/src/wal.rs of its own, from the format's description alone, on the
-Python package `cryptography` (OpenSSL). The golden pages pin the format: a change here or there
-that alters them is a new format version, with golden pages of its own.
+An independent implementation of cipher/src/wal.rs, from the format's description alone, on the
+Python package `cryptography` (OpenSSL). The golden pages fix the format: a change that alters them
+needs a new format version, with its own golden pages.
 
 plain-v1.wal is the fourth page of the first segment that `initdb` of PostgreSQL 17 wrote.
 """

@@ -2,10 +2,11 @@
 """Writes the XTS vector files of this folder. Not part of the build.
 
 usage: xts.py            writes ieee-1619.rsp
-       xts.py FILE.rsp   writes what pagevault can use of a NIST CAVP file to standard output
+       xts.py FILE.rsp   writes the vectors of a NIST CAVP file that consist of whole blocks to
+                         standard output
 
-Needs the Python package `cryptography`, which computes with OpenSSL. The inputs of ieee-1619.rsp
-are those of IEEE 1619-2018, annex B, vectors 1 to 14 (15 to 18, about ciphertext stealing, stand in src/stream.rs).
+Needs the Python package `cryptography` (OpenSSL). The inputs of ieee-1619.rsp are those of IEEE
+1619-2018, annex B, vectors 1 to 14 (15 to 18, for ciphertext stealing, are in src/stream.rs).
 OpenSSL refuses vector 1, whose two keys are equal; its output is copied from the standard.
 """
 

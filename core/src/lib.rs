@@ -1,15 +1,15 @@
-//! What pagevault decides, without a server: what is to be encrypted, and how a file that is in use
-//! comes to be written as it is to be.
+//! What pagevault decides without a server: which relations are to be encrypted, and the steps by
+//! which a file in use is rewritten under another key.
 //!
-//! Pure code: what it has to know it asks through traits, what is to be done it says or has done
-//! through them. The extension implements these with PostgreSQL, the tests with models that try all
-//! that there is, or let everything happen in between.
+//! The code is pure. It reads facts and requests actions through traits. The extension implements
+//! them with PostgreSQL; the tests implement them with models that try all combinations, or let
+//! other events happen between two steps.
 //!
 //! | module | subject |
 //! |---|---|
-//! | [`page`] | how pages of a file are written, and how they are to be |
+//! | [`page`] | state of a page on disk, and the target of a rewrite |
 //! | [`policy`] | which relations are to be encrypted, and why |
-//! | [`rekey`] | jobs, and the steps by which a file gets another key |
+//! | [`rekey`] | rekey jobs, and the steps that rewrite a file |
 
 #![forbid(unsafe_code)]
 

@@ -1,14 +1,14 @@
-//! How pages of a file are written, and how they are to be.
+//! State of a page on disk, and the target of a rewrite.
 
 use std::ops::Range;
 
 use pagevault_cipher::DataKeyVersion;
 use pagevault_keystore::RelFile;
 
-/// What one page is on disk.
+/// State of one page on disk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum PageState {
-    /// All zero: allocated, never written.
+    /// All zeros: allocated, never written.
     Empty,
     /// Readable without a key.
     Plaintext,
@@ -16,17 +16,17 @@ pub enum PageState {
     Sealed(DataKeyVersion),
 }
 
-/// How pages of a file are to be written.
+/// The state that all pages of a file are to have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Target {
     /// The file.
     pub file: RelFile,
-    /// Under the data key of this version; `None`: in plaintext.
+    /// Encrypted under the data key of this version; `None`: plaintext.
     pub version: Option<DataKeyVersion>,
 }
 
 impl Target {
-    /// True if a page on disk is as it is to be, or holds nothing.
+    /// True if a page on disk is in the target state, or empty.
     #[must_use]
     pub fn is_met_by(&self, page: PageState) -> bool {
         match page {
@@ -37,22 +37,22 @@ impl Target {
     }
 }
 
-/// The forks of a relation, by their numbers in PostgreSQL.
+/// The forks of a relation, with PostgreSQL's numbers.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum Fork {
-    /// The rows.
+    /// The data.
     Main = 0,
-    /// Free space.
+    /// The free space map.
     FreeSpace = 1,
     /// The visibility map.
     Visibility = 2,
-    /// What an unlogged relation is after a crash.
+    /// Copied over the main fork of an unlogged relation after a crash.
     Init = 3,
 }
 
 impl Fork {
-    /// Every fork that a relation may have, in the order in which they are gone through.
+    /// All forks, in the order in which they are processed.
     pub const ALL: [Self; 4] = [Self::Main, Self::FreeSpace, Self::Visibility, Self::Init];
 
     fn after(self) -> Option<Self> {
@@ -60,27 +60,27 @@ impl Fork {
     }
 }
 
-/// A part of a file: so many blocks, or segments, of one fork.
+/// A position in a file: a fork, and a block or a segment in it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     /// The fork.
     pub fork: Fork,
-    /// The first block, or the segment.
+    /// Number of the block or segment.
     pub first: u32,
 }
 
 impl Place {
-    /// Where a file begins.
+    /// The beginning of a file.
     pub const START: Self = Self { fork: Fork::Main, first: 0 };
 
-    /// So many from here on.
+    /// The range of `count` blocks from this position.
     #[must_use]
     pub fn blocks(self, count: u32) -> Range<u32> {
         self.first..self.first.saturating_add(count)
     }
 
-    /// What comes next: `count` further on if there is `more` of the fork, or else the next fork;
-    /// `None` at the end of the file.
+    /// The next position: `count` further if the fork has `more`, else the beginning of the next
+    /// fork; `None` at the end of the file.
     #[must_use]
     pub fn next(self, count: u32, more: bool) -> Option<Self> {
         if more {

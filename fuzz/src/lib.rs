@@ -1,8 +1,8 @@
-//! One function for each thing that is read from disk, from a provider or from SQL: it gets any
-//! bytes, and must come back without a panic, and with what it promises.
+//! Fuzz targets: a function for each kind of input from disk, from a provider or from SQL. It gets
+//! arbitrary bytes, and must return without a panic and satisfy its assertions.
 //!
-//! `tools/fuzz` drives them with cargo-fuzz; `tests/corpus.rs` runs them on stable Rust over the
-//! golden files, cut and damaged, and over random bytes.
+//! `tools/fuzz` runs them with cargo-fuzz. `tests/corpus.rs` runs them on stable Rust with golden
+//! files, truncated and damaged ones, and random bytes.
 
 #![forbid(unsafe_code)]
 
@@ -28,10 +28,10 @@ use pagevault_keystore::state::State;
 use pagevault_keystore::{Record, Scope, batch, escrow, log};
 use serde_json::{Map, Value};
 
-/// A target: its name, as of its corpus, and itself.
+/// A target: its name, which is also that of its corpus, and its function.
 pub type Target = (&'static str, fn(&[u8]));
 
-/// All of them.
+/// All targets.
 pub const TARGETS: &[Target] = &[
     ("page", page),
     ("wal_page", wal_page),
@@ -57,8 +57,8 @@ static KEY: LazyLock<PageKey> = LazyLock::new(|| {
     }
 });
 
-/// A page from disk. What opens is sealed again to the same bytes, but for damage that the checksum
-/// shows.
+/// A page from disk. If it can be opened, sealing it again gives the same bytes, unless the
+/// checksum shows damage.
 pub fn page(bytes: &[u8]) {
     let mut disk = [0; PAGE_SIZE];
     let length = bytes.len().min(PAGE_SIZE);
@@ -75,14 +75,14 @@ pub fn page(bytes: &[u8]) {
         assert_eq!(page::version_of(&opened), None, "an opened page still says that it is sealed");
         if !checksums && !page::is_zero(&opened) {
             page::seal(&mut opened, &KEY, version, 3, Fork::Main, checksums);
-            // The page size in it was made right, and its checksum is none.
+            // Opening corrects the page size in it, and removes its checksum.
             let body = 32..PAGE_SIZE;
             assert!(opened[body.clone()] == disk[body], "sealed again it is another page");
         }
     }
 }
 
-/// A WAL page from disk: one with a mark opens, and is sealed again to the same bytes.
+/// A WAL page from disk. If it has a mark, it opens, and sealing it again gives the same bytes.
 pub fn wal_page(bytes: &[u8]) {
     let _ = wal::address_of(bytes);
     let whole = bytes.len() / 16 * 16;
@@ -101,7 +101,7 @@ pub fn wal_page(bytes: &[u8]) {
     }
 }
 
-/// The end of a temporary file, from an offset of blocks on: what was sealed opens.
+/// The end of a temporary file from a block on: sealing and opening gives the same bytes.
 pub fn stream(bytes: &[u8]) {
     let is_whole_file = bytes.len() < stream::BLOCK;
     let block = bytes.first().copied().filter(|_| !is_whole_file).unwrap_or(0);
@@ -113,8 +113,7 @@ pub fn stream(bytes: &[u8]) {
     stream::open(&KEY, offset, &mut there);
 }
 
-/// A file of the keystore, of the cluster and of a database. What is read can be written and is the
-/// same.
+/// A key log, of the cluster and of a database. Encoding decoded records gives the same.
 pub fn key_log(bytes: &[u8]) {
     for scope in [Scope::CLUSTER, Scope::database(5)] {
         if let Ok(contents) = log::replay(bytes, scope) {
@@ -124,8 +123,7 @@ pub fn key_log(bytes: &[u8]) {
     }
 }
 
-/// What an escrow leaves in the folder of the keystore: what is in the bundle, and what was
-/// restored.
+/// Files of escrow in the keystore's directory: the mark of an export, and restored records.
 pub fn escrow_files(bytes: &[u8]) {
     if let Some(mark) = escrow::Mark::decode(bytes) {
         assert_eq!(escrow::Mark::decode(mark.encode().as_bytes()), Some(mark));
@@ -137,7 +135,7 @@ pub fn escrow_files(bytes: &[u8]) {
     }
 }
 
-/// One change of keys, as in a WAL record.
+/// A batch of records, as in a WAL record.
 pub fn batch(bytes: &[u8]) {
     if let Ok(records) = batch::decode(bytes) {
         let _ = batch::describe_all(&records);
@@ -148,7 +146,7 @@ pub fn batch(bytes: &[u8]) {
     }
 }
 
-/// Folds records as the server does: into a state, and into the directory in shared memory.
+/// Applies records as the server does: to a state, and to the directory in shared memory.
 fn fold(records: Vec<Record>) {
     const CAPACITY: u32 = 64;
     let words: Vec<AtomicU32> =
@@ -166,7 +164,7 @@ fn fold(records: Vec<Record>) {
     }
 }
 
-/// What the server asks `pagevault-keyring`.
+/// A request to `pagevault-keyring`.
 pub fn request(bytes: &[u8]) {
     if let Ok(request) = Request::from_json(bytes) {
         let text = request.to_json();
@@ -175,7 +173,7 @@ pub fn request(bytes: &[u8]) {
     }
 }
 
-/// What `pagevault-keyring` answers.
+/// A reply of `pagevault-keyring`.
 pub fn reply(bytes: &[u8]) {
     for operations in 0..8 {
         if let Ok(reply) = protocol::Reply::from_json(bytes, operations) {
@@ -197,7 +195,7 @@ pub fn key_file(bytes: &[u8]) {
     }
 }
 
-/// Options of a provider, as in SQL, for every kind.
+/// Options of a provider as in SQL, for each kind.
 pub fn options(bytes: &[u8]) {
     let Ok(options) = serde_json::from_slice::<Map<String, Value>>(bytes) else { return };
     let environment =
@@ -207,9 +205,9 @@ pub fn options(bytes: &[u8]) {
     }
 }
 
-/// What a program of the `command` provider prints. What is read has the forms that are promised,
-/// and an answer of the same values is read the same; what is wrong is said without a word of it,
-/// for it may hold a key.
+/// The output of a program of the `command` provider. Parsed values have the promised forms, and
+/// writing them gives an output with the same values. Errors repeat nothing of the output, which
+/// may contain a key.
 pub fn command_reply(bytes: &[u8]) {
     for known in [&["wrapped", "key_version"][..], &["plaintext"], &["key_version"]] {
         match Reply::read(bytes, known) {
@@ -236,13 +234,13 @@ pub fn command_reply(bytes: &[u8]) {
                 });
                 assert!(same, "an answer of its values is another");
             }
-            // 32 bytes in base64 end with it, and no message of our own has one.
+            // 32 bytes in base64 end with `=`, and none of the messages contains one.
             Err(wrong) => assert!(!wrong.contains('='), "the message repeats the answer"),
         }
     }
 }
 
-/// A line of the audit trail, and the file that says where it stands. What is a line has its place,
+/// A line of the audit trail, and the state file with its newest line. A parsed line has a number
 /// and is not authentic.
 pub fn audit_line(bytes: &[u8]) {
     let key = AuditKey::derive(&[1; 32], &[2; 16], KeyVersion::FIRST);
@@ -255,7 +253,8 @@ pub fn audit_line(bytes: &[u8]) {
     }
 }
 
-/// The text of a security label. What is read is read again from its own words, in any white space.
+/// The text of a security label. Parsed labels can be written and parsed again, with any white
+/// space.
 pub fn label(bytes: &[u8]) {
     let Ok(text) = std::str::from_utf8(bytes) else { return };
     if let Ok(label) = text.parse::<Label>() {

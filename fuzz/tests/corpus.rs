@@ -1,5 +1,5 @@
-//! Every target over what is known to be good, over that cut off and damaged, and over random
-//! bytes. What fuzzing has found to break a target lies in `corpus/<target>/` and stays there.
+//! Runs every target with golden files, with truncated and damaged ones, and with random bytes.
+//! Inputs that once broke a target are kept in `corpus/<target>/`.
 
 use std::path::Path;
 
@@ -7,7 +7,7 @@ use pagevault_fuzz::{TARGETS, Target};
 use pagevault_keystore::{KeyVersion, Record, Scope, escrow};
 use proptest::prelude::*;
 
-/// Golden files of the formats, which every target gets: most of them are not of its kind.
+/// Golden files of the formats. Each target gets all of them, although most are of another format.
 fn seeds() -> Vec<Vec<u8>> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("..");
     let mut seeds = vec![
@@ -48,7 +48,7 @@ fn files(folder: &Path) -> Vec<Vec<u8>> {
     entries.filter_map(|entry| std::fs::read(entry.ok()?.path()).ok()).collect()
 }
 
-/// The seeds of a target: golden files, and what broke it once.
+/// The inputs for a target: golden files, and its corpus.
 fn seeds_of(target: &Target) -> Vec<Vec<u8>> {
     let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("corpus").join(target.0);
     [seeds(), files(&corpus)].concat()
@@ -75,7 +75,7 @@ fn an_executable_whole_and_cut() {
     }
 }
 
-/// Text from words that a reader knows, and some that it does not.
+/// Text made of words that a parser knows, and others.
 fn nearly_right(words: &'static [&'static str]) -> impl Strategy<Value = String> {
     let separator = prop::sample::select(&[" ", "", "\n", "\r\n", "\t", "  ", "\u{a0}"][..]);
     let word =

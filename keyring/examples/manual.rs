@@ -1,5 +1,5 @@
-//! Writes the manual pages of `pagevault-keyring` into a directory: `manual DIR`. They say what
-//! `--help` says.
+//! Writes the manual pages of `pagevault-keyring` into a directory: `manual DIR`. They have the
+//! text of `--help`.
 
 use std::path::PathBuf;
 use std::process::ExitCode;

@@ -1,13 +1,13 @@
-//! What the programs that need no server believe of the key files of a data directory.
+//! Which key files of a data directory are trusted by commands that run without a server.
 //!
-//! Key files have a checksum, and nothing that says who wrote them. A data directory may be
-//! anybody's: a backup from elsewhere, a directory of another user. What it says of providers
-//! decides which files are read, where they are sent, and which programs run, with the rights of
-//! who looks. So key files are believed if they, the data directory, and all that is above it,
-//! belong to root or to who asks, and nobody else can write there (`trust::way`); and even then no
-//! program is run that only they name, and no credential is read that only they name, or sent where
-//! only they say: files keep neither owner nor history when they are copied. Who trusts them says
-//! so, or says himself how providers are reached.
+//! Key files have a checksum, but nothing that identifies their author. A data directory may come
+//! from anybody: a foreign backup, a directory of another user. Its key files name providers, and
+//! so decide which files are read, where they are sent, and which programs run, with the rights of
+//! the user who runs the command. So they are trusted only if they, the data directory and all
+//! directories above it belong to root or to this user, and nobody else can write there
+//! (`trust::way`). Even then no program runs and no credential is read that only they name, and no
+//! credential is sent to a place that only they name, because copied files lose their owner and
+//! history. Options can permit this, or a file of the user describes the providers instead.
 
 use std::collections::BTreeMap;
 use std::fs::OpenOptions;
@@ -25,33 +25,32 @@ use serde_json::{Map, Value};
 use crate::failure::{Failure, unreadable};
 use crate::options::printable;
 use crate::providers;
-use crate::trust::way::{Astray, follow};
-use crate::trust::{What, insecure, require};
+use crate::trust::way::{Unresolved, follow};
+use crate::trust::{FileKind, insecure, require};
 
 /// How providers may be reached.
 #[derive(Default)]
 pub struct Access {
-    /// Key files may name programs.
+    /// Programs named by key files may run.
     programs: bool,
-    /// Key files may say which credentials are read, and where they are sent.
+    /// Credentials named by key files may be read, and sent to the places that key files name.
     credentials: bool,
-    /// Providers by name, in place of what key files say of them.
-    providers: BTreeMap<String, Given>,
+    /// Providers by name, used instead of those in key files.
+    providers: BTreeMap<String, ProviderConfig>,
 }
 
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Given {
+struct ProviderConfig {
     kind: String,
     options: Map<String, Value>,
 }
 
 impl Access {
-    /// As the command line says it; `providers` is a file: `{"NAME": {"kind": "...", "options":
-    /// {...}}}`.
+    /// From the command line; `providers` is a file: `{"NAME": {"kind": "...", "options": {...}}}`.
     ///
     /// # Errors
-    /// When the file is somebody else's, or not of this form.
+    /// If the file is not trusted, or has another form.
     pub fn new(
         programs: bool,
         credentials: bool,
@@ -61,17 +60,18 @@ impl Access {
         Ok(Self { programs, credentials, providers })
     }
 
-    /// A provider, as it is given, else as the key files of `data_directory` record it.
+    /// How a provider is reached: as the user's file says, else as the key files of
+    /// `data_directory` record it.
     ///
     /// # Errors
-    /// `insecure` if these name programs, or have credentials sent, and may not.
+    /// `insecure` if the key files name programs or credentials, and this is not permitted.
     pub(crate) fn spec(
         &self,
         name: &str,
         recorded: &Provider,
         data_directory: &Path,
     ) -> Result<ProviderSpec, Failure> {
-        if let Some(Given { kind, options }) = self.providers.get(name) {
+        if let Some(ProviderConfig { kind, options }) = self.providers.get(name) {
             let (name, kind, options) = (name.to_owned(), kind.clone(), options.clone());
             return Ok(ProviderSpec { name, kind, options, programs: true });
         }
@@ -90,11 +90,11 @@ impl Access {
                 ))
                 .with_hint("If you trust who wrote them: --allow-command. Or say how the provider is reached: --providers FILE."));
         }
-        let reaching = providers::reaching(&recorded.kind, &options);
-        if !self.credentials && !reaching.is_empty() {
+        let named_options = providers::credential_options(&recorded.kind, &options);
+        if !self.credentials && !named_options.is_empty() {
             let shown =
                 |name: &&str| format!("{name} {}", options.get(*name).unwrap_or(&Value::Null));
-            let shown: Vec<String> = reaching.iter().map(shown).collect();
+            let shown: Vec<String> = named_options.iter().map(shown).collect();
             let message = format!("provider \"{}\" has credentials sent", printable(name));
             return Err(insecure(message)
                 .with_detail(format!(
@@ -109,14 +109,14 @@ impl Access {
     }
 }
 
-/// A file of providers, which only root and we can have written.
-fn read_providers(path: &Path) -> Result<BTreeMap<String, Given>, Failure> {
+/// Reads a file of providers, which only root and the current user may be able to write.
+fn read_providers(path: &Path) -> Result<BTreeMap<String, ProviderConfig>, Failure> {
     let absolute = std::path::absolute(path).map_err(|error| unreadable(path, &error))?;
-    let place = follow(What::Providers, &absolute);
-    let place = place.map_err(|astray| astray.or(|error| unreadable(path, error)))?;
-    let text = read_ours(What::Providers, &place)?;
+    let place = follow(FileKind::Providers, &absolute);
+    let place = place.map_err(|unresolved| unresolved.or(|error| unreadable(path, error)))?;
+    let text = read_trusted(FileKind::Providers, &place)?;
     serde_json::from_slice(&text).map_err(|error| {
-        // The text is not repeated: somebody may have put a credential there by mistake.
+        // The text is not repeated: it may contain a credential by mistake.
         let message = format!("\"{}\" does not say what providers there are", path.display());
         Failure::new(ErrorClass::BadOptions, message)
             .with_detail(format!(
@@ -128,18 +128,21 @@ fn read_providers(path: &Path) -> Result<BTreeMap<String, Given>, Failure> {
     })
 }
 
-/// A data directory and the folder of its keystore, if only root and we can have written there. The
-/// folder need not be there.
-pub(crate) fn enter(data_directory: &Path, folder: &str) -> Result<(PathBuf, PathBuf), Failure> {
+/// A data directory and the directory of its keystore, if only root and the current user can write
+/// there. The latter need not exist.
+pub(crate) fn trusted_directories(
+    data_directory: &Path,
+    folder: &str,
+) -> Result<(PathBuf, PathBuf), Failure> {
     let absolute =
         std::path::absolute(data_directory).map_err(|error| unreadable(data_directory, &error))?;
-    let root = follow(What::Keystore, &absolute)
-        .map_err(|astray| astray.or(|error| unreadable(data_directory, error)))?;
+    let root = follow(FileKind::Keystore, &absolute)
+        .map_err(|unresolved| unresolved.or(|error| unreadable(data_directory, error)))?;
     require_directory(&root)?;
     let inside = root.join(folder);
-    match follow(What::Keystore, &inside) {
-        Err(Astray::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok((root, inside)),
-        Err(astray) => Err(astray.or(|error| unreadable(&inside, error))),
+    match follow(FileKind::Keystore, &inside) {
+        Err(Unresolved::Io(error)) if error.kind() == io::ErrorKind::NotFound => Ok((root, inside)),
+        Err(unresolved) => Err(unresolved.or(|error| unreadable(&inside, error))),
         Ok(inside) => {
             require_directory(&inside)?;
             Ok((root, inside))
@@ -149,11 +152,11 @@ pub(crate) fn enter(data_directory: &Path, folder: &str) -> Result<(PathBuf, Pat
 
 fn require_directory(path: &Path) -> Result<(), Failure> {
     let metadata = std::fs::symlink_metadata(path).map_err(|error| unreadable(path, &error))?;
-    require(What::Keystore, path, &metadata)
+    require(FileKind::Keystore, path, &metadata)
 }
 
-/// The content of a file that only root and we can have written.
-pub(crate) fn read_ours(what: What, path: &Path) -> Result<Vec<u8>, Failure> {
+/// The content of a file that only root and the current user can write.
+pub(crate) fn read_trusted(what: FileKind, path: &Path) -> Result<Vec<u8>, Failure> {
     let failed = |error: io::Error| unreadable(path, &error);
     let flags = OFlag::O_NOFOLLOW | OFlag::O_NONBLOCK | OFlag::O_NOCTTY;
     let opened = OpenOptions::new().read(true).custom_flags(flags.bits()).open(path);

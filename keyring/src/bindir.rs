@@ -1,4 +1,4 @@
-//! Where PostgreSQL's programs are: beside this one, or on `PATH`.
+//! Finds PostgreSQL's programs: in the directory of this program, or on `PATH`.
 
 use std::ffi::OsStr;
 use std::fs;
@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use crate::failure::{Failure, refuse, unreadable};
 
-/// The program: beside this one if it has no path, else on `PATH`.
+/// The program `name`: if it has no path, in the directory of this program, else on `PATH`.
 pub(crate) fn find(name: &OsStr) -> Result<PathBuf, Failure> {
     if Path::new(name).components().count() > 1 {
         let path = Path::new(name);

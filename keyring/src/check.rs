@@ -1,4 +1,4 @@
-//! Trying out a provider and a key as the server uses them: behind `pagevault-keyring check` and
+//! Tests a provider and a key in the way the server uses them: for `pagevault-keyring check` and
 //! `pagevault.check_provider()`.
 
 use pagevault_cipher::Secret32;
@@ -8,18 +8,17 @@ use crate::failure::Failure;
 use crate::findings::Findings;
 use crate::provider::Provider;
 
-/// What test secrets are bound to; no keystore has this context.
+/// Context of the test secrets; no keystore has it.
 const CONTEXT: &str = "pagevault/1/check/0";
 const OTHER_CONTEXT: &str = "pagevault/1/check/1";
 
-/// Looks at everything around the provider and, if there is a `key`, uses it. Ends with the first
-/// failure.
+/// Examines the provider and, if there is a `key`, uses it. Ends with the first failure.
 pub fn check(provider: &dyn Provider, key: Option<&str>) -> Vec<Finding> {
     let mut findings = Findings::default();
     if provider.examine(&mut findings).is_some()
         && let Some(key) = key
     {
-        // What went wrong, if anything did, is the last finding.
+        // A failure is the last finding.
         let _ = use_key(provider, key, &mut findings);
     }
     findings.into_vec()
@@ -48,7 +47,7 @@ fn use_key(provider: &dyn Provider, key: &str, findings: &mut Findings) -> Optio
     })
 }
 
-/// Wraps a random key, unwraps it, and returns it wrapped.
+/// Wraps a random key and unwraps it; returns it wrapped.
 fn round_trip(provider: &dyn Provider, key: &str) -> Result<Vec<u8>, Failure> {
     let secret = Secret32::random()
         .map_err(|error| Failure::new(ErrorClass::Internal, error.to_string()))?;

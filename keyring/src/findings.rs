@@ -1,15 +1,15 @@
-//! What was found on looking at a provider, thing by thing.
+//! Results of examining a provider.
 
 use crate::failure::Failure;
 use pagevault_keystore::protocol::Finding;
 
-/// Findings in the order in which a person would look; the first failure is the last.
+/// Findings in the order of examination; a failure is always the last.
 #[derive(Debug, Default)]
 pub struct Findings(Vec<Finding>);
 
 impl Findings {
-    /// Notes `what` should be, with what was seen or what is wrong. `None` after a failure: what
-    /// comes after it need not be looked at.
+    /// Records the expectation `what`, with what was seen or what is wrong. `None` after a failure:
+    /// nothing else is examined then.
     pub fn note<T>(
         &mut self,
         what: &str,
@@ -27,7 +27,7 @@ impl Findings {
         value
     }
 
-    /// All of them.
+    /// All findings.
     pub fn into_vec(self) -> Vec<Finding> {
         self.0
     }

@@ -1,4 +1,4 @@
-//! What the process does for itself before it sees a secret.
+//! Protection of the process, before it handles a secret.
 
 use std::io;
 use std::panic;
@@ -11,21 +11,20 @@ use rustix::thread::{
     CapabilitySet, CapabilitySets, clear_ambient_capability_set, set_capabilities,
 };
 
-/// Enough for 64 providers at once; servers often allow themselves a million.
+/// Enough for 64 providers at once; servers often have a limit of a million.
 const OPEN_FILES: u64 = 1024;
 
-/// No core dumps, no tracing by other processes of the same user, no privileges that the user does
-/// not have (nor for what we start), files for the owner only, and panic messages that tell the
-/// place but not the value.
+/// No core dumps; no tracing by other processes of the same user; no privileges beyond the user's,
+/// also in child processes; new files for the owner only; and panic messages without values.
 ///
-/// Descriptors of the server are not closed here: it opens them so that they end with `exec`.
+/// Descriptors of the server are not closed here: it opens them with close-on-exec.
 ///
 /// # Errors
-/// What the system refused. The caller must not go on.
+/// Those of the system calls. The caller must not continue.
 pub fn harden() -> io::Result<()> {
     setrlimit(Resource::RLIMIT_CORE, 0, 0)?;
-    // A core_pattern that pipes into a program ignores RLIMIT_CORE; not dumpable covers that,
-    // and closes /proc/PID/mem and ptrace to others of the same user.
+    // RLIMIT_CORE does not apply if core_pattern pipes into a program. Not dumpable covers that,
+    // and denies other processes of the same user /proc/PID/mem and ptrace.
     prctl::set_dumpable(false)?;
     let (_, most_files) = getrlimit(Resource::RLIMIT_NOFILE)?;
     setrlimit(Resource::RLIMIT_NOFILE, OPEN_FILES.min(most_files), most_files)?;
@@ -41,8 +40,9 @@ pub fn harden() -> io::Result<()> {
     Ok(())
 }
 
-/// Gives up what a service manager may have given the server, such as `CAP_IPC_LOCK`. Root keeps
-/// its own: the server never runs as root, and an operator who does means to reach files of others.
+/// Drops capabilities that a service manager may have given the server, such as `CAP_IPC_LOCK`.
+/// Root keeps its own: the server never runs as root, and an operator who uses root wants access to
+/// files of others.
 fn drop_capabilities() -> io::Result<()> {
     let none = CapabilitySet::empty();
     clear_ambient_capability_set()?;

@@ -1,5 +1,5 @@
-//! `pagevault-keyring inspect`: what files say of themselves, without any key. Whatever is in them
-//! is shown as text of one line.
+//! `pagevault-keyring inspect`: shows what files contain that can be read without keys. Their
+//! content is shown as text without line breaks.
 
 use std::fmt::Display;
 use std::fs;
@@ -17,22 +17,22 @@ use crate::options::printable;
 use crate::regular::{open_regular, read_regular};
 use crate::verify::{fill, relation_file, wal_segment};
 
-/// No segment has more bytes, neither of WAL (`WalSegMaxSize`, xlog_internal.h) nor of a relation
+/// Maximum size of a segment in bytes, for WAL (`WalSegMaxSize`, xlog_internal.h) and relations
 /// (`RELSEG_SIZE`).
 const LARGEST_SEGMENT: u64 = 1 << 30;
 
-/// Tells of each file; of a data directory, of its key files.
+/// Describes each file; for a data directory, its key files.
 ///
 /// # Errors
-/// When a file cannot be read.
+/// If a file cannot be read.
 pub fn inspect(paths: &[PathBuf], out: &mut impl Write) -> Result<(), Failure> {
     for path in paths {
         if path.is_dir() {
             for file in key_files(path)? {
-                one(&file, out)?;
+                inspect_file(&file, out)?;
             }
         } else {
-            one(path, out)?;
+            inspect_file(path, out)?;
         }
     }
     Ok(())
@@ -55,7 +55,7 @@ fn key_files(path: &Path) -> Result<Vec<PathBuf>, Failure> {
     Ok(files)
 }
 
-fn one(path: &Path, out: &mut impl Write) -> Result<(), Failure> {
+fn inspect_file(path: &Path, out: &mut impl Write) -> Result<(), Failure> {
     let failed = |error: io::Error| unreadable(path, &error);
     let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
     let length = fs::metadata(path).map_err(failed)?.len();
@@ -111,7 +111,7 @@ fn wal_state(page: &[u8; PAGE_SIZE], at: u64) -> String {
     if wal::is_zero(page) {
         return "empty".to_owned();
     }
-    // No segment is smaller than 1 MB.
+    // The smallest WAL segment has 1 MB.
     if address.offset_in(1 << 20) != at % (1 << 20) {
         return "left from an earlier use".to_owned();
     }
@@ -121,7 +121,7 @@ fn wal_state(page: &[u8; PAGE_SIZE], at: u64) -> String {
     }
 }
 
-/// Runs of pages that say the same.
+/// Prints runs of pages with the same state.
 fn pages(
     path: &Path,
     state: impl Fn(&[u8; PAGE_SIZE], u64) -> String,
@@ -180,7 +180,7 @@ mod tests {
     }
 
     #[test]
-    fn pages_are_told_in_runs() {
+    fn pages_are_listed_in_runs() {
         let mut bytes = vec![0; 4 * PAGE_SIZE + 7];
         bytes[PAGE_SIZE + 10..PAGE_SIZE + 12].copy_from_slice(&(3_u16 << 3).to_le_bytes());
         bytes[2 * PAGE_SIZE] = 1;
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_may_be_in_a_file() {
+    fn files_may_contain_anything() {
         let noise: Vec<u8> =
             (0..60_000_u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 13) as u8).collect();
         for name in ["cluster.keys", "5.keys", "1_fsm", "000000010000000000000001", "other"] {

@@ -1,33 +1,33 @@
 //! Master keys, outside the server process.
 //!
-//! `pagevault-keyring serve` reads one request, has each of its operations done by the provider it
-//! names, and writes one reply ([`pagevault_keystore::protocol`]). The server starts it as it
-//! starts `archive_command`: no network code, no thread and no credential lives in a backend.
+//! `pagevault-keyring serve` reads one request, has the providers perform its operations, and
+//! writes one reply ([`pagevault_keystore::protocol`]). The server starts it like
+//! `archive_command`, so backends contain no network code, no threads and no credentials.
 //!
 //! | module | subject |
 //! |---|---|
-//! | [`provider`] | what every provider can do |
-//! | [`providers`] | one file per provider, and the registry that maps a kind to its constructor |
+//! | [`provider`] | the interface of all providers |
+//! | [`providers`] | one module per provider, and the table of kinds and constructors |
 //! | [`options`] | reading a provider's options; unknown names are refused |
-//! | `net` | TLS, deadlines and causes of failure for the providers that use the network |
-//! | [`mod@retry`] | trying again under a deadline, written once for all providers |
-//! | [`mod@serve`] | one request, one reply, a deadline that holds even if a provider hangs |
-//! | `program` | running a program of the operator's, and leaving nothing of it behind |
-//! | [`failure`] | why something was not done |
-//! | [`findings`] | what was found on looking at a provider |
-//! | [`mod@check`] | trying out a provider and a key, in plain words |
+//! | `net` | TLS, deadlines and causes of failures, for providers that use the network |
+//! | [`mod@retry`] | repeating failed operations until the deadline, for all providers |
+//! | [`mod@serve`] | one request, one reply, within the deadline even if a provider hangs |
+//! | `program` | running a program of the operator, and ending all its processes |
+//! | [`failure`] | errors |
+//! | [`findings`] | results of examining a provider |
+//! | [`mod@check`] | testing a provider and a key |
 //! | [`keyfile`] | the key file of the `file` provider |
-//! | [`trust`] | whose files must be that are named somewhere, and who else may read and write them |
-//! | [`access`] | what is believed of key files that are read without their server |
+//! | [`trust`] | required owners and permissions of files that are named in options |
+//! | [`access`] | which key files are trusted by commands without a server |
 //! | `regular` | opening files that anybody may have put there |
 //! | [`offline`] | the keystore of a data directory, without its server |
-//! | [`escrow`] | database keys under an operator's public key, for the day the provider is lost |
-//! | [`mod@audit`] | whether lines of the audit trail were forged or taken away |
-//! | `bindir` | where PostgreSQL's own programs are |
-//! | [`mod@exec`] | PostgreSQL's own programs, with the keys of WAL |
-//! | [`mod@inspect`] | what files say of themselves, without keys |
-//! | [`mod@take_back`] | taking back what a start has cut off key files |
-//! | [`mod@verify`] | opening everything that a data directory holds |
+//! | [`escrow`] | database keys encrypted for public keys of the operator |
+//! | [`mod@audit`] | verifying the audit trail |
+//! | `bindir` | finding PostgreSQL's own programs |
+//! | [`mod@exec`] | running PostgreSQL's own programs with the WAL keys |
+//! | [`mod@inspect`] | what can be read from files without keys |
+//! | [`mod@take_back`] | restoring records that a failed start cut off from key files |
+//! | [`mod@verify`] | decrypting all pages and WAL records of a data directory |
 //! | [`mod@harden`] | no core dumps, no readable files, no secrets in panic messages |
 //! | [`cli`] | the command line |
 

@@ -1,4 +1,4 @@
-//! The `pagevault-keyring` program. See the library for what it does.
+//! The program `pagevault-keyring`; see the library.
 
 #![forbid(unsafe_code)]
 

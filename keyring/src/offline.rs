@@ -1,7 +1,7 @@
-//! The keystore of a data directory, read without its server; and its keys, unwrapped by their
-//! provider.
+//! The keystore of a data directory, read without its server, and its database keys, unwrapped by
+//! their providers.
 //!
-//! Only looks: the server may be running, and what it has not finished to write is passed over.
+//! Read-only: the server may be running, and unfinished records at the end of files are ignored.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -20,18 +20,18 @@ use pagevault_keystore::wal;
 use pagevault_keystore::{CheckValue, Record, RelFile, Scope, data_key_aad, master_context};
 use zeroize::Zeroizing;
 
-use crate::access::{Access, enter, read_ours};
+use crate::access::{Access, read_trusted, trusted_directories};
 use crate::failure::{Failure, unreadable};
 use crate::serve;
-use crate::trust::What;
+use crate::trust::FileKind;
 
-/// The folder of the keystore in a data directory.
+/// The directory of the keystore in a data directory.
 pub const DIRECTORY: &str = "pagevault";
 
-/// How long providers may take for all keys.
+/// Time limit for unwrapping all keys.
 const TIME: Duration = Duration::from_secs(30);
 
-/// What the key files of a data directory say.
+/// The content of a data directory's key files.
 pub struct Keystore {
     data_directory: PathBuf,
     id: [u8; 16],
@@ -40,24 +40,24 @@ pub struct Keystore {
     access: Access,
 }
 
-/// Whether `path` is a data directory with a keystore, or a copy that has only that. Nothing above
-/// it is looked at: who may write anywhere above a file would choose the keystore.
+/// Whether `path` is a data directory with a keystore, or a copy of the keystore only. Directories
+/// above are not searched: otherwise anybody who can write there could choose the keystore.
 #[must_use]
 pub fn has_keystore(path: &Path) -> bool {
     path.join(DIRECTORY).join(log::file_name(Scope::CLUSTER)).is_file()
 }
 
 impl Keystore {
-    /// Reads the key files of a data directory, or a copy of it that has only those. `access` says
-    /// how providers may be asked.
+    /// Reads the key files of a data directory, or of a copy that contains only those. `access`
+    /// says how providers may be reached.
     ///
     /// # Errors
-    /// When they are missing, damaged, do not belong together, or somebody else than root and us
-    /// may have written them.
+    /// If files are missing, damaged or of different keystores, or if anybody but root and the
+    /// current user could have written them.
     pub fn read(data_directory: &Path, access: Access) -> Result<Self, Failure> {
-        let (data_directory, directory) = enter(data_directory, DIRECTORY)?;
-        // The cluster's log comes first: others rely on what it says.
-        let scopes = named(&directory, log::scope_of)?;
+        let (data_directory, directory) = trusted_directories(data_directory, DIRECTORY)?;
+        // The cluster's log comes first: records in others refer to it.
+        let scopes = scopes_in(&directory, log::scope_of)?;
         if scopes.first() != Some(&Scope::CLUSTER) {
             return Err(Failure::new(
                 ErrorClass::KeyMissing,
@@ -77,7 +77,7 @@ impl Keystore {
                     format!("key file \"{}\" is not readable: {what}", path.display()),
                 )
             };
-            let bytes = read_ours(What::Keystore, &path)?;
+            let bytes = read_trusted(FileKind::Keystore, &path)?;
             let contents = log::replay(&bytes, scope).map_err(|error| damaged(&error))?;
             if *id.get_or_insert(contents.position.keystore_id) != contents.position.keystore_id {
                 return Err(damaged(&"it is of another keystore than the others"));
@@ -101,22 +101,22 @@ impl Keystore {
         &self.data_directory
     }
 
-    /// Which keystore it is; copies and standbys have the same.
+    /// The identity of the keystore; copies and standbys have the same.
     #[must_use]
     pub fn id(&self) -> [u8; 16] {
         self.id
     }
 
-    /// Whose key files there are; ascending.
+    /// The scopes that have a key file, ascending: 0 for there cluster, or the OID of a database.
     #[must_use]
     pub fn scopes(&self) -> &[Scope] {
         &self.scopes
     }
 
-    /// Whether no tablespace has a directory of the database whose scope this is: it was dropped.
+    /// Whether the database of this scope was dropped: no tablespace has a directory for it.
     #[must_use]
     pub fn is_gone(&self, scope: Scope) -> bool {
-        // What cannot be looked for may be there.
+        // A directory that cannot be examined may exist.
         let has_it =
             |directory: &Path| directory.join(scope.to_string()).try_exists().unwrap_or(true);
         let below = |directory: PathBuf| fs::read_dir(directory).into_iter().flatten().flatten();
@@ -128,22 +128,22 @@ impl Keystore {
             && !versions.any(|version| has_it(&version.path()))
     }
 
-    /// What the files say.
+    /// The state that the key files describe.
     #[must_use]
     pub fn state(&self) -> &State {
         &self.state
     }
 
-    /// What starts that failed have cut off key files, by scope.
+    /// Records that failed starts of the server cut off from key files, by scope.
     ///
     /// # Errors
-    /// As [`Keystore::read`].
+    /// Those of [`Keystore::read`].
     pub fn put_aside(&self) -> Result<Vec<(Scope, Vec<Record>)>, Failure> {
         let directory = self.data_directory.join(DIRECTORY);
         let mut found = Vec::new();
-        for scope in named(&directory, aside::scope_beside)? {
+        for scope in scopes_in(&directory, aside::scope_beside)? {
             let path = directory.join(aside::name(scope));
-            let records = aside::decode(&read_ours(What::Keystore, &path)?, scope, &self.id);
+            let records = aside::decode(&read_trusted(FileKind::Keystore, &path)?, scope, &self.id);
             let records = records.map_err(|error| {
                 let what = format!("key file \"{}\" is not readable: {error}", path.display());
                 Failure::new(ErrorClass::Internal, what)
@@ -153,7 +153,7 @@ impl Keystore {
         Ok(found)
     }
 
-    /// The keys of WAL as they are recorded, by version.
+    /// The records of all WAL keys, by version.
     pub fn wal_keys(&self) -> impl Iterator<Item = (KeyVersion, &DataKey)> {
         let places = self.state.files().filter(|(file, _)| wal::is_key_place(*file));
         places.flat_map(|(file, entry)| {
@@ -162,26 +162,25 @@ impl Keystore {
         })
     }
 
-    /// Has the providers unwrap these database keys, given as scope and version.
+    /// Has the providers unwrap these database keys, given by scope and version.
     ///
     /// # Errors
-    /// The first failure, if there is any.
+    /// The first failure.
     pub fn unlock(&self, wanted: &BTreeSet<(Scope, KeyVersion)>) -> Result<DatabaseKeys, Failure> {
         let mut operations = Vec::new();
         for &(scope, version) in wanted {
-            operations.push(self.unwrapping(scope, version)?);
+            operations.push(self.unwrap_operation(scope, version)?);
         }
         let mut keys = BTreeMap::new();
         for (&place, outcome) in wanted.iter().zip(self.ask(operations)) {
             let key = unwrapped(outcome)?;
-            self.require_right(place, &key)?;
+            self.require_matching(place, &key)?;
             keys.insert(place, key);
         }
         Ok(DatabaseKeys { keys })
     }
 
-    /// The database keys that any data key is wrapped by, but for those of databases that were
-    /// dropped.
+    /// The database keys that wrap data keys, except those of dropped databases.
     pub(crate) fn needed(&self) -> BTreeSet<(Scope, KeyVersion)> {
         let keys = self.state.files().flat_map(|(_, entry)| entry.keys.values());
         let mut needed: BTreeSet<_> = keys.map(|key| (key.scope, key.key_version)).collect();
@@ -189,7 +188,7 @@ impl Keystore {
         needed
     }
 
-    /// The check value that a database key of this keystore has.
+    /// The key check value for a database key of this keystore.
     pub(crate) fn check_value(
         &self,
         (scope, version): (Scope, KeyVersion),
@@ -198,9 +197,9 @@ impl Keystore {
         CheckValue::of(key, &self.id, scope, version)
     }
 
-    /// Refuses another key than the one that is recorded, before it opens or wraps anything. One of
-    /// which there is no record passes.
-    pub(crate) fn require_right(
+    /// Refuses a key whose check value differs from the recorded one, before it is used. A key
+    /// without a record passes.
+    pub(crate) fn require_matching(
         &self,
         (scope, version): (Scope, KeyVersion),
         key: &Secret32,
@@ -220,7 +219,7 @@ impl Keystore {
         .with_hint("Check that the provider, or the bundle, is the right one. If the key files are damaged, restore the directory pagevault/ of the data directory from a backup."))
     }
 
-    /// Has providers do what is asked: one outcome for each operation.
+    /// Has the providers perform operations; returns one outcome for each.
     pub(crate) fn ask(&self, operations: Vec<Operation>) -> Vec<Outcome> {
         let directory = self.data_directory.to_string_lossy().into_owned();
         let milliseconds = u64::try_from(TIME.as_millis()).unwrap_or(u64::MAX);
@@ -228,7 +227,7 @@ impl Keystore {
         serve::answer(request, Instant::now(), TIME).results
     }
 
-    fn unwrapping(&self, scope: Scope, version: KeyVersion) -> Result<Operation, Failure> {
+    fn unwrap_operation(&self, scope: Scope, version: KeyVersion) -> Result<Operation, Failure> {
         let damaged = |what: String| Failure::new(ErrorClass::Internal, what);
         let key = self.state.database_key(scope, version).ok_or_else(|| {
             damaged(format!("the keystore has no database key {scope}/{version}"))
@@ -247,7 +246,7 @@ impl Keystore {
     }
 }
 
-/// The key that was unwrapped.
+/// The database key in the outcome of an unwrap operation.
 pub(crate) fn unwrapped(outcome: Outcome) -> Result<Secret32, Failure> {
     match outcome {
         Outcome::Unwrapped { plaintext, .. } => {
@@ -256,25 +255,25 @@ pub(crate) fn unwrapped(outcome: Outcome) -> Result<Secret32, Failure> {
             })?;
             Ok(Secret32::from_bytes(bytes))
         }
-        other => Err(not_done(other)),
+        other => Err(failure_of(other)),
     }
 }
 
-/// Why something else was not done.
-pub(crate) fn not_done(outcome: Outcome) -> Failure {
+/// The failure in an outcome that is not the expected one.
+pub(crate) fn failure_of(outcome: Outcome) -> Failure {
     match outcome {
         Outcome::Failed(failure) => failure,
         _ => Failure::new(ErrorClass::Internal, "a provider answered something else"),
     }
 }
 
-/// What an escrow was restored to, if the server has not taken that over yet.
+/// Records of a restored escrow that the server has not applied yet.
 fn restored(directory: &Path, id: [u8; 16]) -> Result<Vec<Record>, Failure> {
     let path = directory.join(escrow::RESTORED);
     if fs::symlink_metadata(&path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
         return Ok(Vec::new());
     }
-    let bytes = read_ours(What::Keystore, &path)?;
+    let bytes = read_trusted(FileKind::Keystore, &path)?;
     let restored = Restored::decode(&bytes).map_err(|error| {
         Failure::new(
             ErrorClass::Internal,
@@ -285,8 +284,8 @@ fn restored(directory: &Path, id: [u8; 16]) -> Result<Vec<Record>, Failure> {
     Ok(if restored.keystore == id { restored.records } else { Vec::new() })
 }
 
-/// The scopes that are in the names of files, ascending.
-fn named(directory: &Path, of: impl Fn(&str) -> Option<Scope>) -> Result<Vec<Scope>, Failure> {
+/// The scopes in the file names of a directory, ascending.
+fn scopes_in(directory: &Path, of: impl Fn(&str) -> Option<Scope>) -> Result<Vec<Scope>, Failure> {
     let entries = match fs::read_dir(directory) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
         entries => entries.map_err(|error| unreadable(directory, &error))?,
@@ -306,18 +305,18 @@ pub struct DatabaseKeys {
 }
 
 impl DatabaseKeys {
-    /// Keys that are known from elsewhere.
+    /// From keys that were not unwrapped by a provider.
     pub(crate) fn from_known(keys: BTreeMap<(Scope, KeyVersion), Secret32>) -> Self {
         Self { keys }
     }
 
-    /// Adds what others have.
+    /// Adds keys.
     pub(crate) fn extend(&mut self, others: DatabaseKeys) {
         self.keys.extend(others.keys);
     }
 
-    /// A data key from its record; `None` when it does not authenticate, or its database key is not
-    /// here.
+    /// Unwraps a data key from its record; `None` if it does not authenticate, or its database key
+    /// is not here.
     #[must_use]
     pub fn data_key(
         &self,
@@ -336,7 +335,7 @@ impl DatabaseKeys {
         pagevault_cipher::DataKey::from_bytes(cipher, plain.get(..length)?).ok()
     }
 
-    /// Scope, version and key of each.
+    /// Scope, version and key.
     pub fn iter(&self) -> impl Iterator<Item = (Scope, KeyVersion, &Secret32)> {
         self.keys.iter().map(|(&(scope, version), key)| (scope, version, key))
     }

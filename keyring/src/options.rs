@@ -1,5 +1,5 @@
-//! Reading a provider's options. Unknown names are refused: a misspelt option that is silently
-//! ignored is a security setting that is silently off.
+//! Reading a provider's options. Unknown names are refused: a misspelt option must not silently
+//! switch off a security setting.
 
 use crate::failure::Failure;
 use std::path::{Component, Path, PathBuf};
@@ -8,7 +8,7 @@ use pagevault_keystore::protocol::ErrorClass;
 use reqwest::Url;
 use serde_json::{Map, Value};
 
-/// The options of one provider, names checked.
+/// The options of one provider, with known names only.
 pub struct Options<'a> {
     kind: &'a str,
     values: &'a Map<String, Value>,
@@ -31,8 +31,8 @@ impl<'a> Options<'a> {
         }
     }
 
-    /// A program and its arguments, if they are given: an array of texts, of which the first is an
-    /// absolute path. Only the form is looked at, not the file system.
+    /// A program and its arguments, if given: an array of strings, the first an absolute path.
+    /// Checks the form only, not the file system.
     pub fn program(&self, name: &str) -> Result<Option<(PathBuf, Vec<String>)>, Failure> {
         let Some(value) = self.values.get(name) else { return Ok(None) };
         let texts: Option<Vec<String>> = value.as_array().and_then(|values| {
@@ -56,12 +56,12 @@ impl<'a> Options<'a> {
         Ok(Some((path, texts)))
     }
 
-    /// A required absolute path to a file. Only the form is looked at, not the file system.
+    /// A required absolute path of a file. Checks the form only, not the file system.
     pub fn absolute_path(&self, name: &str) -> Result<PathBuf, Failure> {
         self.optional_path(name)?.ok_or_else(|| self.missing(name, "\"/absolute/path\""))
     }
 
-    /// An absolute path to a file, if it is given.
+    /// An absolute path of a file, if given.
     pub fn optional_path(&self, name: &str) -> Result<Option<PathBuf>, Failure> {
         let path = self.text(name)?.map(absolute_path).transpose();
         path.map_err(|error| Failure {
@@ -70,12 +70,12 @@ impl<'a> Options<'a> {
         })
     }
 
-    /// A required text.
+    /// A required string.
     pub fn required_text(&self, name: &str) -> Result<&'a str, Failure> {
         self.text(name)?.ok_or_else(|| self.missing(name, "\"...\""))
     }
 
-    /// A text, if it is given: not empty, at most 4095 bytes, no control characters.
+    /// A string, if given: not empty, at most 4095 bytes, no control characters.
     pub fn text(&self, name: &str) -> Result<Option<&'a str>, Failure> {
         match self.values.get(name) {
             None => Ok(None),
@@ -91,7 +91,7 @@ impl<'a> Options<'a> {
         }
     }
 
-    /// Whether something is switched on; off if it is not given.
+    /// A boolean; false if not given.
     pub fn flag(&self, name: &str) -> Result<bool, Failure> {
         match self.values.get(name) {
             None => Ok(false),
@@ -100,7 +100,7 @@ impl<'a> Options<'a> {
         }
     }
 
-    /// Options within an option, if they are given.
+    /// A nested object, if given.
     pub fn object(&self, name: &str) -> Result<Option<&'a Map<String, Value>>, Failure> {
         match self.values.get(name) {
             None => Ok(None),
@@ -115,15 +115,15 @@ impl<'a> Options<'a> {
     }
 }
 
-/// The option by which plain http is accepted, to this machine. Its name says what it is: any user
-/// of the machine may listen at a port that is free, and is given keys.
+/// The option that permits http to this machine. It is named for its risk: any user of the machine
+/// can listen at a free port, and would receive keys.
 pub(crate) const CLEAR: &str = "insecure_loopback_http";
 
-/// Accepts `https://host[:port]` as the value of `option`; and `http` to this machine, if `clear`
+/// Accepts `https://host[:port]` as the value of `option`, and `http` to this machine if `clear`
 /// ([`CLEAR`]) is set.
 pub(crate) fn server_address(option: &str, text: &str, clear: bool) -> Result<Url, Failure> {
     let wrong = |detail: &str| {
-        // Not repeated: somebody may have put a credential into it.
+        // The value is not repeated: it may contain a credential by mistake.
         bad(format!("option \"{option}\" is not the address of a server"))
             .with_detail(detail)
             .with_hint("Give it as \"https://keys.example.com\", with a port if need be.")
@@ -164,7 +164,7 @@ pub(crate) fn server_address(option: &str, text: &str, clear: bool) -> Result<Ur
     Ok(url)
 }
 
-/// Accepts an absolute path that names a file and holds no `..`.
+/// Accepts an absolute path that names a file and contains no `..`.
 pub fn absolute_path(text: &str) -> Result<PathBuf, Failure> {
     let path = Path::new(text);
     let shown = printable(text);
@@ -186,7 +186,7 @@ pub fn absolute_path(text: &str) -> Result<PathBuf, Failure> {
     Ok(path.to_owned())
 }
 
-/// `text` fit for a message: control characters escaped, cut after 200 characters.
+/// `text` as messages may show it: control characters escaped, truncated after 200 characters.
 pub fn printable(text: &str) -> String {
     let mut shown: String = text.chars().take(200).flat_map(escape_control).collect();
     if text.chars().nth(200).is_some() {
@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_are_safe_ones() {
+    fn only_safe_addresses_are_accepted() {
         for good in [
             "https://vault:8200",
             "https://10.0.0.1/",

@@ -1,14 +1,14 @@
-//! Running a program of the operator's, and leaving nothing of it behind.
+//! Runs a program of the operator, and ends all processes that it started.
 //!
 //! ```text
-//! pagevault-keyring serve          pipes, deadline; kills the group when it has what it wants
+//! pagevault-keyring serve          pipes, deadline; kills the group at the end
 //!  └─ pagevault-keyring run        leads a process group; kills it when nobody reads its output
-//!      └─ program                  in that group, with what it starts
+//!      └─ program                  in that group, with its child processes
 //! ```
 //!
-//! The process in the middle is there for the ways to end that leave no time to tidy up: the server
-//! kills its helper when a session is cancelled. It also gives the program a signal mask that is
-//! clear, which the threads of `serve` do not have.
+//! The middle process is needed for cases in which `serve` has no time to clean up: the server
+//! kills its helper when a session is cancelled. It also gives the program an empty signal mask,
+//! which threads of `serve` do not have.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::File;
@@ -27,37 +27,37 @@ use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::unistd::{Pid, getpgrp, getpid};
 use zeroize::Zeroizing;
 
-/// Most that a program may print.
+/// Maximum size of a program's output in bytes.
 pub(crate) const OUTPUT_LIMIT: usize = 64 * 1024;
 
-/// What is kept of the end of its standard error.
+/// Bytes that are kept of the end of its standard error.
 const TAIL: usize = 2048;
 
-/// How often is looked whether the program has ended while its pipes are still held open.
+/// Interval in which the end of the program is checked while its pipes are open.
 const TICK: Duration = Duration::from_millis(5);
 
-/// What a program finds in its environment, besides variables that begin with `LC_`. Anything else
-/// may be a credential for somebody else, or change what a program does.
+/// Environment variables that a program gets, besides those that begin with `LC_`. Others may be
+/// credentials for other purposes, or change the program's behaviour.
 const ENVIRONMENT: &[&str] = &["PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR"];
 
-/// A program that ran to its end.
+/// A program that has ended.
 pub(crate) struct Ended {
-    /// How. A signal's number is in the code, as in a shell: 128 and the number.
+    /// Exit status; if it was killed by a signal, 128 plus its number, as in a shell.
     pub(crate) code: i32,
-    /// What it printed, which may be a secret.
+    /// Its standard output, which may contain a secret.
     pub(crate) output: Zeroizing<Vec<u8>>,
-    /// The last line that it printed on standard error; not made fit for messages.
+    /// The last line of its standard error, unescaped.
     pub(crate) last_error: String,
 }
 
 /// Why a program did not run to its end.
 #[derive(Debug)]
 pub(crate) enum Stopped {
-    /// Time was up.
+    /// The deadline was reached.
     Late,
     /// It printed more than [`OUTPUT_LIMIT`].
     TooMuch,
-    /// The system refused something.
+    /// A system call failed.
     System(io::Error),
 }
 
@@ -73,8 +73,8 @@ impl From<nix::Error> for Stopped {
     }
 }
 
-/// Runs `path` with `input` on its standard input. When this returns, neither it nor anything that
-/// it started in its process group is left.
+/// Runs `path` with `input` as standard input. When this returns, the program and all processes in
+/// its process group have ended.
 pub(crate) fn run(
     path: &Path,
     arguments: &[String],
@@ -114,7 +114,7 @@ pub(crate) fn run(
             return Err(Stopped::Late);
         }
         if !ended && group.has_ended()? {
-            // What it started and left must not keep the pipes open.
+            // Its child processes must not keep the pipes open.
             group.kill();
             ended = true;
         }
@@ -138,12 +138,12 @@ pub(crate) fn run(
     }
 }
 
-/// As a shell tells how a process ended.
+/// The exit status as in a shell.
 fn code_of(status: ExitStatus) -> i32 {
     status.code().unwrap_or_else(|| 128 + status.signal().unwrap_or_default())
 }
 
-/// A process group, killed and reaped when it goes out of scope.
+/// A process group; killed and reaped on drop.
 struct Group {
     leader: Child,
     reaped: bool,
@@ -154,15 +154,15 @@ impl Group {
         Pid::from_raw(self.leader.id().cast_signed())
     }
 
-    /// Whether its leader has ended. It is not reaped yet: as long as it is there, no other group
-    /// can have its number.
+    /// Whether its leader has ended. The leader is not reaped yet: until then, no other group can
+    /// get its number.
     fn has_ended(&self) -> nix::Result<bool> {
         let flags = WaitPidFlag::WEXITED | WaitPidFlag::WNOHANG | WaitPidFlag::WNOWAIT;
         Ok(waitid(Id::Pid(self.number()), flags)? != WaitStatus::StillAlive)
     }
 
     fn kill(&self) {
-        // Fails only if all of them have ended.
+        // Fails only if all its processes have ended.
         let _ = killpg(self.number(), Signal::SIGKILL);
     }
 
@@ -181,7 +181,7 @@ impl Drop for Group {
     }
 }
 
-/// Our ends of a program's pipes; closed ones are gone.
+/// This process's ends of a program's pipes; `None` once closed.
 struct Pipes {
     input: Option<File>,
     output: Option<File>,
@@ -221,8 +221,8 @@ impl Pipes {
         })
     }
 
-    /// Writes what the pipe takes without waiting and returns the rest. A program that reads no
-    /// further has its reasons.
+    /// Writes as much as the pipe accepts without blocking and returns the rest. A program need not
+    /// read all of its input.
     fn feed<'a>(&mut self, input: &'a [u8]) -> &'a [u8] {
         let piece = &input[..input.len().min(PIPE_BUF)];
         let written = self.input.as_mut().map_or(Ok(0), |end| end.write(piece));
@@ -237,14 +237,14 @@ impl Pipes {
     }
 }
 
-/// What a program printed.
+/// Output of a program.
 struct Printed {
     output: Zeroizing<Vec<u8>>,
     errors: Zeroizing<Vec<u8>>,
 }
 
 impl Printed {
-    /// With all room at once: a vector that grows by itself leaves copies behind.
+    /// With full capacity: a vector that grows leaves copies behind.
     fn new() -> Printed {
         Printed {
             output: Zeroizing::new(Vec::with_capacity(OUTPUT_LIMIT + 1)),
@@ -272,7 +272,7 @@ impl Printed {
     }
 }
 
-/// Reads what is there; at the end of the pipe, our end goes.
+/// Reads what is available; at the end of the pipe, closes it.
 fn read(from: &mut Option<File>, piece: &mut [u8]) -> io::Result<usize> {
     let Some(pipe) = from else { return Ok(0) };
     match pipe.read(piece) {
@@ -284,20 +284,20 @@ fn read(from: &mut Option<File>, piece: &mut [u8]) -> io::Result<usize> {
     Ok(0)
 }
 
-/// The last line with anything on it.
+/// The last line that is not blank.
 fn last_line(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
     text.lines().map(str::trim).rfind(|line| !line.is_empty()).unwrap_or_default().to_owned()
 }
 
-/// The process in the middle: runs the program, ends as it ends, and takes the whole process group
-/// down when nobody reads its output any more.
+/// The middle process: runs the program, ends with its exit status, and kills the whole process
+/// group when nobody reads its output any more.
 pub(crate) fn supervise(program: &OsStr, arguments: &[OsString]) -> ExitCode {
     match try_supervise(program, arguments) {
         Ok(status) => ExitCode::from(u8::try_from(code_of(status)).unwrap_or(u8::MAX)),
         Err(error) => {
             eprintln!("could not be run: {error}");
-            // As a shell says it.
+            // The exit status of a shell.
             let code = if error.kind() == io::ErrorKind::NotFound { 127 } else { 126 };
             ExitCode::from(code)
         }
@@ -317,9 +317,9 @@ fn try_supervise(program: &OsStr, arguments: &[OsString]) -> io::Result<ExitStat
     Command::new(program).args(arguments).status()
 }
 
-/// Returns when the pipe that `output` writes to has no reader.
+/// Returns when the pipe behind `output` has no reader.
 fn wait_for_hangup(output: BorrowedFd<'_>) {
-    // Asked for nothing, it still reports errors and hang-up.
+    // Without requested events, poll still reports errors and hang-up.
     let mut watched = [PollFd::new(output, PollFlags::empty())];
     while poll(&mut watched, PollTimeout::NONE) == Err(nix::Error::EINTR) {}
 }

@@ -1,4 +1,4 @@
-//! What every provider can do.
+//! The interface of all providers.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -8,21 +8,21 @@ use zeroize::Zeroizing;
 use crate::failure::Failure;
 use crate::findings::Findings;
 
-/// Something that wraps and unwraps with a master key: a key file, Vault, a KMS, a command.
+/// A provider wraps and unwraps with master keys: a key file, Vault, a KMS, a command.
 ///
-/// An implementation makes one attempt per call and reports what came of it; trying again and
-/// keeping the deadline is done above, once for all of them.
+/// An implementation makes one attempt per call and reports the result. The caller repeats attempts
+/// and enforces the deadline, for all providers.
 pub trait Provider {
-    /// Wraps `plaintext` with the newest version of `key`. `context` is bound as associated data:
-    /// [`unwrap`](Provider::unwrap) succeeds under the same context only.
+    /// Wraps `plaintext` with the newest version of `key`. `context` is associated data:
+    /// [`unwrap`](Provider::unwrap) succeeds only with the same context.
     fn wrap(&self, key: &str, context: &str, plaintext: &[u8]) -> Result<Wrapped, Failure>;
 
-    /// Unwraps what [`wrap`](Provider::wrap) made, with whichever version of `key` made it.
+    /// Unwraps the result of [`wrap`](Provider::wrap), with the version of `key` that wrapped it.
     fn unwrap(&self, key: &str, context: &str, wrapped: &[u8]) -> Result<Unwrapped, Failure>;
 
-    /// Wraps again under the newest version of `key` what `from_key` of this provider wrapped.
+    /// Wraps again with the newest version of `key` what `from_key` of this provider wrapped.
     ///
-    /// A provider that can do this by itself overrides it, so that the plaintext stays there.
+    /// A provider that can do this itself overrides it, so that the plaintext stays there.
     fn rewrap(
         &self,
         from_key: &str,
@@ -34,30 +34,30 @@ pub trait Provider {
         self.wrap(key, context, &unwrapped.plaintext)
     }
 
-    /// Makes sure that `key` has a version newer than the one that wrapped `wrapped`, and returns
-    /// the newest. If it has one already, because somebody rotated it elsewhere, pointed its name
-    /// at another key, or a rotation was cut short, that one will do. Older versions keep
-    /// unwrapping.
+    /// Ensures that `key` has a version newer than the one that wrapped `wrapped`, and returns the
+    /// newest. It may have one already: it was rotated elsewhere, its name now refers to another
+    /// key, or an earlier rotation was interrupted. Then that version is used. Older versions still
+    /// unwrap.
     fn rotate(&self, key: &str, wrapped: &[u8]) -> Result<u64, Failure>;
 
-    /// Tells about `key` without using it.
+    /// Describes `key` without using it.
     fn describe(&self, key: &str) -> Result<KeyInfo, Failure>;
 
-    /// Looks at everything around the key (place, permissions, address, credentials). `None` after
-    /// a failure.
+    /// Examines everything but the key (place, permissions, address, credentials). `None` after a
+    /// failure.
     fn examine(&self, findings: &mut Findings) -> Option<()>;
 
-    /// Refuses options that can never be right. What may come later, such as a key file that does
-    /// not exist yet, is no error.
+    /// Refuses options that can never work. It is not an error if something may still be provided
+    /// later, such as a key file that does not exist yet.
     fn check_options(&self) -> Result<(), Failure>;
 }
 
-/// What a provider may know of the request it serves.
+/// The context of a request.
 #[derive(Debug, Clone)]
 pub struct Environment {
-    /// The server's data directory. No key may lie in it.
+    /// The server's data directory. No key may be in it.
     pub data_directory: Option<PathBuf>,
-    /// When the caller stops waiting. A provider that talks to others bounds its calls by it.
+    /// The deadline. A provider that uses the network limits its requests by it.
     pub deadline: Option<Instant>,
     /// Whether this provider may run programs.
     pub programs: bool,
@@ -65,7 +65,7 @@ pub struct Environment {
 
 /// A wrapped key.
 pub struct Wrapped {
-    /// The provider's own format.
+    /// In the provider's own format.
     pub wrapped: Vec<u8>,
     /// The version of the master key that wrapped it.
     pub key_version: u64,
@@ -73,18 +73,18 @@ pub struct Wrapped {
 
 /// An unwrapped key.
 pub struct Unwrapped {
-    /// The secret, wiped on drop.
+    /// The secret; wiped on drop.
     pub plaintext: Zeroizing<Vec<u8>>,
     /// The version of the master key that had wrapped it.
     pub key_version: u64,
 }
 
-/// What may be known of a master key.
+/// Public information about a master key.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct KeyInfo {
-    /// The version that wraps now.
+    /// The version that is used for wrapping.
     pub key_version: u64,
-    /// The oldest version that still unwraps.
+    /// The oldest version that can still unwrap.
     pub oldest_version: u64,
     /// Where the key is and what protects it, in one line.
     pub summary: String,

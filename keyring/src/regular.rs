@@ -1,6 +1,6 @@
-//! Files of a data directory that anybody may have written: a FIFO, a device, or a link to one may
-//! lie where a file is expected. To open a FIFO waits for a writer, to open a device may have it do
-//! something, and neither has an end.
+//! Opening files of a data directory that anybody may have written: there may be a FIFO, a device,
+//! or a link to one. Opening a FIFO waits for a writer, opening a device may have effects, and
+//! reading either may never end.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read};
@@ -9,27 +9,26 @@ use std::path::Path;
 
 use nix::fcntl::OFlag;
 
-/// Opens a regular file for reading, and never waits. Links are followed: the file must be one
-/// behind them.
+/// Opens a regular file for reading, and never blocks. Symbolic links are followed.
 ///
 /// # Errors
-/// Those of the system, and one that says that it is not a regular file.
+/// Those of the system; also if it is not a regular file.
 pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
-    // Looked at first, since to open a device is to use it: a watchdog starts, a tape is wound
-    // back.
+    // Checked before opening, since opening a device has effects: a watchdog starts, a tape
+    // rewinds.
     require(&fs::metadata(path)?)?;
-    // Files of /proc are regular and may wait nevertheless, when they are read.
+    // Files in /proc are regular, but reading them may block.
     let flags = OFlag::O_NONBLOCK | OFlag::O_NOCTTY | OFlag::O_CLOEXEC;
     let file = OpenOptions::new().read(true).custom_flags(flags.bits()).open(path)?;
-    // Another may lie there by now.
+    // The file may have been replaced since the first check.
     require(&file.metadata()?)?;
     Ok(file)
 }
 
-/// The content of a regular file that has at most `limit` bytes, whatever length it shows.
+/// The content of a regular file that has at most `limit` bytes, whatever size it reports.
 ///
 /// # Errors
-/// Those of [`open_regular`], and one that says that it is larger.
+/// Those of [`open_regular`]; also if the file is larger.
 pub(crate) fn read_regular(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
     let file = open_regular(path)?;
     let too_large = || io::Error::other(format!("it has more than {limit} bytes"));
@@ -84,7 +83,7 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         fs::write(&path, "12345").unwrap();
-        // The second shows no length.
+        // The second file reports the size 0.
         for path in [path.as_path(), Path::new("/proc/self/status")] {
             let error = read_regular(path, 4).unwrap_err();
             assert_eq!(error.to_string(), "it has more than 4 bytes");

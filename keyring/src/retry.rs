@@ -1,4 +1,4 @@
-//! Trying again under a deadline, written once for all providers.
+//! Repeating failed operations until the deadline, for all providers.
 
 use crate::failure::Failure;
 use std::thread;
@@ -6,12 +6,12 @@ use std::time::{Duration, Instant};
 
 use pagevault_keystore::protocol::ErrorClass;
 
-/// How long to wait between attempts: twice as long each time, less a random part.
+/// Pauses between attempts: they double each time, less a random part.
 #[derive(Debug, Clone, Copy)]
 pub struct Backoff {
-    /// The longest first wait.
+    /// Maximum of the first pause.
     pub first: Duration,
-    /// No wait is longer.
+    /// Maximum of all pauses.
     pub limit: Duration,
 }
 
@@ -21,10 +21,11 @@ impl Default for Backoff {
     }
 }
 
-/// Calls `attempt` until it succeeds, fails for good, or the next wait would pass `deadline`. The
-/// last error is returned as it came, with the number of attempts added to its detail; but not one
-/// of class `deadline` if there was another before, which says more. `passing` hears of each error
-/// that an attempt follows: if that one never ends, nothing else will say why.
+/// Calls `attempt` until it succeeds, fails with an error that is not transient, or the next pause
+/// would exceed `deadline`. Returns the last error, with the number of attempts in its detail. If
+/// that has the class `deadline` and there was another one before, returns the latter, which is
+/// more informative. `passing` is called with each error that is followed by another attempt,
+/// because that attempt may never end.
 pub fn retry<T>(
     backoff: Backoff,
     deadline: Option<Instant>,
@@ -53,7 +54,7 @@ pub fn retry<T>(
     }
 }
 
-/// `error`, saying how often it was tried if that was more than once.
+/// Adds the number of attempts to the detail, if there was more than one.
 fn counted(mut error: Failure, attempts: u32) -> Failure {
     if attempts > 1 {
         let tried = format!("Tried {attempts} times.");
@@ -65,8 +66,8 @@ fn counted(mut error: Failure, attempts: u32) -> Failure {
     error
 }
 
-/// Between half of `wait` and all of it, so that many servers that lost the same provider do not
-/// come back in step. Without randomness the whole wait: only politeness is lost.
+/// A random duration between half of `wait` and `wait`, so that servers that lost the same provider
+/// do not retry in step. Without random bytes `wait` itself, which is harmless.
 fn jittered(wait: Duration) -> Duration {
     let part = getrandom::u32().map_or(1.0, |r| 0.5 + f64::from(r) / f64::from(u32::MAX) / 2.0);
     wait.mul_f64(part)
@@ -98,7 +99,7 @@ mod tests {
     }
 
     #[test]
-    fn lasting_errors_are_not() {
+    fn other_errors_are_not() {
         let mut calls = 0;
         let result: Result<(), _> = retry(FAST, soon(), drop, || {
             calls += 1;
@@ -108,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_tried_again_is_told_at_once() {
+    fn errors_before_another_attempt_are_reported_at_once() {
         let (mut calls, mut told) = (0, Vec::new());
         let result = retry(
             FAST,
@@ -123,7 +124,7 @@ mod tests {
     }
 
     #[test]
-    fn running_out_of_time_does_not_hide_why() {
+    fn the_deadline_does_not_hide_an_earlier_error() {
         let mut calls = 0;
         let result: Result<(), _> =
             retry(FAST, Some(Instant::now() + Duration::from_millis(50)), drop, || {
@@ -135,7 +136,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_error_is_told_before_the_deadline() {
+    fn the_last_error_is_returned_before_the_deadline() {
         let start = Instant::now();
         let deadline = start + Duration::from_millis(50);
         let error = retry::<()>(FAST, Some(deadline), drop, || Err(throttled())).unwrap_err();

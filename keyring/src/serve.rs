@@ -1,4 +1,4 @@
-//! One request, one reply, a deadline that holds even if a provider hangs.
+//! Serves one request: one reply, within the deadline even if a provider hangs.
 //!
 //! ```text
 //! main      read request ──► start workers ──► collect outcomes until the deadline ──► reply, exit
@@ -6,12 +6,11 @@
 //! guard     ends the process on SIGTERM, SIGINT, SIGHUP, or when nobody reads the reply any more
 //! ```
 //!
-//! A request ends with the brace that closes it. The caller may keep its end of the pipe open or
-//! close it; it cancels by a signal, or by closing the end at which it would read the reply.
+//! A request ends with its closing brace. The caller may keep its end of the pipe open or close it.
+//! It cancels by a signal, or by closing the pipe from which it reads the reply.
 //!
-//! Nothing is asked to stop: the process ends, and the system takes back its memory and its locks.
-//! Providers are therefore written so that being killed at any step is harmless, which they must be
-//! anyway.
+//! Workers are not asked to stop: the process ends, and the system releases its memory and locks.
+//! So providers are written in such a way that being killed at any step is harmless.
 
 use std::fs::File;
 use std::io::{self, IsTerminal};
@@ -38,25 +37,25 @@ use crate::providers;
 use crate::retry::{Backoff, retry};
 use crate::wire;
 
-/// A caller that starts us has its request ready.
+/// Time limit for reading the request, which the caller has ready.
 const READ_TIME: Duration = Duration::from_secs(10);
 
-/// A longer deadline is taken for this.
+/// Maximum deadline.
 const LONGEST_DEADLINE: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// The reply leaves this much before the deadline, or a tenth of it before.
+/// The reply is sent this long before the deadline, or a tenth of it before, whichever is shorter.
 const REPLY_TIME: Duration = Duration::from_millis(200);
 
-/// How long the caller may take to read the reply after the deadline.
+/// Time that the caller may take to read the reply after the deadline.
 const WRITE_GRACE: Duration = Duration::from_secs(5);
 
-/// Most providers in one request: each has a thread.
+/// Maximum number of providers in a request: each has a thread.
 const PROVIDER_LIMIT: usize = 64;
 
-/// Reads a request from standard input and writes the reply to standard output. Success also means
-/// a reply that tells of failures; failure means that there is no reply.
+/// Reads a request from standard input and writes the reply to standard output. Returns success
+/// also if the reply reports failures; failure means that there is no reply.
 pub fn serve() -> ExitCode {
-    match guard().and_then(|()| converse()) {
+    match guard().and_then(|()| serve_request()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("pagevault-keyring: {error}");
@@ -65,14 +64,14 @@ pub fn serve() -> ExitCode {
     }
 }
 
-fn converse() -> io::Result<()> {
+fn serve_request() -> io::Result<()> {
     if io::stdin().is_terminal() || io::stdout().is_terminal() {
         return Err(io::Error::other(
             "serve answers a server, through pipes; to try out a provider, use: \
              pagevault-keyring check --help",
         ));
     }
-    // Duplicates of the descriptors, unlike std's handles, keep no buffer that holds secrets.
+    // Duplicated descriptors, because std's handles have buffers, which would hold secrets.
     let input = File::from(io::stdin().as_fd().try_clone_to_owned()?);
     let output = File::from(io::stdout().as_fd().try_clone_to_owned()?);
 
@@ -102,20 +101,20 @@ fn converse() -> io::Result<()> {
         .map_err(|error| io::Error::other(format!("could not write the reply: {error}")))
 }
 
-/// What a worker reports of an operation.
+/// A worker's report on an operation.
 enum Update {
-    /// An attempt failed, another is made.
+    /// An attempt failed; another follows.
     Retrying(Failure),
     Done(Done),
 }
 
-/// What a worker did and how long it took.
+/// Result and duration of an operation.
 struct Done {
     result: Result<Outcome, Failure>,
     elapsed: Duration,
 }
 
-/// Has all operations done and returns their outcomes in order, in time.
+/// Performs all operations and returns their outcomes in order, within the deadline.
 pub(crate) fn answer(request: Request, start: Instant, limit: Duration) -> Reply {
     let deadline = start + limit.saturating_sub(REPLY_TIME.min(limit / 10));
     let environment = Environment {
@@ -181,7 +180,7 @@ pub(crate) fn answer(request: Request, start: Instant, limit: Duration) -> Reply
     Reply::new(results, elapsed_us)
 }
 
-/// What an error message says an operation was about.
+/// The subject of an operation in error messages.
 fn title(operation: &Operation) -> String {
     use crate::options::printable;
     let provider = printable(&operation.provider.name);
@@ -193,13 +192,14 @@ fn title(operation: &Operation) -> String {
     }
 }
 
-/// The operations of one provider, with their places in the request.
+/// The operations of one provider, with their indexes in the request.
 struct Batch {
     provider: ProviderSpec,
     operations: Vec<(usize, Operation)>,
 }
 
-/// One [`Batch`] per provider, so that one that hangs takes no other with it.
+/// Divides operations into one [`Batch`] per provider, so that a provider that hangs does not delay
+/// others.
 fn divide(operations: Vec<Operation>) -> Result<Vec<Batch>, Failure> {
     let mut batches: Vec<Batch> = Vec::new();
     for (index, operation) in operations.into_iter().enumerate() {
@@ -231,7 +231,7 @@ impl Batch {
                 Ok(provider) => retry(
                     Backoff::default(),
                     environment.deadline,
-                    // Nobody listens any more: the deadline has passed, which `retry` sees too.
+                    // Sending fails if the deadline has passed, which `retry` notices as well.
                     |error| drop(sender.send((index, Update::Retrying(error)))),
                     || perform(provider.as_ref(), &operation),
                 ),
@@ -272,7 +272,7 @@ fn perform(provider: &dyn Provider, operation: &Operation) -> Result<Outcome, Fa
     })
 }
 
-/// The reply to a request that is not carried out at all.
+/// The reply to a request that is refused as a whole.
 fn refuse(error: Failure) -> Reply {
     Reply::new(vec![Outcome::Failed(error)], vec![0])
 }
@@ -292,26 +292,26 @@ fn bad_request(message: impl Into<String>) -> Failure {
     Failure::new(ErrorClass::BadRequest, message)
 }
 
-/// Set before the first byte of the reply: from then on the reader may close, for it may have all.
+/// Set before the first byte of the reply: from then on the reader may close, because it may have
+/// everything.
 static REPLYING: AtomicBool = AtomicBool::new(false);
 
-/// What a shell shows for a process ended by SIGTERM.
+/// Exit status of a process ended by SIGTERM, as in a shell.
 const ENDED: i32 = 143;
 
-/// Starts the thread that ends the process when it is told to, or when the reader of its output has
-/// gone. Signals are taken from a descriptor: that works even if the parent ignored or blocked
-/// them.
+/// Starts the thread that ends the process on a signal, or when nobody reads its output any more.
+/// Signals are read from a descriptor, which works even if the parent ignored or blocked them.
 fn guard() -> io::Result<()> {
     let signals: SigSet = [Signal::SIGTERM, Signal::SIGINT, Signal::SIGHUP].into_iter().collect();
-    signals.thread_block()?; // threads started from here on inherit this
-    // Programs that we run must not inherit it.
-    let told = SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC)?;
+    signals.thread_block()?; // inherited by threads that are started later
+    // Child processes must not inherit it.
+    let signal_fd = SignalFd::with_flags(&signals, SfdFlags::SFD_CLOEXEC)?;
     let output = io::stdout().as_fd().try_clone_to_owned()?;
     let watch = move || {
         loop {
             let mut watched = [
-                PollFd::new(told.as_fd(), PollFlags::POLLIN),
-                // Asked for nothing, it still reports errors and hang-up.
+                PollFd::new(signal_fd.as_fd(), PollFlags::POLLIN),
+                // Without requested events, poll still reports errors and hang-up.
                 PollFd::new(output.as_fd(), PollFlags::empty()),
             ];
             match poll(&mut watched, PollTimeout::NONE) {
@@ -319,11 +319,12 @@ fn guard() -> io::Result<()> {
                 Err(_) => process::exit(ENDED),
                 Ok(_) => {}
             }
-            let is_told = watched[0].any() != Some(false);
-            if is_told || !REPLYING.load(Ordering::SeqCst) {
+            let is_signalled = watched[0].any() != Some(false);
+            if is_signalled || !REPLYING.load(Ordering::SeqCst) {
                 process::exit(ENDED);
             }
-            // The main thread is about to exit with the right status; only a signal is quicker.
+            // The main thread is about to exit with its own status; only a signal ends the process
+            // earlier.
             thread::sleep(Duration::from_millis(10));
         }
     };

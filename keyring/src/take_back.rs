@@ -1,9 +1,9 @@
-//! `pagevault-keyring take-back`: has key files say again what starts that failed have cut off
-//! them. For when the WAL that had it is lost for good.
+//! `pagevault-keyring take-back`: restores records that failed starts of the server cut off from
+//! key files, when the WAL with these records is permanently lost.
 //!
-//! What is taken back counts without WAL; so it is refused where there is WAL that may have it, or
-//! tell that it has never happened. Standbys do not hear of it, and cannot follow across lost WAL
-//! anyway.
+//! Restored records count without WAL. So the command is refused while there is WAL to replay that
+//! may contain them, or show that they never took effect. Standbys do not get the records; they
+//! cannot follow across lost WAL anyway.
 
 use std::io::{self, Write};
 use std::path::Path;
@@ -20,11 +20,11 @@ use crate::offline::{DIRECTORY, Keystore};
 use crate::options::printable;
 use crate::verify::Control;
 
-/// Takes back what stands beside the key files of a data directory, and tells what. Killed at any
-/// moment, it can be run again.
+/// Restores records that were cut off from the key files of a data directory, and prints them. If
+/// it is killed, it can be run again.
 ///
 /// # Errors
-/// When the server is running, or has WAL to replay; when files cannot be read or written.
+/// If the server is running or has WAL to replay, or if files cannot be read or written.
 pub fn take_back(data_directory: &Path, out: &mut impl Write) -> Result<(), Failure> {
     require_stopped(data_directory)?;
     let keystore = Keystore::read(data_directory, Access::default())?;
@@ -56,8 +56,8 @@ pub fn take_back(data_directory: &Path, out: &mut impl Write) -> Result<(), Fail
     writeln!(out, "{count} data keys were taken back.").map_err(unprintable)
 }
 
-/// Opened to be changed, a key file loses an end that is not readable. After a shutdown that is
-/// damage.
+/// Opening a key file for writing removes an unreadable end. After a shutdown an unreadable end
+/// means damage.
 fn require_whole(storage: &FileStorage, scope: Scope) -> Result<(), Failure> {
     let name = log::file_name(scope);
     let bytes = storage.read(&name, 0, log::MAX_LOG);

@@ -1,4 +1,4 @@
-//! Standard input and output under a deadline.
+//! Reading and writing pipes within a deadline.
 
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
@@ -8,10 +8,10 @@ use nix::libc::PIPE_BUF;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use zeroize::Zeroizing;
 
-/// Reads one JSON object: up to its last brace, which is found without waiting for the end of the
-/// input, for a caller may keep its end open. What follows is left alone. Shorter if the input ends
-/// earlier or does not begin like an object; longer than `limit` by one byte to show that there is
-/// more. Whether it is JSON is for the parser to say.
+/// Reads one JSON object up to its closing brace, without waiting for the end of the input: the
+/// caller may keep its end open. Bytes after that are not used. The result is shorter if the input
+/// ends earlier or does not begin with an object. It is one byte longer than `limit` if the object
+/// is larger. The parser has to check whether it is JSON.
 pub(crate) fn read_object(
     mut from: impl Read + AsFd,
     limit: usize,
@@ -22,7 +22,7 @@ pub(crate) fn read_object(
     let mut scan = Scan::default();
     while filled <= limit {
         if filled == text.len() {
-            // A vector that grows by itself would leave a copy of the secrets behind.
+            // A vector that grows by itself leaves copies of secrets behind.
             let mut larger = Zeroizing::new(vec![0; (2 * text.len()).min(limit + 1)]);
             larger[..filled].copy_from_slice(&text);
             text = larger;
@@ -45,10 +45,10 @@ pub(crate) fn read_object(
     Ok(text)
 }
 
-/// Room for a request of some hundred operations.
+/// Initial size of the buffer: enough for some hundred operations.
 const FIRST_ROOM: usize = 32 * 1024;
 
-/// Looks for the brace that closes the first.
+/// Finds the brace that closes the first one.
 #[derive(Default)]
 struct Scan {
     depth: usize,
@@ -57,7 +57,7 @@ struct Scan {
 }
 
 impl Scan {
-    /// Whether the object ends with `byte`, or has not begun although it should have.
+    /// Whether the object ends with `byte`, or `byte` is not its beginning but should be.
     fn ends_at(&mut self, byte: u8) -> bool {
         if self.in_string {
             match byte {
@@ -80,7 +80,7 @@ impl Scan {
     }
 }
 
-/// Writes all of `text`. Never waits longer than the deadline: a pipe that is ready takes at least
+/// Writes all of `text`. Never blocks beyond the deadline: a pipe that is ready accepts at least
 /// `PIPE_BUF` bytes.
 pub(crate) fn write_all(
     mut to: impl Write + AsFd,
@@ -119,7 +119,7 @@ mod tests {
     const SHORT: Duration = Duration::from_millis(200);
     const LONG: Duration = Duration::from_secs(30);
 
-    /// What is read of `text`, written in pieces to a pipe that stays open unless `close`.
+    /// Reads `text`, written in pieces to a pipe that stays open unless `close`.
     fn read(text: &[u8], piece: usize, close: bool, time: Duration) -> io::Result<Vec<u8>> {
         let (from, mut to) = io::pipe()?;
         thread::scope(|scope| {
@@ -158,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn an_object_without_end_is_waited_for_until_the_deadline_or_the_end() {
+    fn an_incomplete_object_is_waited_for_until_the_deadline_or_the_end() {
         for text in [&b"{"[..], b"{\"}", b"{\"\\\"}", b"  "] {
             assert_eq!(read(text, 1, true, LONG).unwrap(), text);
             assert_eq!(read(text, 1, false, SHORT).unwrap_err().kind(), io::ErrorKind::TimedOut);
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn large_objects_come_whole_and_too_large_ones_show() {
+    fn large_objects_are_read_completely_and_too_large_ones_are_detected() {
         for room in [FIRST_ROOM - 2, FIRST_ROOM, 3 * FIRST_ROOM - 1, LIMIT - 2] {
             let text = format!("{{{}}}", " ".repeat(room));
             assert_eq!(read(text.as_bytes(), 5000, false, LONG).unwrap(), text.as_bytes());

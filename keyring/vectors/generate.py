@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Writes the golden files beside it: formats of the providers, version 1, by another implementation.
+"""Writes the golden files in this folder: the providers' formats, version 1, by an independent
+implementation.
 
-Needs the package "cryptography". The files never change once released; a new format gets new files.
+Needs the package "cryptography". Released files never change; a new format gets new files.
 """
 import base64
 import json
@@ -64,7 +65,7 @@ def wrap_by_command(once, returned, version, name, context, plaintext, nonce):
     return head + nonce + AESGCM(once).encrypt(nonce, plaintext, bound)
 
 
-# The program that goes with these: what it returns for a key is the key in base64.
+# The program for these files returns a key in base64.
 once = bytes(range(32, 64))
 wrapped = [
     {

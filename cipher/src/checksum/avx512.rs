@@ -1,8 +1,8 @@
 //! The checksum in 512-bit registers, by `vpmuludq`: on Intel its latency is half of `vpmulld`'s.
 //!
-//! It multiplies the low halves of 64-bit lanes, so that a register holds eight sums; what is in
-//! the high halves does not matter. The limit on Intel is then the port that both multiplies and
-//! shifts, eight cycles for a row. So the odd lanes are moved down by a shuffle, not by a shift.
+//! It multiplies the low halves of 64-bit lanes, so a register holds eight sums. The high halves
+//! are ignored. On Intel the limit is then the port that both multiplies and shifts, eight cycles
+//! for a row. So odd lanes are moved down by a shuffle, not by a shift.
 
 use core::arch::x86_64::*;
 
@@ -11,21 +11,23 @@ use safe_unaligned_simd::x86_64::{_mm512_loadu_si512, _mm512_storeu_si512};
 use super::{BASE_OFFSETS, FNV_PRIME};
 use crate::layout::Page;
 
-/// A register for the even and one for the odd lanes of each half row.
+/// One register for the even lanes of each half row, and one for the odd lanes.
 const REGISTERS: usize = 4;
 
-/// Eight sums: `product ^ shifted`, left apart because one instruction can add the next row too.
+/// Eight sums, each `product ^ shifted`. Kept apart because one instruction can XOR both with the
+/// next row.
 #[derive(Clone, Copy)]
 struct Sums {
     product: __m512i,
     shifted: __m512i,
 }
 
-/// Does what [`super::mix`] does.
+/// The same as [`super::mix`].
 #[target_feature(enable = "avx512f")]
 pub(super) fn mix(page: &Page) -> u32 {
     let mut offsets = BASE_OFFSETS;
-    // Bytes 8 and 9 of the page are pd_checksum, in lane 2: added here, they cancel out.
+    // Bytes 8 and 9 of the page are pd_checksum, in lane 2: added here, they cancel out in the
+    // first row.
     offsets[2] ^= u32::from(u16::from_le_bytes([page[8], page[9]]));
     let offsets = offsets.as_chunks::<16>().0;
     let offsets = split([_mm512_loadu_si512(&offsets[0]), _mm512_loadu_si512(&offsets[1])]);

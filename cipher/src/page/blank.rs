@@ -1,5 +1,4 @@
-//! Pages in plaintext without rows: those that are put in the place of others, and those that
-//! nobody has used yet.
+//! Plaintext pages without rows: pages that replace others, and pages that are not used yet.
 
 use crate::checksum::page_checksum;
 use crate::layout::{
@@ -9,9 +8,9 @@ use crate::layout::{
 use crate::lsn::Lsn;
 use crate::page::lsn_of;
 
-/// Makes the page an empty one, as `PageInit` (bufpage.c) would, last changed at `lsn`.
+/// Makes the page an empty one, as `PageInit` (bufpage.c) does, with `lsn` as its LSN.
 ///
-/// With `checksums` it carries its checksum as block `block` of a fork.
+/// With `checksums` it gets its checksum as block `block` of a fork.
 pub fn blank(page: &mut Page, lsn: Lsn, block: u32, checksums: bool) {
     page.fill(0);
     page[LSN..LSN + LSN_SIZE].copy_from_slice(&lsn.to_page());
@@ -23,14 +22,14 @@ pub fn blank(page: &mut Page, lsn: Lsn, block: u32, checksums: bool) {
     put(page, CHECKSUM, checksum);
 }
 
-/// `ItemIdData` with `LP_DEAD` (itemid.h), and how many there are at most in a page of a heap
+/// `ItemIdData` with `LP_DEAD` (itemid.h), and the maximum number of items in a heap page
 /// (`MaxHeapTuplesPerPage`, htup_details.h).
 const DEAD_ITEM: u32 = 3 << 15;
 const MAX_ITEMS: usize = 291;
 
-/// As [`blank`], for a page of a heap: every row that it may have had is dead. Entries of indexes
-/// may still point to any of them. VACUUM removes these before it gives the places of dead rows to
-/// others, or shortens the file; a page without rows it would do both to at once.
+/// Like [`blank`], for a heap page: every row that it may have had is dead. Index entries may still
+/// point to these rows. VACUUM removes the entries before it reuses the line pointers of dead rows
+/// or truncates the file. In a page without line pointers it would do both at once.
 pub fn bury(page: &mut Page, lsn: Lsn, block: u32, checksums: bool) {
     const ITEM: usize = size_of::<u32>();
     blank(page, lsn, block, false);
@@ -41,16 +40,15 @@ pub fn bury(page: &mut Page, lsn: Lsn, block: u32, checksums: bool) {
     put(page, CHECKSUM, checksum);
 }
 
-/// Of a page made by [`stand_in`]: no page of a server has it.
+/// Of a page made by [`stand_in`]: higher than any LSN in WAL, so no page of the server has it.
 const LATER_THAN_WAL: Lsn = Lsn::MAX;
 
-/// Bytes at the end of a [`stand_in`] where others look for the special space of an index page.
+/// Bytes at the end of a [`stand_in`] page, where index code expects the special space.
 const SPECIAL_SPACE: u16 = 64;
 
-/// Makes the page one that stands in for a page that cannot be opened yet: valid, without room (as
-/// a visibility map, one that says of nothing that it is visible), and changed later than whatever
-/// WAL says of it, so that redo passes over it, and everybody can tell that it is none of the
-/// server's ([`is_stand_in`]).
+/// Makes the page a placeholder for a page that cannot be opened yet. It is valid and has no free
+/// space; as a visibility map page it says that nothing is visible. Its LSN is higher than any in
+/// WAL, so that redo skips the page and all code can recognise it ([`is_stand_in`]).
 ///
 /// With `checksums` it carries its checksum as block `block` of a fork.
 pub fn stand_in(page: &mut Page, block: u32, checksums: bool) {
@@ -64,15 +62,16 @@ pub fn stand_in(page: &mut Page, block: u32, checksums: bool) {
     put(page, CHECKSUM, checksum);
 }
 
-/// Whether the page with this LSN was made by [`stand_in`].
+/// Whether the page with this LSN is a placeholder made by
+/// [`stand_in`].
 #[inline]
 #[must_use]
 pub fn is_stand_in(lsn: Lsn) -> bool {
     lsn == LATER_THAN_WAL
 }
 
-/// Whether the page has nothing but its header, as `PageInit` (bufpage.c) makes it for a heap or a
-/// map, and was never logged.
+/// Whether the page is empty except for its header, as `PageInit` (bufpage.c) leaves a page of a
+/// heap or map, and has no LSN.
 #[must_use]
 pub fn is_bare(page: &Page) -> bool {
     let header = [(LOWER, PAGE_HEADER), (UPPER, PAGE_SIZE as u16), (SPECIAL, PAGE_SIZE as u16)];
@@ -89,7 +88,7 @@ mod tests {
     use crate::page::version_of;
 
     #[test]
-    fn a_blank_page_is_one_that_postgresql_accepts() {
+    fn a_blank_page_is_valid_for_postgresql() {
         let mut page = [7; PAGE_SIZE];
         blank(&mut page, Lsn(0x1_6B37_4D8F), 9, true);
         assert_eq!(page[..8], [1, 0, 0, 0, 0x8F, 0x4D, 0x37, 0x6B]);
@@ -117,13 +116,13 @@ mod tests {
     }
 
     #[test]
-    fn a_stand_in_is_one_that_postgresql_accepts_and_tells_apart() {
+    fn a_placeholder_is_valid_for_postgresql_and_recognised() {
         let mut page = [7; PAGE_SIZE];
         assert!(!is_stand_in(lsn_of(&page)));
         stand_in(&mut page, 9, true);
         assert!(is_stand_in(lsn_of(&page)));
-        // PageIsVerified (bufpage.c): 0 < pd_lower <= pd_upper <= pd_special <= BLCKSZ, the last
-        // one aligned.
+        // PageIsVerified (bufpage.c): 0 < pd_lower <= pd_upper <= pd_special <= BLCKSZ, and
+        // pd_special is aligned.
         assert_eq!((get(&page, LOWER), get(&page, UPPER), get(&page, SPECIAL)), (24, 24, 8128));
         assert_eq!((get(&page, FLAGS), get(&page, PAGESIZE_VERSION)), (0, 0x2004));
         assert_eq!(get(&page, CHECKSUM), page_checksum(&page, 9));
@@ -131,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn a_page_is_bare_until_something_stands_in_it() {
+    fn any_content_makes_a_page_not_bare() {
         let mut page = [0; PAGE_SIZE];
         assert!(!is_bare(&page));
         blank(&mut page, Lsn::INVALID, 3, true);

@@ -1,9 +1,9 @@
-//! Sealing and opening relation pages. The cipher of the key says in which format ([`PageFormat`]).
+//! Sealing and opening relation pages, in the format of the key's cipher ([`PageFormat`]).
 //!
-//! Of a sealed page of whichever format the first [`HEADER_SIZE`] bytes are clear, and say under
-//! which version of the data key it is sealed ([`version_of`]): that key says the cipher. So a file
-//! may be a mixture of formats, and whoever looks at the version alone need not know any of them.
-//! Outside the page carries PostgreSQL's checksum over the sealed bytes.
+//! In all formats the first [`HEADER_SIZE`] bytes of a sealed page are plaintext, and contain the
+//! version of its data key ([`version_of`]). The keystore records the cipher of each version, so a
+//! file may contain several formats, and code that needs only the version need not know them.
+//! PostgreSQL's checksum in the header is that of the sealed bytes.
 
 mod blank;
 mod v1;
@@ -19,11 +19,11 @@ pub use crate::layout::{PAGE_SIZE, Page, is_zero};
 use crate::lsn::Lsn;
 use crate::version::DataKeyVersion;
 
-/// Bytes of a page that stay clear: all that [`version_of`] needs, and all that a proof of what is
-/// on disk has to read.
+/// Bytes of a page that are never encrypted. They suffice for [`version_of`], and for the proof that
+/// a file is encrypted.
 pub const HEADER_SIZE: usize = 16;
 
-/// The version of the data key stands above the bits of `pd_flags` that PostgreSQL uses.
+/// The version is stored above the bits of `pd_flags` that PostgreSQL uses.
 const VERSION_SHIFT: u32 = 3;
 
 const _: () = {
@@ -32,7 +32,7 @@ const _: () = {
     assert!(FLAGS + 2 <= HEADER_SIZE);
 };
 
-/// How a sealed page looks. The numbers are those of docs/formats.md.
+/// Format of a sealed page, with the number in docs/formats.md.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
 pub enum PageFormat {
@@ -50,8 +50,8 @@ impl PageFormat {
     }
 }
 
-/// The page is not as it was sealed, or not where. Only a format that authenticates pages can tell:
-/// what [`PageFormat::V1`] opens has a wrong checksum then.
+/// The page is damaged, or was sealed for another place. Only a format that authenticates pages
+/// reports this; with [`PageFormat::V1`] such a page has a wrong checksum after it was opened.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("the page is not as it was sealed")]
 pub struct NotAuthentic;
@@ -68,24 +68,23 @@ pub fn version_of(header: &[u8]) -> Option<DataKeyVersion> {
     }
 }
 
-/// `pd_lsn`, which is clear in a sealed page too.
+/// `pd_lsn`, which is plaintext in a sealed page too.
 #[inline]
 #[must_use]
 pub fn lsn_of(page: &Page) -> Lsn {
     page[LSN..].first_chunk().map_or(Lsn::INVALID, |stored| Lsn::from_page(*stored))
 }
 
-/// Most often that one byte may stand in the sealed part of a page. In 8176 random bytes each
-/// stands 32 times on average; the chance that any stands more than four times as often is below
-/// 2^-100 (Chernoff's bound).
+/// Maximum number of occurrences of a byte value in the sealed part of a page. In 8176 random bytes
+/// each value occurs 32 times on average. The probability that any occurs more than four times as
+/// often is below 2^-100 (Chernoff bound).
 const MOST_OF_ONE_BYTE: u16 = 128;
 
-/// Whether a page that names a version, of which there is no key, can be a sealed page at all, and
-/// is not a damaged one or something else that has bits there: its checksum is right (with
-/// `checksums` off, or none), its header is one that PostgreSQL accepts, and the rest looks like
-/// ciphertext.
+/// Whether a page that names a key version without a key can be a sealed page at all, and not a
+/// damaged page or other data. Then its checksum is right (or 0 with `checksums` off), PostgreSQL
+/// accepts its header, and the rest looks like ciphertext.
 ///
-/// Whatever was sealed and written wholly passes. Of what was not little does, but some may.
+/// True for every page that was sealed and written completely; for other data it is rarely true.
 #[must_use]
 pub fn may_be_sealed(page: &Page, block: u32, checksums: bool) -> bool {
     let checksum = get(page, CHECKSUM);
@@ -101,12 +100,13 @@ pub fn may_be_sealed(page: &Page, block: u32, checksums: bool) -> bool {
         && counts.iter().all(|count| *count <= MOST_OF_ONE_BYTE)
 }
 
-/// Seals a plaintext page in place, in the format of the key's cipher; false for an all-zero page,
-/// which is left as it is.
+/// Seals a plaintext page in place, in the format of the key's cipher. False for an all-zero page,
+/// which is not changed.
 ///
-/// `block` is the block number in the fork. With `checksums`, the page must carry its plaintext
-/// checksum already, as PostgreSQL sets it before every write (`PageSetChecksumCopy`); it travels
-/// inside, and the sealed page gets one of its own. Without, both are zero.
+/// `block` is the block number in the fork. With `checksums`, the page must have its plaintext
+/// checksum already, as PostgreSQL sets it before every write (`PageSetChecksumCopy`). That
+/// checksum is stored inside the encrypted part, and the sealed page gets its own. Without
+/// `checksums` both are zero.
 pub fn seal(
     page: &mut Page,
     key: &PageKey,
@@ -124,11 +124,11 @@ pub fn seal(
     true
 }
 
-/// Opens a sealed page in place; `key` is that of its version ([`version_of`]). A page that is not
-/// sealed is left as it is.
+/// Opens a sealed page in place; `key` is the key of its version ([`version_of`]). A plaintext page
+/// is not changed.
 ///
 /// # Errors
-/// [`NotAuthentic`], where the format can tell; what is in the page is undefined then.
+/// [`NotAuthentic`], if the format can tell; the content of the page is undefined then.
 pub fn open(
     page: &mut Page,
     key: &PageKey,

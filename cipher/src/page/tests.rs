@@ -12,7 +12,7 @@ fn key(cipher: CipherId, seed: u8) -> PageKey {
     PageKey::new(&DataKey::from_bytes(cipher, &bytes).unwrap())
 }
 
-/// A page as PostgreSQL hands it over: plausible header, arbitrary rest, checksum if on.
+/// A page as PostgreSQL passes it: plausible header, arbitrary rest, checksum if on.
 fn plain_page(fill: &[u8], block: u32, checksums: bool) -> Page {
     let mut page = [0; PAGE_SIZE];
     page.iter_mut().zip(fill.iter().cycle()).for_each(|(byte, fill)| *byte = *fill);
@@ -88,7 +88,7 @@ fn sealed_pages_may_be_sealed() {
 #[test]
 fn damaged_pages_are_not_taken_for_sealed_ones() {
     for checksums in [true, false] {
-        // A bit of the flags fell over.
+        // One bit of the flags is flipped.
         let mut page = page_of_rows(9, checksums);
         page[10] ^= 1 << 6;
         assert!(version_of(&page).is_some() && !may_be_sealed(&page, 9, checksums));
@@ -138,7 +138,7 @@ fn init_opens_as_main_and_no_other_fork_does() {
 
 proptest! {
     #[test]
-    fn opening_gives_back_what_was_sealed(
+    fn opening_reverses_sealing(
         cipher in any_cipher(), seed: u8, fill in any_plain(), version in 1..8192_u16,
         block: u32, fork in any_fork(), checksums: bool,
     ) {
@@ -158,8 +158,8 @@ proptest! {
         prop_assert!(page == plain);
     }
 
-    /// Whatever the disk returns, a page that was changed there is refused by PostgreSQL's own
-    /// check after it was opened. (A changed version never gets here: it names another key.)
+    /// PostgreSQL's own check refuses a page that was changed on disk, after it was opened. (A
+    /// changed key version is not tested here: it selects another key.)
     #[test]
     fn flipped_bits_are_refused(
         cipher in any_cipher(), fill in any_plain(), block: u32, fork in any_fork(),
@@ -173,7 +173,7 @@ proptest! {
             page[bit / 8] ^= 1 << (bit % 8);
         }
         prop_assume!(version_of(&page) == version_of(&sealed));
-        // 16 bits of checksum cannot tell everything apart.
+        // 16 bits of checksum do not detect every change.
         prop_assume!(get(&page, CHECKSUM) != page_checksum(&page, block));
         open(&mut page, &key, block, fork, true).unwrap();
         prop_assert_ne!(get(&page, CHECKSUM), page_checksum(&page, block));
@@ -206,7 +206,7 @@ proptest! {
         prop_assert!(page == plain_page(&fill, block, true));
     }
 
-    /// `pg_checksums --disable` over sealed files: the carried checksum does no harm.
+    /// `pg_checksums --disable` over sealed files: the stored plaintext checksum does no harm.
     #[test]
     fn checksums_disabled_later_change_nothing_else(
         cipher in any_cipher(), fill in any_plain(), block: u32, fork in any_fork(),
@@ -219,8 +219,8 @@ proptest! {
         prop_assert!(page == plain);
     }
 
-    /// The reason for XTS: hint bits change a page without a new LSN, and a torn write mixes
-    /// old and new 512-byte sectors. The mixture must open to the mixture of the plaintexts.
+    /// The reason for XTS: hint bits change a page without a new LSN, and a torn write mixes old
+    /// and new 512-byte sectors. The mixture must open to the same mixture of the plaintexts.
     #[test]
     fn a_torn_hint_bit_write_opens_block_by_block(
         cipher in any_cipher(), fill in any_plain(), block: u32, fork in any_fork(),

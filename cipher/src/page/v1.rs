@@ -1,4 +1,4 @@
-//! Page format version 1: how a relation page looks on disk when it is sealed.
+//! Page format version 1: a sealed relation page on disk.
 //!
 //! ```text
 //! byte   0        8    10   12   14   16   18   20                                   8192
@@ -23,23 +23,22 @@
 //!        +--------+------------+------+-------------+
 //! ```
 //!
-//! bytes 0 to 7 are `pd_lsn` as stored in the page, 8 to 11 the block number in the fork (not in
+//! Bytes 0 to 7 are `pd_lsn` as stored in the page, 8 to 11 the block number in the fork (not in
 //! the segment file), 12 the fork (0 main and init, 1 free space map, 2 visibility map), 13 to 15
-//! zero. The same page at a new LSN is a new ciphertext.
+//! zero. With a new LSN the same page has another ciphertext.
 //!
 //! Rules that follow from the layout:
 //!
-//! * `pd_pagesize_version` of a plaintext page is a constant (page size 8192, layout version 4,
-//!   which is every page since PostgreSQL 8.3), so its two bytes can carry the plaintext checksum.
-//!   Opening a page gives both back, and PostgreSQL verifies its own checksum end to end.
-//! * A carried checksum of 0 means that the page was sealed with checksums off. If they are on when
+//! * `pd_pagesize_version` of a plaintext page is a constant (page size 8192, layout version 4, as
+//!   in every page since PostgreSQL 8.3). So its two bytes can store the plaintext checksum.
+//!   Opening a page restores both, and PostgreSQL verifies its own checksum end to end.
+//! * A stored checksum of 0 means that the page was sealed with checksums off. If they are on when
 //!   it is opened (`pg_checksums --enable` ran in between), the plaintext checksum is recomputed.
-//! * An all-zero page is a page that was never written; it stays all-zero in both directions.
-//!   Whoever writes pages may write a page that has nothing but its header so, too
-//!   ([`super::is_bare`]).
-//! * A hint bit is set without WAL and without a new LSN, so a torn write of such a page mixes two
-//!   ciphertexts of one tweak. XTS opens each block on its own: the result is the same mixture of
-//!   the two plaintexts, exactly as benign as without pagevault.
+//! * An all-zero page was never written; it stays all-zero in both directions. A page with nothing
+//!   but its header may also be written as all zeros ([`super::is_bare`]).
+//! * A hint bit is set without WAL and without a new LSN. So a torn write of such a page mixes two
+//!   ciphertexts under one tweak. XTS decrypts each block separately, so the result is the same
+//!   mixture of the two plaintexts, as harmless as without pagevault.
 
 use super::{HEADER_SIZE, VERSION_SHIFT};
 use crate::checksum::page_checksum;
@@ -56,7 +55,7 @@ const _: () = {
     assert!(HEADER_SIZE <= PAGESIZE_VERSION);
 };
 
-/// Seals a plaintext page in place, which is not all zeros; see [`super::seal`].
+/// Seals a plaintext page in place that is not all zeros; see [`super::seal`].
 pub(super) fn seal(
     page: &mut Page,
     key: &PageKey,
@@ -76,9 +75,9 @@ pub(super) fn seal(
 
 /// Opens a sealed page in place.
 ///
-/// With `checksums`, a page that was damaged on disk comes back with a `pd_checksum` that cannot be
-/// right, so that PostgreSQL refuses it exactly as it refuses a damaged plaintext page, and
-/// `ignore_checksum_failure` and `zero_damaged_pages` keep their meaning.
+/// With `checksums`, a page that was damaged on disk gets a `pd_checksum` that cannot be right.
+/// PostgreSQL then refuses it like a damaged plaintext page, and `ignore_checksum_failure` and
+/// `zero_damaged_pages` work as usual.
 pub(super) fn open(page: &mut Page, key: &PageKey, block: u32, fork: Fork, checksums: bool) {
     let damaged = checksums && get(page, CHECKSUM) != page_checksum(page, block);
     key.schedule.run(Direction::Decrypt, tweak(page, block, fork), unit(page));
@@ -87,7 +86,7 @@ pub(super) fn open(page: &mut Page, key: &PageKey, block: u32, fork: Fork, check
     let carried = get(page, PAGESIZE_VERSION);
     put(page, PAGESIZE_VERSION, PAGESIZE_VERSION_VALUE);
     let checksum = match carried {
-        // No page has the checksum 0.
+        // PostgreSQL never computes the checksum 0.
         _ if damaged => 0,
         0 if checksums => page_checksum(page, block),
         carried => carried,
@@ -96,7 +95,7 @@ pub(super) fn open(page: &mut Page, key: &PageKey, block: u32, fork: Fork, check
 }
 
 fn tweak(page: &Page, block: u32, fork: Fork) -> Tweak {
-    // Put together in registers: bytes written one by one would be slow to read back as a whole.
+    // Combined in registers: bytes that are written one by one are slow to read back as a whole.
     let lsn = page[LSN..].first_chunk().map_or(0, |bytes| u64::from_le_bytes(*bytes));
     u128::from(lsn) | u128::from(block) << 64 | u128::from(fork.tweak_byte()) << 96
 }

@@ -1,7 +1,7 @@
 //! Wiping vector registers.
 
-/// Wipes the vector registers: what was loaded into one stays there until it is used for something
-/// else, and signals and core dumps take all of them along.
+/// Wipes the vector registers. A value stays in a register until it is used again; signal frames
+/// and core dumps contain all registers.
 #[inline]
 pub(crate) fn wipe_registers() {
     #[cfg(all(target_arch = "x86_64", not(miri)))]
@@ -16,7 +16,7 @@ mod x86 {
     use core::arch::asm;
     use std::arch::is_x86_feature_detected;
 
-    /// Runs these instructions, which only change vector registers.
+    /// Runs instructions that change only vector registers.
     macro_rules! each {
         ($($line:literal)*) => {
             // SAFETY: sets vector registers to zero and does nothing else. The CPU has the
@@ -36,7 +36,7 @@ mod x86 {
         if !is_x86_feature_detected!("avx") {
             return sse();
         }
-        // The low 16 registers, in all their width.
+        // All bits of the low 16 registers.
         each!("vzeroall");
         if is_x86_feature_detected!("avx512f") {
             high();
@@ -76,8 +76,8 @@ mod arm {
     #[inline]
     pub(super) fn wipe() {
         // SAFETY: sets vector registers to zero and does nothing else. Every AArch64 CPU that
-        // Rust's target allows has them. The compiler is told that it finds nothing there
-        // afterwards; the halves of v8 to v15 that callers rely on it saves.
+        // Rust's target allows has them. `clobber_abi` tells the compiler that they change; it
+        // saves the halves of v8 to v15 that callers rely on.
         unsafe {
             asm!(
                 "movi v0.2d, #0",
@@ -141,7 +141,7 @@ mod tests {
         }
     }
 
-    /// The vector registers as they are.
+    /// Stores the vector registers.
     #[cfg(all(target_arch = "x86_64", not(miri)))]
     #[allow(unsafe_code, reason = "no safe function reads registers")]
     #[inline(always)]

@@ -1,4 +1,4 @@
-//! Reading, writing and cutting a sealed file at any byte: read, merge, write.
+//! Reading, writing and truncating a sealed file at any byte: read, merge, write.
 
 #[cfg(test)]
 mod tests;
@@ -6,50 +6,50 @@ mod tests;
 use super::{BLOCK, UNIT, open, seal};
 use crate::key::PageKey;
 
-/// The file underneath, as `pread`, `pwrite`, `fstat` and `ftruncate` give it. Nobody else changes
-/// the bytes of a block while one of the methods of [`Stream`] works on it.
+/// The underlying file, with the semantics of `pread`, `pwrite`, `fstat` and `ftruncate`. Nobody
+/// else may change the bytes of a block while a method of [`Stream`] works on it.
 pub trait File {
-    /// What a failed call leaves behind.
+    /// Error of a failed call.
     type Error;
 
-    /// Reads at `offset`; returns how many bytes, 0 at the end of the file.
+    /// Reads at `offset`; returns the number of bytes, 0 at the end of the file.
     ///
     /// # Errors
-    /// What the file says.
+    /// Those of the file.
     fn read_at(&mut self, offset: u64, into: &mut [u8]) -> Result<usize, Self::Error>;
 
-    /// Writes at `offset`; returns how many bytes.
+    /// Writes at `offset`; returns the number of bytes.
     ///
     /// # Errors
-    /// What the file says.
+    /// Those of the file.
     fn write_at(&mut self, offset: u64, bytes: &[u8]) -> Result<usize, Self::Error>;
 
     /// Length in bytes.
     ///
     /// # Errors
-    /// What the file says.
+    /// Those of the file.
     fn length(&mut self) -> Result<u64, Self::Error>;
 
-    /// Cuts the file, or extends it by a hole.
+    /// Truncates the file, or extends it by a hole.
     ///
     /// # Errors
-    /// What the file says.
+    /// Those of the file.
     fn set_length(&mut self, length: u64) -> Result<(), Self::Error>;
 }
 
-/// Most bytes that are read or written at once, but for the end of a file: a multiple of the unit,
-/// so that only the first and last access of a long run are not whole units.
+/// Maximum number of bytes per read or write, except at the end of a file. A multiple of the unit,
+/// so that only the first and last access of a long operation are not whole units.
 pub const SCRATCH: usize = 8 * UNIT;
 
-/// Where bytes are sealed and opened: one block more, for what belongs together at the end of a
-/// file.
+/// Buffer in which bytes are sealed and opened. One block longer, for the end of a file that is
+/// sealed together.
 pub type Scratch = [u8; SCRATCH + BLOCK];
 
-/// A sealed file, for the time of one call.
+/// A sealed file, for the duration of one call.
 pub struct Stream<'a, F> {
     /// Its key.
     pub key: &'a PageKey,
-    /// The file underneath.
+    /// The underlying file.
     pub file: F,
     /// Overwritten by every call.
     pub scratch: &'a mut Scratch,
@@ -63,8 +63,9 @@ const fn block_of(offset: u64) -> u64 {
     offset - offset % BLOCK as u64
 }
 
-/// Where in a file of this length the bytes begin that are sealed together because it does not end
-/// with a whole block: its last whole block, if there is one. The length itself, if it does.
+/// For a file of this length, the start of the bytes at its end that are sealed together: the last
+/// whole block before a partial one, or 0 for a file shorter than a block. The length itself if the
+/// file ends with a whole block.
 const fn end_of_whole(length: u64) -> u64 {
     match within_block(length) {
         0 => length,
@@ -73,17 +74,17 @@ const fn end_of_whole(length: u64) -> u64 {
 }
 
 impl<F: File> Stream<'_, F> {
-    /// Reads plaintext at `offset`. Fewer bytes than asked for mean the end of the file, or an
-    /// error behind them; 0 is the end.
+    /// Reads plaintext at `offset`. Fewer bytes than requested mean the end of the file, or an
+    /// error after them; 0 means the end.
     ///
     /// # Errors
-    /// What the file says, if nothing was read.
+    /// Those of the file, if nothing was read.
     pub fn read(&mut self, offset: u64, into: &mut [u8]) -> Result<usize, F::Error> {
         let mut done = 0;
         while done < into.len() {
             let at = offset + done as u64;
             let start = block_of(at);
-            // Up to the end of a unit, so that the next round begins with one.
+            // Up to the end of a unit, so that the next round starts at a unit.
             let room = SCRATCH - (start % UNIT as u64) as usize;
             let asked = within_block(at) + into.len() - done;
             let wanted = asked.next_multiple_of(BLOCK).min(room);
@@ -104,10 +105,11 @@ impl<F: File> Stream<'_, F> {
         Ok(done)
     }
 
-    /// Reads whole blocks from `start` on, and what has to be opened together with them at the end
-    /// of the file; where they begin, and how many bytes they are.
+    /// Reads whole blocks from `start`, and at the end of the file all bytes that have to be opened
+    /// together. Returns their offset and number.
     fn fetch(&mut self, start: u64, wanted: usize) -> Result<(u64, usize), F::Error> {
-        // The next block as well: if it is not whole, the one before it is not sealed by itself.
+        // Read the next block as well: if it is partial, the block before it was not sealed
+        // separately.
         let got = fill(&mut self.file, start, &mut self.scratch[..wanted + BLOCK])?;
         if got == wanted + BLOCK {
             return Ok((start, wanted));
@@ -119,12 +121,12 @@ impl<F: File> Stream<'_, F> {
         Ok((start, fill(&mut self.file, start, &mut self.scratch[..2 * BLOCK])?))
     }
 
-    /// Writes plaintext at `offset`. Fewer bytes than given mean an error behind them (no space
-    /// left, mostly), as with `pwrite`. If it strikes in the middle of the file, what is sealed
-    /// together with the byte in which it struck is lost.
+    /// Writes plaintext at `offset`. Fewer bytes than given mean an error after them (no space
+    /// left, usually), as for `pwrite`. If that happens in the middle of a file, the bytes that are
+    /// sealed together with the first unwritten byte are lost.
     ///
     /// # Errors
-    /// What the file says, if nothing was written.
+    /// Those of the file, if nothing was written.
     pub fn write(&mut self, offset: u64, bytes: &[u8]) -> Result<usize, F::Error> {
         if bytes.is_empty() {
             return Ok(0);
@@ -146,7 +148,7 @@ impl<F: File> Stream<'_, F> {
         }
         let front = self.existing(start, offset, old)?;
         let back = self.existing(end, stop, old)?;
-        // What lies between the end of the file and `offset` becomes zeros.
+        // Bytes between the end of the file and `offset` become zeros.
         let zeros = (offset - start) as usize - front.bytes().len();
 
         let zeros = &[0; 2 * BLOCK][..zeros];
@@ -155,7 +157,7 @@ impl<F: File> Stream<'_, F> {
         while at < stop {
             let left = (stop - at) as usize;
             let room = SCRATCH - (at % UNIT as u64) as usize;
-            // A partial block goes with the one before it.
+            // A partial block is sealed with the block before it.
             let count = if left < room + BLOCK { left } else { room };
             let piece = &mut self.scratch[..count];
             merged.take(piece);
@@ -171,9 +173,9 @@ impl<F: File> Stream<'_, F> {
         Ok(bytes.len())
     }
 
-    /// After a write of `count` sealed bytes at `at` stopped short: seals the end of the file anew,
-    /// if it is now the end; up to where everything can be opened. The file had, and was to have,
-    /// the lengths given.
+    /// Called when only `written` of `count` sealed bytes at `at` could be written. If that is now
+    /// the end of the file, seals the end again. Returns the offset up to which everything can be
+    /// opened. `lengths` are the old and the intended length of the file.
     fn reseal_end(
         &mut self,
         at: u64,
@@ -187,7 +189,7 @@ impl<F: File> Stream<'_, F> {
             return Ok(whole.fold(block_of(end), u64::min));
         }
         if written == 0 {
-            return Ok(end); // with the whole blocks of the piece before, or as it was
+            return Ok(end); // ends with the whole blocks of the previous piece, or is unchanged
         }
         open(self.key, at, &mut self.scratch[..count]);
         let start = block_of(end).saturating_sub(BLOCK as u64);
@@ -201,10 +203,10 @@ impl<F: File> Stream<'_, F> {
         put(&mut self.file, start, last).1.map_or(Ok(end), Err)
     }
 
-    /// Cuts the file at any byte, or extends it: what is added reads as zeros.
+    /// Truncates the file at any byte, or extends it with zeros.
     ///
     /// # Errors
-    /// What the file says.
+    /// Those of the file.
     pub fn truncate(&mut self, new: u64) -> Result<(), F::Error> {
         let mut old = self.file.length()?;
         if old < new {
@@ -214,7 +216,7 @@ impl<F: File> Stream<'_, F> {
                 return self.write_zeros(old, (new - old) as usize);
             };
         }
-        // Its last block is sealed by itself, before and after.
+        // The last block is sealed separately, before and after.
         if within_block(new) == 0 && (new <= end_of_whole(old) || within_block(old) == 0) {
             return self.file.set_length(new);
         }
@@ -228,8 +230,8 @@ impl<F: File> Stream<'_, F> {
         put(&mut self.file, start, last).1.map_or(Ok(()), Err)
     }
 
-    /// Fills the partial block at the end of a file of this length up with zeros: the file is about
-    /// to grow beyond it. Its length is then what is returned.
+    /// Fills the partial block at the end of a file with zeros, before the file grows beyond it.
+    /// Returns the new length.
     fn make_whole(&mut self, length: u64) -> Result<u64, F::Error> {
         let whole = length.next_multiple_of(BLOCK as u64);
         self.write_zeros(length, (whole - length) as usize)?;
@@ -250,7 +252,7 @@ impl<F: File> Stream<'_, F> {
         Ok(())
     }
 
-    /// Opens what a file of this length holds from `start` to `stop`, 31 bytes at most.
+    /// Opens the bytes of a file from `start` to `stop`, at most 31 bytes.
     fn existing(&mut self, start: u64, stop: u64, length: u64) -> Result<Existing, F::Error> {
         let mut existing = Existing { bytes: [0; 3 * BLOCK], from: 0, to: 0 };
         let stop = stop.min(length);
@@ -270,7 +272,7 @@ impl<F: File> Stream<'_, F> {
     }
 }
 
-/// Plaintext next to what is written.
+/// Existing plaintext next to the bytes that are written.
 struct Existing {
     bytes: [u8; 3 * BLOCK],
     from: usize,
@@ -283,14 +285,13 @@ impl Existing {
     }
 }
 
-/// What is written: the bytes given, between those that stand before and behind them in their
-/// blocks.
+/// The plaintext of whole blocks: existing bytes, zeros, the bytes to write, existing bytes.
 struct Merged<'a> {
     parts: [&'a [u8]; 4],
 }
 
 impl Merged<'_> {
-    /// Moves bytes into `into` until it is full or nothing is left; returns how many.
+    /// Moves bytes to `into` until it is full or nothing is left; returns their number.
     fn take(&mut self, into: &mut [u8]) -> usize {
         let mut done = 0;
         for part in &mut self.parts {
@@ -303,7 +304,7 @@ impl Merged<'_> {
     }
 }
 
-/// Reads until `into` is full or the file ends: a short read alone does not tell the end of a file.
+/// Reads until `into` is full or the file ends: a short read alone does not mean the end of a file.
 fn fill<F: File>(file: &mut F, offset: u64, into: &mut [u8]) -> Result<usize, F::Error> {
     let mut done = 0;
     while done < into.len() {
@@ -315,7 +316,7 @@ fn fill<F: File>(file: &mut F, offset: u64, into: &mut [u8]) -> Result<usize, F:
     Ok(done)
 }
 
-/// Writes everything; else how much, and what ended it, if it was an error.
+/// Writes everything, or returns the number of bytes written and the error, if there was one.
 fn put<F: File>(file: &mut F, offset: u64, bytes: &[u8]) -> (usize, Option<F::Error>) {
     let mut done = 0;
     while done < bytes.len() {

@@ -1,9 +1,9 @@
-//! Files of 1 to 15 bytes: a block cipher of just that many bytes.
+//! Files of 1 to 15 bytes: a block cipher of that block length.
 //!
-//! A Feistel network over the two halves of the bytes' bits, with the ten rounds of FF1 (NIST SP
-//! 800-38G). Its round function is the first half of a block that AES-XTS seals under a tweak which
-//! holds length and round. PostgreSQL leaves no file so short on disk, so it need not be fast; but
-//! nothing keeps it from doing so for a moment.
+//! A Feistel network over the two halves of the bits, with the ten rounds of FF1 (NIST SP 800-38G).
+//! The round function is the lower half of a block that AES-XTS encrypts under a tweak with the
+//! length and the round. PostgreSQL leaves no file this short on disk, so it need not be fast, but
+//! a file may be this short for a moment.
 
 use super::BLOCK;
 use crate::key::PageKey;
@@ -20,7 +20,7 @@ pub(super) fn seal(key: &PageKey, bytes: &mut [u8]) {
     put(bytes, low, high);
 }
 
-/// Opens it.
+/// Opens what [`seal`] sealed.
 pub(super) fn open(key: &PageKey, bytes: &mut [u8]) {
     let (mut low, mut high) = halves(bytes);
     for round in (0..ROUNDS).rev() {
@@ -29,7 +29,7 @@ pub(super) fn open(key: &PageKey, bytes: &mut [u8]) {
     put(bytes, low, high);
 }
 
-/// The bytes as a number, little-endian, and its two halves of four bits for each byte.
+/// The bytes as a little-endian number, split into halves of four bits per byte.
 fn halves(bytes: &[u8]) -> (u64, u64) {
     let mut block = [0; BLOCK];
     block[..bytes.len()].copy_from_slice(bytes);
@@ -60,7 +60,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_length_opens_to_what_it_was() {
+    fn every_length_opens_to_the_plaintext() {
         for length in 0..BLOCK {
             for seed in [1, 2] {
                 let plain: Vec<u8> = (0..length).map(|i| i as u8 * 7 + seed).collect();

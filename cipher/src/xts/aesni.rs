@@ -1,9 +1,9 @@
 //! XTS with AES instructions on 128-bit registers, eight blocks interleaved to hide the latency.
 //!
 //! The limit on recent CPUs is two `aesenc` per cycle: seven cycles for a block of AES-256. Intel's
-//! have one more port for vector instructions, which should carry all the rest, so the rest must be
-//! at most seven instructions for a block. Three add the tweak and round keys; doubling each tweak
-//! would be five more. Hence the tweaks of 64 blocks are kept: a step by x^64 is three.
+//! have one more port for vector instructions, which should execute everything else, so at most
+//! seven other instructions per block. Three XOR the tweak and round keys; doubling each tweak
+//! would be five more. Hence the tweaks of 64 blocks are kept: multiplication by x^64 takes three.
 
 use core::arch::x86_64::*;
 use core::array;
@@ -16,7 +16,7 @@ use super::{Block, Tweak};
 /// Blocks whose rounds are interleaved.
 const GROUP: usize = 8;
 
-/// Groups whose tweaks are kept: those of 64 blocks.
+/// Groups whose tweaks are kept: 64 blocks.
 const GROUPS: usize = 8;
 
 #[target_feature(enable = "aes,avx,pclmulqdq")]
@@ -47,10 +47,11 @@ pub(super) fn encrypt_tweak<const N: usize>(round_keys: &[Block; N], tweak: Twea
     _mm_aesenclast_si128(state, load(&round_keys[N - 1]))
 }
 
-/// Round keys by what is done with them.
+/// Round keys by use.
 ///
-/// The number of rounds is left to run time. If the compiler knew it, it would unroll the rounds
-/// and then, to save registers, put the blocks one after the other instead of side by side.
+/// The number of rounds is known only at run time. If the compiler knew it, it would unroll the
+/// rounds and then, to save registers, process the blocks one after the other instead of in
+/// parallel.
 #[derive(Clone, Copy)]
 struct Rounds<'a> {
     first: &'a Block,
@@ -91,7 +92,7 @@ fn run<const SEAL: bool>(rounds: Rounds<'_>, tweak: __m128i, unit: &mut [Block])
     }
 }
 
-/// Leaves in `tweaks` those of the blocks 64 further on.
+/// Replaces `tweaks` by those of the blocks 64 further on.
 #[inline]
 #[target_feature(enable = "aes,avx,pclmulqdq")]
 fn run_group<const SEAL: bool, const G: usize>(
@@ -113,7 +114,7 @@ fn run_group<const SEAL: bool, const G: usize>(
     }
     let key = load(rounds.last);
     for ((block, tweak), bytes) in state.iter().zip(tweaks).zip(group) {
-        // The last round adds its key anyhow: let it add the tweak in the same step.
+        // The last round XORs its key anyway: include the tweak in the same instruction.
         let key = _mm_xor_si128(key, *tweak);
         let block = if SEAL {
             _mm_aesenclast_si128(*block, key)
@@ -125,8 +126,8 @@ fn run_group<const SEAL: bool, const G: usize>(
     }
 }
 
-/// The next block's tweak. The sign bits of the two halves, spread and swapped, select what is
-/// carried: 1 into the high half, x^7 + x^2 + x + 1 into the low half.
+/// The next block's tweak. The sign bits of the two halves, spread and swapped, select the carries:
+/// 1 into the high half, x^7 + x^2 + x + 1 into the low half.
 #[inline]
 #[target_feature(enable = "sse2")]
 fn multiply_by_x(tweak: __m128i) -> __m128i {
@@ -135,7 +136,7 @@ fn multiply_by_x(tweak: __m128i) -> __m128i {
     _mm_xor_si128(_mm_add_epi64(tweak, tweak), carry)
 }
 
-/// A tweak times x^8: a byte is carried out and comes back times x^128 = x^7 + x^2 + x + 1.
+/// A tweak times x^8: one byte is shifted out and returns multiplied by x^128 = x^7 + x^2 + x + 1.
 #[inline]
 #[target_feature(enable = "sse2,pclmulqdq")]
 fn multiply_by_x8(tweak: __m128i) -> __m128i {
@@ -144,7 +145,7 @@ fn multiply_by_x8(tweak: __m128i) -> __m128i {
     _mm_xor_si128(_mm_slli_si128::<1>(tweak), reduced)
 }
 
-/// A tweak times x^64: likewise, and what is carried out is the whole high half.
+/// A tweak times x^64: likewise, with the whole high half shifted out.
 #[inline]
 #[target_feature(enable = "sse2,pclmulqdq")]
 fn multiply_by_x64(tweak: __m128i) -> __m128i {

@@ -44,7 +44,8 @@ fn expand<const N: usize>(key: &[u8]) -> [Block; N] {
                     mixed.rotate_left(1);
                     mixed = substitute(mixed);
                     mixed[0] ^= round_constant;
-                    // Ten rounds of AES-128 run past 0x80 and reduce by the AES polynomial.
+                    // AES-128 has ten round constants: those after 0x80 are reduced by the AES
+                    // polynomial.
                     round_constant = (round_constant << 1) ^ ((round_constant >> 7) * 0x1b);
                 } else if key_words.len() > 6 && i % key_words.len() == 4 {
                     mixed = substitute(mixed);

@@ -58,8 +58,8 @@ fn xor(block: &mut AesBlock, tweak: &AesBlock) {
     block.0 = mixed.to_ne_bytes();
 }
 
-/// Both directions have this shape; the `aes` crate's encrypting and decrypting traits have
-/// nothing in common that a function could be generic over.
+/// Common code of both directions: the encrypting and decrypting traits of the `aes` crate have no
+/// common trait that a generic function could use.
 macro_rules! run_unit {
     ($self:ident, $backend:ident, $par_blocks:ident, $one_block:ident) => {{
         let mut tweak = $self.tweak;

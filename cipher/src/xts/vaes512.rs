@@ -1,7 +1,7 @@
 //! XTS with VAES on 512-bit registers: four blocks to a register, four registers to a group.
 //!
-//! The limit is one `vaesenc` per cycle, so all else is arranged to stay off the ports it runs on.
-//! Each register keeps the tweaks of its own four blocks and steps them by 16 blocks at once.
+//! The limit is one `vaesenc` per cycle, so all other instructions avoid the ports that it uses.
+//! Each register keeps the tweaks of its own four blocks and advances them by 16 blocks at once.
 
 use core::arch::x86_64::*;
 
@@ -27,9 +27,9 @@ pub(super) fn decrypt<const N: usize>(keys: &RoundKeys<N>, tweak: Tweak, unit: &
 
 /// `SEAL` chooses the direction; `tweak` is the first block's.
 ///
-/// What does not fill a register or a group comes first. A page's unit begins 16 bytes into the
-/// page and has 511 blocks: 3 blocks and 3 registers in the first group, after which every access
-/// is aligned to the cache line if the page is.
+/// Blocks that do not fill a register or a group are processed first. A page's unit begins 16 bytes
+/// into the page and has 511 blocks: 3 blocks and 3 registers in the first group, after which every
+/// access is aligned to the cache line if the page is.
 #[inline]
 #[target_feature(enable = "aes,vaes,avx512f,avx512bw,avx512vbmi,vpclmulqdq")]
 fn run<const SEAL: bool, const N: usize>(
@@ -126,7 +126,7 @@ fn run_group<const SEAL: bool, const N: usize>(
         }
     }
     for (block, tweak) in state.iter_mut().zip(tweaks) {
-        // The last round adds its key anyhow: let it add the tweak in the same step.
+        // The last round XORs its key anyway: include the tweak in the same instruction.
         let key = _mm512_xor_si512(keys[N - 1], *tweak);
         *block = if SEAL {
             _mm512_aesenclast_epi128(*block, key)
@@ -143,8 +143,8 @@ fn xor3(a: __m512i, b: __m512i, c: __m512i) -> __m512i {
     _mm512_ternarylogic_epi64::<0x96>(a, b, c)
 }
 
-/// Each 128-bit lane times x^16: rotate by two bytes, then add what the two bytes that came
-/// round are worth. They stand at x^128 = x^7 + x^2 + x + 1, and the rotation has added the 1.
+/// Each 128-bit lane times x^16: rotate by two bytes, then correct for the two bytes that wrapped
+/// around. They represent multiples of x^128 = x^7 + x^2 + x + 1, and the rotation has added the 1.
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512vbmi")]
 fn multiply_by_x16(tweaks: __m512i) -> __m512i {
@@ -175,8 +175,8 @@ fn selection<const N: i64>() -> __m512i {
 fn multiply_by_powers(tweaks: __m512i, powers: __m512i) -> __m512i {
     let shifted = _mm512_sllv_epi64(tweaks, powers);
     let carry = _mm512_srlv_epi64(tweaks, _mm512_sub_epi64(_mm512_set1_epi64(64), powers));
-    // The low half's carry enters the high half; the high half's comes back times
-    // x^128 = x^7 + x^2 + x + 1.
+    // The low half's carry enters the high half; the high half's returns multiplied by x^128 =
+    // x^7 + x^2 + x + 1.
     let reduced = _mm512_clmulepi64_epi128::<0x01>(carry, _mm512_set1_epi64(0x87));
     xor3(shifted, _mm512_bslli_epi128::<8>(carry), reduced)
 }

@@ -1,4 +1,4 @@
-//! Which kernel runs on this x86-64 CPU.
+//! Selects the kernel for this x86-64 CPU.
 
 use std::arch::is_x86_feature_detected;
 
@@ -40,10 +40,10 @@ impl Kernel {
         self.0 == Width::Zmm
     }
 
-    /// Runs over a data unit; `tweak` is the unit's number before its own encryption.
+    /// Encrypts or decrypts a data unit; `tweak` is the unit's number before its own encryption.
     ///
     /// The kernels are safe functions, but calling one on a CPU without its features is undefined
-    /// behaviour, and that is what the `unsafe` is about.
+    /// behaviour. Therefore the calls are `unsafe`.
     #[allow(unsafe_code, reason = "calls of target_feature functions, behind proof of detection")]
     pub(crate) fn run<const N: usize>(
         self,

@@ -1,10 +1,9 @@
-//! What is wanted of system catalogs.
+//! Policy for system catalogs.
 //!
-//! - `pg_statistic`, `pg_statistic_ext_data` and `pg_largeobject` hold values of user tables. As
-//!   soon as anything in a database is encrypted, they are too
-//!   (`pagevault.data_catalog_encryption`).
-//! - A label on the database covers all its catalogs.
-//! - Shared catalogs are encrypted if `pagevault.shared_catalog_encryption` says so.
+//! - `pg_statistic`, `pg_statistic_ext_data` and `pg_largeobject` hold values of user tables. They
+//!   are encrypted as soon as anything in the database is (`pagevault.data_catalog_encryption`).
+//! - A label on the database applies to all its catalogs.
+//! - Shared catalogs are encrypted if `pagevault.shared_catalog_encryption` is on.
 
 use super::Catalog;
 use super::decision::{Decision, Policy, Setting, Source};
@@ -22,7 +21,7 @@ pub const STATISTICS: Oid = 2619;
 /// Catalogs with values of user tables, in the order in which they are encrypted.
 pub const WITH_VALUES: [Oid; 3] = [LARGE_OBJECTS, EXTENDED_STATISTICS, STATISTICS];
 
-/// What is wanted of a catalog that follows no other; `None` if nothing says.
+/// The policy for a catalog that follows no other relation; `None` if there is none.
 pub(super) fn wanted<C: Catalog>(
     policy: &Policy<'_, C>,
     relation: &Relation,
@@ -40,7 +39,7 @@ pub(super) fn wanted<C: Catalog>(
     Ok(protected.then(|| Decision::by(Setting::DataCatalogs)))
 }
 
-/// What is wanted of shared catalogs.
+/// The policy for shared catalogs.
 pub fn wanted_of_shared<C: Catalog>(catalog: &C) -> Option<Decision> {
     catalog.shared_catalog_encryption().then(|| Decision::by(Setting::SharedCatalogs))
 }

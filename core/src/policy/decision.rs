@@ -1,5 +1,5 @@
-//! What is wanted of a relation, and what says so: the nearest label, or a setting. Which of
-//! several labels decides is said in [`super::precedence`]; here is what they are the labels of.
+//! The policy for one relation: the label or setting that decides, and the result.
+//! [`super::precedence`] decides between several labels; this module finds the labels that apply.
 
 use pagevault_cipher::CipherId;
 
@@ -8,38 +8,38 @@ use super::precedence::{self, Decided, Location, Surroundings};
 use super::relation::{Labelled, Oid, Relation, RelationKind};
 use super::{Catalog, catalogs};
 
-/// What is wanted, and why.
+/// The policy for a relation, and its reason.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Decision {
-    /// What is wanted.
+    /// The required state.
     pub label: Label,
-    /// What says so.
+    /// What requires it.
     pub source: Source,
-    /// The cipher of the relation it follows.
+    /// The cipher of the relation that this one follows.
     like: Option<CipherId>,
 }
 
-/// What decides.
+/// What a decision is based on.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// The label of the relation, or of the one it follows.
+    /// The label of the relation, or of the relation it follows.
     Own(Oid),
-    /// The label of something around it: partitioned table, schema, tablespace, database.
+    /// The label of the partitioned table, schema, tablespace or database.
     Around(Labelled),
-    /// It follows this relation, which is encrypted.
+    /// The relation follows this one, which is encrypted.
     Leader(Oid),
     /// A setting.
     Setting(Setting),
 }
 
-/// Settings that decide.
+/// Settings that require encryption.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Setting {
-    /// New relations of which no label says anything.
+    /// Of new relations to which no label applies.
     DefaultEncryption,
-    /// Catalogs with values of user tables.
+    /// Of catalogs with values of user tables.
     DataCatalogs,
-    /// Catalogs of the cluster.
+    /// Of shared catalogs.
     SharedCatalogs,
 }
 
@@ -56,7 +56,7 @@ impl Setting {
 }
 
 impl Decision {
-    /// Of a relation that follows no other.
+    /// The decision for a relation that follows no other.
     #[must_use]
     pub fn new(label: Label, source: Source) -> Self {
         Self { label, source, like: None }
@@ -72,14 +72,14 @@ impl Decision {
         matches!(self.label, Label::Encrypted(_))
     }
 
-    /// True if someone said of this very relation that it is to be plaintext. Anything less does
-    /// not take encryption away from a relation that has it.
+    /// True if the label of this very relation says `plaintext`. Nothing else decrypts an encrypted
+    /// relation.
     #[must_use]
     pub fn is_plaintext_by_own_label(&self) -> bool {
         self.label == Label::Plaintext && matches!(self.source, Source::Own(_))
     }
 
-    /// True if a file that is written so is as wanted.
+    /// True if a file with the cipher `current` (`None`: plaintext) is in the required state.
     #[must_use]
     pub fn is_met_by(&self, current: Option<CipherId>) -> bool {
         match (self.label, current) {
@@ -99,18 +99,18 @@ impl Decision {
     }
 
     /// The cipher for a new file: the one that the label names, else that of the file it replaces,
-    /// of the relation it follows, or the default.
+    /// else that of the relation it follows, else the default.
     pub fn cipher<C: Catalog>(&self, replaced: Option<CipherId>, catalog: &C) -> CipherId {
         let known = self.named_cipher().or(replaced).or(self.like);
         known.unwrap_or_else(|| catalog.default_cipher())
     }
 }
 
-/// Decides, by what a catalog says, or by what it would say after a change of one label.
+/// Decides from a catalog as it is, or as it would be after one label has changed.
 #[derive(Debug)]
 pub struct Policy<'a, C> {
     pub(super) catalog: &'a C,
-    /// This object has this label instead.
+    /// Use this label for this object in place of the catalog's.
     instead: Option<(Labelled, Option<Label>)>,
 }
 
@@ -139,27 +139,27 @@ impl<C: Catalog> Surroundings for Policy<'_, C> {
 }
 
 impl<'a, C: Catalog> Policy<'a, C> {
-    /// As it is.
+    /// The policy as the catalog has it.
     #[must_use]
     pub fn of(catalog: &'a C) -> Self {
         Self { catalog, instead: None }
     }
 
-    /// As it would be if this object had this label.
+    /// The policy as it would be if `object` had this label.
     #[must_use]
     pub fn if_labelled(catalog: &'a C, object: Labelled, label: Option<Label>) -> Self {
         Self { catalog, instead: Some((object, label)) }
     }
 
-    /// What is wanted of a relation; `None` if nothing says.
+    /// The decision for a relation; `None` if no label or setting applies.
     ///
     /// # Errors
-    /// Those of the catalog, as all these.
+    /// Those of the catalog, as for all functions here.
     pub fn wanted(&self, relation: &Relation) -> Result<Option<Decision>, C::Error> {
         self.wanted_in(relation, relation.tablespace)
     }
 
-    /// As [`Policy::wanted`], for a file in this tablespace: the relation may be on its way there.
+    /// Like [`Policy::wanted`], for a file in this tablespace: the relation may be moving there.
     ///
     /// # Errors
     /// Those of the catalog.
@@ -191,22 +191,22 @@ impl<'a, C: Catalog> Policy<'a, C> {
         tablespace: Oid,
     ) -> Result<Option<Decision>, C::Error> {
         let decision = match relation.kind {
-            // The original of a transient relation follows nothing, whatever it is called.
+            // The original of a transient relation follows nothing, whatever its name.
             RelationKind::Table | RelationKind::MaterializedView => {
                 match self.own_label(leader)? {
                     Some(decision) => Some(decision),
                     None => self.wanted_around(leader, tablespace)?,
                 }
             }
-            // Indexes and sequences may lie elsewhere than their table.
+            // Indexes and sequences may be in another tablespace than their table.
             RelationKind::Index | RelationKind::Sequence => self.wanted(leader)?,
             _ => self.wanted_in(leader, tablespace)?,
         };
         Ok(self.follow(leader, decision))
     }
 
-    /// What follows an encrypted relation is encrypted, unless the label of that relation says
-    /// otherwise.
+    /// A relation that follows an encrypted relation is encrypted, unless the label of the latter
+    /// says `plaintext`.
     fn follow(&self, leader: &Relation, decision: Option<Decision>) -> Option<Decision> {
         let like = leader.kind.has_storage().then(|| self.catalog.cipher_of(leader.file)).flatten();
         let firm = decision.is_some_and(|d| d.is_encrypted() || d.is_plaintext_by_own_label());
@@ -235,8 +235,8 @@ impl<'a, C: Catalog> Policy<'a, C> {
         self.wanted_below(parent, relation, tablespace)
     }
 
-    /// What is said around a relation that follows no other: by the partitioned table `parent` and
-    /// those above it, schema, tablespace, database, setting.
+    /// The decision for a relation that follows no other and has no label of its own: from the
+    /// partitioned table `parent` and those above it, schema, tablespace, database, setting.
     ///
     /// # Errors
     /// Those of the catalog.
@@ -258,7 +258,7 @@ impl<'a, C: Catalog> Policy<'a, C> {
         precedence::below(self, at).map(around)
     }
 
-    /// What tablespace, database and setting say.
+    /// The decision from tablespace, database and setting alone.
     ///
     /// # Errors
     /// Those of the catalog.
@@ -271,7 +271,7 @@ impl<'a, C: Catalog> Policy<'a, C> {
         Labelled::Database(self.catalog.my_database())
     }
 
-    /// The relation whose choice a relation follows.
+    /// The relation that a relation follows in the policy.
     ///
     /// # Errors
     /// Those of the catalog.
@@ -281,7 +281,7 @@ impl<'a, C: Catalog> Policy<'a, C> {
                 Some(table) => Ok(Some(table)),
                 None => self.catalog.table_of_index(relation.oid),
             },
-            // Nobody else makes relations of this kind, or gives them other names
+            // Only the server creates and names TOAST tables: renaming them is refused
             // (RangeVarCallbackForAlterRelation).
             RelationKind::Toast => Ok(relation.named_for),
             RelationKind::Sequence => self.catalog.owner_of_sequence(relation.oid),
@@ -294,10 +294,10 @@ impl<'a, C: Catalog> Policy<'a, C> {
         }
     }
 
-    /// The table that pg_repack copies to this one, or logs the changes of in it.
+    /// The table that pg_repack copies into this relation, or whose changes it logs in it.
     ///
-    /// Names can be given by anyone. What counts is that the schema is a member of the extension
-    /// (CREATE SCHEMA in its script; only superusers install it), whatever it is called.
+    /// Anyone can create a table with such a name. So the schema must be a member of the extension
+    /// (its script contains CREATE SCHEMA, and only superusers install it), whatever its name.
     ///
     /// # Errors
     /// Those of the catalog.
@@ -311,9 +311,10 @@ impl<'a, C: Catalog> Policy<'a, C> {
         Ok(self.catalog.relation(oid)?.filter(is_repacked).map(|original| original.oid))
     }
 
-    /// True if a table may be in plaintext because the one that it follows is to be. Who may run
-    /// pg_repack without being superuser has CREATE on its schema: what they make there is in
-    /// plaintext like the original only if they own that as well, and so could write into it.
+    /// True if a table may be plaintext because the table it follows is to be plaintext. A role
+    /// that may run pg_repack without being superuser has CREATE on its schema. A table that it
+    /// creates there may be plaintext like the original only if the same role owns the original,
+    /// and so could write into that, too.
     fn may_be_plaintext_like(
         &self,
         original: &Relation,
@@ -322,7 +323,7 @@ impl<'a, C: Catalog> Policy<'a, C> {
         Ok(original.owner == relation.owner || self.catalog.is_superuser(relation.owner)?)
     }
 
-    /// The relation that an index or TOAST table belongs to in the end.
+    /// The table at the end of the chain from an index or TOAST table.
     ///
     /// # Errors
     /// Those of the catalog.
@@ -336,8 +337,7 @@ impl<'a, C: Catalog> Policy<'a, C> {
         Ok(root)
     }
 
-    /// The cipher that a relation is to be encrypted with where none is named: its label's, or the
-    /// default.
+    /// The cipher for a relation where the command names none: that of its label, or the default.
     ///
     /// # Errors
     /// Those of the catalog.

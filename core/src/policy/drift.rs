@@ -1,4 +1,4 @@
-//! What is not as it is wanted.
+//! Drift: differences between policy and actual state.
 
 use pagevault_cipher::CipherId;
 
@@ -8,19 +8,19 @@ use super::label::Label;
 use super::relation::Relation;
 use crate::page::PageState;
 
-/// How a relation differs from what is wanted of it.
+/// The difference between a relation and its policy.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Drift {
-    /// What is wanted, and why.
+    /// The required state, and its reason.
     pub wanted: Decision,
-    /// How its file is written now; `None`: in plaintext.
+    /// The cipher of its file now; `None`: plaintext.
     pub current: Option<CipherId>,
-    /// Pages on disk that are in plaintext where they should be encrypted, or the other way round.
+    /// Number of pages on disk that are plaintext but should be encrypted, or the reverse.
     pub stray: i64,
 }
 
 impl Decision {
-    /// True if a page on disk is not as it should be.
+    /// True if a page on disk is not in the required state.
     #[must_use]
     pub fn is_stray(&self, page: PageState) -> bool {
         match page {
@@ -32,11 +32,11 @@ impl Decision {
 }
 
 impl<C: Catalog> Policy<'_, C> {
-    /// What is wanted of a relation; where nothing is, one that is encrypted is to be so
-    /// throughout.
+    /// The decision for a relation. Where no label or setting applies, an encrypted relation is to
+    /// be encrypted throughout.
     ///
     /// # Errors
-    /// Those of the catalog, as all these.
+    /// Those of the catalog, as for all functions here.
     pub fn wanted_or_kept(&self, relation: &Relation) -> Result<Option<Decision>, C::Error> {
         let kept = || {
             let is_encrypted = self.catalog.cipher_of(relation.file).is_some();
@@ -46,7 +46,7 @@ impl<C: Catalog> Policy<'_, C> {
         Ok(self.wanted(relation)?.or_else(kept))
     }
 
-    /// How a relation differs from what is wanted of it. `stray` counts its pages on disk that do.
+    /// Compares a relation with its policy. `stray` counts its pages on disk that differ.
     ///
     /// # Errors
     /// Those of the catalog and of `stray`.

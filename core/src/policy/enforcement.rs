@@ -1,9 +1,8 @@
-//! What is refused: by `pagevault.enforce_encryption`, which lets nothing become plaintext where
-//! encryption is wanted, and always, where a relation is to be decrypted that a label wants
-//! encrypted.
+//! What is refused. `pagevault.enforce_encryption` prevents that anything becomes plaintext where
+//! the policy requires encryption. Decrypting a relation against its label is refused in any case.
 //!
-//! New storage follows the policy anyway. What is left to refuse is a policy that is taken away,
-//! and a plaintext relation that is brought to where one holds.
+//! New storage follows the policy by itself. So two things are left to refuse: removing a policy,
+//! and moving a plaintext relation to a place where the policy requires encryption.
 
 use super::Catalog;
 use super::decision::{Decision, Policy, Setting, Source};
@@ -11,8 +10,8 @@ use super::label::Label;
 use super::precedence::{Change, Who, among};
 use super::relation::{Labelled, Oid, Relation};
 
-/// Anyone may add encryption to what they own; to take it away, or to make an exception, is the
-/// administrator's. `None` if a change of a label does neither.
+/// Returns the change if it removes encryption or makes an exception from it, which only an
+/// administrator may do. Owners may add encryption: then `None`.
 #[must_use]
 pub fn takes_encryption_away(from: Option<Label>, to: Option<Label>) -> Option<Change> {
     let says_encrypted = matches!(from, Some(Label::Encrypted(_)));
@@ -21,10 +20,10 @@ pub fn takes_encryption_away(from: Option<Label>, to: Option<Label>) -> Option<C
 }
 
 impl<C: Catalog> Policy<'_, C> {
-    /// Why a relation must not be where it is, in plaintext.
+    /// The reason why a relation must not be plaintext in the place where it is now.
     ///
     /// # Errors
-    /// Those of the catalog, as all these.
+    /// Those of the catalog, as for all functions here.
     pub fn against_plaintext(&self, relation: &Relation) -> Result<Option<Decision>, C::Error> {
         let concerns = relation.is_stored() && self.catalog.cipher_of(relation.file).is_none();
         if !self.catalog.enforces() || !concerns {
@@ -33,8 +32,8 @@ impl<C: Catalog> Policy<'_, C> {
         Ok(self.wanted(relation)?.filter(Decision::is_encrypted))
     }
 
-    /// Why a label of a relation must not be changed that takes encryption away from one of these:
-    /// the relation and its partitions.
+    /// The reason why the label of the relation `labelled` must not be changed: the decision for
+    /// one of `relations` (itself and its partitions) that would lose encryption.
     ///
     /// # Errors
     /// Those of the catalog.
@@ -59,8 +58,9 @@ impl<C: Catalog> Policy<'_, C> {
         Ok(None)
     }
 
-    /// Why a relation must not be decrypted by a job that is under way: a label wants it encrypted,
-    /// or a setting while that is enforced. (Who asked for the job may have had other settings.)
+    /// The reason why a job in progress must not decrypt a relation: a label requires encryption,
+    /// or a setting does and is enforced. (The session that requested the job may have had other
+    /// settings.)
     ///
     /// # Errors
     /// Those of the catalog.
@@ -69,13 +69,13 @@ impl<C: Catalog> Policy<'_, C> {
             Source::Setting(_) => {
                 decision.is_encrypted() && self.catalog.enforces() && relation.user_made
             }
-            // It follows what is encrypted still, and what the job decrypts as well.
+            // It follows a relation that is still encrypted; the job decrypts that one, too.
             Source::Leader(_) => false,
             Source::Own(_) | Source::Around(_) => decision.is_encrypted(),
         }))
     }
 
-    /// Why nobody is to go on with decrypting a relation.
+    /// The reason why an interrupted decryption of a relation must not be resumed.
     ///
     /// # Errors
     /// Those of the catalog.
@@ -90,23 +90,25 @@ impl<C: Catalog> Policy<'_, C> {
     }
 }
 
-/// What holds in one of the databases that share a tablespace, or a label of a database.
+/// Label and settings of one of the databases that a change of a tablespace's or database's label
+/// affects.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct View {
-    /// Which one.
+    /// The database.
     pub database: Oid,
     /// Its label.
     pub label: Option<Label>,
     /// `pagevault.default_encryption` there.
     pub default_encryption: bool,
-    /// `pagevault.enforce_encryption` there, or here.
+    /// `pagevault.enforce_encryption` there, or in this session.
     pub enforces: bool,
 }
 
 impl View {
-    /// What holds in a database, by what is set for it and what holds in this session, which is in
-    /// the database `here`. (Here a superuser may have turned enforcement off. There it is not this
-    /// session's to turn off.)
+    /// Combines what is set for `database` with the values of this session, which is connected to
+    /// the database `here`; pairs are (set for the database, in this session). In its own database
+    /// a session's values count, since a superuser may have switched enforcement off in it. It
+    /// cannot switch off enforcement that is set for another database.
     #[must_use]
     pub fn new(
         (database, here): (Oid, Oid),
@@ -130,8 +132,8 @@ impl View {
     }
 }
 
-/// The database that forbids to change the label of a tablespace or database so: this one if it is
-/// among those that would lose something, else the oldest.
+/// The database that forbids this change of a tablespace's or database's label: the current one if
+/// it would lose encryption, else the one with the lowest OID.
 #[must_use]
 pub fn forbidden_by(views: &[View], here: Oid, object: Labelled, change: Change) -> Option<&View> {
     let loses = |view: &&View| match object {
@@ -145,11 +147,12 @@ pub fn forbidden_by(views: &[View], here: Oid, object: Labelled, change: Change)
     losing.min_by_key(|view| (view.database != here, view.database))
 }
 
-/// A change of a schema's label that takes encryption away: what would want it else, if anything.
+/// A change of a schema's label removes encryption. Holds what decides without that label, if
+/// anything.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct SchemaLoss(pub Option<Source>);
 
-/// Whether a schema's label must not be changed so, with these tablespaces and their labels.
+/// Whether a change of a schema's label is refused, given all tablespaces and their labels.
 #[must_use]
 pub fn against_schema_label(
     change: Change,

@@ -5,19 +5,19 @@ use core::str::FromStr;
 
 use pagevault_cipher::CipherId;
 
-/// What a label asks for.
+/// What a label requires.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Label {
-    /// Sealed, with this cipher or the default one.
+    /// Encrypted, with this cipher or the default one.
     Encrypted(Option<CipherId>),
-    /// Not sealed.
+    /// Plaintext.
     Plaintext,
 }
 
-/// Why a text is no label.
+/// Why a text is not a label.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LabelError {
-    /// `encrypted` with a word behind it that names no cipher.
+    /// `encrypted`, followed by a word that is not the name of a cipher.
     #[error("unknown cipher \"{0}\" in pagevault label")]
     UnknownCipher(String),
     /// None of the three forms.

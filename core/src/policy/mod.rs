@@ -1,18 +1,18 @@
-//! Which relations are to be encrypted, and why: the nearest label, what follows what, settings.
+//! Policy: which relations are to be encrypted, and why.
 //!
-//! [`Policy`] decides. What it has to know it asks through [`Catalog`]: facts about relations,
-//! their labels, settings, and how files are written now.
+//! [`Policy`] decides. It reads what it needs through [`Catalog`]: facts about relations, their
+//! labels, settings, and the cipher of each file.
 //!
 //! | module | subject |
 //! |---|---|
-//! | [`label`] | what a security label asks for |
+//! | [`label`] | what a security label requires |
 //! | [`precedence`] | which of several labels decides |
-//! | [`relation`] | what has to be known of a relation, and what follows what |
-//! | [`decision`] | what is wanted of a relation |
-//! | [`catalogs`] | the same of system catalogs |
-//! | [`storage`] | how new files are written, also those that replace others |
-//! | [`enforcement`] | what is refused while encryption is enforced, and what nobody may decrypt |
-//! | [`drift`] | what is not as it is wanted |
+//! | [`relation`] | the facts about a relation that count |
+//! | [`decision`] | the policy for a relation; which relation follows which |
+//! | [`catalogs`] | the policy for system catalogs |
+//! | [`storage`] | the cipher for new files, and for files that replace others |
+//! | [`enforcement`] | what is refused, with and without `enforce_encryption` |
+//! | [`drift`] | differences between policy and actual state |
 
 pub mod catalogs;
 pub mod decision;
@@ -30,22 +30,22 @@ pub use relation::{Labelled, Oid, Relation, RelationKind};
 use pagevault_cipher::CipherId;
 use pagevault_keystore::RelFile;
 
-/// What is asked of a server. Answers are as of one moment; what takes a look into a catalog is
-/// asked only where it matters.
+/// Facts that the policy needs from a server. Methods that read catalogs are called only where the
+/// result matters.
 pub trait Catalog {
-    /// Why a question has no answer.
+    /// Why a catalog could not be read.
     type Error;
 
-    /// A relation; `None` if it is gone.
+    /// The relation with this OID; `None` if it does not exist any more.
     ///
     /// # Errors
-    /// When the catalogs cannot be read, as all these.
+    /// If the catalogs cannot be read, as for all methods here.
     fn relation(&self, oid: Oid) -> Result<Option<Relation>, Self::Error>;
 
     /// The label of an object.
     ///
     /// # Errors
-    /// Also when it is not a label.
+    /// Also if the text in the catalog is not a valid label.
     fn label_of(&self, object: Labelled) -> Result<Option<Label>, Self::Error>;
 
     /// The partitioned table that a partition belongs to.
@@ -54,7 +54,7 @@ pub trait Catalog {
     /// See [`Catalog::relation`].
     fn parent_of(&self, partition: Oid) -> Result<Option<Oid>, Self::Error>;
 
-    /// The table of an index of which [`Relation::indexed_table`] does not say it.
+    /// The table of an index, for indexes without [`Relation::indexed_table`].
     ///
     /// # Errors
     /// See [`Catalog::relation`].
@@ -72,19 +72,19 @@ pub trait Catalog {
     /// See [`Catalog::relation`].
     fn is_schema_of_pg_repack(&self, schema: Oid) -> Result<bool, Self::Error>;
 
-    /// Whether a role is superuser.
+    /// Whether a role is a superuser.
     ///
     /// # Errors
     /// See [`Catalog::relation`].
     fn is_superuser(&self, role: Oid) -> Result<bool, Self::Error>;
 
-    /// With which cipher a file is written now; `None`: in plaintext.
+    /// The cipher of a file for new pages; `None`: plaintext.
     fn cipher_of(&self, file: RelFile) -> Option<CipherId>;
 
-    /// Whether any file of this database is written encrypted.
+    /// Whether any file of this database is encrypted.
     fn is_anything_encrypted_here(&self) -> bool;
 
-    /// The database that is asked from.
+    /// The database that this session is connected to.
     fn my_database(&self) -> Oid;
 
     /// `pagevault.default_encryption`
@@ -99,6 +99,6 @@ pub trait Catalog {
     /// `pagevault.enforce_encryption`
     fn enforces(&self) -> bool;
 
-    /// The cipher of new data keys where none is named: `pagevault.cipher`.
+    /// `pagevault.cipher`: the cipher of new data keys where none is named.
     fn default_cipher(&self) -> CipherId;
 }

@@ -1,45 +1,45 @@
-//! Which label decides where there are several: pure, over one small trait.
+//! Which of several labels decides.
 //!
-//! docs/policy.md has the same rules as a table; the tests read it row by row.
+//! docs/policy.md has the same rules as a table, which the tests read.
 
 use super::label::Label;
 
-/// What can be asked about the surroundings of a relation.
+/// Labels and setting that may apply to a relation.
 pub trait Surroundings {
-    /// Something that may have a label.
+    /// An object that may have a label.
     type Object: Copy;
-    /// Why a question has no answer.
+    /// Why a label could not be read.
     type Error;
 
     /// The label of an object.
     ///
     /// # Errors
-    /// When it cannot be read.
+    /// If it cannot be read.
     fn label_of(&self, object: Self::Object) -> Result<Option<Label>, Self::Error>;
 
     /// The partitioned table that an object is a partition of.
     ///
     /// # Errors
-    /// When that cannot be read.
+    /// If the catalog cannot be read.
     fn parent_of(&self, object: Self::Object) -> Result<Option<Self::Object>, Self::Error>;
 
     /// `pagevault.default_encryption`
     fn default_encryption(&self) -> bool;
 }
 
-/// What decides.
+/// What a decision is based on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Source<Object> {
-    /// The label of this.
+    /// The label of this object.
     Label(Object),
     /// `pagevault.default_encryption`
     Setting,
 }
 
-/// Where a relation without a label of its own lies.
+/// The objects whose labels apply to a relation without a label of its own.
 #[derive(Clone, Copy, Debug)]
 pub struct Location<Object> {
-    /// The partitioned table that it is a partition of.
+    /// The partitioned table that the relation is a partition of.
     pub parent: Option<Object>,
     /// Its schema.
     pub schema: Object,
@@ -49,10 +49,11 @@ pub struct Location<Object> {
     pub database: Object,
 }
 
-/// A decision, and what made it; `None` if nothing says anything.
+/// The label that decides, and where it comes from; `None` if none applies.
 pub type Decided<Object> = Option<(Label, Source<Object>)>;
 
-/// What is said around a relation: by the partitioned tables above it, its schema, its place.
+/// Decides from the partitioned tables above a relation, its schema, tablespace and database, and
+/// the setting.
 ///
 /// # Errors
 /// Those of `around`.
@@ -73,7 +74,7 @@ pub fn below<S: Surroundings>(
     }
 }
 
-/// What tablespace, database and setting say.
+/// Decides from tablespace, database and setting.
 ///
 /// # Errors
 /// Those of `around`.
@@ -93,7 +94,7 @@ pub fn of_place<S: Surroundings>(
     }))
 }
 
-/// Which of the three makes the decision of [`among`].
+/// Where the result of [`among`] comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Who {
     /// The label of the tablespace.
@@ -104,20 +105,23 @@ pub enum Who {
     Setting,
 }
 
-/// Tablespaces are shared by databases that know nothing of each other: neither says less than the
-/// other wants. So `encrypted` of either comes first, the nearer one's with its cipher; then
-/// `plaintext` of either; then the setting.
+/// Decides between the labels of tablespace and database, and the setting.
+///
+/// Databases that share a tablespace may have different authors of labels. So neither tablespace
+/// nor database can cancel encryption that the other requires: `encrypted` on either decides, then
+/// `plaintext` on either, then the setting. Where both are equal the tablespace's label decides,
+/// with its cipher.
 #[must_use]
 pub fn among(
     tablespace: Option<Label>,
     database: Option<Label>,
     default_encryption: bool,
 ) -> Option<(Label, Who)> {
-    let said = [(tablespace, Who::Tablespace), (database, Who::Database)];
-    let said = || said.iter().filter_map(|(label, who)| Some(((*label)?, *who)));
-    said()
+    let labels = [(tablespace, Who::Tablespace), (database, Who::Database)];
+    let labels = || labels.iter().filter_map(|(label, who)| Some(((*label)?, *who)));
+    labels()
         .find(|(label, _)| is_encrypted(*label))
-        .or_else(|| said().next())
+        .or_else(|| labels().next())
         .or_else(|| default_encryption.then_some((Label::Encrypted(None), Who::Setting)))
 }
 
@@ -129,26 +133,26 @@ fn wants_encryption<Who>(decided: Option<(Label, Who)>) -> bool {
     decided.is_some_and(|(label, _)| is_encrypted(label))
 }
 
-/// A label that is changed.
+/// A change of a label.
 #[derive(Clone, Copy, Debug)]
 pub struct Change {
-    /// What it was.
+    /// The old label.
     pub from: Option<Label>,
-    /// What it becomes.
+    /// The new label.
     pub to: Option<Label>,
 }
 
 impl Change {
-    /// True if a tablespace's label wanted something encrypted in a database that says so of
-    /// itself, and does not after the change.
+    /// For the label of a tablespace: true if relations in it lose encryption, in a database with
+    /// this label and setting.
     #[must_use]
     pub fn of_tablespace_loses(self, database: Option<Label>, default_encryption: bool) -> bool {
         let wants = |label| wants_encryption(among(label, database, default_encryption));
         wants(self.from) && !wants(self.to)
     }
 
-    /// The same for a database's label. It alone wants the catalogs encrypted; and whatever
-    /// tablespaces are labelled, there are others.
+    /// For the label of a database: true if anything in it loses encryption. Nothing else covers
+    /// the catalogs, and tablespaces without a label may exist whatever labels others have.
     #[must_use]
     pub fn of_database_loses(self, default_encryption: bool) -> bool {
         let wants = |label: Option<Label>| label.is_some_and(is_encrypted);
@@ -156,7 +160,7 @@ impl Change {
         (wants(self.from) && !wants(self.to)) || (anything(self.from) && !anything(self.to))
     }
 
-    /// The same for a schema's label, which outranks all tablespaces with these labels.
+    /// For the label of a schema, which outranks those of all these tablespaces.
     #[must_use]
     pub fn of_schema_loses(
         self,
@@ -185,7 +189,7 @@ mod tests {
         Some(Label::Encrypted(Some(CipherId::Aes128Xts))),
     ];
 
-    /// Objects are numbers; a partitioned table's parent is the next one.
+    /// A model in which objects are numbers; the parent of a partitioned table is the next number.
     struct World {
         labels: [Option<Label>; 5],
         parents: usize,
@@ -213,7 +217,8 @@ mod tests {
         }
     }
 
-    /// Two partitioned tables or fewer, schema, tablespace, database, each with every label.
+    /// All combinations: up to two partitioned tables, schema, tablespace and database, each with
+    /// every label, and the setting.
     fn worlds() -> impl Iterator<Item = World> {
         (0..4usize.pow(5) * 3 * 2).map(|number| {
             let label = |digit: u32| LABELS[number / 4usize.pow(digit) % 4];
@@ -247,7 +252,7 @@ mod tests {
         }
     }
 
-    /// What a row of the table says of a world.
+    /// The cell of the documented table for a combination.
     fn documented_in(world: &World, table: &[[String; 4]]) -> String {
         let at = |object| word(world.labels[object]);
         let mut rows =
@@ -296,9 +301,9 @@ mod tests {
         }
     }
 
-    /// Nobody who says `encrypted` of a whole is overruled by another whole.
+    /// Neither label can cancel encryption that the other requires.
     #[test]
-    fn a_place_is_encrypted_if_either_says_so() {
+    fn tablespace_or_database_alone_can_require_encryption() {
         for tablespace in LABELS {
             for database in LABELS {
                 for setting in [false, true] {
@@ -311,8 +316,8 @@ mod tests {
         }
     }
 
-    /// A change of a shared label loses something exactly where a relation would be decided
-    /// otherwise.
+    /// A change of a label removes encryption exactly where the decision for some relation changes
+    /// so.
     #[test]
     fn losses_are_those_of_relations() {
         for from in LABELS {
@@ -352,7 +357,7 @@ mod tests {
             assert!(!same.of_database_loses(true) && !same.of_tablespace_loses(None, true));
             assert!(!same.of_schema_loses(&LABELS, None, true));
         }
-        // The catalogs of a database follow its label alone.
+        // The catalogs of a database depend on its label alone.
         let catalogs = Change { from: Some(Label::Encrypted(None)), to: None };
         assert!(catalogs.of_database_loses(true));
     }

@@ -1,11 +1,11 @@
-//! What has to be known of a relation.
+//! Facts about a relation that the policy uses.
 
 use pagevault_keystore::RelFile;
 
 /// The number of an object in a system catalog.
 pub type Oid = u32;
 
-/// `relkind`, as far as pagevault tells kinds apart.
+/// `relkind`, as far as pagevault distinguishes kinds.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RelationKind {
     /// An ordinary table.
@@ -25,7 +25,7 @@ pub enum RelationKind {
 }
 
 impl RelationKind {
-    /// The kind of this letter.
+    /// The kind for a value of `relkind`.
     #[must_use]
     pub fn of(relkind: u8) -> Self {
         match relkind {
@@ -45,7 +45,7 @@ impl RelationKind {
         !matches!(self, Self::PartitionedTable | Self::WithoutStorage)
     }
 
-    /// The kinds that labels are put on.
+    /// True for kinds that can have a label.
     #[must_use]
     pub fn takes_labels(self) -> bool {
         matches!(
@@ -55,46 +55,46 @@ impl RelationKind {
     }
 }
 
-/// Something that may have a label.
+/// An object that may have a label.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum Labelled {
     /// A relation.
     Relation(Oid),
     /// A schema.
     Schema(Oid),
-    /// A tablespace, of the whole cluster.
+    /// A tablespace; its label applies to the whole cluster.
     Tablespace(Oid),
     /// A database.
     Database(Oid),
 }
 
-/// A relation, as far as it is asked about.
+/// A relation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Relation {
-    /// Its number.
+    /// Its OID.
     pub oid: Oid,
     /// Its kind.
     pub kind: RelationKind,
-    /// Made by the user, not by initdb and not by this extension.
+    /// Created by a user, not by initdb and not by this extension.
     pub user_made: bool,
-    /// Temporary: it has files only for as long as its session lasts.
+    /// Temporary: its files exist only as long as its session.
     pub temporary: bool,
     /// The role that owns it.
     pub owner: Oid,
     /// The schema that it is in.
     pub schema: Oid,
-    /// Never 0: the database's own where the catalog names none.
+    /// Its tablespace; never 0: where the catalog has 0, that of the database.
     pub tablespace: Oid,
     /// Its file, for kinds with storage.
     pub file: RelFile,
     /// Whether it is a partition.
     pub is_partition: bool,
-    /// What a transient relation will replace: VACUUM FULL, CLUSTER, REFRESH and rewriting ALTER
-    /// TABLE fill one. Users cannot make any.
+    /// For a transient relation, the relation that it will replace. VACUUM FULL, CLUSTER, REFRESH
+    /// and rewriting ALTER TABLE fill one. Users cannot create any.
     pub rewrites: Option<Oid>,
-    /// The table of an index, where that is known with the index.
+    /// For an index, its table, if that was read together with the index.
     pub indexed_table: Option<Oid>,
-    /// The number that its name ends in, where that may say what it belongs to: see [`named_for`].
+    /// The OID that its name ends in: see [`named_for`].
     pub named_for: Option<Oid>,
 }
 
@@ -112,12 +112,12 @@ impl Relation {
     }
 }
 
-/// The database of files of shared catalogs, and of the transient tables by which VACUUM FULL
-/// rewrites them.
+/// Database number of the files of shared catalogs, and of the transient tables by which VACUUM
+/// FULL rewrites them.
 pub const SHARED: u32 = 0;
 
-/// The number in names of relations that are named for others: `pg_toast_NUMBER`, and what
-/// pg_repack fills (`table_NUMBER`) and logs to (`log_NUMBER`).
+/// The OID in the name of a relation that is named after another: `pg_toast_OID`, and the tables
+/// that pg_repack fills (`table_OID`) and logs to (`log_OID`).
 #[must_use]
 pub fn named_for(kind: RelationKind, name: &[u8]) -> Option<Oid> {
     let prefixes: &[&[u8]] = match kind {

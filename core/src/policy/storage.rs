@@ -1,9 +1,10 @@
-//! How new files are written.
+//! The cipher of new files.
 //!
-//! Of a file that appears it is not said what it is for. TRUNCATE, REINDEX, SET TABLESPACE and
-//! other replacements of an existing relation's storage have locked that relation; so those that
-//! are locked are asked, each by itself ([`Policy::asked`]), until one wants the file encrypted
-//! ([`Policy::for_new_file`]). Where none of them says anything, its place does.
+//! When the server creates a file it does not say what for. TRUNCATE, REINDEX, SET TABLESPACE and
+//! other commands that replace the storage of a relation have locked that relation. So the policy
+//! of each locked relation is evaluated ([`Policy::asked`]) until one requires encryption
+//! ([`Policy::for_new_file`]). If the file can belong to none of them, its tablespace and database
+//! decide.
 
 use pagevault_cipher::CipherId;
 use pagevault_keystore::RelFile;
@@ -13,33 +14,33 @@ use super::catalogs::wanted_of_shared;
 use super::decision::{Decision, Policy};
 use super::relation::{Relation, RelationKind, SHARED};
 
-/// What a locked relation says of a file that may be its new one.
+/// The policy of a locked relation for a file that may be its new one.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Answer {
     /// It is to be encrypted with this cipher.
     Encrypted(CipherId),
     /// It may be plaintext.
     Plaintext,
-    /// The file cannot be its own: it has no storage that lasts, or belongs to the cluster and the
-    /// file to a database, or the other way round.
-    NotItsOwn,
+    /// The file cannot belong to the relation: it has no permanent storage, or one of the two is
+    /// shared and the other belongs to a database.
+    NotApplicable,
 }
 
 impl<C: Catalog> Policy<'_, C> {
-    /// What a locked relation says of a new file.
+    /// What the policy of a locked relation requires of a new file.
     ///
     /// # Errors
     /// Those of the catalog.
     pub fn asked(&self, locked: &Relation, file: RelFile) -> Result<Answer, C::Error> {
         if !locked.is_stored() || locked.file.database != file.database {
-            return Ok(Answer::NotItsOwn);
+            return Ok(Answer::NotApplicable);
         }
         let cipher = self.for_replacement(locked, file)?;
         Ok(cipher.map_or(Answer::Plaintext, Answer::Encrypted))
     }
 
-    /// What a relation is now it stays, unless more is wanted of it, or its own label wants it in
-    /// plaintext.
+    /// The cipher for a file that replaces that of an existing relation. An encrypted relation
+    /// stays encrypted unless its own label says `plaintext`.
     ///
     /// # Errors
     /// Those of the catalog.
@@ -48,8 +49,8 @@ impl<C: Catalog> Policy<'_, C> {
         replaced: &Relation,
         file: RelFile,
     ) -> Result<Option<CipherId>, C::Error> {
-        // The table may be moving to the file's tablespace. An index follows its table, wherever it
-        // is.
+        // The table may be moving to the file's tablespace. An index follows its table in any
+        // tablespace.
         let wanted = match replaced.kind {
             RelationKind::Index => self.wanted(replaced)?,
             _ => self.wanted_in(replaced, file.tablespace)?,
@@ -64,11 +65,11 @@ impl<C: Catalog> Policy<'_, C> {
         }
     }
 
-    /// The cipher of a new file, by what the relations that are locked say. Who wants it encrypted
-    /// is the last that is asked.
+    /// The cipher of a new file, from what the locked relations require. Evaluation of `answers`
+    /// ends with the first that requires encryption.
     ///
     /// # Errors
-    /// Those of the catalog, and of the answers.
+    /// Those of the catalog, and those in `answers`.
     pub fn for_new_file(
         &self,
         file: RelFile,
@@ -79,7 +80,7 @@ impl<C: Catalog> Policy<'_, C> {
             match answer? {
                 Answer::Encrypted(cipher) => return Ok(Some(cipher)),
                 Answer::Plaintext => may_be_plaintext = true,
-                Answer::NotItsOwn => {}
+                Answer::NotApplicable => {}
             }
         }
         if may_be_plaintext {
@@ -92,15 +93,15 @@ impl<C: Catalog> Policy<'_, C> {
         Ok(self.cipher_by(wanted))
     }
 
-    /// The cipher for the file of a relation that has just been made, and that is written as
-    /// [`Policy::for_new_file`] has said.
+    /// The cipher for the file of a relation that has just been created; until now
+    /// [`Policy::for_new_file`] decided.
     ///
     /// # Errors
     /// Those of the catalog.
     pub fn for_new_relation(&self, relation: &Relation) -> Result<Option<CipherId>, C::Error> {
         match self.cipher_by(self.wanted(relation)?) {
-            // Made for a serial column, it is owned later than it is created; the table is locked,
-            // and that has decided.
+            // The sequence of a serial column is created before it is owned. Its table was locked
+            // meanwhile, and has decided on the cipher.
             None if relation.kind == RelationKind::Sequence => {
                 Ok(self.catalog.cipher_of(relation.file))
             }
@@ -108,15 +109,15 @@ impl<C: Catalog> Policy<'_, C> {
         }
     }
 
-    /// The cipher for the file of a new relation of which this is wanted.
+    /// The cipher for the file of a new relation with this decision.
     #[must_use]
     pub fn cipher_by(&self, wanted: Option<Decision>) -> Option<CipherId> {
         let wanted = wanted.filter(Decision::is_encrypted);
         wanted.map(|decision| decision.cipher(None, self.catalog))
     }
 
-    /// The cipher for a relation that exists and has no page, or few, where it is to be encrypted
-    /// and is not, or not so. (It came to follow another one, or was attached to it.)
+    /// The cipher for an existing relation with few pages or none, if its file does not meet the
+    /// policy. (It now follows another relation, or was attached to one.)
     ///
     /// # Errors
     /// Those of the catalog.

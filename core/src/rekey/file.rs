@@ -1,35 +1,34 @@
-//! Rekeying the file of one relation: what is done, one step after the other.
+//! Rekeying the file of one relation, as a sequence of steps.
 //!
-//! [`FileState`] says what comes next, [`FileState::step`] has it done through [`Storage`] and says
-//! where that leads. Nothing else is remembered: a run may end anywhere, with the server or by
-//! order, and the next one begins at the start and finds on disk what is left to do.
+//! [`FileState`] is the next step. [`FileState::step`] performs it through [`Storage`] and moves to
+//! the step after it. No progress is recorded: a run may end anywhere, by a crash or on request.
+//! The next run starts from the beginning and finds on disk what is left to do.
 //!
 //! ```text
 //! Right -> Begin <-> Look
 //!            |  ^
-//!            v  +---------- another file, or to be written otherwise by now ---------+
+//!            v  +-------- relation has another file, or file another target ---------+
 //!         Writers -> Rewrite -> Flush -> Sync -> Prove -> Finish -> Over             |
 //!                       ^          |                |        |                       |
 //!                       |          +----------------|--------+-----------------------+
 //!                       |                           v                                |
-//!                       +--------- still ------- Stale -------- not any more --------+
+//!                       +------ same target ----- Stale ------ another target -------+
 //! ```
 //!
-//! Looking at the whole file, before its key changes and when it is proven, takes no lock, and is
-//! done in parts. What was seen of one part stays true while others are looked at:
+//! The whole file is read before its key changes, and again as proof, without a lock and in parts.
+//! What was read of one part stays true while other parts are read:
 //!
-//! - Once the key has changed and everybody who had looked it up before is done, whatever is
-//!   written to the file is written under the new key. (A page that changes without WAL may keep
-//!   the key that it has on disk while its LSN stays: one that was seen with the new key keeps
-//!   that.) So a page that was seen as it should be stays so, and blocks that are added are so from
-//!   the start.
-//! - The key does not change, for nobody else has the right to rewrite the relation; and if it does
-//!   nevertheless, nothing is written down, since that is done under the keystore's lock, and only
-//!   for the key that was proven.
-//! - If the file is cut, there is less to be proven. What is added again behind the cut is written
+//! - Once the key has changed, and all writers that had looked it up before are done, everything is
+//!   written to the file under the new key. (A page that changes without WAL keeps the key it has
+//!   on disk as long as its LSN stays. If that is the new key, it keeps the new key.) So a page
+//!   that was seen in the target state stays in it, and added blocks are in it from the start.
+//! - The key does not change, because nobody else has the right to rewrite the relation. If it did,
+//!   nothing would be recorded: the record is made under the keystore's lock, and only for the key
+//!   that was proven.
+//! - If the file is truncated, there is less to prove. Blocks that are added again are written
 //!   under the new key.
-//! - If the relation gets another file, the old one does not matter any more. Whether it has is
-//!   asked last, with the relation locked, before it is written down that the file is finished.
+//! - If the relation gets another file, the old one does not matter any more. This is checked last,
+//!   with the relation locked, before the rewrite is recorded as finished.
 
 use std::ops::Range;
 
@@ -37,89 +36,89 @@ use pagevault_keystore::RelFile;
 
 use crate::page::{Fork, Place, Target};
 
-/// Pages that are looked at and rewritten in one step: 512 kB.
+/// Pages that one step reads and rewrites: 512 kB.
 pub const BATCH: u32 = 64;
 
-/// Pages of which only the headers are looked at in one step: 64 MB.
+/// Pages of which one step reads only the headers: 64 MB.
 pub const LOOK: u32 = 8192;
 
-/// How often a file is gone through. A page that turns up in the proof and is not as it should be
-/// is possible once; not again and again.
+/// Maximum number of rounds over a file. That the proof finds a page in another state is possible
+/// once, but not again and again.
 pub const MAX_ROUNDS: u32 = 10;
 
-/// How a file comes to be written as the job wants.
+/// Result of [`Storage::begin`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Begun {
-    /// It is so from now on, or was already.
+    /// New pages have this target from now on, or had it already.
     With(Target),
-    /// There is nothing to do, or no relation.
+    /// There is nothing to do, or the relation is gone.
     Nothing,
-    /// Another transaction may change what is wanted.
+    /// Another transaction may change the policy.
     NotYet,
-    /// This file has to be looked at first.
+    /// This file has to be read by [`Storage::look`] first.
     WantsLook(RelFile),
 }
 
-/// What became of a batch.
+/// Result of [`Storage::rewrite`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Batch {
-    /// So many pages were looked at, so many of them rewritten.
+    /// The batch is done.
     Done {
-        /// Looked at; not 0.
+        /// Pages read; not 0.
         pages: u32,
-        /// Rewritten.
+        /// Pages rewritten.
         rewritten: u32,
     },
-    /// The fork ends before it.
+    /// The fork ends before these blocks.
     End,
     /// The relation is gone or has another file.
     Replaced,
 }
 
-/// What is done to a file, each in a transaction of its own where a job does it. `Err` is what ends
-/// the job: a page cannot be read, a key is locked or destroyed, the disk is full.
+/// Actions on the file of one relation. A job performs each in a transaction of its own. An error
+/// ends the job: a page cannot be read, a key is locked or destroyed, the disk is full.
 pub trait Storage {
-    /// Why something could not be done.
+    /// Why an action failed.
     type Error;
 
-    /// [`BATCH`], for files of a handy size.
+    /// [`BATCH`]; tests use a smaller one.
     const BATCH: u32 = BATCH;
-    /// [`LOOK`], for these.
+    /// [`LOOK`]; tests use a smaller one.
     const LOOK: u32 = LOOK;
-    /// The file can be neither replaced nor cut meanwhile. Then what was found as it is to be need
-    /// not be proven.
+    /// The caller's lock prevents that the file is replaced or truncated. Then no proof is needed
+    /// if no page had to be rewritten.
     const IS_LOCKED: bool = false;
 
-    /// Takes the right to rewrite the relation, which only those want who would rewrite it as well.
-    /// False while somebody else has it.
+    /// Takes the right to rewrite the relation. It conflicts with nothing but other rewrites of the
+    /// relation. False while another process has it.
     ///
     /// # Errors
-    /// As all these, when it cannot be done.
+    /// If it fails, as for all methods here.
     fn take_right(&mut self) -> Result<bool, Self::Error>;
 
-    /// Has the relation's file written as is wanted from now on. It is durable before anybody uses
-    /// it. `looked_at`: this file was gone through with [`Storage::look`].
+    /// Sets the target of the relation's new pages. It is durable before anybody uses it.
+    /// `looked_at`: the file that was read by [`Storage::look`].
     ///
     /// # Errors
     /// See [`Storage::take_right`].
     fn begin(&mut self, looked_at: Option<RelFile>) -> Result<Begun, Self::Error>;
 
-    /// Refuses a file with pages of which the keystore has lost the key. True if there may be more
-    /// of the fork behind these blocks.
+    /// Reads the headers of blocks, and fails if the keystore has lost the key of one. True if the
+    /// fork may continue after these blocks.
     ///
     /// # Errors
     /// See [`Storage::take_right`].
     fn look(&mut self, file: RelFile, fork: Fork, blocks: Range<u32>) -> Result<bool, Self::Error>;
 
-    /// True when nobody writes the file any more by a key that was looked up before
-    /// [`Storage::begin`]. Asked again until it is.
+    /// True if no process is writing to the file with a key that it looked up before
+    /// [`Storage::begin`]. Called again until it is.
     ///
     /// # Errors
     /// See [`Storage::take_right`].
     fn writers_are_done(&mut self, target: Target) -> Result<bool, Self::Error>;
 
-    /// Writes those of the blocks again, through shared buffers and with an image in WAL, that on
-    /// disk are not as the target wants them.
+    /// Rewrites the blocks that are not in the target state on disk, through shared buffers and
+    /// with full-page images in WAL.
     ///
     /// # Errors
     /// See [`Storage::take_right`].
@@ -130,20 +129,20 @@ pub trait Storage {
         blocks: Range<u32>,
     ) -> Result<Batch, Self::Error>;
 
-    /// Writes what of the file is in shared buffers. False if the relation has another file.
+    /// Flushes the file's shared buffers. False if the relation has another file.
     ///
     /// # Errors
     /// See [`Storage::take_right`].
     fn flush(&mut self, target: Target) -> Result<bool, Self::Error>;
 
-    /// Syncs a segment of a fork. False if there is none.
+    /// Syncs a segment of a fork. False if it does not exist.
     ///
     /// # Errors
     /// See [`Storage::take_right`].
     fn sync(&mut self, target: Target, fork: Fork, segment: u32) -> Result<bool, Self::Error>;
 
-    /// Whether each of these blocks is on disk as the target wants it; and whether there may be
-    /// more of the fork behind them.
+    /// Whether all these blocks are in the target state on disk, and whether the fork may continue
+    /// after them.
     ///
     /// # Errors
     /// See [`Storage::take_right`].
@@ -154,144 +153,143 @@ pub trait Storage {
         blocks: Range<u32>,
     ) -> Result<(bool, bool), Self::Error>;
 
-    /// Writes down that the rewriting is finished: no page is under an older key any more. False,
-    /// and nothing is done, if the relation has another file, or it is to be written otherwise by
-    /// now.
+    /// Records that the rewrite is finished: no page is under an older key any more. False, and
+    /// nothing is recorded, if the relation has another file or the file another target.
     ///
     /// # Errors
     /// See [`Storage::take_right`].
     fn finish(&mut self, target: Target) -> Result<bool, Self::Error>;
 
-    /// True if the relation still has this file, and it is to be written so.
+    /// True if the relation still has this file, and the file this target.
     ///
     /// # Errors
     /// See [`Storage::take_right`].
     fn is_present(&mut self, target: Target) -> Result<bool, Self::Error>;
 }
 
-/// What a step is to do.
+/// The next step for a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FileState {
     /// Take the right to rewrite the relation.
     Right,
-    /// Have the file written as wanted from now on.
+    /// Set the target of new pages.
     Begin {
-        /// This one was gone through.
+        /// The file that was read by [`FileState::Look`].
         looked_at: Option<RelFile>,
     },
-    /// Look for pages of which the key is lost.
+    /// Look for pages whose key is lost.
     Look {
-        /// In this file.
+        /// The file to read.
         file: RelFile,
-        /// From here on.
+        /// The next position.
         at: Place,
     },
-    /// Wait for those who write under a key that they have looked up before.
+    /// Wait for processes that are writing with a key that they looked up before.
     Writers {
-        /// How the file is written now.
+        /// The target of the file.
         target: Target,
     },
-    /// Rewrite what is not as it is to be.
+    /// Rewrite pages that are not in the target state.
     Rewrite {
-        /// How it is to be.
+        /// The current round.
         round: Round,
-        /// From here on.
+        /// The next position.
         at: Place,
     },
-    /// Write what is in shared buffers.
+    /// Flush shared buffers.
     Flush {
-        /// As rewritten.
+        /// The current round.
         round: Round,
     },
-    /// Bring it to disk.
+    /// Sync the file.
     Sync {
-        /// As rewritten.
+        /// The current round.
         round: Round,
-        /// This segment.
+        /// The next segment.
         at: Place,
     },
-    /// Read on disk whether every page is as it is to be.
+    /// Read from disk whether every page is in the target state.
     Prove {
-        /// As rewritten.
+        /// The current round.
         round: Round,
-        /// From here on.
+        /// The next position.
         at: Place,
     },
-    /// Write down that it is finished.
+    /// Record that the rewrite is finished.
     Finish {
-        /// As proven.
+        /// The round that was proven.
         round: Round,
     },
-    /// Pages are not as they should be: once more, if they are still to be so.
+    /// The proof found pages in another state: start another round if the target is still the same.
     Stale {
-        /// In which they were rewritten.
+        /// The round that failed.
         round: Round,
     },
-    /// Nothing is left to do.
+    /// Finished.
     Over(End),
 }
 
-/// Going through a file once.
+/// One pass over a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Round {
-    /// How its pages are to be.
+    /// The target of its pages.
     pub target: Target,
-    /// From 1.
+    /// Number of the pass, from 1.
     pub number: u32,
-    /// Some page was rewritten.
+    /// At least one page was rewritten.
     pub rewritten: bool,
 }
 
-/// How it ended.
+/// How the rekeying of a file ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum End {
-    /// Every page on disk is as wanted.
+    /// Every page on disk is in the target state.
     Proven,
     /// There was nothing to do.
     Nothing,
-    /// Pages keep being written under an old key.
+    /// After [`MAX_ROUNDS`] there are still pages under an old key.
     NeverEnds,
 }
 
-/// What a step has brought.
+/// The result of one step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Went {
-    /// It is done.
+    /// The step is done.
     On,
-    /// It is to be tried again when somebody else is done.
+    /// The step has to be repeated when another process is done.
     Waits(For),
-    /// A batch is done: so many pages looked at, so many of them rewritten.
+    /// A batch is done.
     Through {
-        /// Looked at.
+        /// Pages read.
         pages: u32,
-        /// Rewritten.
+        /// Pages rewritten.
         rewritten: u32,
     },
-    /// The file, or another one of the relation, is gone through once more from its beginning.
+    /// The relation's file is processed again from its beginning; it may be another file.
     Again,
-    /// Nothing is left to do.
+    /// The file is finished.
     Over(End),
 }
 
-/// Whom a step waits for.
+/// What a step waits for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum For {
     /// A command that rewrites the relation.
     Rewriter,
-    /// Who may change its label.
+    /// A transaction that may change the relation's label.
     Labeller,
-    /// Processes that write the file.
+    /// Processes that are writing to the file.
     Writers,
 }
 
 impl FileState {
-    /// Where every run begins.
+    /// The first step of every run.
     pub const START: Self = Self::Right;
 
-    /// Does what is next.
+    /// Performs the next step.
     ///
     /// # Errors
-    /// Those of the storage. The state stays as it is.
+    /// Those of the storage. The state does not change then.
     pub fn step<S: Storage>(&mut self, storage: &mut S) -> Result<Went, S::Error> {
         let (next, went) = match *self {
             Self::Right => match storage.take_right()? {
@@ -311,7 +309,8 @@ impl FileState {
                     None => (Self::Begin { looked_at: Some(file) }, Went::On),
                 }
             }
-            // Also where nothing was switched now: whoever did may not have waited to the end.
+            // Also if this run has not changed the key: an interrupted run may have, without
+            // waiting.
             Self::Writers { target } => match storage.writers_are_done(target)? {
                 true => (rewrite(Round { target, number: 1, rewritten: false }), Went::On),
                 false => (*self, Went::Waits(For::Writers)),
@@ -327,8 +326,7 @@ impl FileState {
                     }
                     Batch::End => match at.next(S::BATCH, false) {
                         Some(at) => (Self::Rewrite { round, at }, Went::On),
-                        // Every page is in the file as it is to be, and is so after each later
-                        // write. But what is in the file may not be on disk.
+                        // No page had to be rewritten, and all later writes use the target.
                         None if S::IS_LOCKED && !round.rewritten => {
                             (Self::Sync { round, at: Place::START }, Went::On)
                         }
@@ -361,7 +359,7 @@ impl FileState {
                 true => over(End::Proven),
                 false => again(),
             },
-            // Otherwise all would be rewritten in vain, as often as that is done at all.
+            // If the target was replaced, another round would only rewrite everything for nothing.
             Self::Stale { round } => match storage.is_present(round.target)? {
                 false => again(),
                 true if round.number == MAX_ROUNDS => over(End::NeverEnds),
@@ -385,8 +383,7 @@ fn over(end: End) -> (FileState, Went) {
     (FileState::Over(end), Went::Over(end))
 }
 
-/// The relation has another file: new storage follows the policy, but what the job wants may be
-/// more.
+/// The relation has another file. New storage follows the policy, but the job may require more.
 fn again() -> (FileState, Went) {
     (FileState::Begin { looked_at: None }, Went::Again)
 }

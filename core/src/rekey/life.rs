@@ -1,17 +1,17 @@
-//! Jobs: asked for, claimed, ordered about, ended.
+//! The life of a rekey job: request, claim, pause, resume, cancel, end.
 //!
-//! What is known of jobs stands in a table ([`JobTable`]); it changes by records of the keystore's
-//! log. Here is said which: each function looks at the table, under the lock that keeps others from
-//! writing, and returns what is to be appended.
+//! Jobs are kept in a table ([`JobTable`]) that changes only by records of the keystore's log. Each
+//! function here reads the table, under the lock that excludes other writers, and returns the
+//! records to append.
 //!
 //! ```text
-//! asked for          Waiting, step 0: nobody knows whether it counts
+//! requested          Waiting, step 0: its transaction may still roll back
 //!   rolled back      -> Void
 //!   committed        -> Waiting: workers claim it
 //!     pause          -> Paused             resume -> Waiting
 //!     cancel         -> Cancelled          resume -> Waiting
-//!     cannot go on   -> Failed             resume -> Waiting
-//!     complete       -> Done, for good
+//!     error          -> Failed             resume -> Waiting
+//!     complete       -> Done, final
 //! ```
 
 use std::fmt;
@@ -20,30 +20,29 @@ use pagevault_keystore::Record;
 use pagevault_keystore::job::{JobId, JobKind, JobState, MAX_ERROR, Request, Step};
 use pagevault_keystore::job_table::{Head, JobTable, Known};
 
-/// What became of a transaction.
+/// State of a transaction.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Outcome {
-    /// It is this session's, and not at its end.
+    /// The current transaction of this session.
     Mine,
-    /// It is another session's, or prepared.
+    /// In progress in another session, or prepared.
     InProgress,
     /// It has committed.
     Committed,
-    /// It was rolled back, or the server crashed before its end, or it never was: a restore has
-    /// ended before it.
+    /// Rolled back, interrupted by a crash, or unknown because a restore ended before it.
     Aborted,
 }
 
-/// How long a job is left alone whose worker has ended in the middle of it, in seconds.
-pub const LEFT_ALONE: u32 = 2;
+/// Seconds before workers claim a job again whose worker ended in the middle of it.
+pub const RETRY_DELAY: u32 = 2;
 
-/// Whether workers do a job, or will when it is resumed.
+/// Whether workers process a job, or will when it is resumed.
 #[must_use]
 pub fn is_unfinished(state: JobState) -> bool {
     matches!(state, JobState::Waiting | JobState::Paused)
 }
 
-/// Where a job stands, as users are told.
+/// The state of a job as users see it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ShownState {
     /// A worker does it at this moment.
@@ -78,14 +77,14 @@ impl fmt::Display for ShownState {
     }
 }
 
-/// What became of the transaction that asked for a job; `find_out` if the job does not say. Every
-/// step of a job was written after that transaction had committed, but for the one that says that
-/// it has not.
+/// State of the transaction that requested a job; calls `find_out` only if the job has no steps.
+/// All steps are recorded after that transaction has committed, except the one that records its
+/// abort.
 pub fn outcome(known: &Known, find_out: impl FnOnce(u64) -> Outcome) -> Outcome {
     if known.step > 0 { Outcome::Committed } else { find_out(known.request.transaction) }
 }
 
-/// The step that brings a job into a state.
+/// The record that moves a job to a state.
 #[must_use]
 pub fn step(known: &Known, state: JobState, error: &str, now: i64) -> Record {
     let error = error[..error.floor_char_boundary(MAX_ERROR)].to_owned();
@@ -94,16 +93,16 @@ pub fn step(known: &Known, state: JobState, error: &str, now: i64) -> Record {
     Record::JobStep { job: known.job, step }
 }
 
-/// What a request for a job leads to.
+/// Result of a request for a job.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Submitted {
-    /// This is to be appended; it is this job.
+    /// The number of the new job, and the record to append.
     New(JobId, Record),
-    /// This one of the same relation is not at its end: [`met`] says what to do.
+    /// The relation has this unfinished job already; [`met`] says what to do.
     Other(Known),
 }
 
-/// Somebody asks for a job.
+/// A session requests a job.
 #[must_use]
 pub fn submit(table: &JobTable<'_>, database: u32, request: Request) -> Submitted {
     let is_other = |head: &Head| {
@@ -120,20 +119,20 @@ pub fn submit(table: &JobTable<'_>, database: u32, request: Request) -> Submitte
     }
 }
 
-/// What to do where a relation has an unfinished job.
+/// What to do if the relation of a request has an unfinished job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Met {
-    /// It is what is asked for.
+    /// That job does what is requested.
     Same,
-    /// Wait for the end of its transaction, and ask again, as a unique index would have it.
+    /// Wait for the end of its transaction and try again, as for a conflict in a unique index.
     Wait,
-    /// Write down that it never was, and ask again.
+    /// Record that its transaction was rolled back, and try again.
     Settle,
-    /// Refuse.
+    /// Refuse the request.
     InUse,
 }
 
-/// A job is asked for of a relation that has this one.
+/// Compares a request with the unfinished job `other` of the same relation.
 #[must_use]
 pub fn met(other: &Known, outcome: Outcome, request: &Request) -> Met {
     match outcome {
@@ -147,8 +146,7 @@ pub fn met(other: &Known, outcome: Outcome, request: &Request) -> Met {
     }
 }
 
-/// Where a job stands of which it was not known whether its transaction has committed; `None` if it
-/// is still not known.
+/// The state of a job whose requesting transaction has ended; `None` while that is in progress.
 #[must_use]
 pub fn settled(outcome: Outcome) -> Option<JobState> {
     match outcome {
@@ -158,7 +156,7 @@ pub fn settled(outcome: Outcome) -> Option<JobState> {
     }
 }
 
-/// Writes down what [`settled`] says of jobs, unless others have.
+/// Records the results of [`settled`] for jobs that have no steps yet.
 #[must_use]
 pub fn settle(table: &JobTable<'_>, news: &[(JobId, JobState)], now: i64) -> Vec<Record> {
     let step = |(job, state): &(JobId, JobState)| {
@@ -168,19 +166,19 @@ pub fn settle(table: &JobTable<'_>, news: &[(JobId, JobState)], now: i64) -> Vec
     news.iter().filter_map(step).collect()
 }
 
-/// What a user may have done to a job.
+/// Commands of users for a job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Order {
     /// Stop for now.
     Pause,
-    /// Go on.
+    /// Continue.
     Resume,
     /// Stop for good.
     Cancel,
 }
 
 impl Order {
-    /// What is done, in the past tense.
+    /// What was done, as a participle for messages.
     #[must_use]
     pub fn done(self) -> &'static str {
         match self {
@@ -190,8 +188,8 @@ impl Order {
         }
     }
 
-    /// The state that it leads to, and those that it leads from; `None` if it has no meaning for a
-    /// job that counts only when the present transaction commits (`is_mine`).
+    /// The new state, and the states in which the command is allowed; `None` if it is meaningless
+    /// for a job that the current transaction requested (`is_mine`).
     #[must_use]
     pub fn leads(self, is_mine: bool) -> Option<(JobState, &'static [JobState])> {
         use JobState::{Cancelled, Failed, Paused, Void, Waiting};
@@ -199,28 +197,28 @@ impl Order {
             Self::Pause if is_mine => return None,
             Self::Pause => (Paused, &[Waiting]),
             Self::Resume => (Waiting, &[Paused, Cancelled, Failed]),
-            // Nobody else has seen it.
+            // No other session has seen it.
             Self::Cancel if is_mine => (Void, &[Waiting]),
             Self::Cancel => (Cancelled, &[Waiting, Paused, Failed]),
         })
     }
 }
 
-/// Why an order is not carried out.
+/// Why a command is refused.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Refused {
-    /// The job begins when this transaction commits.
+    /// The job starts only when this transaction commits.
     NotBegun,
-    /// Its state has no room for that.
+    /// The command is not allowed in the job's state.
     State,
-    /// This other job is doing something to the relation.
+    /// This other job of the same relation is unfinished.
     Other(Box<Known>),
 }
 
-/// What an order writes down.
+/// The record by which a command takes effect.
 ///
 /// # Errors
-/// When it cannot be carried out.
+/// If the command is refused.
 pub fn obey(
     table: &JobTable<'_>,
     job: JobId,
@@ -242,17 +240,17 @@ pub fn obey(
     }
 }
 
-/// What somebody has still to do to a relation is taken back.
+/// Which jobs of a relation are withdrawn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TakenBack {
-    /// Decrypting it: it is to be encrypted from now on.
+    /// Decryption: the relation is to be encrypted from now on.
     Decryption,
-    /// What a stopped job has left: it was done at once, and nobody needs to know of it any more.
+    /// Stopped jobs: their work was done by a command, so users need not see them any more.
     Stopped,
 }
 
-/// What a transaction writes down that takes back jobs; with each whether it has asked for it
-/// itself.
+/// The records that withdraw jobs; each job comes with whether the current transaction requested
+/// it.
 #[must_use]
 pub fn take_back(
     table: &JobTable<'_>,
@@ -278,38 +276,39 @@ pub fn take_back(
     jobs.iter().filter_map(step).collect()
 }
 
-/// Jobs of a database that a worker may take, in the order in which it tries. Each has its turn,
-/// also where many are locked out again and again.
+/// Jobs of a database that a worker may claim, in the order in which it tries them. Those that were
+/// given up most recently come last, so that jobs that fail to get a lock again and again do not
+/// starve others.
 #[must_use]
 pub fn claimable(table: &JobTable<'_>, database: u32, now_seconds: u32) -> Vec<Known> {
     let is_claimable = |head: &Head| {
         head.job.database == database
             && is_ready(head)
             && head.process == 0
-            && !is_left_alone(head.given_up, now_seconds)
+            && !is_delayed(head.given_up, now_seconds)
     };
     let mut found = table.select(is_claimable);
     found.sort_by_key(|known| known.given_up);
     found
 }
 
-/// Whether workers do a job: not before its transaction has committed.
+/// Whether workers may process a job: only after its transaction has committed.
 fn is_ready(head: &Head) -> bool {
     head.state == JobState::Waiting && head.step > 0
 }
 
-fn is_left_alone(given_up: u32, now_seconds: u32) -> bool {
-    now_seconds.saturating_sub(given_up) < LEFT_ALONE
+fn is_delayed(given_up: u32, now_seconds: u32) -> bool {
+    now_seconds.saturating_sub(given_up) < RETRY_DELAY
 }
 
-/// A job, as long as this process is to go on with it: until it is paused, cancelled or gone.
+/// The job, if this process is still to continue with it: it is not paused, cancelled or gone.
 #[must_use]
 pub fn still_done_by(table: &JobTable<'_>, job: JobId, process: u32) -> Option<Known> {
     let is_its = |known: &Known| known.state == JobState::Waiting && known.process == process;
     table.find(job).filter(is_its)
 }
 
-/// How a job ends that a process does, unless it is not to go on with it; `error` says why.
+/// The record by which a process ends a job that is still its own.
 #[must_use]
 pub fn end(
     table: &JobTable<'_>,
@@ -321,17 +320,17 @@ pub fn end(
     Some(step(&still_done_by(table, job, process)?, state, error, now))
 }
 
-/// What there is to be done in a database.
+/// Number of jobs to process in a database.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct Load {
-    /// Jobs that nobody does.
+    /// Jobs that no worker has claimed.
     pub free: usize,
-    /// Jobs that workers do.
+    /// Jobs that workers process.
     pub taken: usize,
 }
 
-/// What there is to be done, by database; and whether some job is to be done soon, without anybody
-/// saying so.
+/// The load of each database; and whether a delayed job becomes claimable soon, without a
+/// notification.
 #[must_use]
 pub fn loads(
     table: &JobTable<'_>,
@@ -343,7 +342,7 @@ pub fn loads(
         let load = loads.entry(known.job.database).or_default();
         if known.process != 0 {
             load.taken += 1;
-        } else if known.given_up != 0 && is_left_alone(known.given_up, now_seconds) {
+        } else if known.given_up != 0 && is_delayed(known.given_up, now_seconds) {
             soon = true;
         } else {
             load.free += 1;

@@ -1,11 +1,11 @@
-//! How relations that are in use are encrypted, decrypted and given new data keys.
+//! Rekeying of relations that are in use: encryption, decryption, new data keys.
 //!
 //! | module | subject |
 //! |---|---|
-//! | [`mod@file`] | one file, step by step, until every page on disk is as it is to be |
-//! | [`run`] | all files of a job, and how far it is |
-//! | [`plan`] | what a job does to the file that a relation has |
-//! | [`life`] | jobs: asked for, claimed, ordered about, ended |
+//! | [`mod@file`] | one file, step by step, until every page on disk is in the target state |
+//! | [`run`] | all files of a job, and its progress |
+//! | [`plan`] | what a job does to a relation's present file |
+//! | [`life`] | the life of a job: request, claim, commands, end |
 
 pub mod file;
 pub mod life;

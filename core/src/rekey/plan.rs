@@ -1,43 +1,43 @@
-//! What a job does to the file that a relation has: asked in one transaction with doing it.
+//! What a job does to a relation's present file. Evaluated in the transaction that does it.
 
 use pagevault_cipher::CipherId;
 use pagevault_keystore::job::JobKind;
 
-/// What is to be done before pages are rewritten.
+/// What to do before pages are rewritten.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Plan {
     /// There is nothing to do.
     Nothing,
-    /// It is written as it is to be; older pages are not.
+    /// Keep the key for new pages; older pages have to be rewritten.
     Keep,
-    /// A new data key with this cipher.
+    /// Create a new data key with this cipher.
     NewKey(CipherId),
-    /// Write plaintext.
+    /// Write new pages as plaintext.
     Plaintext,
 }
 
-/// What a file asks of the job.
+/// Facts about a file that [`plan`] needs.
 pub trait Asked {
-    /// Why there is no answer.
+    /// Why a fact could not be determined.
     type Error;
 
-    /// How the file is written now; `None`: in plaintext.
+    /// The cipher for new pages; `None`: plaintext.
     fn current(&self) -> Option<CipherId>;
 
-    /// The cipher for a file in plaintext where the job names none: that of labels, or the default.
+    /// The cipher for a plaintext file where the job names none: that of labels, or the default.
     ///
     /// # Errors
-    /// When it cannot be found out.
+    /// If it cannot be determined.
     fn wanted_cipher(&self) -> Result<CipherId, Self::Error>;
 
-    /// Whether the job has given the relation a new key already.
+    /// Whether the job has already given the relation a new key.
     ///
     /// # Errors
-    /// When it cannot be found out.
+    /// If it cannot be determined.
     fn has_begun(&self) -> Result<bool, Self::Error>;
 }
 
-/// What a job of this kind, for which this cipher was named, does to a file.
+/// What a job of this kind does to a file; `named` is the cipher that was named for the job.
 ///
 /// # Errors
 /// Those of `asked`.
@@ -49,7 +49,7 @@ pub fn plan<A: Asked>(kind: JobKind, named: Option<CipherId>, asked: &A) -> Resu
             if current == Some(wanted) { Plan::Keep } else { Plan::NewKey(wanted) }
         }
         (JobKind::Rotate, None) => Plan::Nothing,
-        // Of a file that came later than the job the key is new enough.
+        // A file that was created after the job has a key that is new enough.
         (JobKind::Rotate, Some(_)) if asked.has_begun()? => Plan::Keep,
         (JobKind::Rotate, Some(cipher)) => Plan::NewKey(cipher),
         (JobKind::Decrypt, None) => Plan::Keep,

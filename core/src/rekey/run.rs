@@ -1,54 +1,54 @@
-//! All files of a job, one relation after the other, and how far it is.
+//! All files of a job, one relation after the other, and its progress.
 
 use pagevault_keystore::job_table::Progress;
 
 use super::file::{End, FileState, Storage, Went};
 
-/// A relation with storage, as it was when the job began.
+/// A relation with storage, as of the start of the job.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Member {
     /// Its OID.
     pub relation: u32,
-    /// Pages of all forks.
+    /// Number of pages in all forks.
     pub pages: i64,
 }
 
-/// A job being done.
+/// A job in progress.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Run {
     members: Vec<Member>,
     current: usize,
     file: FileState,
-    /// Pages of files that are over, and of the present one.
+    /// Pages of finished files, and of the current one.
     done: (i64, i64),
     total: i64,
 }
 
 impl Run {
-    /// Begins with the first.
+    /// Starts with the first member.
     #[must_use]
     pub fn new(members: Vec<Member>) -> Self {
         let total = members.iter().map(|member| member.pages).sum();
         Self { members, current: 0, file: FileState::START, done: (0, 0), total }
     }
 
-    /// What is next, and of which relation; `None` if the job is complete.
+    /// The current relation and its next step; `None` if the job is complete.
     #[must_use]
     pub fn next(&self) -> Option<(u32, FileState)> {
         self.members.get(self.current).map(|member| (member.relation, self.file))
     }
 
-    /// Pages done, never more than in all: files grow meanwhile.
+    /// Progress. The total grows with the files, so that it is never less than the pages done.
     #[must_use]
     pub fn progress(&self) -> Progress {
         let done = self.done.0 + self.done.1;
         Progress { pages_done: done, pages_total: self.total, ..Progress::default() }
     }
 
-    /// Does what is next to the file of the relation that [`Run::next`] names.
+    /// Performs the next step for the relation that [`Run::next`] returns.
     ///
     /// # Errors
-    /// Those of the storage. Where it stands stays as it is.
+    /// Those of the storage. The position does not change then.
     pub fn step<S: Storage>(&mut self, storage: &mut S) -> Result<Went, S::Error> {
         let went = self.file.step(storage)?;
         match went {

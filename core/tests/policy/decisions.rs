@@ -1,4 +1,4 @@
-//! What is wanted of each relation.
+//! The policy for each kind of relation.
 
 use pagevault_core::policy::relation::named_for;
 use pagevault_core::policy::{
@@ -8,10 +8,10 @@ use pagevault_core::policy::{
 use crate::rule::{decided, expected};
 use crate::world::*;
 
-/// All that can decide about a table.
+/// All labels that can decide about a table.
 const ABOVE_A_TABLE: [usize; 6] =
     [OF_TABLE, OF_PARENT, OF_GRANDPARENT, OF_SCHEMA, OF_TABLESPACE, OF_DATABASE];
-/// What decides about what follows it.
+/// All labels that can decide about relations that follow the table.
 const ABOVE_A_FOLLOWER: [usize; 5] = [OF_TABLE, OF_SCHEMA, OF_TABLESPACE, OF_DATABASE, OF_OTHERS];
 
 #[test]
@@ -44,7 +44,7 @@ fn partitioned_tables_decide_for_what_follows_a_partition() {
     }
 }
 
-/// Where indexes and sequences lie says nothing of them.
+/// The tablespace of an index or sequence does not affect its policy.
 #[test]
 fn the_tablespace_of_an_index_does_not_count() {
     for world in World::all(&[OF_TABLE, OF_TABLESPACE, OF_ELSEWHERE, OF_DATABASE], 0) {
@@ -62,7 +62,7 @@ fn the_tablespace_of_an_index_does_not_count() {
 
 #[test]
 fn the_nearest_label_wins() {
-    // Of tablespace and database, neither is nearer.
+    // Tablespace and database are left out: neither is nearer than the other.
     let order = [OF_TABLE, OF_PARENT, OF_GRANDPARENT, OF_SCHEMA];
     for world in World::all(&ABOVE_A_TABLE, 2) {
         let Some(nearest) = order.into_iter().find_map(|place| world.label(place)) else {
@@ -72,9 +72,9 @@ fn the_nearest_label_wins() {
     }
 }
 
-/// Nobody looks further than to the label that decides: these are catalog look-ups.
+/// Labels farther away than the one that decides are not read: each is a catalog look-up.
 #[test]
-fn what_is_behind_the_nearest_label_is_not_asked() {
+fn labels_behind_the_nearest_one_are_not_read() {
     for world in World::all(&ABOVE_A_TABLE, 2) {
         world.asked.set(0);
         world.wanted(TABLE);
@@ -90,8 +90,8 @@ fn what_is_behind_the_nearest_label_is_not_asked() {
     }
 }
 
-/// Nothing that follows an encrypted table may become plaintext, but by a label: the table's, or
-/// one of its own.
+/// A relation that follows an encrypted table may become plaintext only by a label: the table's or
+/// its own.
 #[test]
 fn only_labels_take_encryption_from_followers() {
     for world in World::all(&ABOVE_A_FOLLOWER, 0).filter(|world| world.table.is_some()) {
@@ -100,17 +100,17 @@ fn only_labels_take_encryption_from_followers() {
             assert!(world.wants_encryption(oid) || is_plaintext(OF_TABLE), "{oid} in {world:?}");
         }
         for oid in [SEQUENCE, TRANSIENT, COPY, COPY_OF_OTHER, COPY_OF_SUPERUSER] {
-            let said = match world.label(OF_OTHERS) {
+            let labelled_plaintext = match world.label(OF_OTHERS) {
                 None => is_plaintext(OF_TABLE),
                 own => own == Some(Label::Plaintext),
             };
-            assert!(world.wants_encryption(oid) || said, "{oid} in {world:?}");
+            assert!(world.wants_encryption(oid) || labelled_plaintext, "{oid} in {world:?}");
         }
     }
 }
 
-/// A role with CREATE on pg_repack's schema that is not the owner makes nothing there that is less
-/// protected than anything else it makes there.
+/// A role with CREATE on pg_repack's schema that does not own the original cannot create a table
+/// there that is less protected than tables it creates elsewhere.
 #[test]
 fn copies_of_others_are_at_least_as_encrypted_as_their_place() {
     for world in World::all(&ABOVE_A_FOLLOWER, 0) {
@@ -161,7 +161,7 @@ fn catalogs_follow_the_database_and_their_settings() {
 }
 
 #[test]
-fn what_if_a_label_were_changed() {
+fn changed_labels_are_foreseen() {
     for world in World::all(&[OF_TABLE, OF_PARENT, OF_SCHEMA, OF_DATABASE], 1) {
         for (place, object) in [
             (OF_TABLE, Labelled::Relation(TABLE)),
@@ -192,9 +192,9 @@ fn indexes_and_toast_tables_belong_to_their_table() {
     }
 }
 
-/// What is gone says nothing, and leads nowhere.
+/// A relation whose leader does not exist has no policy.
 #[test]
-fn a_leader_that_is_gone() {
+fn a_leader_that_does_not_exist() {
     let world = World { default_encryption: true, ..World::default() };
     let policy = Policy::of(&world);
     let mut orphan = world.get(TOAST);
@@ -226,7 +226,7 @@ fn numbers_in_names() {
     }
 }
 
-/// Also where names and kinds invite it: without pg_repack's schema a name means nothing.
+/// Outside of pg_repack's schema such a name has no effect.
 #[test]
 fn a_namesake_follows_nothing() {
     let world = World { table: Some(AES_128), ..World::default() };

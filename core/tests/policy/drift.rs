@@ -1,4 +1,4 @@
-//! What is not as it is wanted.
+//! Differences between policy and actual state.
 
 use pagevault_cipher::DataKeyVersion;
 use pagevault_core::page::PageState;
@@ -33,12 +33,12 @@ fn drift_is_what_a_new_file_would_not_be() {
 }
 
 #[test]
-fn pages_of_the_other_sort_are_drift() {
+fn pages_in_the_other_state_are_drift() {
     let sealed = PageState::Sealed(DataKeyVersion::new(3).unwrap());
     for world in World::all(&[OF_TABLE, OF_SCHEMA], 0) {
         let as_it_is = differs(&world, TABLE, &[PageState::Empty]);
         let wanted = world.wanted(TABLE).map(|wanted| wanted.is_encrypted());
-        // Where nothing is wanted, what is encrypted is to be so throughout.
+        // Where no label or setting applies, an encrypted relation is to be encrypted throughout.
         let wanted = wanted.or(world.table.map(|_| true));
         let plaintext = differs(&world, TABLE, &[sealed, PageState::Plaintext]);
         assert_eq!(plaintext, as_it_is || wanted.is_some(), "one of the two is wrong: {world:?}");
@@ -51,7 +51,7 @@ fn pages_of_the_other_sort_are_drift() {
 }
 
 #[test]
-fn what_is_encrypted_and_not_wanted_stays_as_it_is() {
+fn an_encrypted_relation_without_policy_stays_encrypted() {
     let world = World { table: Some(AES_128), ..World::default() };
     let Ok(wanted) = Policy::of(&world).wanted_or_kept(&world.get(TABLE));
     let wanted = wanted.unwrap();

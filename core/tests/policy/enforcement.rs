@@ -1,4 +1,4 @@
-//! What is refused.
+//! Enforcement: what is refused.
 
 use pagevault_core::policy::enforcement::{
     SchemaLoss, View, against_schema_label, forbidden_by, takes_encryption_away,
@@ -12,8 +12,7 @@ fn is_encrypted(label: Option<Label>) -> bool {
     matches!(label, Some(Label::Encrypted(_)))
 }
 
-/// Enforcement never lets plaintext through of which encryption is wanted, by a label or a setting,
-/// and is in nobody's way otherwise.
+/// Enforcement refuses plaintext exactly where a label or a setting requires encryption.
 #[test]
 fn plaintext_is_refused_exactly_where_encryption_is_wanted() {
     for mut world in World::all(&[OF_TABLE, OF_PARENT, OF_SCHEMA, OF_TABLESPACE, OF_OTHERS], 1) {
@@ -30,8 +29,8 @@ fn plaintext_is_refused_exactly_where_encryption_is_wanted() {
     }
 }
 
-/// While it is enforced, no change of a relation's label that is let through takes encryption from
-/// the relation or from a partition of it.
+/// With enforcement, no change of a label that is permitted removes encryption from the relation or
+/// one of its partitions.
 #[test]
 fn labels_of_relations_take_nothing_away() {
     for mut world in World::all(&[OF_TABLE, OF_PARENT, OF_SCHEMA, OF_DATABASE], 1) {
@@ -52,12 +51,12 @@ fn labels_of_relations_take_nothing_away() {
 }
 
 #[test]
-fn who_takes_encryption_away() {
+fn changes_that_take_encryption_away() {
     for from in LABELS {
         for to in LABELS {
             let expected = to == Some(Label::Plaintext) || (to.is_none() && is_encrypted(from));
             assert_eq!(takes_encryption_away(from, to).is_some(), expected);
-            // What is not asked of an administrator takes nothing from anything.
+            // A change that needs no administrator removes encryption nowhere.
             if !expected {
                 for world in World::all(&[OF_SCHEMA, OF_TABLESPACE, OF_DATABASE], 0) {
                     let (before, after) =
@@ -69,8 +68,8 @@ fn who_takes_encryption_away() {
     }
 }
 
-/// Labels of tablespaces and databases, against every relation that lies there without a label of
-/// its own.
+/// Labels of tablespaces and databases, compared with the decision for every relation there that
+/// has no label of its own.
 #[test]
 fn shared_labels_take_nothing_away_from_any_database() {
     for world in World::all(&[OF_TABLESPACE, OF_DATABASE], 0) {
@@ -82,7 +81,7 @@ fn shared_labels_take_nothing_away_from_any_database() {
                 let change = Change { from: world.label(place), to };
                 let after = world.with_label(place, to);
                 let loses = |oid: Oid| world.wants_encryption(oid) && !after.wants_encryption(oid);
-                // In a tablespace that nobody has labelled there is something, too.
+                // Other tablespaces have relations, too.
                 let elsewhere = object != Labelled::Tablespace(TABLESPACE) && loses(FREE_SEQUENCE);
                 let loses = loses(TABLE) || loses(CATALOG) || elsewhere;
                 for enforces in [false, true] {
@@ -105,10 +104,10 @@ fn shared_labels_take_nothing_away_from_any_database() {
     }
 }
 
-/// A database that is labelled is no other's business; a tablespace is everybody's, and the one
-/// that is asked from is named first.
+/// The label of a database concerns only itself, that of a tablespace all databases. The current
+/// database is reported first.
 #[test]
-fn who_forbids() {
+fn which_database_forbids_a_change() {
     let view =
         |database, label, enforces| View { database, label, default_encryption: false, enforces };
     let views = [view(9, None, true), view(7, None, true), view(5, None, false)];
@@ -136,7 +135,7 @@ fn settings_of_this_database_and_of_others() {
             for (default, enforces) in [(false, false), (false, true), (true, false), (true, true)]
             {
                 let here = View::new((5, 5), None, (set, default), (enforced, enforces));
-                // The session says what holds here.
+                // In its own database the session's values count.
                 assert_eq!((here.default_encryption, here.enforces), (default, enforces));
                 let there = View::new((6, 5), None, (set, default), (enforced, enforces));
                 assert_eq!(there.default_encryption, set.unwrap_or(default));
@@ -157,7 +156,7 @@ fn labels_of_schemas_take_nothing_away() {
             let database = (DATABASE, world.label(OF_DATABASE));
             let refused =
                 against_schema_label(change, &tablespaces, database, world.default_encryption);
-            // A table in the labelled tablespace, and one in another one.
+            // A table in the labelled tablespace, and a relation in another one.
             let expected = loses(TABLE) || loses(FREE_SEQUENCE);
             assert_eq!(refused.is_some(), expected, "to {to:?}: {world:?}");
             if let Some(SchemaLoss(Some(source))) = refused {
@@ -172,7 +171,7 @@ fn labels_of_schemas_take_nothing_away() {
     }
 }
 
-/// A job that decrypts ends where a label wants encryption, or a setting that is enforced.
+/// A job stops decrypting where a label requires encryption, or a setting that is enforced.
 #[test]
 fn nothing_is_decrypted_that_a_label_wants_encrypted() {
     for mut world in World::all(&[OF_TABLE, OF_SCHEMA, OF_DATABASE, OF_OTHERS], 0) {

@@ -1,5 +1,5 @@
-//! What is to be encrypted: every combination of labels, settings and files, against rules that are
-//! stated here once more, in other words.
+//! Policy: all combinations of labels, settings and states of files, compared with a second,
+//! independent statement of the rules.
 
 #![allow(
     clippy::unwrap_used,

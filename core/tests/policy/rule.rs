@@ -1,11 +1,11 @@
-//! The rule, stated as tables: who is asked of what, in which order, and what follows.
+//! An independent statement of the rules, as tables.
 
 use pagevault_cipher::CipherId;
 use pagevault_core::policy::{Decision, Label, Labelled, Oid, Setting, Source};
 
 use crate::world::*;
 
-/// What is expected of a relation.
+/// The expected decision for a relation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Expected {
     pub(crate) encrypted: bool,
@@ -14,8 +14,8 @@ pub(crate) struct Expected {
     pub(crate) source: Source,
 }
 
-/// Of tablespace, database and the setting: who decides, with the setting off and on. `t` and `d`:
-/// the label of tablespace or database; `s`: the setting; `-`: nobody.
+/// What decides among tablespace, database and setting: with the setting off, and on. `t` and `d`:
+/// the label of the tablespace or database; `s`: the setting; `-`: nothing.
 const OF_PLACE: [(&str, &str, &str, &str); 9] = [
     ("none", "none", "-", "s"),
     ("none", "plaintext", "d", "d"),
@@ -28,8 +28,8 @@ const OF_PLACE: [(&str, &str, &str, &str); 9] = [
     ("encrypted", "encrypted", "t", "t"),
 ];
 
-/// From which relation's point of view each is decided: that one, and the tablespace that counts.
-/// What is not here is decided by itself.
+/// Relations that follow another: the relation, its leader, and the tablespace whose label counts.
+/// Others are decided by themselves.
 const FOLLOWS: [(Oid, Oid, Oid); 9] = [
     (INDEX, TABLE, TABLESPACE),
     (NEW_INDEX, TABLE, TABLESPACE),
@@ -50,7 +50,7 @@ fn word(label: Option<Label>) -> &'static str {
     }
 }
 
-/// What the labels around a relation say, and who.
+/// What the labels above a relation require, and which of them decides.
 fn around(world: &World, oid: Oid, tablespace: Oid) -> Option<(Label, Source)> {
     let mut nearer: Vec<(Option<Label>, Labelled)> = Vec::new();
     if oid == TABLE && world.levels > 0 {
@@ -79,7 +79,7 @@ fn around(world: &World, oid: Oid, tablespace: Oid) -> Option<(Label, Source)> {
     }
 }
 
-/// The label of a relation itself, or else what is around it.
+/// What a relation's own label requires, else the labels above it.
 fn said(world: &World, oid: Oid, tablespace: Oid) -> Option<(Label, Source)> {
     let own = match oid {
         TABLE => world.label(OF_TABLE),
@@ -89,7 +89,7 @@ fn said(world: &World, oid: Oid, tablespace: Oid) -> Option<(Label, Source)> {
     own.map(|label| (label, Source::Own(oid))).or_else(|| around(world, oid, tablespace))
 }
 
-/// What is to be of a relation that a user has made.
+/// The expected decision for a relation that a user has created.
 pub(crate) fn expected(world: &World, oid: Oid) -> Option<Expected> {
     let state = |(label, source): (Label, Source), like: Option<CipherId>| {
         let (encrypted, named) = match label {
@@ -108,7 +108,7 @@ pub(crate) fn expected(world: &World, oid: Oid) -> Option<Expected> {
     let is_said_plain = of_table
         .is_some_and(|(label, source)| label == Label::Plaintext && source == Source::Own(*table));
     let is_said_encrypted = of_table.is_some_and(|(label, _)| label != Label::Plaintext);
-    // An index of a TOAST table follows that, and it is written as `others`.
+    // The index of a TOAST table also follows the TOAST table, whose state is `others`.
     let leaders = if oid == TOAST_INDEX {
         vec![(*table, world.table), (TOAST, world.others)]
     } else {
@@ -129,7 +129,7 @@ pub(crate) fn expected(world: &World, oid: Oid) -> Option<Expected> {
             });
         }
     }
-    // Nobody puts rows of others where these do not protect them.
+    // Rows of another owner's table must not be copied to a less protected place.
     if oid == COPY_OF_OTHER && !result.is_some_and(|result| result.encrypted) {
         return around(world, oid, TABLESPACE).map(|said| state(said, None));
     }
@@ -143,7 +143,7 @@ fn named(said: &Option<(Label, Source)>) -> Option<CipherId> {
     }
 }
 
-/// What was decided, as far as it can be seen.
+/// The visible part of a decision.
 pub(crate) fn decided(world: &World, decision: Option<Decision>) -> Option<Expected> {
     decision.map(|decision| {
         let cipher = decision.cipher(None, world);

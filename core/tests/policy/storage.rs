@@ -1,14 +1,14 @@
-//! How new files are written.
+//! The cipher of new files.
 
 use pagevault_core::policy::storage::Answer;
 use pagevault_core::policy::{Catalog, Label, Policy};
 
 use crate::world::*;
 
-/// A file that is replaced stays what it was, with its cipher, unless encryption is wanted, or the
-/// relation's own label wants plaintext (or that of what it follows).
+/// A file that replaces another keeps its cipher, unless the policy requires encryption, or the own
+/// label of the relation (or of the one it follows) says `plaintext`.
 #[test]
-fn a_replaced_file_keeps_what_it_was_unless_more_is_wanted_or_it_is_labelled_plaintext() {
+fn a_replacement_keeps_its_cipher_unless_more_is_required_or_it_is_labelled_plaintext() {
     for mut world in World::all(&[OF_TABLE, OF_SCHEMA, OF_TABLESPACE, OF_DATABASE, OF_OTHERS], 0) {
         for others in FILES {
             world.others = others;
@@ -43,9 +43,9 @@ fn a_replaced_file_keeps_what_it_was_unless_more_is_wanted_or_it_is_labelled_pla
     }
 }
 
-/// A table that moves is decided by where it goes, its index by where the table lies.
+/// A table that moves follows the label of its new tablespace, an index that of its table's.
 #[test]
-fn who_moves_is_asked_about_the_new_tablespace() {
+fn a_moving_relation_follows_its_new_tablespace() {
     for world in World::all(&[OF_TABLESPACE, OF_ELSEWHERE, OF_DATABASE], 0) {
         let policy = Policy::of(&world);
         for oid in [TABLE, TOAST, TRANSIENT, INDEX] {
@@ -63,9 +63,9 @@ fn who_moves_is_asked_about_the_new_tablespace() {
 }
 
 #[test]
-fn any_locked_relation_that_wants_it_has_a_file_encrypted() {
+fn one_locked_relation_that_requires_encryption_is_enough() {
     let answers = [
-        Answer::NotItsOwn,
+        Answer::NotApplicable,
         Answer::Plaintext,
         Answer::Encrypted(AES_256),
         Answer::Encrypted(AES_128),
@@ -93,9 +93,9 @@ fn any_locked_relation_that_wants_it_has_a_file_encrypted() {
     }
 }
 
-/// Each look at a locked relation costs; behind the one that decides nobody is asked.
+/// Evaluating a locked relation is expensive, so it ends with the first that requires encryption.
 #[test]
-fn who_wants_a_file_encrypted_is_the_last_that_is_asked() {
+fn locked_relations_are_evaluated_until_one_requires_encryption() {
     let world = World::default();
     let mut asked = 0;
     let answers = [Answer::Plaintext, Answer::Encrypted(AES_128), Answer::Plaintext];
@@ -109,7 +109,7 @@ fn who_wants_a_file_encrypted_is_the_last_that_is_asked() {
 }
 
 #[test]
-fn files_of_the_cluster_and_of_the_database_are_not_mixed_up() {
+fn shared_files_and_files_of_a_database_are_kept_apart() {
     let world = World { others: Some(AES_256), table: Some(AES_256), ..World::default() };
     let policy = Policy::of(&world);
     let (here, shared) = (file(900, TABLESPACE, DATABASE), file(900, TABLESPACE, 0));
@@ -117,11 +117,11 @@ fn files_of_the_cluster_and_of_the_database_are_not_mixed_up() {
         let Ok(answer) = policy.asked(&world.get(oid), own);
         assert_eq!(answer, Answer::Encrypted(AES_256));
         let Ok(answer) = policy.asked(&world.get(oid), not_own);
-        assert_eq!(answer, Answer::NotItsOwn);
+        assert_eq!(answer, Answer::NotApplicable);
     }
     for oid in [TEMPORARY, PARENT] {
         let Ok(answer) = policy.asked(&world.get(oid), here);
-        assert_eq!(answer, Answer::NotItsOwn, "{oid} has no storage that lasts");
+        assert_eq!(answer, Answer::NotApplicable, "{oid} has no storage that lasts");
     }
 }
 
@@ -151,7 +151,7 @@ fn new_relations() {
                         let expected = wanted.cipher(None, &world);
                         assert_eq!(cipher, Some(expected));
                     }
-                    // Of a serial column: the table that was locked has decided.
+                    // The sequence of a serial column: its locked table has decided.
                     None if [SEQUENCE, FREE_SEQUENCE].contains(&oid) => assert_eq!(cipher, others),
                     None => assert_eq!(cipher, None),
                 }
@@ -160,9 +160,9 @@ fn new_relations() {
     }
 }
 
-/// What comes to follow another is encrypted if need be, and nothing is decrypted by the way.
+/// A relation that comes to follow another is encrypted if the policy requires it, never decrypted.
 #[test]
-fn what_was_altered_is_only_ever_encrypted() {
+fn altered_relations_are_never_decrypted() {
     for mut world in World::all(&[OF_TABLE, OF_SCHEMA, OF_DATABASE, OF_OTHERS], 0) {
         for others in FILES {
             world.others = others;

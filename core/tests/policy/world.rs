@@ -1,4 +1,4 @@
-//! A database with one relation of each kind, in which every label can be any.
+//! A model of a database with one relation of each kind and any combination of labels.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -12,7 +12,7 @@ use pagevault_keystore::RelFile;
 pub(crate) const AES_256: CipherId = CipherId::Aes256Xts;
 pub(crate) const AES_128: CipherId = CipherId::Aes128Xts;
 
-/// Every label that there is, none among them.
+/// All labels, and no label.
 pub(crate) const LABELS: [Option<Label>; 4] = [
     None,
     Some(Label::Plaintext),
@@ -20,49 +20,49 @@ pub(crate) const LABELS: [Option<Label>; 4] = [
     Some(Label::Encrypted(Some(AES_128))),
 ];
 
-/// Every way in which a file can be written.
+/// All states of a file.
 pub(crate) const FILES: [Option<CipherId>; 3] = [None, Some(AES_256), Some(AES_128)];
 
 pub(crate) const DATABASE: Oid = 5;
 pub(crate) const SCHEMA: Oid = 10;
 pub(crate) const SCHEMA_OF_PG_REPACK: Oid = 11;
-/// Where the table lies, and what follows it in its place.
+/// The tablespace of the table and of the relations that follow it there.
 pub(crate) const TABLESPACE: Oid = 20;
-/// Where indexes and sequences lie.
+/// The tablespace of indexes and sequences.
 pub(crate) const ELSEWHERE: Oid = 21;
 const OWNER: Oid = 30;
 const OTHER: Oid = 31;
 const SUPERUSER: Oid = 32;
 
-/// The table that everything else here belongs to.
+/// The table that the other relations follow.
 pub(crate) const TABLE: Oid = 100;
 /// Its partitioned table.
 pub(crate) const PARENT: Oid = 101;
-/// The partitioned table of that one.
+/// The partitioned table above that.
 pub(crate) const GRANDPARENT: Oid = 102;
 pub(crate) const INDEX: Oid = 103;
-/// Of which only a catalog says of which table it is.
+/// An index whose table is known only from a catalog.
 pub(crate) const NEW_INDEX: Oid = 104;
 pub(crate) const TOAST: Oid = 105;
 pub(crate) const TOAST_INDEX: Oid = 106;
-/// The table owns it.
+/// Owned by the table.
 pub(crate) const SEQUENCE: Oid = 107;
 pub(crate) const FREE_SEQUENCE: Oid = 108;
-/// What VACUUM FULL fills.
+/// The transient table of VACUUM FULL.
 pub(crate) const TRANSIENT: Oid = 109;
-/// What pg_repack fills.
+/// The copy that pg_repack makes.
 pub(crate) const COPY: Oid = 110;
-/// Of another owner.
+/// The same with another owner.
 pub(crate) const COPY_OF_OTHER: Oid = 111;
 pub(crate) const COPY_OF_SUPERUSER: Oid = 112;
-/// A table with such a name elsewhere.
+/// A table with such a name in another schema.
 pub(crate) const NAMESAKE: Oid = 113;
 pub(crate) const VIEW: Oid = 114;
 pub(crate) const TEMPORARY: Oid = 115;
 pub(crate) const CATALOG: Oid = 1259;
 pub(crate) const SHARED_CATALOG: Oid = 1260;
 
-/// What can be labelled here, and how what is asked about is labelled itself.
+/// The model: labels, settings, and the state of all files.
 #[derive(Clone, Debug)]
 pub(crate) struct World {
     /// Levels of partitioned tables above the table: 0 to 2.
@@ -72,16 +72,16 @@ pub(crate) struct World {
     pub(crate) data_catalog_encryption: bool,
     pub(crate) shared_catalog_encryption: bool,
     pub(crate) enforces: bool,
-    /// How the table is written now.
+    /// The cipher of the table.
     pub(crate) table: Option<CipherId>,
-    /// How all other files are.
+    /// The cipher of all other files.
     pub(crate) others: Option<CipherId>,
     pub(crate) cipher: CipherId,
-    /// How often labels were asked for.
+    /// Number of label look-ups.
     pub(crate) asked: Cell<usize>,
 }
 
-/// Places in [`World::labels`].
+/// Indexes in [`World::labels`].
 pub(crate) const OF_TABLE: usize = 0;
 pub(crate) const OF_PARENT: usize = 1;
 pub(crate) const OF_GRANDPARENT: usize = 2;
@@ -89,7 +89,7 @@ pub(crate) const OF_SCHEMA: usize = 3;
 pub(crate) const OF_TABLESPACE: usize = 4;
 pub(crate) const OF_ELSEWHERE: usize = 5;
 pub(crate) const OF_DATABASE: usize = 6;
-/// Of all other relations that take labels.
+/// The label of all other relations that take one.
 pub(crate) const OF_OTHERS: usize = 7;
 
 impl Default for World {
@@ -110,8 +110,8 @@ impl Default for World {
 }
 
 impl World {
-    /// Every combination of labels in these places, up to `levels` of partitioned tables, the
-    /// setting, and how the table is written.
+    /// All combinations of labels at these indexes, up to `levels` levels of partitioned tables,
+    /// the setting, and the state of the table.
     pub(crate) fn all(places: &[usize], levels: usize) -> impl Iterator<Item = World> {
         let count = LABELS.len().pow(places.len() as u32);
         let rest = (levels + 1) * 2 * FILES.len();
@@ -129,7 +129,7 @@ impl World {
             world.levels = digit(levels + 1);
             world.default_encryption = digit(2) == 1;
             world.table = FILES[digit(FILES.len())];
-            // A label that is not there is that of one world only.
+            // A label on a partitioned table that does not exist would only repeat a combination.
             let absent = [OF_PARENT, OF_GRANDPARENT];
             let is_absent = |(above, place): (usize, &usize)| {
                 world.levels <= above && world.labels[*place].is_some()
@@ -164,7 +164,7 @@ impl World {
     }
 }
 
-/// The relations that a user has made here, and that have files.
+/// The relations with files that a user has created.
 pub(crate) const USERS: [Oid; 14] = [
     TABLE,
     INDEX,

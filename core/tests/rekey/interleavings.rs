@@ -1,4 +1,4 @@
-//! A job, and everything that can happen meanwhile.
+//! A job, interleaved with other events at random.
 
 use pagevault_core::rekey::file::{End, For, Went};
 use pagevault_core::rekey::run::Run;
@@ -6,18 +6,18 @@ use pagevault_core::rekey::run::Run;
 use crate::random::Random;
 use crate::world::{Stop, World};
 
-/// Histories that are tried.
+/// Number of random histories.
 const SEEDS: u64 = 3000;
-/// Steps of the job in the midst of everything, and alone.
+/// Steps of the job with other events in between, and without.
 const STEPS: usize = 120;
 const STEPS_ALONE: usize = 2000;
 
-/// How often what happened in all of them.
+/// Number of occurrences in all histories.
 #[derive(Default, Debug)]
 struct Seen {
     killed: usize,
     destroyed: usize,
-    done_amid: usize,
+    done_among_events: usize,
     done_alone: usize,
     again: usize,
     waited: usize,
@@ -32,8 +32,8 @@ fn check_progress(run: &Run, world: &World) {
     );
 }
 
-/// Ends the process that does the job, alone or with the server or the machine, or has the job
-/// paused or cancelled, and begins anew.
+/// Ends the process of the job alone (by a kill, pause or cancellation), with the server, or with
+/// the machine. The job starts anew then.
 fn interrupt(world: &mut World, random: &mut Random) {
     match random.below(3) {
         0 => world.stop(),
@@ -62,7 +62,7 @@ fn history(seed: u64, seen: &mut Seen) {
             Ok(Some(_)) => {}
             Ok(None) => {
                 world.check_done();
-                seen.done_amid += 1;
+                seen.done_among_events += 1;
                 return;
             }
             Err(Stop::Killed) => {
@@ -76,7 +76,7 @@ fn history(seed: u64, seen: &mut Seen) {
             }
         }
     }
-    // By order it is paused; and it is resumed when all is quiet.
+    // The job is paused, and resumed without other events.
     world.stop();
     world.quiet();
     let mut run = world.run();
@@ -102,20 +102,20 @@ fn history(seed: u64, seen: &mut Seen) {
 }
 
 #[test]
-fn whatever_happens_meanwhile() {
+fn random_histories() {
     let mut seen = Seen::default();
     for seed in 0..SEEDS {
         history(seed, &mut seen);
     }
-    // What these histories are for does happen in them.
-    let Seen { killed, destroyed, done_amid, done_alone, again, waited } = seen;
-    for count in [killed, destroyed, done_amid, done_alone, again, waited] {
+    // The histories must contain enough of what they are meant to test.
+    let Seen { killed, destroyed, done_among_events, done_alone, again, waited } = seen;
+    for count in [killed, destroyed, done_among_events, done_alone, again, waited] {
         assert!(count > 40, "{seen:?}");
     }
 }
 
-/// Writers that have looked up the key before it changed, and write as late as they can: when they
-/// are waited for, or else when the job is done.
+/// Writers that look up the key before it changes, and write as late as possible: when the job
+/// waits for them, or after it is done.
 #[test]
 fn writers_with_the_former_key() {
     let mut waited = 0;
@@ -136,8 +136,8 @@ fn writers_with_the_former_key() {
     assert!(waited > 100, "{waited}");
 }
 
-/// A crash after each single effect of a job, one after the other; what is resumed ends as if there
-/// had been none.
+/// A crash after each single effect of a job. The resumed job must end as it would have without a
+/// crash.
 #[test]
 fn a_crash_at_any_step() {
     for seed in 0..40 {
@@ -162,7 +162,7 @@ fn a_crash_at_any_step() {
     }
 }
 
-/// Goes on until the job is complete, or its process is killed: then true.
+/// Runs the job without other events until it is complete (false) or its process is killed (true).
 fn alone(world: &mut World, run: &mut Run) -> bool {
     let total = run.progress().pages_total;
     let mut all = true;

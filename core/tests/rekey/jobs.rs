@@ -1,5 +1,5 @@
-//! The life of jobs: sessions that ask for them, order them about and roll back; workers that do
-//! them and end in the middle; a server that crashes. The log is what outlives that.
+//! The life of jobs, at random: sessions request jobs, give commands and roll back; workers process
+//! jobs and end in the middle; the server crashes, after which only the log is left.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::atomic::AtomicU32;
@@ -22,11 +22,11 @@ const RELATIONS: u32 = 3;
 struct Server<'a> {
     table: JobTable<'a>,
     log: Vec<Record>,
-    /// Transactions by number: of which session, and what became of them.
+    /// Transactions by number: session and state.
     transactions: BTreeMap<u64, (usize, Outcome)>,
-    /// The open one of each session.
+    /// The open transaction of each session.
     open: [Option<u64>; SESSIONS],
-    /// What each worker does, and where that stands in the table.
+    /// The job of each worker, and its slot in the table.
     working: BTreeMap<u32, (JobId, usize)>,
     now: u32,
     done: BTreeSet<JobId>,
@@ -85,7 +85,7 @@ impl Server<'_> {
         }
     }
 
-    /// As the launcher does.
+    /// Like the launcher.
     fn settle(&mut self) {
         let open = self.table.select(|head| head.step == 0);
         let news: Vec<_> = open
@@ -97,7 +97,7 @@ impl Server<'_> {
         }
     }
 
-    /// The jobs that a session may know of.
+    /// The jobs that a session can see.
     fn visible(&self, session: usize) -> Vec<Known> {
         let mut found = self.table.select(|_| true);
         found.retain(|known| {
@@ -173,7 +173,7 @@ impl Server<'_> {
                         assert_eq!(before.map(|known| known.state), Some(JobState::Waiting));
                         self.append(record);
                     }
-                    // Paused, cancelled or gone meanwhile: it stays so.
+                    // The job was paused, cancelled or removed meanwhile, and stays so.
                     None => assert!(before.is_none_or(|known| {
                         known.state != JobState::Waiting || known.process != worker
                     })),
@@ -188,16 +188,16 @@ impl Server<'_> {
         self.working.remove(&worker);
     }
 
-    /// All processes end; the logs are read again.
+    /// All processes end; the table is rebuilt from the log.
     fn crash(&mut self, random: &mut Random) {
-        let stands = |server: &Self| -> Vec<_> {
+        let jobs = |server: &Self| -> Vec<_> {
             let known = server.table.select(|_| true).into_iter();
             known.map(|known| (known.job, known.request, known.step, known.state)).collect()
         };
-        let before = stands(self);
+        let before = jobs(self);
         self.working.clear();
         for session in 0..SESSIONS {
-            // One that is prepared outlives the crash, in nobody's session.
+            // A prepared transaction survives the crash, without a session.
             let Some(number) = self.open[session].take() else { continue };
             let outcome = if random.one_in(3) { Outcome::InProgress } else { Outcome::Aborted };
             self.transactions.insert(number, (SESSIONS + 1, outcome));
@@ -206,7 +206,7 @@ impl Server<'_> {
         for record in &self.log {
             self.table.apply(record).unwrap();
         }
-        assert_eq!(stands(self), before);
+        assert_eq!(jobs(self), before);
         assert!(self.table.select(|_| true).iter().all(|known| known.process == 0));
     }
 
@@ -241,7 +241,7 @@ impl Server<'_> {
 }
 
 #[test]
-fn whatever_sessions_and_workers_do() {
+fn random_sessions_and_workers() {
     let memory: Vec<AtomicU32> =
         (0..JobTable::words_needed(CAPACITY)).map(|_| AtomicU32::new(0)).collect();
     let kinds = [JobKind::Encrypt, JobKind::Rotate, JobKind::Decrypt];
@@ -284,7 +284,7 @@ fn whatever_sessions_and_workers_do() {
             }
             server.check();
         }
-        // In the end everybody is done, and workers do what is left.
+        // At the end all transactions commit, and workers process the remaining jobs.
         server.crash(random);
         for (_, outcome) in server.transactions.values_mut() {
             if *outcome == Outcome::InProgress {
@@ -292,7 +292,7 @@ fn whatever_sessions_and_workers_do() {
             }
         }
         server.settle();
-        server.now += life::LEFT_ALONE;
+        server.now += life::RETRY_DELAY;
         let (loads, soon) = life::loads(&server.table, server.now);
         let free = loads.get(&DATABASE).map_or(0, |load| load.free);
         assert!(!soon && loads.values().all(|load| load.taken == 0));
@@ -316,9 +316,9 @@ fn whatever_sessions_and_workers_do() {
     }
 }
 
-/// State, order, whether the present transaction has asked for the job: where that leads.
+/// State, command, new state.
 #[test]
-fn orders() {
+fn commands_for_jobs() {
     use JobState::{Cancelled, Done, Failed, Paused, Void, Waiting};
     use Order::{Cancel, Pause, Resume};
     let table = [
@@ -345,14 +345,14 @@ fn orders() {
         let (leads, from) = order.leads(false).unwrap();
         assert_eq!(from.contains(&state).then_some(leads), to, "{state:?}, {order:?}");
     }
-    // Of one's own transaction: it can only be taken back.
+    // A job that the current transaction requested can only be cancelled.
     assert_eq!(Pause.leads(true), None);
     assert_eq!(Cancel.leads(true).unwrap(), (Void, &[Waiting][..]));
     assert!(!Resume.leads(true).unwrap().1.contains(&Waiting));
 }
 
 #[test]
-fn a_job_that_was_given_up_is_left_alone_for_a_while_and_then_has_its_turn() {
+fn a_job_that_was_given_up_is_claimable_after_a_delay_and_comes_last() {
     let memory: Vec<AtomicU32> =
         (0..JobTable::words_needed(CAPACITY)).map(|_| AtomicU32::new(0)).collect();
     let table = JobTable::new(&memory, CAPACITY);

@@ -1,5 +1,5 @@
-//! Rekeying under everything that can happen in between: crashes, orders, other commands, writers
-//! that have looked up a key before it changed.
+//! Rekeying, interleaved with crashes, commands of users, other commands on the relation, and
+//! writers that have looked up a key before it changed.
 
 #![allow(
     clippy::unwrap_used,

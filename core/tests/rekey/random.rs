@@ -1,4 +1,4 @@
-//! Numbers that look random and are the same in every run: xorshift64* (Vigna 2016).
+//! Pseudo-random numbers, the same in every run: xorshift64* (Vigna 2016).
 
 pub(crate) struct Random(u64);
 
@@ -14,12 +14,12 @@ impl Random {
         self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 11
     }
 
-    /// Less than `bound`.
+    /// A number less than `bound`.
     pub(crate) fn below(&mut self, bound: usize) -> usize {
         (self.next() % bound as u64) as usize
     }
 
-    /// True once in `times`.
+    /// True with a probability of 1 in `times`.
     pub(crate) fn one_in(&mut self, times: usize) -> bool {
         self.below(times) == 0
     }

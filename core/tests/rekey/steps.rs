@@ -1,4 +1,4 @@
-//! Single files, step by step, without anybody else.
+//! Single files, step by step, without other processes.
 
 use std::ops::Range;
 
@@ -18,25 +18,25 @@ fn target() -> Target {
     Target { file: FILE, version: DataKeyVersion::new(2) }
 }
 
-/// Answers as it is told, and writes down what it was asked.
+/// A storage that gives predefined answers and records its calls.
 #[derive(Default)]
-struct Told<const LOCKED: bool = false> {
+struct Scripted<const LOCKED: bool = false> {
     /// Length of the main fork.
     blocks: u32,
     /// No page needs rewriting.
     as_wanted: bool,
-    /// The proof fails so often.
+    /// How often the proof fails.
     stale: u32,
-    /// Somebody else has changed the key before it fails.
+    /// Another process changes the key before the proof fails.
     changed: bool,
     looks: bool,
     not_yet: u32,
-    asked: Vec<String>,
+    calls: Vec<String>,
 }
 
-impl<const LOCKED: bool> Told<LOCKED> {
-    fn ask(&mut self, what: impl Into<String>) {
-        self.asked.push(what.into());
+impl<const LOCKED: bool> Scripted<LOCKED> {
+    fn record(&mut self, what: impl Into<String>) {
+        self.calls.push(what.into());
     }
 
     fn length(&self, fork: Fork) -> u32 {
@@ -44,17 +44,17 @@ impl<const LOCKED: bool> Told<LOCKED> {
     }
 }
 
-impl<const LOCKED: bool> Storage for Told<LOCKED> {
+impl<const LOCKED: bool> Storage for Scripted<LOCKED> {
     type Error = &'static str;
     const IS_LOCKED: bool = LOCKED;
 
     fn take_right(&mut self) -> Result<bool, Self::Error> {
-        self.ask("right");
+        self.record("right");
         Ok(true)
     }
 
     fn begin(&mut self, looked_at: Option<RelFile>) -> Result<Begun, Self::Error> {
-        self.ask("begin");
+        self.record("begin");
         if self.not_yet > 0 {
             self.not_yet -= 1;
             return Ok(Begun::NotYet);
@@ -64,12 +64,12 @@ impl<const LOCKED: bool> Storage for Told<LOCKED> {
     }
 
     fn look(&mut self, _: RelFile, fork: Fork, blocks: Range<u32>) -> Result<bool, Self::Error> {
-        self.ask(format!("look {fork:?} {}", blocks.start));
+        self.record(format!("look {fork:?} {}", blocks.start));
         Ok(blocks.end < self.length(fork))
     }
 
     fn writers_are_done(&mut self, _: Target) -> Result<bool, Self::Error> {
-        self.ask("writers");
+        self.record("writers");
         Ok(true)
     }
 
@@ -78,17 +78,17 @@ impl<const LOCKED: bool> Storage for Told<LOCKED> {
         if pages == 0 {
             return Ok(Batch::End);
         }
-        self.ask(format!("rewrite {fork:?} {}", blocks.start));
+        self.record(format!("rewrite {fork:?} {}", blocks.start));
         Ok(Batch::Done { pages, rewritten: if self.as_wanted { 0 } else { pages } })
     }
 
     fn flush(&mut self, _: Target) -> Result<bool, Self::Error> {
-        self.ask("flush");
+        self.record("flush");
         Ok(true)
     }
 
     fn sync(&mut self, _: Target, fork: Fork, segment: u32) -> Result<bool, Self::Error> {
-        self.ask(format!("sync {fork:?} {segment}"));
+        self.record(format!("sync {fork:?} {segment}"));
         Ok(fork == Fork::Main && segment == 0)
     }
 
@@ -98,27 +98,27 @@ impl<const LOCKED: bool> Storage for Told<LOCKED> {
         fork: Fork,
         blocks: Range<u32>,
     ) -> Result<(bool, bool), Self::Error> {
-        self.ask(format!("prove {fork:?} {}", blocks.start));
+        self.record(format!("prove {fork:?} {}", blocks.start));
         let proven = self.stale == 0;
         self.stale = self.stale.saturating_sub(1);
         Ok((proven, blocks.end < self.length(fork)))
     }
 
     fn finish(&mut self, _: Target) -> Result<bool, Self::Error> {
-        self.ask("retire");
+        self.record("finish");
         Ok(true)
     }
 
     fn is_present(&mut self, _: Target) -> Result<bool, Self::Error> {
-        self.ask("present");
+        self.record("present");
         Ok(!std::mem::take(&mut self.changed))
     }
 }
 
-fn finish<const LOCKED: bool>(told: &mut Told<LOCKED>) -> End {
+fn finish<const LOCKED: bool>(storage: &mut Scripted<LOCKED>) -> End {
     let mut state = FileState::START;
     for _ in 0..10_000 {
-        if let Went::Over(end) = state.step(told).unwrap() {
+        if let Went::Over(end) = state.step(storage).unwrap() {
             return end;
         }
     }
@@ -127,63 +127,64 @@ fn finish<const LOCKED: bool>(told: &mut Told<LOCKED>) -> End {
 
 #[test]
 fn a_file_of_two_parts() {
-    let mut told = Told::<false> { blocks: LOOK + 1, looks: true, ..Default::default() };
-    assert_eq!(finish(&mut told), End::Proven);
-    let asked: Vec<&str> = told.asked.iter().map(String::as_str).collect();
+    let mut storage = Scripted::<false> { blocks: LOOK + 1, looks: true, ..Default::default() };
+    assert_eq!(finish(&mut storage), End::Proven);
+    let calls: Vec<&str> = storage.calls.iter().map(String::as_str).collect();
     let (rewritten, steps): (Vec<&str>, Vec<&str>) =
-        asked.into_iter().partition(|what| what.starts_with("rewrite"));
+        calls.into_iter().partition(|what| what.starts_with("rewrite"));
     assert_eq!(rewritten.len() as u32, (LOOK + 1).div_ceil(BATCH));
-    let expected = "right, begin, look Main 0, look Main 8192, look FreeSpace 0, look Visibility 0, \
-        look Init 0, begin, writers, flush, sync Main 0, sync Main 1, sync FreeSpace 0, \
-        sync Visibility 0, sync Init 0, prove Main 0, prove Main 8192, prove FreeSpace 0, \
-        prove Visibility 0, prove Init 0, retire";
+    let expected = "right, begin, look Main 0, look Main 8192, look FreeSpace 0, \
+        look Visibility 0, look Init 0, begin, writers, flush, sync Main 0, sync Main 1, \
+        sync FreeSpace 0, sync Visibility 0, sync Init 0, prove Main 0, prove Main 8192, \
+        prove FreeSpace 0, prove Visibility 0, prove Init 0, finish";
     assert_eq!(steps.join(", "), expected.split_whitespace().collect::<Vec<_>>().join(" "));
 }
 
 #[test]
 fn pages_that_turn_up_in_the_proof_are_rewritten_but_not_for_ever() {
-    let mut told = Told::<false> { blocks: 1, stale: MAX_ROUNDS - 1, ..Default::default() };
-    assert_eq!(finish(&mut told), End::Proven);
-    let rounds = |told: &Told| told.asked.iter().filter(|what| *what == "flush").count();
-    assert_eq!(rounds(&told), MAX_ROUNDS as usize);
-    let mut told = Told::<false> { blocks: 1, stale: MAX_ROUNDS, ..Default::default() };
-    assert_eq!(finish(&mut told), End::NeverEnds);
-    assert_eq!(rounds(&told), MAX_ROUNDS as usize);
-    assert!(!told.asked.iter().any(|what| what == "retire"), "no key is retired");
+    let mut storage = Scripted::<false> { blocks: 1, stale: MAX_ROUNDS - 1, ..Default::default() };
+    assert_eq!(finish(&mut storage), End::Proven);
+    let rounds = |storage: &Scripted| storage.calls.iter().filter(|what| *what == "flush").count();
+    assert_eq!(rounds(&storage), MAX_ROUNDS as usize);
+    let mut storage = Scripted::<false> { blocks: 1, stale: MAX_ROUNDS, ..Default::default() };
+    assert_eq!(finish(&mut storage), End::NeverEnds);
+    assert_eq!(rounds(&storage), MAX_ROUNDS as usize);
+    assert!(!storage.calls.iter().any(|what| what == "finish"), "not finished");
 }
 
-/// What a command finds as it is to be may not be on disk yet: free space maps are not in WAL.
+/// Pages that already meet the target may not be on disk yet: free space maps are not in WAL.
 #[test]
 fn older_keys_are_retired_only_when_the_file_is_on_disk() {
-    let mut told = Told::<true> { blocks: 1, as_wanted: true, ..Default::default() };
-    assert_eq!(finish(&mut told), End::Proven);
+    let mut storage = Scripted::<true> { blocks: 1, as_wanted: true, ..Default::default() };
+    assert_eq!(finish(&mut storage), End::Proven);
     let expected = "right, begin, writers, rewrite Main 0, sync Main 0, sync Main 1, \
-        sync FreeSpace 0, sync Visibility 0, sync Init 0, retire";
-    assert_eq!(told.asked.join(", "), expected.split_whitespace().collect::<Vec<_>>().join(" "));
+        sync FreeSpace 0, sync Visibility 0, sync Init 0, finish";
+    assert_eq!(storage.calls.join(", "), expected.split_whitespace().collect::<Vec<_>>().join(" "));
 }
 
-/// What was rewritten for a key that holds no more is not rewritten for it again.
+/// If the key has changed before the proof, another round for the old key would be useless.
 #[test]
-fn a_key_that_changes_before_the_proof_is_asked_for_at_once() {
-    let mut told = Told::<false> { blocks: 1, stale: 1, changed: true, ..Default::default() };
-    assert_eq!(finish(&mut told), End::Proven);
-    let asked: Vec<&str> = told.asked.iter().map(String::as_str).collect();
-    let tail = asked.iter().skip_while(|what| **what != "present").copied().take(4);
+fn a_key_that_changes_before_the_proof_is_noticed_at_once() {
+    let mut storage =
+        Scripted::<false> { blocks: 1, stale: 1, changed: true, ..Default::default() };
+    assert_eq!(finish(&mut storage), End::Proven);
+    let calls: Vec<&str> = storage.calls.iter().map(String::as_str).collect();
+    let tail = calls.iter().skip_while(|what| **what != "present").copied().take(4);
     assert_eq!(tail.collect::<Vec<_>>(), ["present", "begin", "writers", "rewrite Main 0"]);
-    assert_eq!(asked.iter().filter(|what| **what == "begin").count(), 2);
+    assert_eq!(calls.iter().filter(|what| **what == "begin").count(), 2);
 }
 
 #[test]
-fn who_may_label_the_relation_is_waited_for() {
-    let mut told = Told::<false> { not_yet: 3, ..Default::default() };
+fn a_session_that_may_change_the_label_is_waited_for() {
+    let mut storage = Scripted::<false> { not_yet: 3, ..Default::default() };
     let mut state = FileState::START;
-    assert_eq!(state.step(&mut told), Ok(Went::On));
+    assert_eq!(state.step(&mut storage), Ok(Went::On));
     for _ in 0..3 {
         let before = state;
-        assert_eq!(state.step(&mut told), Ok(Went::Waits(For::Labeller)));
+        assert_eq!(state.step(&mut storage), Ok(Went::Waits(For::Labeller)));
         assert_eq!(state, before);
     }
-    assert_eq!(state.step(&mut told), Ok(Went::On));
+    assert_eq!(state.step(&mut storage), Ok(Went::On));
     assert!(matches!(state, FileState::Writers { .. }));
 }
 
@@ -218,7 +219,7 @@ fn pages_and_targets() {
     }
 }
 
-/// Without anybody else the pages of a run are those that there were, in the end all of them.
+/// Without other processes the total does not change, and all pages are done at the end.
 #[test]
 fn progress() {
     let members = [(1, 100), (2, 0), (3, 200)];
@@ -228,10 +229,10 @@ fn progress() {
     let mut stale = 1;
     while let Some((relation, _)) = run.next() {
         let blocks = members.iter().find(|member| member.relation == relation).unwrap().pages;
-        // The first proof of all finds a page.
-        let mut told = Told::<false> { blocks: blocks as u32, stale, ..Default::default() };
-        let went = run.step(&mut told).unwrap();
-        stale = if told.asked.iter().any(|what| what.starts_with("prove")) { 0 } else { stale };
+        // Only the first proof finds a page in another state.
+        let mut storage = Scripted::<false> { blocks: blocks as u32, stale, ..Default::default() };
+        let went = run.step(&mut storage).unwrap();
+        stale = if storage.calls.iter().any(|what| what.starts_with("prove")) { 0 } else { stale };
         let progress = run.progress();
         assert_eq!(progress.pages_total, 300);
         assert!(progress.pages_done >= before || went == Went::Again);
@@ -241,12 +242,12 @@ fn progress() {
     assert_eq!(before, 300);
 }
 
-/// What a file grows by counts on both sides.
+/// Pages by which a file grows count as done and in the total.
 #[test]
 fn a_file_that_grows() {
     let mut run = Run::new(vec![Member { relation: 1, pages: 10 }]);
     while run.next().is_some() {
-        run.step(&mut Told::<false> { blocks: 500, ..Default::default() }).unwrap();
+        run.step(&mut Scripted::<false> { blocks: 500, ..Default::default() }).unwrap();
         assert!(run.progress().pages_done <= run.progress().pages_total);
     }
     assert_eq!((run.progress().pages_done, run.progress().pages_total), (500, 500));
@@ -274,7 +275,7 @@ impl Asked for Facts {
     }
 }
 
-/// Every kind of job, every file.
+/// All kinds of jobs, and all states of a file.
 #[test]
 fn plans() {
     let (aes_256, aes_128) = (CipherId::Aes256Xts, CipherId::Aes128Xts);

@@ -1,9 +1,9 @@
-//! A model of relations, their files, and everybody who writes them.
+//! A model of relations, their files, and the processes that write to them.
 //!
-//! Of each page it is known how it is in the file, as who reads that sees it; how it is on the
-//! medium, which is what a power cut leaves; and whether WAL would write it again. Who writes it
-//! looks up the key first, and writes later. Everything that is done holds the locks that it holds
-//! in the server, so it is done at once; between two steps of a job anything may be.
+//! For each page it records the state in the file, as a reader sees it; the state on the medium,
+//! which a power failure leaves; and whether replay of WAL would write it. A writer looks up the
+//! key first and writes later. Every action holds the locks that it holds in the server, so it is
+//! atomic here; anything may happen between two steps of a job.
 
 mod events;
 mod held;
@@ -26,15 +26,15 @@ pub(crate) const AES_128: CipherId = CipherId::Aes128Xts;
 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Page {
-    /// In the file.
+    /// State in the file.
     pub(crate) seen: PageState,
-    /// On the medium.
+    /// State on the medium.
     durable: PageState,
-    /// Changed in shared buffers, with WAL that says how.
+    /// Changed in shared buffers, with WAL.
     changed: bool,
     /// Changed in shared buffers without WAL: hint bits.
     hinted: bool,
-    /// WAL since the last checkpoint writes it.
+    /// WAL since the last checkpoint restores it.
     in_wal: bool,
 }
 
@@ -48,15 +48,15 @@ impl Page {
 pub(crate) struct File {
     pub(crate) id: RelFile,
     pub(crate) forks: [Vec<Page>; 4],
-    /// The newest key.
+    /// Version of the newest key.
     pub(crate) last: u16,
-    /// With which cipher it is written now.
+    /// The cipher for new pages.
     pub(crate) cipher: Option<CipherId>,
-    /// It is announced that pages may be under several keys.
+    /// The keystore says that pages may be under several keys.
     rewriting: bool,
-    /// Keys up to this one are retired.
+    /// Keys up to this version are not in use any more.
     pub(crate) retired: u16,
-    /// Every page is so since this was proven, and was proven last.
+    /// The target that was proven last, and must hold since.
     proven: Option<Target>,
     destroyed: bool,
 }
@@ -79,7 +79,7 @@ impl File {
     }
 }
 
-/// Somebody who has looked up the key of a file and will write one page.
+/// A process that has looked up the key of a file and will write one page.
 #[derive(Clone, Debug)]
 struct Writer {
     number: usize,
@@ -97,12 +97,12 @@ pub(crate) struct Relation {
     pub(crate) file: Option<File>,
     /// A command has the right to rewrite it.
     busy: bool,
-    /// A job has.
+    /// A job has the right to rewrite it.
     claimed: bool,
-    /// Somebody has it locked as who labels it does.
+    /// A session has locked it to change its label.
     labelled_now: bool,
     logged: bool,
-    /// A label wants it encrypted; plaintext; or nobody has said.
+    /// The label: encrypted, plaintext, or none.
     pub(crate) label: Option<bool>,
 }
 
@@ -112,9 +112,9 @@ pub(crate) struct Job {
     pub(crate) cipher: Option<CipherId>,
     /// Relations whose key it has changed, as the log says.
     begun: BTreeSet<Oid>,
-    /// The same before the last power cut could have taken it away.
+    /// The part of `begun` that survives a power failure.
     begun_durable: BTreeSet<Oid>,
-    /// Newest key of each file when the job was asked for.
+    /// Version of the newest key of each file when the job was requested.
     before: Vec<(RelFile, u16)>,
 }
 
@@ -122,18 +122,18 @@ pub(crate) struct Job {
 pub(crate) struct World {
     pub(crate) relations: Vec<Relation>,
     writers: Vec<Writer>,
-    /// Once in so many times a writer gets on that could.
+    /// A writer that could proceed does so with a probability of 1 in this number.
     slow: usize,
     next: usize,
     pub(crate) job: Job,
-    /// The process that does the job ends after so many more effects.
+    /// The process of the job ends after this many more effects.
     pub(crate) ends_in: Option<usize>,
-    /// Whom the job waits for.
+    /// The writers that the job waits for.
     awaited: Option<Vec<usize>>,
     pub(crate) story: Vec<String>,
 }
 
-/// Why the job does not go on.
+/// Why the job does not continue.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Stop {
     /// The process has ended.
@@ -190,8 +190,8 @@ impl World {
         self.next
     }
 
-    /// A file with pages in plaintext and under several keys, as an interrupted job leaves it, or
-    /// wholly of one sort.
+    /// A file with pages under several keys and in plaintext, as an interrupted job leaves it, or
+    /// in one state throughout.
     fn any_file(&mut self, random: &mut Random) -> File {
         let last = random.below(4) as u16;
         let cipher = random.pick(&[None, Some(AES_256), Some(AES_128)]).unwrap();
@@ -229,7 +229,7 @@ impl World {
         }
     }
 
-    /// What the job has to do.
+    /// The relations that the job has to process.
     pub(crate) fn run(&self) -> Run {
         let members = self.relations.iter().filter_map(|relation| {
             let file = relation.file.as_ref()?;
@@ -242,7 +242,7 @@ impl World {
         self.story.push(what.into());
     }
 
-    /// One step of the job. `Err` if it does not go on.
+    /// One step of the job; an error if the job does not continue.
     pub(crate) fn step(&mut self, run: &mut Run) -> Result<Option<Went>, Stop> {
         let Some((relation, state)) = run.next() else { return Ok(None) };
         self.tell(format!("{relation}: {state:?}"));
@@ -254,7 +254,7 @@ impl World {
         Ok(Some(went))
     }
 
-    /// The process that does the job is gone.
+    /// Ends the process of the job.
     pub(crate) fn stop(&mut self) {
         self.relations.iter_mut().for_each(|relation| relation.claimed = false);
         self.awaited = None;
@@ -265,7 +265,7 @@ impl World {
         self.relations.iter_mut().find(|relation| relation.oid == oid).unwrap()
     }
 
-    /// One effect of the job.
+    /// Counts one effect of the job.
     fn effect(&mut self) -> Result<(), Stop> {
         match &mut self.ends_in {
             Some(0) => Err(Stop::Killed),
@@ -308,7 +308,7 @@ impl World {
         self.check();
     }
 
-    /// Nobody does anything any more but the job.
+    /// Only the job continues.
     pub(crate) fn quiet(&mut self) {
         self.writers_end();
         for relation in &mut self.relations {
@@ -321,7 +321,7 @@ impl World {
         panic!("{what}\n{:?}\n{}", self.job, self.story.join("\n"));
     }
 
-    /// What always holds.
+    /// Conditions that always hold.
     fn check(&self) {
         for file in self.relations.iter().filter_map(|relation| relation.file.as_ref()) {
             let Some(proven) = file.proven.filter(|_| !file.destroyed) else { continue };
@@ -344,7 +344,7 @@ impl World {
         }
     }
 
-    /// What holds when the job says that it is done.
+    /// Conditions that hold when the job is complete.
     pub(crate) fn check_done(&self) {
         for relation in &self.relations {
             let Some(file) = relation.file.as_ref().filter(|file| !file.destroyed) else {

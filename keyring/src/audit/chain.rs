@@ -1,25 +1,25 @@
-//! What the lines of an audit trail prove, taken together.
+//! Verification of an audit trail's lines, taken together.
 //!
-//! A line with a MAC is proven by it. It vouches for the line before by that one's hash, the first
-//! line of a run for the last of the run before, and so on back. What is proven in neither way was
-//! not written by the server, or not so.
+//! A line with a valid MAC is proven by it. It proves the line before by that line's hash; the
+//! first line of a run proves the last line of the run before, and so on backwards. A line that is
+//! proven in neither way was not written by the server, or was changed.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use pagevault_cipher::KeyVersion;
 use pagevault_keystore::audit::{AuditKey, Line, Link, Run, hex};
 
-/// Where a line was found: file and number there.
+/// Where a line was found: number of the file, and number of the line in it.
 pub(super) type Spot = (usize, u64);
-/// Run and number.
+/// Run, and number of the line in it.
 type Number = (Run, u64);
 
-/// More lines than this are not taken together.
-const MOST_LINES: usize = 4 << 20;
-/// More forged lines than this are counted only: any role can log millions with one statement.
-const MOST_FORGED: usize = 1000;
+/// Maximum number of lines that are verified together.
+const MAX_LINES: usize = 4 << 20;
+/// Further forged lines are only counted: any role can log millions with one statement.
+const MAX_FORGED: usize = 1000;
 
-/// One of the lines that claim a number.
+/// A line that claims a number of a run; several lines may claim the same.
 struct Claim {
     spot: Spot,
     time: Box<str>,
@@ -29,57 +29,57 @@ struct Claim {
     is_proven: bool,
 }
 
-/// What is wrong, or worth knowing.
+/// A violation.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Finding {
-    /// The line is none that the server has written.
+    /// The server has not written this line.
     Forged(Spot, &'static str),
-    /// These lines of a run are not there.
+    /// These lines of a run are missing.
     Missing { run: Run, from: u64, to: u64 },
-    /// A line stands behind one that was written later.
+    /// A line follows one that was written later.
     Reordered { spot: Spot, run: Run, seq: u64 },
-    /// A line does not fit the one after it.
+    /// The line does not have the hash that the following line records.
     Torn { run: Run, seq: u64 },
-    /// The run does not say what was before it.
+    /// The run does not name the run before it.
     Unconnected { run: Run },
-    /// The run before this one is not there.
+    /// The run before this one is missing.
     NoRunBefore { run: Run, before: Run, seq: u64 },
 }
 
-/// What is no fault.
+/// An observation that is not a violation.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Note {
     /// Earlier lines are not in these files.
     Begins { run: Run, seq: u64 },
-    /// The run goes on after an earlier line than the last one of the run before.
+    /// The run continues after an earlier line than the last of the run before.
     Branches { run: Run, before: Run, seq: u64, last: u64 },
-    /// The newest line is noted, and not written yet.
+    /// The newest line is recorded in the state file, but not written yet.
     Unwritten { run: Run, seq: u64 },
 }
 
-/// What was found out.
+/// The result.
 #[derive(Debug, Default)]
 pub(super) struct Verdict {
     pub(super) runs: usize,
-    /// Lines with a MAC of their own, and lines that others vouch for.
+    /// Lines with a MAC of their own, and lines that others prove.
     pub(super) with_mac: u64,
     pub(super) vouched: u64,
     pub(super) findings: Vec<Finding>,
-    /// Forged lines that are not among the findings.
+    /// Number of forged lines that are not in `findings`.
     pub(super) more_forged: u64,
     pub(super) notes: Vec<Note>,
 }
 
-/// More lines than can be taken together.
+/// More than [`MAX_LINES`].
 #[derive(Debug)]
 pub(super) struct TooMany;
 
 /// Lines of a trail.
 pub(super) struct Chain<'a> {
-    /// By version of the database key; `None` to believe every MAC.
+    /// Keys by version of the database key; `None`: accept every MAC.
     keys: Option<&'a BTreeMap<KeyVersion, AuditKey>>,
     claims: BTreeMap<Number, BTreeMap<Link, Claim>>,
-    /// In the order in which they were found.
+    /// In the order of files and lines.
     found: Vec<(Spot, Number, Link)>,
     findings: Vec<Finding>,
     more_forged: u64,
@@ -91,10 +91,10 @@ impl<'a> Chain<'a> {
         Self { keys, claims, found, findings, more_forged: 0 }
     }
 
-    /// Takes a line of a file in, given all that may be one of the trail there.
+    /// Adds a line of a file, given all texts in it that may be a line of the trail.
     pub(super) fn add(&mut self, spot: Spot, candidates: &[String]) -> Result<(), TooMany> {
         let lines: Vec<Line<'_>> = candidates.iter().filter_map(|text| Line::parse(text)).collect();
-        // A prefix of the log may say anything; the line itself comes behind it.
+        // The log's prefix may contain anything; the real line comes after it.
         let best = lines
             .iter()
             .find(|line| self.proves(line))
@@ -117,17 +117,17 @@ impl<'a> Chain<'a> {
             has_mac: line.mac_key.is_some(),
             is_proven: self.proves(line),
         };
-        if self.found.len() >= MOST_LINES {
+        if self.found.len() >= MAX_LINES {
             return Err(TooMany);
         }
         self.found.push((spot, number, line.link));
-        // The same may be there once more, as in two logs.
+        // The same line may occur again, as in two logs.
         self.claims.entry(number).or_default().entry(line.link).or_insert(claim);
         Ok(())
     }
 
     fn forged(&mut self, spot: Spot, why: &'static str) {
-        if self.findings.len() < MOST_FORGED {
+        if self.findings.len() < MAX_FORGED {
             self.findings.push(Finding::Forged(spot, why));
         } else {
             self.more_forged += 1;
@@ -148,14 +148,14 @@ impl<'a> Chain<'a> {
         self.keys.is_none_or(|keys| key(keys).is_some_and(|key| line.is_authentic(key)))
     }
 
-    /// Concludes. `last` is the line that the server has noted as its newest, and whether it was
-    /// written since.
+    /// Concludes. `last` is the newest line according to the server's state file, and whether it
+    /// was written to the log since.
     pub(super) fn conclude(mut self, last: Option<(&Line<'_>, bool)>) -> Verdict {
         let mut verdict = Verdict::default();
-        let good = self.vouch(last);
-        self.tell_forged(&good);
-        self.tell_gaps(&good, last, &mut verdict);
-        self.tell_order(&good);
+        let good = self.find_proven(last);
+        self.report_forged(&good);
+        self.report_gaps(&good, last, &mut verdict);
+        self.report_order(&good);
         let runs: BTreeSet<Run> = good.keys().map(|(run, _)| *run).collect();
         verdict.runs = runs.len();
         for (number, link) in &good {
@@ -171,16 +171,17 @@ impl<'a> Chain<'a> {
         self.claims.get(&number)?.get(link)
     }
 
-    /// The lines that are the server's, by number: those that are proven, and all that these vouch
-    /// for.
-    fn vouch(&mut self, last: Option<(&Line<'_>, bool)>) -> BTreeMap<Number, Link> {
+    /// The lines that the server has written, by number: those that are proven, and all that these
+    /// prove.
+    fn find_proven(&mut self, last: Option<(&Line<'_>, bool)>) -> BTreeMap<Number, Link> {
         let mut good: BTreeMap<Number, Link> = BTreeMap::new();
         let mut work: Vec<(Number, Link)> = Vec::new();
         for (number, claims) in &self.claims {
             let proven = claims.iter().filter(|(_, claim)| claim.is_proven);
             work.extend(proven.map(|(link, _)| (*number, *link)));
         }
-        // Who may write the keystore's folder has written it, and that is the server.
+        // The state file is trusted: it is in the keystore's directory, where only the server can
+        // write.
         if let Some((line, _)) = last {
             let before = before((line.run, line.seq), line.previous);
             work.push(((line.run, line.seq), line.link));
@@ -195,7 +196,7 @@ impl<'a> Chain<'a> {
                 continue;
             }
             let Some(claim) = self.claim(number, &link) else {
-                // Not there, or another one: what is vouched for was changed.
+                // The proven line is missing, or another line has its number: then it was changed.
                 if self.claims.contains_key(&number) {
                     torn.insert(number);
                 }
@@ -208,7 +209,7 @@ impl<'a> Chain<'a> {
         good
     }
 
-    fn tell_forged(&mut self, good: &BTreeMap<Number, Link>) {
+    fn report_forged(&mut self, good: &BTreeMap<Number, Link>) {
         for (number, claims) in &self.claims {
             for (_, claim) in claims.iter().filter(|(link, _)| good.get(number) != Some(link)) {
                 let why = match good.contains_key(number) {
@@ -220,7 +221,7 @@ impl<'a> Chain<'a> {
         }
     }
 
-    fn tell_gaps(
+    fn report_gaps(
         &mut self,
         good: &BTreeMap<Number, Link>,
         last: Option<(&Line<'_>, bool)>,
@@ -230,11 +231,11 @@ impl<'a> Chain<'a> {
         for (run, seq) in good.keys() {
             runs.entry(*run).or_default().push(*seq);
         }
-        // Before the oldest line there may be others, in files that are not given.
+        // Before the oldest line there may be others, in files that were not given.
         let time = |(number, link)| Some((&self.claim(number, link)?.time, number.0));
         let first = good.iter().filter_map(|(number, link)| time((*number, link))).min();
         let first = first.map(|(_, run)| run);
-        // What the next run says of the end of each.
+        // The last line of each run, according to the following run.
         let mut ends: BTreeMap<Run, u64> = BTreeMap::new();
         for (&run, seqs) in &runs {
             let mut expected = 1;
@@ -275,7 +276,7 @@ impl<'a> Chain<'a> {
         }
         for (run, end) in ends {
             let have = runs.get(&run).and_then(|seqs| seqs.last()).copied();
-            // A run of which nothing is there was told already, but for the last one.
+            // A run that is missing altogether was reported above, except the last one.
             if have.is_none() && last.is_none_or(|(line, _)| line.run != run) {
                 continue;
             }
@@ -288,8 +289,8 @@ impl<'a> Chain<'a> {
         }
     }
 
-    /// Lines of one run must stand in a file as they were written; some may stand there twice.
-    fn tell_order(&mut self, good: &BTreeMap<Number, Link>) {
+    /// Lines of one run must be in the order in which they were written; a line may occur twice.
+    fn report_order(&mut self, good: &BTreeMap<Number, Link>) {
         let mut last: BTreeMap<(usize, Run), u64> = BTreeMap::new();
         let mut seen = BTreeSet::new();
         for (spot, (run, seq), link) in &self.found {
@@ -310,7 +311,7 @@ fn before((run, seq): Number, previous: Option<Number>) -> Option<Number> {
     if seq > 1 { Some((run, seq - 1)) } else { previous }
 }
 
-/// A run as messages name it: its first digits.
+/// The name of a run in messages: its first digits.
 pub(super) fn name(run: &Run) -> String {
     hex(&run[..6])
 }

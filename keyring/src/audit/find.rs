@@ -1,21 +1,21 @@
-//! Lines of the audit trail in files of any kind: the server's log as text, CSV or JSON, the
-//! trail's own file.
+//! Finds lines of the audit trail in files of any kind: the server log as text, CSV or JSON, and
+//! the trail's own file.
 //!
-//! Whoever can log something may have written any of it, so nothing is concluded here but where a
-//! line may be.
+//! Any role that can log something may have written these texts. So this module only returns
+//! candidates.
 
 use std::io::{self, BufRead};
 
 use pagevault_keystore::audit::{MARK, MAX_LINE};
 
-/// Longest line of a file that is looked into. Quoting can double a line of the trail, and the
-/// server puts as much before and behind it.
-const LONGEST: usize = 16 * MAX_LINE;
-/// How often a line of a file may say that one of the trail begins.
-const MOST_MARKS: usize = 16;
+/// Maximum length of a line of a file in bytes; the rest is ignored. Quoting can double a line of
+/// the trail, and the server adds text before and after it.
+const MAX_FILE_LINE: usize = 16 * MAX_LINE;
+/// Maximum number of candidates in one line of a file.
+const MAX_MARKS: usize = 16;
 
-/// Calls `found` with the number of each line of a file that says that it holds one of the trail,
-/// and all that may be it.
+/// Calls `found` for each line of a file that contains the mark of the trail, with the number of
+/// the line and all candidates in it.
 pub(super) fn lines(
     reader: &mut impl BufRead,
     mut found: impl FnMut(u64, &[String]) -> io::Result<()>,
@@ -32,7 +32,8 @@ pub(super) fn lines(
     Ok(())
 }
 
-/// The next line, without its end and cut to [`LONGEST`]; false at the end of the file.
+/// Reads the next line, without its end and truncated to [`MAX_FILE_LINE`]; false at the end of the
+/// file.
 fn next(reader: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
     line.clear();
     let mut any = false;
@@ -47,7 +48,7 @@ fn next(reader: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
         any = true;
         let end = bytes.iter().position(|byte| *byte == b'\n');
         let piece = &bytes[..end.unwrap_or(bytes.len())];
-        line.extend_from_slice(&piece[..piece.len().min(LONGEST - line.len())]);
+        line.extend_from_slice(&piece[..piece.len().min(MAX_FILE_LINE - line.len())]);
         let used = end.map_or(bytes.len(), |end| end + 1);
         reader.consume(used);
         if end.is_some() {
@@ -56,7 +57,7 @@ fn next(reader: &mut impl BufRead, line: &mut Vec<u8>) -> io::Result<bool> {
     }
 }
 
-/// What in a line of a file may be a line of the trail; `None` if nothing says so.
+/// The candidates in a line of a file; `None` if it does not contain the mark.
 fn candidates(line: &[u8]) -> Option<Vec<String>> {
     if line.starts_with(b"{\"run\":\"") {
         return Some(object(line).into_iter().collect());
@@ -64,13 +65,13 @@ fn candidates(line: &[u8]) -> Option<Vec<String>> {
     let marks = positions(line, MARK.as_bytes());
     let mut candidates = Vec::new();
     let mut any = false;
-    for at in marks.take(MOST_MARKS) {
+    for at in marks.take(MAX_MARKS) {
         let text = &line[at + MARK.len()..];
         let decoded = match text {
-            [b'{', b'"', b'"', ..] => object(&out_of_csv(text)),
-            [b'{', b'\\', b'"', ..] => out_of_json(text).and_then(|text| object(text.as_bytes())),
+            [b'{', b'"', b'"', ..] => object(&unquote_csv(text)),
+            [b'{', b'\\', b'"', ..] => unquote_json(text).and_then(|text| object(text.as_bytes())),
             [b'{', ..] => object(text),
-            // In words only, as in a message about the trail.
+            // The mark alone, as in a message about the trail.
             _ => continue,
         };
         any = true;
@@ -83,8 +84,8 @@ fn positions<'a>(line: &'a [u8], mark: &'a [u8]) -> impl Iterator<Item = usize> 
     line.windows(mark.len()).enumerate().filter(move |(_, part)| *part == mark).map(|(at, _)| at)
 }
 
-/// The object that a text begins with, to its closing brace. Lines of the trail hold no object
-/// within.
+/// The JSON object at the beginning of a text, up to its closing brace. Lines of the trail contain
+/// no nested objects.
 fn object(text: &[u8]) -> Option<String> {
     let (mut within, mut escaped) = (false, false);
     for (at, byte) in text.iter().enumerate().take(MAX_LINE) {
@@ -99,8 +100,8 @@ fn object(text: &[u8]) -> Option<String> {
     None
 }
 
-/// What stands in a field of CSV from here on to its end, its quotes no longer doubled.
-fn out_of_csv(text: &[u8]) -> Vec<u8> {
+/// The rest of a quoted CSV field, with its quotes no longer doubled.
+fn unquote_csv(text: &[u8]) -> Vec<u8> {
     let mut plain = Vec::with_capacity(text.len());
     let mut bytes = text.iter().peekable();
     while let Some(byte) = bytes.next() {
@@ -112,8 +113,8 @@ fn out_of_csv(text: &[u8]) -> Vec<u8> {
     plain
 }
 
-/// What stands in a string of JSON from here on to its end, without escapes.
-fn out_of_json(text: &[u8]) -> Option<String> {
+/// The rest of a JSON string, without escapes.
+fn unquote_json(text: &[u8]) -> Option<String> {
     let mut escaped = false;
     let end = text.iter().position(|byte| {
         let ends = *byte == b'"' && !escaped;
@@ -156,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn what_says_that_it_is_one_is_found_too() {
+    fn text_with_the_mark_is_a_candidate() {
         let twice = format!("{MARK}{{}} {MARK}{LINE}");
         let text = format!("x\n{MARK}{{\"run\n{MARK}says\n{twice}\n{{\"run\":\"cut");
         let expected = [(2, vec![]), (4, vec!["{}".to_owned(), LINE.to_owned()]), (5, vec![])];
@@ -164,8 +165,8 @@ mod tests {
     }
 
     #[test]
-    fn lines_without_end_and_bytes_of_any_kind_are_passed_over() {
-        let mut bytes = vec![b'x'; 10 * LONGEST];
+    fn endless_lines_and_arbitrary_bytes_are_skipped() {
+        let mut bytes = vec![b'x'; 10 * MAX_FILE_LINE];
         bytes.extend_from_slice(MARK.as_bytes());
         bytes.extend_from_slice(b"{\n\xff\xfe\0");
         bytes.extend_from_slice(MARK.as_bytes());

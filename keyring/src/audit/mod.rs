@@ -1,8 +1,8 @@
-//! `pagevault-keyring audit verify`: whether lines of the audit trail were forged, changed or taken
-//! away.
+//! `pagevault-keyring audit verify`: whether lines of the audit trail were forged, changed or
+//! removed.
 //!
-//! What is read may be of anybody: sizes are limited, nothing in it is believed that has no MAC or
-//! that no line with one vouches for, and what is shown of it is where it stands.
+//! The files may contain anything: sizes are limited, no line is trusted that neither its MAC nor a
+//! line with a MAC proves, and messages show only where a line is, never its text.
 
 mod chain;
 mod find;
@@ -18,31 +18,31 @@ use pagevault_keystore::Scope;
 use pagevault_keystore::audit::{AuditKey, Line, Noted, STATE, TOOLS, newest};
 
 use self::chain::{Chain, Finding, Note, Spot, TooMany, Verdict, name};
-use crate::access::{Access, read_ours};
+use crate::access::{Access, read_trusted};
 use crate::failure::{Failure, refuse, unreadable};
 use crate::offline::{DIRECTORY, Keystore};
 use crate::options::printable;
 use crate::regular::open_regular;
-use crate::trust::What;
+use crate::trust::FileKind;
 
-/// Findings that are listed; more are counted.
+/// Maximum number of findings that are listed; more are counted.
 const LISTED: usize = 100;
-/// The cluster's database key, of which MACs are made.
+/// MACs are made with the cluster's database key.
 const SCOPE: Scope = Scope::CLUSTER;
 
-/// The data directory of the cluster whose trail it is, and how its providers may be asked.
+/// The cluster to which the trail belongs.
 pub struct Cluster<'a> {
     /// The data directory, or a copy of its keystore.
     pub data_directory: &'a Path,
-    /// How providers may be asked.
+    /// How its providers may be reached.
     pub access: Access,
 }
 
-/// Checks the trail in these files, and tells of it. True if all is well. Without a cluster there
-/// are no keys, and it is only checked whether lines fit together.
+/// Verifies the trail in these files and prints the result. True if there are no findings. Without
+/// a cluster there are no keys; then only the hashes are verified.
 ///
 /// # Errors
-/// When a file cannot be read, or a key is not to be had.
+/// If a file cannot be read or a key cannot be unwrapped.
 pub fn verify(
     files: &[PathBuf],
     cluster: Option<Cluster<'_>>,
@@ -50,19 +50,20 @@ pub fn verify(
 ) -> Result<bool, Failure> {
     let Some(Cluster { data_directory, access }) = cluster else {
         let verdict = check(files, None, None)?;
-        tell("the audit trail", files, &verdict, out).map_err(unprintable)?;
+        report("the audit trail", files, &verdict, out).map_err(unprintable)?;
         writeln!(out, "No MAC was checked: name the data directory with -D.")
             .map_err(unprintable)?;
         return Ok(verdict.findings.is_empty());
     };
     let keystore = Keystore::read(data_directory, access)?;
     let folder = keystore.data_directory().join(DIRECTORY);
-    // Before the files: what the server writes meanwhile is not missed in them.
+    // Read before the files, so that lines which the server writes meanwhile do not count as
+    // missing.
     let noted = noted(&folder)?;
     let last = noted.as_ref().and_then(|noted| Some((Line::parse(&noted.text)?, noted.written)));
     let keys = keys(&keystore)?;
     let verdict = check(files, Some(&keys), last.as_ref().map(|(line, written)| (line, *written)))?;
-    tell("the audit trail", files, &verdict, out).map_err(unprintable)?;
+    report("the audit trail", files, &verdict, out).map_err(unprintable)?;
     let mut well = verdict.findings.is_empty();
     if noted.is_none() {
         writeln!(
@@ -75,23 +76,23 @@ pub fn verify(
     let tools = [folder.join(TOOLS)];
     if fs::symlink_metadata(&tools[0]).is_ok() {
         let verdict = check(&tools, Some(&keys), None)?;
-        tell("what pagevault-keyring has done itself", &tools, &verdict, out)
+        report("what pagevault-keyring has done itself", &tools, &verdict, out)
             .map_err(unprintable)?;
         well &= verdict.findings.is_empty();
     }
     Ok(well)
 }
 
-/// The newest line, as the server has noted it.
+/// The newest line according to the server's state file.
 fn noted(folder: &Path) -> Result<Option<Noted>, Failure> {
     let path = folder.join(STATE);
     if fs::symlink_metadata(&path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
         return Ok(None);
     }
-    Ok(newest(&read_ours(What::Keystore, &path)?))
+    Ok(newest(&read_trusted(FileKind::Keystore, &path)?))
 }
 
-/// The keys of all versions of the cluster's database key.
+/// The MAC keys for all versions of the cluster's database key.
 fn keys(keystore: &Keystore) -> Result<BTreeMap<KeyVersion, AuditKey>, Failure> {
     let versions = keystore.state().database_keys().filter(|(scope, _, _)| *scope == SCOPE);
     let wanted: BTreeSet<_> = versions.map(|(scope, version, _)| (scope, version)).collect();
@@ -126,7 +127,12 @@ fn check(
     Ok(chain.conclude(last))
 }
 
-fn tell(what: &str, files: &[PathBuf], verdict: &Verdict, out: &mut impl Write) -> io::Result<()> {
+fn report(
+    what: &str,
+    files: &[PathBuf],
+    verdict: &Verdict,
+    out: &mut impl Write,
+) -> io::Result<()> {
     let Verdict { runs, with_mac, vouched, findings, more_forged, notes } = verdict;
     let count = findings.len() as u64 + more_forged;
     writeln!(
@@ -136,7 +142,7 @@ fn tell(what: &str, files: &[PathBuf], verdict: &Verdict, out: &mut impl Write) 
     for note in notes {
         writeln!(out, "  {}", note_text(note))?;
     }
-    // What anybody may have written must not keep what is missing out of sight.
+    // Forged lines, which any role can log, must not hide missing ones.
     let mut listed: Vec<_> = findings.iter().collect();
     listed.sort_by_key(|finding| matches!(finding, Finding::Forged(..)));
     listed.truncate(LISTED);

@@ -1,8 +1,8 @@
-//! What this program itself does with keys, while the server may be down: lines in the file
-//! `audit.tools` of the keystore's folder, in the form that the server's have.
+//! The audit trail of this program, which may run while the server is down: lines in the file
+//! `audit.tools` in the keystore's directory, in the form of the server's lines.
 //!
-//! Each run of the program is a run of the trail with two lines, of which the first one is written
-//! before any key is asked for.
+//! Each use of the program is a run of the trail with two lines. The first is written before any
+//! key is unwrapped.
 
 use std::borrow::Cow;
 use std::fs::OpenOptions;
@@ -20,19 +20,19 @@ use super::SCOPE;
 use crate::failure::{Failure, refuse};
 use crate::offline::{DIRECTORY, DatabaseKeys, Keystore};
 
-/// Something that is done with the keys of a data directory.
-pub(crate) struct Doing {
+/// An action with the keys of a data directory, as the audit trail records it.
+pub(crate) struct TrailEntry {
     path: PathBuf,
     place: Place,
-    /// Members of the lines.
+    /// JSON members of the lines.
     facts: String,
 }
 
-impl Doing {
-    /// Writes that it is attempted.
+impl TrailEntry {
+    /// Records that the action is attempted.
     ///
     /// # Errors
-    /// When that cannot be written. Then it must not be done.
+    /// If that cannot be written. Then the action must not be performed.
     pub(crate) fn begin(
         keystore: &Keystore,
         action: &str,
@@ -44,7 +44,7 @@ impl Doing {
             refuse(format!("could not write to the audit trail \"{}\": {error}", path.display()))
                 .with_detail("Nothing was done.")
         };
-        // Who gets the keys is told wholly, or they get none.
+        // The recipients of keys are recorded completely, or the action is refused.
         if serde_json::Value::from(to).to_string().len() > MAX_TO {
             return Err(refused(&"it is for more than a line can name"));
         }
@@ -67,10 +67,10 @@ impl Doing {
         Ok(Self { path, place, facts })
     }
 
-    /// Writes how it has ended.
+    /// Records the outcome.
     ///
     /// # Errors
-    /// When that cannot be written.
+    /// If that cannot be written.
     pub(crate) fn end(
         mut self,
         keystore: &Keystore,
@@ -89,11 +89,11 @@ impl Doing {
     }
 }
 
-/// Longest text of whom something is for, as it stands in the line.
+/// Maximum length of the recipients in bytes, as JSON.
 const MAX_TO: usize = MAX_LINE / 2;
 
-/// So that a line does not become too long, whatever has to be escaped in it. It is told that there
-/// was more.
+/// Truncates text so that the line does not become too long, even after escaping. The result says
+/// so.
 fn cut(text: &str) -> Cow<'_, str> {
     let cut = &text[..text.floor_char_boundary(MAX_LINE / 16)];
     match cut.len() == text.len() {
@@ -102,7 +102,7 @@ fn cut(text: &str) -> Cow<'_, str> {
     }
 }
 
-/// Where the file ends.
+/// The last line of the file.
 fn last(path: &std::path::Path) -> io::Result<Option<Place>> {
     let file = match open(path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),

@@ -1,4 +1,4 @@
-//! `pagevault-keyring check`: what works and what does not, in plain words.
+//! `pagevault-keyring check`: tests a provider and prints what works.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -15,7 +15,7 @@ use crate::findings::Findings;
 use crate::provider::{Environment, Provider};
 use crate::{check, providers};
 
-/// How long a provider may take for all of it.
+/// Time limit for all requests to the provider.
 const TIME: Duration = Duration::from_secs(10);
 
 #[derive(Args)]
@@ -35,7 +35,7 @@ pub(super) struct Check {
 }
 
 impl Check {
-    /// Prints one line per thing looked at; success if all of them are well.
+    /// Prints a line per finding; success if none is a failure.
     pub(super) fn run(&self, out: &mut impl Write) -> Result<ExitCode, Failure> {
         let mut findings = Findings::default();
         let provider = findings.note("the options are understood", self.provider(), |_| {
@@ -64,7 +64,7 @@ impl Check {
         let environment = Environment {
             data_directory: self.data_directory.clone(),
             deadline: Some(deadline),
-            // Who gives the options here can run programs without us.
+            // Whoever gives the options here can run programs without this one.
             programs: true,
         };
         providers::build(&self.provider_kind, &options, &environment)
@@ -74,7 +74,7 @@ impl Check {
 /// Options of a provider from a command line.
 pub(super) fn options(text: &str) -> Result<Map<String, Value>, Failure> {
     serde_json::from_str(text).map_err(|error| {
-        // The text is not repeated: somebody may have put a credential there by mistake.
+        // The text is not repeated: it may contain a credential by mistake.
         Failure::new(ErrorClass::BadOptions, "options are not a JSON object")
             .with_detail(format!("Reading stopped at column {}.", error.column()))
             .with_hint("Give them as in SQL, for example '{\"path\": \"/etc/pagevault/keys\"}'.")

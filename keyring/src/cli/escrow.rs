@@ -104,7 +104,7 @@ impl Escrow {
                     name: provider_name,
                     kind: provider_kind,
                     options: options(&text)?,
-                    // Who gives the options here can run programs as the server's user.
+                    // Whoever gives the options here can already run programs as the server's user.
                     programs: true,
                 };
                 let holder = Holder { provider, key };

@@ -1,4 +1,4 @@
-//! `pagevault-keyring file`: making and listing key files.
+//! `pagevault-keyring file`: creating and listing key files.
 
 use std::io::Write;
 use std::path::Path;
@@ -15,7 +15,7 @@ use crate::keyfile::store;
 use crate::options::{absolute_path, printable};
 use crate::providers::file::{add_version, outside};
 
-/// Makes the key `name`, and the file at `path` if there is none.
+/// Creates the key `name`, and the file at `path` if it does not exist.
 pub(super) fn create(
     out: &mut impl Write,
     path: &str,
@@ -79,7 +79,7 @@ pub(super) fn list(out: &mut impl Write, path: &str) -> Result<ExitCode, Failure
 /// Seconds since 1970 as ISO 8601 in UTC.
 fn utc(seconds: i64) -> String {
     let (days, second) = (seconds.div_euclid(86_400), seconds.rem_euclid(86_400));
-    // Days are counted from 1 March of year 0, in eras of 400 years, so that the leap day is the
+    // Days are counted from 1 March of year 0, in periods of 400 years, so that the leap day is the
     // last day of a year.
     let days = days + 719_468;
     let (era, day) = (days.div_euclid(146_097), days.rem_euclid(146_097));

@@ -108,7 +108,7 @@ enum FileCommand {
     },
 }
 
-/// The command line as clap knows it, of which manual pages are made.
+/// The command line as a clap structure, from which manual pages are made.
 #[must_use]
 pub fn command() -> clap::Command {
     Arguments::command()
@@ -164,7 +164,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// A failure to print.
+/// An error of writing to standard output.
 fn unprintable(error: io::Error) -> Failure {
     use pagevault_keystore::protocol::ErrorClass;
     Failure::new(ErrorClass::Internal, "could not write to standard output")

@@ -1,13 +1,14 @@
-//! The bundle: a file of age (<https://age-encryption.org/v1>, recipients of type X25519), binary
-//! or armored, that holds one JSON object:
+//! Recovery bundles: files in the age format (<https://age-encryption.org/v1>, recipients of type
+//! X25519), binary or armored, that contain one JSON object:
 //!
 //! ```json
-//! {"format": "pagevault escrow", "version": 1, "keystore": "<32 hexadecimal digits>", "made": 1767225599,
+//! {"format": "pagevault escrow", "version": 1, "keystore": "<32 hexadecimal digits>",
+//!  "made": 1767225599,
 //!  "keys": [{"scope": 0, "version": 1, "key": "<base64 of 32 bytes>"}]}
 //! ```
 //!
-//! So `age -d` opens it without this program. Errors of the library are not shown: they want a
-//! language to be set up.
+//! So `age -d` can decrypt it without this program. Error messages of the library are not shown,
+//! because they need a language to be configured.
 
 use std::fs::{self, File, Permissions};
 use std::io::{self, BufReader, Read, Write};
@@ -23,21 +24,21 @@ use zeroize::Zeroizing;
 
 use crate::failure::{Failure, refuse, unreadable};
 use crate::offline::Keystore;
-use crate::trust::{What, read};
+use crate::trust::{FileKind, read};
 
 const FORMAT: &str = "pagevault escrow";
 const VERSION: u32 = 1;
 /// Largest bundle that is read, in bytes: some 100,000 database keys.
 const LARGEST: u64 = 16 << 20;
-/// Room for a key in JSON.
+/// Space for one key in JSON, in bytes.
 const KEY: usize = 128;
 
-/// How a bundle is written.
+/// Encoding of a bundle.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Form {
-    /// As bytes.
+    /// Binary.
     Binary,
-    /// As text that survives mail and paper.
+    /// Text, for mail and paper.
     Armored,
 }
 
@@ -59,7 +60,7 @@ pub(super) struct Key {
     pub(super) key: SecretBytes,
 }
 
-/// What every version of the format begins with.
+/// Fields that all versions of the format have.
 #[derive(Deserialize)]
 struct Kind {
     format: String,
@@ -72,21 +73,21 @@ impl Bundle {
         Self { format: FORMAT.to_owned(), version: VERSION, keystore, made, keys }
     }
 
-    /// Of which keystore the keys are.
+    /// The identity of the keystore whose keys these are.
     pub(super) fn keystore(&self) -> Result<[u8; 16], Failure> {
         u128::from_str_radix(&self.keystore, 16)
             .map(u128::to_be_bytes)
             .map_err(|_| refuse("the bundle does not say of which keystore it is"))
     }
 
-    /// Writes it to a new file, which appears whole and durable or not at all.
+    /// Writes the bundle to a new file, which appears complete and durable or not at all.
     pub(super) fn write(
         &self,
         recipients: &[Recipient],
         output: &Path,
         form: Form,
     ) -> Result<(), Failure> {
-        // With room for all of it: a vector that grows leaves copies of keys behind.
+        // With enough capacity: a vector that grows leaves copies of keys behind.
         let mut text = Zeroizing::new(Vec::with_capacity(self.keys.len() * KEY + 512));
         serde_json::to_writer(&mut *text, self)
             .map_err(|_| refuse("the bundle cannot be written as JSON"))?;
@@ -99,9 +100,9 @@ impl Bundle {
         })
     }
 
-    /// Opens the file with one of the identities, and looks through all of it.
+    /// Decrypts the file with one of the identities and parses all of it.
     pub(super) fn read(path: &Path, identities: &[Identity]) -> Result<Self, Failure> {
-        let file = read::open(path, What::Bundle)?;
+        let file = read::open(path, FileKind::Bundle)?;
         let metadata = file.metadata().map_err(|error| unreadable(path, &error))?;
         if metadata.len() > LARGEST {
             return Err(no_bundle(path, "It is too large for a bundle."));
@@ -125,9 +126,9 @@ impl Bundle {
         })?;
         let room = usize::try_from(metadata.len()).unwrap_or_default();
         let mut text = Zeroizing::new(Vec::with_capacity(room));
-        // The text is whole only if this succeeds: the last piece says that it is the last.
+        // Success means that the text is complete: the last chunk is marked as the last.
         reader.read_to_end(&mut text).map_err(|_| damaged(path))?;
-        // What serde quotes may be a key.
+        // serde quotes input in its errors, which may be a key.
         let kind: Kind = serde_json::from_slice(&text)
             .map_err(|_| no_bundle(path, "It holds something else."))?;
         if kind.format != FORMAT {
@@ -143,7 +144,7 @@ impl Bundle {
     }
 }
 
-/// Encrypts into a file beside, and gives that its name.
+/// Encrypts into a temporary file in the same directory, and renames it.
 fn place(encryptor: Encryptor, text: &[u8], output: &Path, form: Form) -> io::Result<()> {
     let directory = directory_of(output);
     let mut file = tempfile::Builder::new()
@@ -167,8 +168,8 @@ fn directory_of(path: &Path) -> &Path {
     path.parent().filter(|parent| *parent != Path::new("")).unwrap_or(Path::new("."))
 }
 
-/// That a bundle may be made there: not over another file, and not where it would be lost with the
-/// data.
+/// Requires that a bundle may be created there: no file is overwritten, and it is outside the data
+/// directory, where it would be lost with the data.
 pub(super) fn require_place(keystore: &Keystore, output: &Path) -> Result<(), Failure> {
     if fs::symlink_metadata(output).is_ok() {
         return Err(refuse(format!("there is a file \"{}\"", output.display()))
@@ -184,10 +185,10 @@ pub(super) fn require_place(keystore: &Keystore, output: &Path) -> Result<(), Fa
     Ok(())
 }
 
-/// Public keys from a command line, each `age1...`.
+/// Parses public keys from a command line, each `age1...`.
 ///
 /// # Errors
-/// When one is none.
+/// If one is not a public key.
 pub fn recipients(texts: &[String]) -> Result<Vec<Recipient>, Failure> {
     texts.iter().map(|text| text.parse().map_err(|_| no_recipient(text))).collect()
 }
@@ -203,18 +204,18 @@ fn no_recipient(text: &str) -> Failure {
     )
 }
 
-/// Private keys from a file as `age-keygen` writes it, which others may not read; `-` is standard
-/// input.
+/// Reads private keys from a file as `age-keygen` writes it, which others must not be able to read;
+/// `-` is standard input.
 ///
 /// # Errors
-/// When it cannot be read, or holds anything else.
+/// If the file cannot be read or has other content.
 pub fn identities(path: &Path) -> Result<Vec<Identity>, Failure> {
     const LIMIT: u64 = 64 << 10;
     let mut text = Zeroizing::new(String::with_capacity(LIMIT as usize + 1));
     let read = if path == Path::new("-") {
         io::stdin().lock().take(LIMIT + 1).read_to_string(&mut text)
     } else {
-        read::open(path, What::Credentials)?.take(LIMIT + 1).read_to_string(&mut text)
+        read::open(path, FileKind::Credentials)?.take(LIMIT + 1).read_to_string(&mut text)
     };
     let other = || {
         refuse(format!("\"{}\" is not a file of identities of age", path.display())).with_hint(

@@ -1,9 +1,9 @@
-//! `pagevault-keyring escrow`: the database keys under a public key of the operator's (age), for
-//! the day on which the provider is lost for good.
+//! `pagevault-keyring escrow`: the database keys, encrypted for public keys of the operator (age),
+//! for the permanent loss of a provider.
 //!
-//! Only database keys are in a bundle. They open every data key, those that are made later too; so
-//! a bundle serves until there is another database key. Wrapping them anew, which is what rotating
-//! a master key does, changes nothing.
+//! A bundle contains only database keys. They unwrap every data key, also those that are created
+//! later. So a bundle stays valid until there is another database key; rotating a master key does
+//! not matter, as it only wraps the same database keys again.
 
 mod bundle;
 
@@ -25,16 +25,16 @@ use pagevault_keystore::{Record, Scope, master_context};
 use self::bundle::{Bundle, Key};
 pub use self::bundle::{Form, identities, recipients};
 use crate::access::Access;
-use crate::audit::tools::Doing;
+use crate::audit::tools::TrailEntry;
 use crate::failure::{Failure, refuse, unreadable};
-use crate::offline::{DIRECTORY, DatabaseKeys, Keystore, not_done, unwrapped};
+use crate::offline::{DIRECTORY, DatabaseKeys, Keystore, failure_of, unwrapped};
 
-/// Writes a bundle of all database keys of a data directory to a new file, and notes in the data
-/// directory that they are in escrow. The server may be running. Returns how many keys are in the
-/// bundle. Those of databases that were dropped are left out if they cannot be unwrapped.
+/// Writes a bundle of all database keys of a data directory to a new file, and records in the data
+/// directory that they are in escrow. The server may be running. Returns the number of keys in the
+/// bundle. Keys of dropped databases are left out if they cannot be unwrapped.
 ///
 /// # Errors
-/// When another key cannot be unwrapped, a recipient is none, or the file exists.
+/// If another key cannot be unwrapped, or the file exists.
 pub fn export(
     data_directory: &Path,
     recipients: &[age::x25519::Recipient],
@@ -52,17 +52,20 @@ pub fn export(
     }
     let readers: Vec<_> = recipients.iter().map(ToString::to_string).collect();
     let place = output.display().to_string();
-    let doing = Doing::begin(&keystore, "escrow_export", &place, &readers.join(" "))?;
+    let entry = TrailEntry::begin(&keystore, "escrow_export", &place, &readers.join(" "))?;
     let mut unlocked = None;
     let done = export_keys(&keystore, all, recipients, output, form, &mut unlocked);
     let outcome = if done.is_ok() { "ok" } else { "failed" };
-    told(doing.end(&keystore, unlocked.as_ref(), outcome), done)
+    with_trail_result(entry.end(&keystore, unlocked.as_ref(), outcome), done)
 }
 
-/// That the outcome has its line in the audit trail.
-fn told<T>(told: std::io::Result<()>, done: Result<T, Failure>) -> Result<T, Failure> {
+/// The result of an action, or the failure to record its outcome in the audit trail.
+fn with_trail_result<T>(
+    recorded: std::io::Result<()>,
+    done: Result<T, Failure>,
+) -> Result<T, Failure> {
     let done = done?;
-    told.map_err(|error| {
+    recorded.map_err(|error| {
         refuse(format!("it is done, but the audit trail could not be written: {error}"))
     })?;
     Ok(done)
@@ -103,20 +106,20 @@ fn export_keys(
     Ok(count)
 }
 
-/// What a bundle is, and what of it a data directory needs.
+/// Result of [`check`].
 pub struct Checked {
-    /// How many database keys it holds.
+    /// Number of database keys in the bundle.
     pub database_keys: usize,
-    /// How many data keys of the data directory were opened with them: all.
+    /// Number of data keys of the data directory; all were unwrapped.
     pub data_keys: usize,
 }
 
-/// Opens a bundle, and all data keys of a data directory with it. Changes nothing; the server may
-/// be running.
+/// Decrypts a bundle, and unwraps all data keys of a data directory with it. Changes nothing; the
+/// server may be running.
 ///
 /// # Errors
-/// When the bundle does not open with any of the identities, is of another keystore, or does not
-/// open every data key.
+/// If none of the identities decrypts the bundle, if it belongs to another keystore, or if it does
+/// not unwrap every data key.
 pub fn check(
     bundle: &Path,
     identities: &[age::x25519::Identity],
@@ -128,23 +131,24 @@ pub fn check(
     Ok(Checked { database_keys: known.iter().count(), data_keys })
 }
 
-/// Which provider is to hold the keys from now on.
+/// The provider that is to hold the keys.
 pub struct Holder {
-    /// The provider, under the name that it is to have.
+    /// The provider, with its new name.
     pub provider: ProviderSpec,
     /// Name of the master key there.
     pub key: String,
 }
 
-/// Opens a bundle and has another provider wrap the database keys of a data directory whose server
-/// is down. Returns how many keys were wrapped.
+/// Decrypts a bundle and has another provider wrap the database keys of a data directory whose
+/// server is down. Returns the number of wrapped keys.
 ///
-/// What is written is one file ([`RESTORED`]), in one piece: killed at any moment, the data
-/// directory is as before or as after. Recovery may repeat records of the provider that is lost; so
-/// the server takes the file up once more when it has recovered.
+/// The result is one file ([`RESTORED`]), which is written atomically: if the process is killed,
+/// the data directory is as before or as after. Recovery may replay records of the lost provider,
+/// so the server applies the file again after recovery.
 ///
 /// # Errors
-/// As [`check`]; when the provider refuses, or the server is running. Then nothing is changed.
+/// Those of [`check`]; also if the provider refuses, or the server is running. Then nothing is
+/// changed.
 pub fn restore(
     bundle: &Path,
     identities: &[age::x25519::Identity],
@@ -156,10 +160,10 @@ pub fn restore(
     require_owner(&keystore)?;
     let known = open(&keystore, bundle, identities)?;
     let to = format!("provider {}, key {}", holder.provider.name, holder.key);
-    let doing = Doing::begin(&keystore, "escrow_restore", &bundle.display().to_string(), &to)?;
+    let entry = TrailEntry::begin(&keystore, "escrow_restore", &bundle.display().to_string(), &to)?;
     let done = restore_keys(&keystore, &known, holder);
     let outcome = if done.is_ok() { "ok" } else { "failed" };
-    told(doing.end(&keystore, Some(&known), outcome), done)
+    with_trail_result(entry.end(&keystore, Some(&known), outcome), done)
 }
 
 fn restore_keys(
@@ -183,7 +187,7 @@ fn restore_keys(
     Ok(count)
 }
 
-/// Puts a file into the folder of the keystore, in one piece.
+/// Writes a file of the keystore's directory atomically.
 fn put(keystore: &Keystore, name: &str, bytes: &[u8]) -> std::io::Result<()> {
     let storage = FileStorage::new(&keystore.data_directory().join(DIRECTORY))?;
     let new = format!("{name}.new");
@@ -191,7 +195,7 @@ fn put(keystore: &Keystore, name: &str, bytes: &[u8]) -> std::io::Result<()> {
     storage.rename(&new, name)
 }
 
-/// Files that are written here must be the server's.
+/// Files that are written here must belong to the server's user.
 pub(crate) fn require_owner(keystore: &Keystore) -> Result<(), Failure> {
     let directory = keystore.data_directory().join(DIRECTORY);
     let owner = fs::metadata(&directory).map_err(|error| unreadable(&directory, &error))?.uid();
@@ -219,7 +223,7 @@ pub(crate) fn require_stopped(data_directory: &Path) -> Result<(), Failure> {
     Ok(())
 }
 
-/// That no other provider has the name, which records in WAL may speak of.
+/// Requires that no other provider has the name: records in WAL may refer to it.
 fn require_free_name(keystore: &Keystore, spec: &ProviderSpec) -> Result<(), Failure> {
     let Some(other) = keystore.state().provider(&spec.name) else { return Ok(()) };
     let options = serde_json::from_str(&other.options).ok();
@@ -230,7 +234,7 @@ fn require_free_name(keystore: &Keystore, spec: &ProviderSpec) -> Result<(), Fai
         .with_hint("Give the new one another name with --provider-name."))
 }
 
-/// A bundle's keys, if it is one of this keystore.
+/// The keys of a bundle, if it belongs to this keystore.
 fn open(
     keystore: &Keystore,
     path: &Path,
@@ -251,7 +255,7 @@ fn open(
         let key = Secret32::from_bytes(bytes);
         let version = KeyVersion::new(*version).ok_or_else(|| bundle::damaged(path))?;
         let place = (Scope::database(*scope), version);
-        keystore.require_right(place, &key)?;
+        keystore.require_matching(place, &key)?;
         if known.insert(place, key).is_some() {
             return Err(bundle::damaged(path));
         }
@@ -259,8 +263,8 @@ fn open(
     Ok(DatabaseKeys::from_known(known))
 }
 
-/// That every database key is there, and that they open every data key, but for those of databases
-/// that were dropped. Returns how many data keys there are.
+/// Requires that all database keys are present and unwrap every data key, except those of dropped
+/// databases. Returns the number of data keys.
 fn prove(keystore: &Keystore, known: &DatabaseKeys, source: &str) -> Result<usize, Failure> {
     let have: BTreeSet<_> = known.iter().map(|(scope, version, _)| (scope, version)).collect();
     let state = keystore.state();
@@ -297,7 +301,7 @@ fn prove(keystore: &Keystore, known: &DatabaseKeys, source: &str) -> Result<usiz
     Ok(opened)
 }
 
-/// The refusal of a bundle that is older than keys of the data directory.
+/// The error for a bundle that lacks newer keys of the data directory.
 fn too_old(keystore: &Keystore, missing: &[(Scope, KeyVersion)]) -> Failure {
     let named = |&(scope, version): &(Scope, KeyVersion)| {
         let keys = keystore.state().files().flat_map(|(_, entry)| entry.keys.values());
@@ -318,7 +322,8 @@ fn name(scope: Scope, version: KeyVersion) -> String {
     }
 }
 
-/// The records that put all keys into the new provider's hands, each wrapping proven.
+/// The records that make the new provider the holder of all keys. Each new wrapping is unwrapped
+/// again as a test.
 fn wrap(
     keystore: &Keystore,
     known: &DatabaseKeys,
@@ -339,7 +344,7 @@ fn wrap(
             Outcome::Wrapped { wrapped: bytes, key_version } => {
                 wrapped.push((bytes.0, key_version));
             }
-            other => return Err(not_done(other)),
+            other => return Err(failure_of(other)),
         }
     }
     let unwraps = known.iter().zip(&wrapped).map(|((scope, _, _), (bytes, _))| {

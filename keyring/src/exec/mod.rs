@@ -1,12 +1,12 @@
 //! `pagevault-keyring exec`: PostgreSQL's own programs, with the keys of WAL.
 //!
-//! The program is started with the library of `preload/` in front of the C library's functions, and
-//! inherits a piece of anonymous memory that holds the keys ([`pagevault_keystore::briefing`]). No
-//! key stands in an argument, in the environment, or on disk, and the program gets the keys of WAL
-//! only: none of relations, no database key.
+//! The program is started with the library of `preload/` in `LD_PRELOAD`, and inherits anonymous
+//! memory that contains the keys ([`pagevault_keystore::briefing`]). No key is in an argument, in
+//! the environment, or on disk. The program gets only the WAL keys: no keys of relations, and no
+//! database key.
 //!
-//! The dynamic linker ignores a library in silence where it cannot load it. So the very program is
-//! run once before, with `--version`, and must show that the library is at work in it.
+//! The dynamic linker silently ignores a library that it cannot load. So the program is first run
+//! with `--version`, and the library must report that it is loaded there.
 
 mod tools;
 mod upgrade;
@@ -27,7 +27,7 @@ use pagevault_keystore::briefing::{AT_WORK, Briefing, Role, VARIABLE};
 use pagevault_keystore::protocol::ErrorClass;
 use pagevault_keystore::wal;
 
-use self::tools::{Tool, Way};
+use self::tools::{Tool, WalUse};
 use crate::access::Access;
 use crate::bindir::{find, own_directory};
 use crate::failure::{Failure, refuse, unreadable};
@@ -37,7 +37,7 @@ use crate::regular::open_regular;
 /// File name of the library.
 const LIBRARY: &str = "pagevault_preload.so";
 
-/// Becomes the program. Returns only if that fails.
+/// Replaces this process by the program. Returns only if that fails.
 pub fn exec(
     keystore: Option<&Path>,
     library: Option<&Path>,
@@ -64,21 +64,21 @@ fn prepare(
     let tool = Tool::of(&program)?;
     let mut command = Command::new(&program);
     command.args(arguments);
-    let way = match &tool.way {
-        Way::AsItIs => return Ok(command),
-        _ if tools::only_tells(arguments) => return Ok(command),
-        Way::Upgrade => {
+    let wal_use = match &tool.wal_use {
+        WalUse::Nothing => return Ok(command),
+        _ if tools::only_prints_info(arguments) => return Ok(command),
+        WalUse::Upgrade => {
             upgrade::prepare(&mut command, access, arguments)?;
             return Ok(command);
         }
-        way => way,
+        wal_use => wal_use,
     };
     require_elf(&program)?;
     require_no_privileges(&program)?;
     let library = find_library(library)?;
     probe(&program, &library)?;
-    let (data_directory, role) = match way {
-        Way::Rewind => {
+    let (data_directory, role) = match wal_use {
+        WalUse::Rewind => {
             let target = tools::option(arguments, &["-D", "--target-pgdata"])
                 .ok_or_else(|| refuse("pg_rewind needs --target-pgdata"))?;
             let target = fs::canonicalize(&target)
@@ -87,10 +87,10 @@ fn prepare(
             let role = Role::Rewind { target: target.as_os_str().as_bytes().to_vec() };
             (keystore.map_or(target, Path::to_owned), role)
         }
-        Way::Seal => (data_directory(keystore, &tool, arguments)?, Role::Seal),
+        WalUse::Seal => (data_directory(keystore, &tool, arguments)?, Role::Seal),
         _ => (data_directory(keystore, &tool, arguments)?, Role::Read),
     };
-    let briefing = brief(&data_directory, access, role, &tool)?;
+    let briefing = make_briefing(&data_directory, access, role, &tool)?;
     let memory = memory(&briefing.encode())?;
     drop(briefing);
     load(&mut command, &library, &memory);
@@ -99,7 +99,8 @@ fn prepare(
     Ok(command)
 }
 
-/// Scripts, as some packages put in front of PostgreSQL's programs, are not looked through.
+/// Scripts, which some packages install in place of PostgreSQL's programs, are refused: it is not
+/// known what they start.
 fn require_elf(program: &Path) -> Result<(), Failure> {
     let mut magic = [0; 4];
     let mut file = open_regular(program).map_err(|error| unreadable(program, &error))?;
@@ -111,7 +112,8 @@ fn require_elf(program: &Path) -> Result<(), Failure> {
     ))
 }
 
-/// What gains privileges loads no library of ours; and this process has given up gaining any.
+/// The dynamic linker does not preload libraries into programs that gain privileges; besides, this
+/// process has set `no_new_privs`.
 fn require_no_privileges(program: &Path) -> Result<(), Failure> {
     let mode = fs::metadata(program).map_err(|error| unreadable(program, &error))?.mode();
     if mode & 0o6000 == 0 {
@@ -142,7 +144,7 @@ fn find_library(given: Option<&Path>) -> Result<PathBuf, Failure> {
             "It belongs into the directory that pg_config --pkglibdir shows. Or say where it is with --library.",
         )
     })?;
-    // It separates libraries in LD_PRELOAD, and nothing quotes it.
+    // These characters separate libraries in LD_PRELOAD and cannot be quoted.
     if library.as_os_str().as_bytes().iter().any(|c| b": \t\n".contains(c)) {
         return Err(refuse(format!(
             "the path of the library must not contain a colon or blank: \"{}\"",
@@ -152,7 +154,7 @@ fn find_library(given: Option<&Path>) -> Result<PathBuf, Failure> {
     Ok(library)
 }
 
-/// That the library is loaded into this program, and works there.
+/// Requires that the library is loaded into this program and works there.
 fn probe(program: &Path, library: &Path) -> Result<(), Failure> {
     let briefing = Briefing {
         role: Role::Probe,
@@ -184,7 +186,7 @@ fn probe(program: &Path, library: &Path) -> Result<(), Failure> {
         .with_hint("The program must be linked dynamically, for the same C library and machine."))
 }
 
-/// Has a program load the library, and inherit the memory.
+/// Makes a command load the library and inherit the memory.
 fn load(command: &mut Command, library: &Path, memory: &OwnedFd) {
     let mut list = library.as_os_str().to_owned();
     if let Some(others) = std::env::var_os("LD_PRELOAD").filter(|others| !others.is_empty()) {
@@ -194,7 +196,7 @@ fn load(command: &mut Command, library: &Path, memory: &OwnedFd) {
     command.env("LD_PRELOAD", list).env(VARIABLE, memory.as_raw_fd().to_string());
 }
 
-/// Anonymous memory with this content, which programs that are started from here inherit.
+/// Anonymous memory with this content, which child processes inherit.
 fn memory(content: &[u8]) -> Result<OwnedFd, Failure> {
     let make = || -> io::Result<OwnedFd> {
         let memory = rustix::fs::memfd_create("pagevault", rustix::fs::MemfdFlags::empty())?;
@@ -213,7 +215,7 @@ fn data_directory(
     if let Some(given) = keystore {
         return Ok(given.to_owned());
     }
-    // Only what is named: a file's surroundings are whose they are.
+    // Only directories that are named: the keystore near a WAL file may be anybody's.
     let environment = std::env::var_os("PGDATA");
     let mut places = tool.places(arguments).into_iter().chain(environment).map(PathBuf::from);
     places
@@ -225,8 +227,8 @@ fn data_directory(
         })
 }
 
-/// That the source, if it is a directory, has a keystore that can take the place of the target's.
-/// What a server sends is looked at by the library when it is there.
+/// Requires that the source, if it is a directory, has the same keystore as the target. If the
+/// source is a server, the library verifies what it sends.
 fn require_same_keystore(target: &Path, arguments: &[OsString]) -> Result<(), Failure> {
     let Some(source) = tools::option(arguments, &["--source-pgdata"]) else { return Ok(()) };
     let (target, source) = (
@@ -243,8 +245,8 @@ fn require_same_keystore(target: &Path, arguments: &[OsString]) -> Result<(), Fa
     )))
 }
 
-/// Unwraps the keys of WAL.
-fn brief(
+/// Unwraps the WAL keys.
+fn make_briefing(
     data_directory: &Path,
     access: Access,
     role: Role,
@@ -261,7 +263,7 @@ fn brief(
         .with_hint("There is nothing to do for exec: run the program itself."));
     }
     let unlocked = keystore.unlock(&wanted)?;
-    // With room for all of them: a vector that grows leaves copies of keys behind.
+    // With enough capacity: a vector that grows leaves copies of keys behind.
     let mut keys = Vec::with_capacity(keystore.wal_keys().count());
     without_trace(|| -> Result<(), Failure> {
         for (version, record) in keystore.wal_keys() {
@@ -278,7 +280,7 @@ fn brief(
     })?;
     Ok(Briefing {
         role,
-        shared: tool.way == Way::ReadByOther,
+        shared: tool.wal_use == WalUse::ReadByOther,
         program: tool.reader.as_bytes().to_vec(),
         switches: keystore.state().wal_switches().collect(),
         keys,

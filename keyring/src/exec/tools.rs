@@ -1,57 +1,57 @@
-//! Which programs there are, and what each of them does with WAL.
+//! The programs of PostgreSQL that are supported, and how each of them uses WAL.
 
 use crate::failure::{Failure, refuse};
 use std::ffi::{OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::Path;
 
-/// What a program does with WAL.
+/// How a program uses WAL.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Way {
-    /// Nothing; or with nothing that is sealed.
-    AsItIs,
+pub(super) enum WalUse {
+    /// Not at all, or nothing that is encrypted.
+    Nothing,
     /// Reads segments.
     Read,
-    /// Has another program read segments.
+    /// Runs another program that reads segments.
     ReadByOther,
     /// Writes segments.
     Seal,
-    /// Reads those of one data directory, copies those of another.
+    /// Reads segments of one data directory and copies those of another.
     Rewind,
-    /// Starts servers, which do that; they need the keys of all else as well.
+    /// Starts servers, which read and write segments; they also need all other keys.
     Upgrade,
 }
 
-/// A program that is known here.
+/// A supported program.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Tool {
     name: &'static str,
-    pub(super) way: Way,
+    pub(super) wal_use: WalUse,
     /// The program that reads or writes the segments.
     pub(super) reader: &'static str,
 }
 
-const fn tool(name: &'static str, way: Way) -> Tool {
-    Tool { name, way, reader: name }
+const fn tool(name: &'static str, wal_use: WalUse) -> Tool {
+    Tool { name, wal_use, reader: name }
 }
 
-/// Programs that are not listed are refused: it is not known what they would do.
+/// Programs that are not listed are refused: it is not known how they use WAL.
 const TOOLS: [Tool; 10] = [
-    tool("pg_basebackup", Way::Seal),
-    tool("pg_checksums", Way::AsItIs),
-    tool("pg_combinebackup", Way::AsItIs),
-    tool("pg_receivewal", Way::Seal),
-    tool("pg_resetwal", Way::Seal),
-    tool("pg_rewind", Way::Rewind),
-    tool("pg_upgrade", Way::Upgrade),
-    Tool { name: "pg_verifybackup", way: Way::ReadByOther, reader: "pg_waldump" },
-    tool("pg_waldump", Way::Read),
-    // Summaries tell which blocks changed, and hold nothing of them.
-    tool("pg_walsummary", Way::AsItIs),
+    tool("pg_basebackup", WalUse::Seal),
+    tool("pg_checksums", WalUse::Nothing),
+    tool("pg_combinebackup", WalUse::Nothing),
+    tool("pg_receivewal", WalUse::Seal),
+    tool("pg_resetwal", WalUse::Seal),
+    tool("pg_rewind", WalUse::Rewind),
+    tool("pg_upgrade", WalUse::Upgrade),
+    Tool { name: "pg_verifybackup", wal_use: WalUse::ReadByOther, reader: "pg_waldump" },
+    tool("pg_waldump", WalUse::Read),
+    // Summaries say which blocks changed, and contain none of their data.
+    tool("pg_walsummary", WalUse::Nothing),
 ];
 
 impl Tool {
-    /// What is known of a program, by its file name.
+    /// The entry for a program, by its file name.
     pub(super) fn of(program: &Path) -> Result<Tool, Failure> {
         let name = program.file_name().unwrap_or_default();
         let known = TOOLS.iter().find(|tool| OsStr::new(tool.name) == name).copied();
@@ -62,24 +62,22 @@ impl Tool {
         })
     }
 
-    /// The data directory that the program's arguments name, or may name. Segments are no data
-    /// directories.
+    /// Data directories that the arguments name or may name. Segments are not data directories.
     pub(super) fn places(self, arguments: &[OsString]) -> Vec<OsString> {
-        // What these are to make does not exist yet.
+        // These create a directory, which does not exist yet.
         if matches!(self.name, "pg_basebackup" | "pg_receivewal") {
             return Vec::new();
         }
         let named = option(arguments, &["-D", "--pgdata", "-p", "--path"]);
-        // The last word is the directory of those that take one, and a segment of pg_waldump.
+        // For most programs the last argument may be the directory; for pg_waldump it is a segment.
         let last = arguments.last().filter(|last| !last.as_bytes().starts_with(b"-"));
         let last = last.filter(|_| self.name != "pg_waldump");
         named.into_iter().chain(last.cloned()).collect()
     }
 }
 
-/// The value of an option that goes by any of these names, written in any of the ways that
-/// PostgreSQL's programs understand: `-D DIR`, `-DDIR`, `--pgdata DIR`, `--pgdata=DIR`. The last
-/// one counts.
+/// The value of an option with any of these names, in all forms that PostgreSQL's programs accept:
+/// `-D DIR`, `-DDIR`, `--pgdata DIR`, `--pgdata=DIR`. The last one counts.
 pub(super) fn option(arguments: &[OsString], names: &[&str]) -> Option<OsString> {
     let mut found = None;
     for (at, argument) in arguments.iter().enumerate() {
@@ -101,9 +99,9 @@ pub(super) fn option(arguments: &[OsString], names: &[&str]) -> Option<OsString>
     found
 }
 
-/// Whether the program will only say what it is, or how it is used: PostgreSQL's look at their
-/// first argument for that.
-pub(super) fn only_tells(arguments: &[OsString]) -> bool {
+/// Whether the program only prints its version or usage: PostgreSQL's programs look for that in
+/// their first argument.
+pub(super) fn only_prints_info(arguments: &[OsString]) -> bool {
     let first = arguments.first().map(|first| first.as_bytes());
     matches!(first, Some(b"--help" | b"-?" | b"--version" | b"-V"))
 }

@@ -1,11 +1,11 @@
-//! `pagevault-keyring exec -- pg_upgrade ...`: brings the keystore of the old cluster into the new
-//! one, and tells the servers that `pg_upgrade` starts that it did (what goes along, and why:
-//! [`pagevault_keystore::upgrade`]).
+//! `pagevault-keyring exec -- pg_upgrade ...`: copies the keystore of the old cluster into the new
+//! one, and informs the servers that `pg_upgrade` starts ([`pagevault_keystore::upgrade`] describes
+//! what is copied, and why).
 //!
-//! Everything that would make `pg_upgrade` fail for want of a key in the middle is asked before.
-//! The old cluster is only read. The new keystore appears at once, by renaming its directory;
-//! killed before that, nothing has happened, and killed after it, the same command goes on, as far
-//! as `pg_upgrade` itself does.
+//! Whatever could make `pg_upgrade` fail later for lack of a key is checked first. The old cluster
+//! is only read. The new keystore appears atomically, by renaming its directory. If the process is
+//! killed before that, nothing has changed. If it is killed later, the same command can be repeated
+//! as far as `pg_upgrade` allows.
 
 use std::ffi::{OsStr, OsString};
 use std::fs::{self, File};
@@ -25,10 +25,10 @@ use crate::access::Access;
 use crate::failure::{Failure, refuse, unreadable};
 use crate::offline::{DIRECTORY, Keystore};
 
-/// Where the new keystore is made.
+/// Directory in which the new keystore is prepared.
 const UNFINISHED: &str = "pagevault.upgrade";
 
-/// Prepares the new cluster, and `command`, which is to become `pg_upgrade`.
+/// Prepares the new cluster, and `command`, which will run `pg_upgrade`.
 pub(super) fn prepare(
     command: &mut Command,
     access: Access,
@@ -44,24 +44,24 @@ pub(super) fn prepare(
         return Err(refuse("old and new cluster are the same data directory"));
     }
     if !old.join(DIRECTORY).join(log::file_name(Scope::CLUSTER)).exists() {
-        return Ok(()); // no keys: as any other cluster
+        return Ok(()); // no keys: an ordinary cluster
     }
     let keystore = Keystore::read(&old, access)?;
     keystore.unlock(&keystore.needed())?;
     require_preload(Path::new(command.get_program()), &new, arguments)?;
     let ticket = Ticket { keystore: keystore.id(), only_check: has(&["-c", "--check"]) };
     if !ticket.only_check {
-        bring(&keystore, &new)?;
+        copy_keystore(&keystore, &new)?;
     }
-    leave_statistics(command)?;
+    exclude_statistics(command)?;
     command.env(VARIABLE, ticket.encode());
     Ok(())
 }
 
-/// From 18 on statistics are in the dump that pg_upgrade writes into the new data directory for a
-/// while, in plaintext: values of encrypted tables among them. They are made anew by ANALYZE, as in
-/// versions before.
-fn leave_statistics(command: &mut Command) -> Result<(), Failure> {
+/// Excludes statistics. From 18 on, pg_upgrade dumps them into the new data directory for a while,
+/// as plaintext, including values of encrypted tables. As in earlier versions, ANALYZE computes
+/// them again.
+fn exclude_statistics(command: &mut Command) -> Result<(), Failure> {
     const OPTION: &str = "--no-statistics";
     let program = command.get_program().to_owned();
     let help = Command::new(&program)
@@ -75,7 +75,7 @@ fn leave_statistics(command: &mut Command) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The data directory that an option or variable names, its server down.
+/// The data directory that an option or variable names; its server must be down.
 fn cluster(arguments: &[OsString], names: &[&str], variable: &str) -> Result<PathBuf, Failure> {
     let named = option(arguments, names).or_else(|| std::env::var_os(variable));
     let named = named.ok_or_else(|| refuse(format!("pg_upgrade needs {}", names.join(" or "))))?;
@@ -93,7 +93,8 @@ fn cluster(arguments: &[OsString], names: &[&str], variable: &str) -> Result<Pat
     Ok(path)
 }
 
-/// That the new server loads pagevault: another one would write what it restores in plaintext.
+/// Requires that the new server loads pagevault: otherwise it would write the restored data as
+/// plaintext.
 fn require_preload(program: &Path, new: &Path, arguments: &[OsString]) -> Result<(), Failure> {
     let directory = option(arguments, &["-B", "--new-bindir"])
         .or_else(|| std::env::var_os("PGBINNEW"))
@@ -127,13 +128,13 @@ fn require_preload(program: &Path, new: &Path, arguments: &[OsString]) -> Result
         .with_hint("Give the new cluster the settings of the old one, shared_preload_libraries = 'pagevault' among them."))
 }
 
-/// Puts the keystore into the new cluster, unless it is there already.
-fn bring(keystore: &Keystore, new: &Path) -> Result<(), Failure> {
+/// Copies the keystore into the new cluster, unless it is there already.
+fn copy_keystore(keystore: &Keystore, new: &Path) -> Result<(), Failure> {
     let whole = upgrade::carried(keystore.state().clone())
         .map_err(|error| refuse(format!("the keystore of the old cluster is damaged: {error}")))?;
     let place = new.join(DIRECTORY);
     if has_logs(&place)? {
-        require_nothing_to_lose(keystore, &whole, new)?;
+        require_replaceable_keystore(keystore, &whole, new)?;
     }
     write(keystore, &whole, new).map_err(|error| {
         refuse(format!("could not make the keystore of \"{}\": {error}", new.display()))
@@ -151,8 +152,13 @@ fn has_logs(place: &Path) -> Result<bool, Failure> {
     }
 }
 
-/// The new cluster has a keystore: it may be what a former attempt brought, but no key of its own.
-fn require_nothing_to_lose(keystore: &Keystore, whole: &State, new: &Path) -> Result<(), Failure> {
+/// The new cluster has a keystore. It may be the result of an earlier attempt, but must not contain
+/// keys of its own.
+fn require_replaceable_keystore(
+    keystore: &Keystore,
+    whole: &State,
+    new: &Path,
+) -> Result<(), Failure> {
     let present = Keystore::read(new, Access::default())?;
     let detail = if present.id() != keystore.id() {
         "It was given keys already, which the upgrade would replace."

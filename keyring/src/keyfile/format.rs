@@ -14,10 +14,9 @@
 //! }
 //! ```
 //!
-//! `created` counts seconds since 1970. Versions count up from 1 and are never removed. `crc32c` is
-//! the CRC-32C (RFC 3720, appendix B.4) of the compact JSON of the value of `keys`, so that a
-//! damaged file is told from a wrong one. It is no protection against an attacker, who may write as
-//! well.
+//! `created` is in seconds since 1970. Versions count up from 1 and are never removed. `crc32c` is
+//! the CRC-32C (RFC 3720, appendix B.4) of the value of `keys` as compact JSON. It distinguishes a
+//! damaged file from a wrong one, and does not protect against an attacker, who can compute it too.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -30,7 +29,7 @@ use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 use zeroize::Zeroizing;
 
-/// The format version this program writes and the newest it reads.
+/// The format version that this program writes, and the only one that it reads.
 pub const FORMAT_VERSION: u32 = 1;
 
 /// Largest key file in bytes (1 MiB, some ten thousand versions).
@@ -39,23 +38,24 @@ pub const SIZE_LIMIT: usize = 1 << 20;
 /// Longest key name in bytes.
 pub const NAME_LIMIT: usize = 255;
 
-/// Why the text is no key file. Positions only; content is never repeated.
+/// Why a text is not a key file. Contains positions only, never content.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum FormatError {
-    /// No bytes at all: making the file was cut short.
+    /// Empty: creating the file was interrupted.
     Empty,
     /// Not JSON, or not of the expected form.
     Malformed {
         /// Line, from 1.
         line: usize,
-        /// Column, from 1; 0 where unknown.
+        /// Column, from 1; 0 if unknown.
         column: usize,
     },
     /// Written by a newer program.
     Version(u32),
     /// The checksum does not match.
     Checksum,
-    /// Versions that do not count up from at least 1, a key without versions, or a bad name.
+    /// Version numbers that do not increase from at least 1, a key without versions, or an invalid
+    /// name.
     Inconsistent,
     /// More than [`SIZE_LIMIT`] bytes.
     TooLarge,
@@ -79,11 +79,11 @@ pub struct Key {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KeyVersion {
-    /// Counts up from 1.
+    /// Number, from 1.
     pub version: u64,
     /// Seconds since 1970.
     pub created: i64,
-    /// The key itself.
+    /// The key.
     #[serde(rename = "key", serialize_with = "encode_key", deserialize_with = "decode_key")]
     pub secret: Secret32,
 }
@@ -94,33 +94,33 @@ impl Key {
         &self.versions
     }
 
-    /// The version that wraps.
+    /// The version that is used for wrapping.
     pub fn newest(&self) -> Option<&KeyVersion> {
         self.versions.last()
     }
 
-    /// The version of that number.
+    /// The version with this number.
     pub fn version(&self, number: u64) -> Option<&KeyVersion> {
         self.versions.iter().find(|version| version.version == number)
     }
 }
 
 impl KeyFile {
-    /// The key of that name.
+    /// The key with this name.
     pub fn key(&self, name: &str) -> Option<&Key> {
         self.keys.get(name)
     }
 
-    /// All keys in the order of their names.
+    /// All keys, sorted by name.
     pub fn keys(&self) -> impl Iterator<Item = (&str, &Key)> {
         self.keys.iter().map(|(name, key)| (name.as_str(), key))
     }
 
-    /// Adds a version with a new random key to the key of that name, which is made if it is not
-    /// there, and returns the version's number. `None` if there is no further number.
+    /// Adds a version with a new random key to the key `name`, which is created if it does not
+    /// exist, and returns the number of the version. `None` if there is no higher number.
     ///
     /// # Errors
-    /// The operating system gives no random bytes.
+    /// If the operating system provides no random bytes.
     pub fn add_version(
         &mut self,
         name: &str,
@@ -135,7 +135,8 @@ impl KeyFile {
 
     /// Reads a key file's text.
     pub fn decode(text: &[u8]) -> Result<KeyFile, FormatError> {
-        // Other fields are skipped here: what a later version adds must not hide the version.
+        // Accepts unknown fields: a later version may have more, and must still be reported as
+        // such.
         #[derive(Deserialize)]
         struct Versioned {
             pagevault_key_file: u32,
@@ -178,7 +179,7 @@ impl KeyFile {
         }
         let file =
             File { pagevault_key_file: FORMAT_VERSION, keys: self, crc32c: self.checksum()? };
-        // Measured first, so that the vector never moves and leaves no copy behind.
+        // The length is computed first: a vector that grows leaves copies of keys behind.
         let mut length = Length(1);
         serde_json::to_writer_pretty(&mut length, &file).map_err(malformed)?;
         if length.0 > SIZE_LIMIT {
@@ -210,12 +211,12 @@ pub fn valid_name(name: &str) -> bool {
     (1..=NAME_LIMIT).contains(&name.len()) && !name.chars().any(char::is_control)
 }
 
-/// Keeps the place and drops the text: serde_json quotes the offending value, which may be a key.
+/// Keeps the position and drops the text: serde_json quotes the value, which may be a key.
 fn malformed(error: serde_json::Error) -> FormatError {
     FormatError::Malformed { line: error.line(), column: error.column() }
 }
 
-/// Seconds since 1970; 0 if the clock stands before.
+/// Seconds since 1970; 0 if the clock is before that.
 fn now() -> i64 {
     let elapsed = SystemTime::now().duration_since(UNIX_EPOCH);
     elapsed.ok().and_then(|elapsed| elapsed.as_secs().try_into().ok()).unwrap_or(0)
@@ -241,7 +242,7 @@ fn decode_key<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Secret32, D:
         }
 
         fn visit_str<E: de::Error>(self, text: &str) -> Result<Secret32, E> {
-            // One byte more than a key, so that a longer one does not fit by chance.
+            // One byte more than a key, so that a longer key is detected.
             let mut bytes = Zeroizing::new([0; 33]);
             let wrong = || E::custom("not a key");
             let length = STANDARD.decode_slice(text, bytes.as_mut()).map_err(|_| wrong())?;
@@ -286,14 +287,14 @@ impl io::Write for Crc {
 mod tests {
     use super::*;
 
-    /// The file of the documentation above, with a key of 32 bytes counted up from 0.
+    /// The file of the documentation above; the key consists of the bytes 0 to 31.
     const GOLDEN: &str = include_str!("../../vectors/key_file_1.json");
 
     fn decoded(text: &str) -> Result<(), FormatError> {
         KeyFile::decode(text.as_bytes()).map(drop)
     }
 
-    /// `GOLDEN` with another value of `keys` and the checksum that belongs to it.
+    /// `GOLDEN` with another value of `keys` and the matching checksum.
     fn with_keys(keys: &str) -> String {
         let crc = crc32c::crc32c(keys.as_bytes());
         format!("{{\"pagevault_key_file\":1,\"keys\":{keys},\"crc32c\":\"{crc:08x}\"}}")
@@ -352,7 +353,7 @@ mod tests {
     }
 
     #[test]
-    fn the_last_version_number_ends_rotation() {
+    fn there_is_no_version_after_the_highest_number() {
         let keys = format!("{{\"k\":{{\"versions\":[{}]}}}}", key(u64::MAX));
         let mut file = KeyFile::decode(with_keys(&keys).as_bytes()).unwrap();
         assert_eq!(file.add_version("k").unwrap(), None);

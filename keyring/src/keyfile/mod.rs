@@ -3,8 +3,8 @@
 //! | module | subject |
 //! |---|---|
 //! | [`mod@format`] | the text of the file |
-//! | [`place`] | where a key file may lie and who may reach it |
-//! | [`store`] | reading it, and replacing it so that no crash and no second writer loses a key |
+//! | [`place`] | location and permissions of a key file |
+//! | [`store`] | reading and replacing it without losing keys |
 
 pub mod format;
 pub mod place;

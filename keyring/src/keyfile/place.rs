@@ -1,7 +1,7 @@
-//! Where a key file, or a program that is given keys, may lie and who may reach it.
+//! Location and permissions of a key file, or of a program that receives keys.
 //!
-//! Once the directories above the file are known to be changeable by root and ourselves only, no
-//! other user can exchange what a path means between our looking and our opening.
+//! Once it is known that only root and the current user can change the directories above the file,
+//! no other user can redirect the path between a check and the opening of the file.
 
 use std::ffi::OsString;
 use std::fs::{self, File, Metadata, OpenOptions};
@@ -15,29 +15,29 @@ use pagevault_keystore::protocol::ErrorClass;
 
 use crate::failure::Failure;
 use crate::trust::way::follow;
-use crate::trust::{What, check_directory, data_directory_above, insecure, io_error, require};
+use crate::trust::{FileKind, check_directory, data_directory_above, insecure, io_error, require};
 
-/// A file's directory, free of symbolic links, and its name therein.
+/// A file's directory, without symbolic links, and its name in it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
-    what: What,
-    /// As it was given, with the links in it.
+    what: FileKind,
+    /// The directory as given, with symbolic links.
     way: PathBuf,
     directory: PathBuf,
     name: OsString,
 }
 
 impl Place {
-    /// Follows the symbolic links above the key file at the absolute `path`.
+    /// Resolves the symbolic links above the key file at the absolute `path`.
     ///
     /// # Errors
-    /// `unreachable` if there is no such directory, or it may not be entered.
+    /// `unreachable` if there is no such directory, or it cannot be accessed.
     pub fn resolve(path: &Path) -> Result<Place, Failure> {
-        Place::resolve_as(What::KeyFile, path)
+        Place::resolve_as(FileKind::KeyFile, path)
     }
 
-    /// [`Place::resolve`] for what may be something else than a key file.
-    pub fn resolve_as(what: What, path: &Path) -> Result<Place, Failure> {
+    /// Like [`Place::resolve`], for any kind of file.
+    pub fn resolve_as(what: FileKind, path: &Path) -> Result<Place, Failure> {
         let (Some(above), Some(name)) = (path.parent(), path.file_name()) else {
             return Err(Failure::new(
                 ErrorClass::BadOptions,
@@ -48,7 +48,7 @@ impl Place {
             let shown = above.display();
             let failure = io_error(&error, &format!("could not find directory \"{shown}\""));
             match (error.kind(), what) {
-                (io::ErrorKind::NotFound, What::KeyFile) => failure.with_hint(format!(
+                (io::ErrorKind::NotFound, FileKind::KeyFile) => failure.with_hint(format!(
                     "Check the path. As the user that runs the server: mkdir -m 0700 \"{shown}\""
                 )),
                 (io::ErrorKind::NotFound, _) => failure.with_hint("Check the path."),
@@ -68,7 +68,7 @@ impl Place {
         self.directory.join(&self.name)
     }
 
-    /// The path under which the next content of the file is written.
+    /// The path under which new content of the file is written before it is renamed.
     pub fn next_path(&self) -> PathBuf {
         let mut name = OsString::from(".");
         name.push(&self.name);
@@ -76,9 +76,9 @@ impl Place {
         self.directory.join(name)
     }
 
-    /// Refuses a place in the data directory, or where the data directory leads by the links that
-    /// PostgreSQL knows: `pg_wal` and the tablespaces. A backup copies all of them, and a key that
-    /// travels with what it protects protects nothing.
+    /// Refuses a place in the data directory, or in a directory to which PostgreSQL has links
+    /// there: `pg_wal` and the tablespaces. A backup copies all of them, and then would contain
+    /// both the key and the data that it protects.
     pub fn outside_of(&self, data_directory: &Path) -> Result<(), Failure> {
         let what = || format!("could not find data directory \"{}\"", data_directory.display());
         if !data_directory.is_absolute() {
@@ -101,7 +101,7 @@ impl Place {
         }
     }
 
-    /// Refuses a place below anything that looks like a data directory, whose ever it is.
+    /// Refuses a place below any directory that looks like a data directory.
     pub fn outside_of_any(&self) -> Result<(), Failure> {
         match data_directory_above(&self.directory) {
             None => Ok(()),
@@ -114,7 +114,7 @@ impl Place {
         let root = root.display();
         insecure(format!("{name} \"{}\" lies inside the {what}", self.path().display()))
             .with_detail(match self.what {
-                What::KeyFile => {
+                FileKind::KeyFile => {
                     format!("Every copy and backup of {what} \"{root}\" would carry the key along.")
                 }
                 _ => {
@@ -124,24 +124,25 @@ impl Place {
             .with_hint(format!("Put the {name} elsewhere, for example under /etc/pagevault."))
     }
 
-    /// Refuses a place where others could exchange the file: each directory above it must belong to
-    /// root or to us, and be writable by others only with the sticky bit; so must each link on the
-    /// way to it.
+    /// Refuses a place where others could replace the file: each directory above it must belong to
+    /// root or to the current user, and may be writable by others only if it has the sticky bit.
+    /// The same applies to each symbolic link in the path.
     pub fn check_directories(&self) -> Result<(), Failure> {
         self.directory
             .ancestors()
             .try_for_each(|directory| check_directory(self.what, directory))?;
         let shown = self.way.display();
-        let way = follow(self.what, &self.way).map_err(|astray| {
-            astray.or(|error| io_error(error, &format!("could not find directory \"{shown}\"")))
+        let way = follow(self.what, &self.way).map_err(|unresolved| {
+            unresolved.or(|error| io_error(error, &format!("could not find directory \"{shown}\"")))
         })?;
         check_directory(self.what, &way)
     }
 
-    /// Refuses a program that somebody else than root and us could have written, and what is none.
+    /// Refuses a program that anybody but root and the current user could have written, and files
+    /// that are not programs.
     ///
     /// # Errors
-    /// `unreachable` if it does not exist or cannot be run, `insecure` if it must not be.
+    /// `unreachable` if it does not exist or cannot be run, `insecure` if it must not be run.
     pub fn check_program(&self) -> Result<(), Failure> {
         let path = self.path();
         let shown = path.display();
@@ -162,7 +163,7 @@ impl Place {
                 .with_detail("Only a regular file can be run.")
                 .with_hint("Give the path of the program itself."));
         }
-        require(What::Program, &path, &metadata)?;
+        require(FileKind::Program, &path, &metadata)?;
         access(&path, AccessFlags::X_OK).map_err(|error| {
             Failure::new(
                 ErrorClass::Unreachable,
@@ -173,16 +174,17 @@ impl Place {
         })
     }
 
-    /// Opens the file for reading if nobody else could have read or written it. Never waits, not
-    /// even if a FIFO lies there.
+    /// Opens the file for reading if nobody else could have read or written it. Never blocks, not
+    /// even on a FIFO.
     pub fn open(&self) -> Result<(File, Metadata), Failure> {
         self.open_with(OpenOptions::new().read(true))
     }
 
-    /// Opens the file as [`Place::open`] does, fit for an exclusive lock: NFS gives one only to who
-    /// may write.
+    /// Like [`Place::open`], for an exclusive lock: NFS grants one only on a file that is open for
+    /// writing.
     pub fn open_to_lock(&self) -> Result<(File, Metadata), Failure> {
-        // Reading first: that others own the file says more than that we may not write it.
+        // Open for reading first: an error about the owner says more than a missing write
+        // permission.
         self.open()?;
         self.open_with(OpenOptions::new().read(true).write(true))
     }
@@ -198,7 +200,7 @@ impl Place {
                     return insecure(format!("key file \"{shown}\" is a symbolic link"))
                         .with_hint("Give the path of the file itself.");
                 }
-                // What opening a socket gives.
+                // The error of opening a socket.
                 Some(nix::libc::ENXIO) => return not_regular(&path),
                 _ => {}
             }
@@ -224,7 +226,7 @@ fn check_file(path: &Path, metadata: &Metadata) -> Result<(), Failure> {
     if !metadata.is_file() {
         return Err(not_regular(path));
     }
-    require(What::KeyFile, path, metadata)?;
+    require(FileKind::KeyFile, path, metadata)?;
     if metadata.nlink() > 1 {
         return Err(insecure(format!("key file \"{shown}\" has {} names", metadata.nlink()))
             .with_detail("Another hard link to it may lie where backups or other users reach it.")

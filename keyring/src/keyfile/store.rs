@@ -1,8 +1,8 @@
-//! Reading a key file, and replacing it so that no crash and no second writer loses a key.
+//! Reading a key file, and replacing it without losing a key by a crash or a concurrent writer.
 //!
-//! Readers take no lock: a rename shows them the old file or the new one. Writers lock the file
-//! itself, which nobody else can open, and look afterwards whether it still is the one at its path:
-//! whoever waited on a file that has been replaced meanwhile starts anew with its successor.
+//! Readers take no lock: because of the rename they see the old file or the new one. Writers lock
+//! the file itself, which no other user can open. Then they check that it is still the file at its
+//! path; if it was replaced while they waited for the lock, they start again with the new file.
 
 use std::fs::{self, File, Metadata, OpenOptions};
 use std::io::{self, Read, Write};
@@ -20,25 +20,25 @@ use crate::trust::io_error;
 /// Reads the key file at `place`.
 ///
 /// # Errors
-/// `insecure` if others could have reached it; `unreachable` if it cannot be opened, and if what
-/// is in it is no key file, damaged or of a newer format: that says nothing of a key, for it may
-/// be copied there just now.
+/// `insecure` if others could have accessed it; `unreachable` if it cannot be opened, is damaged,
+/// has a newer format or other content. That does not count as the loss of a key, because the file
+/// may just be being copied there.
 pub fn load(place: &Place) -> Result<KeyFile, Failure> {
     let (file, metadata) = place.open()?;
     decode(place, &read(place, &file, &metadata)?)
 }
 
-/// A key file that nobody else changes while this value lives.
+/// A key file that nobody else can change while this value exists.
 pub struct Locked<'a> {
     place: &'a Place,
-    // Held for the lock on it.
+    // Holds the lock.
     _file: File,
-    /// What is in it. Changes are lost without [`Locked::replace`].
+    /// Its keys. Changes are lost without [`Locked::replace`].
     pub keys: KeyFile,
 }
 
-/// Locks the key file at `place` for changing. Waits for other writers, without bound: the deadline
-/// is kept above, by ending the process.
+/// Locks the key file at `place` for changing. Waits for other writers without limit: the caller
+/// enforces the deadline by ending the process.
 pub fn lock(place: &Place) -> Result<Locked<'_>, Failure> {
     loop {
         let (file, metadata) = place.open_to_lock()?;
@@ -51,15 +51,15 @@ pub fn lock(place: &Place) -> Result<Locked<'_>, Failure> {
         };
         if !replaced {
             let text = read(place, &file, &metadata)?;
-            // An empty file is what a crash between making and filling it leaves.
+            // A crash between creating and filling the file leaves an empty one.
             let keys = if text.is_empty() { KeyFile::default() } else { decode(place, &text)? };
             return Ok(Locked { place, _file: file, keys });
         }
     }
 }
 
-/// Makes an empty file at `place`, to be locked and filled, if there is nothing yet. An empty file
-/// holds no keys and is refused by readers.
+/// Creates an empty file at `place`, to be locked and filled, if it does not exist. Readers refuse
+/// an empty file.
 pub fn make_if_missing(place: &Place) -> Result<(), Failure> {
     match new_file().open(place.path()) {
         Ok(_) => Ok(()),
@@ -72,8 +72,8 @@ pub fn make_if_missing(place: &Place) -> Result<(), Failure> {
 }
 
 impl Locked<'_> {
-    /// Makes the changed keys the file's content, durably: written under another name, synced,
-    /// renamed, the directory synced. A crash at any step leaves the old file or the new one.
+    /// Replaces the file's content by the changed keys, durably: writes another file, syncs it,
+    /// renames it, syncs the directory. A crash at any step leaves the old file or the new one.
     pub fn replace(self) -> Result<(), Failure> {
         let path = self.place.path();
         let text = self.keys.encode().map_err(|_| {
@@ -90,7 +90,7 @@ impl Locked<'_> {
 
     fn write(&self, text: &[u8]) -> io::Result<()> {
         let next = self.place.next_path();
-        // What an interrupted writer left. We hold the lock, so nobody is writing it now.
+        // Left by an interrupted writer. The lock ensures that nobody is writing it now.
         match fs::remove_file(&next) {
             Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
             _ => {}
@@ -100,7 +100,7 @@ impl Locked<'_> {
             file.sync_all()
         });
         if let Err(error) = written.and_then(|()| fs::rename(&next, self.place.path())) {
-            // The first error is the one to tell.
+            // The first error is reported.
             let _ = fs::remove_file(&next);
             return Err(error);
         }
@@ -108,7 +108,7 @@ impl Locked<'_> {
     }
 }
 
-/// Makes a file that was not there, for its owner only.
+/// Options for creating a new file that only its owner can access.
 fn new_file() -> OpenOptions {
     let mut options = OpenOptions::new();
     options.write(true).create_new(true).mode(0o600).custom_flags(OFlag::O_NOFOLLOW.bits());
@@ -117,7 +117,8 @@ fn new_file() -> OpenOptions {
 
 fn read(place: &Place, file: &File, metadata: &Metadata) -> Result<Zeroizing<Vec<u8>>, Failure> {
     let shown = place.path();
-    // Room for one byte too many: the vector never moves, and a file that is too large shows.
+    // One byte more than the limit: the vector never grows, and a file that is too large is
+    // detected.
     let room = usize::try_from(metadata.len()).map_or(SIZE_LIMIT, |size| size.min(SIZE_LIMIT)) + 1;
     let mut text = Zeroizing::new(Vec::with_capacity(room));
     file.take(room as u64).read_to_end(&mut text).map_err(|error| {

@@ -1,7 +1,7 @@
-//! Why a server was not reached, read from a chain of errors.
+//! The cause of a failed connection, found in a chain of errors.
 //!
-//! The HTTP clients wrap what happened many times over. Only the kinds of errors below are repeated
-//! in messages: others may hold parts of requests.
+//! HTTP clients wrap errors many times. Only the kinds of errors below are repeated in messages:
+//! others may contain parts of requests.
 
 use crate::failure::Failure;
 use std::error::Error;
@@ -9,19 +9,19 @@ use std::io;
 
 use pagevault_keystore::protocol::ErrorClass;
 
-/// What was at the bottom of an error.
+/// The innermost error.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Cause {
     /// `tls`, `deadline`, `unreachable`.
     pub(crate) class: ErrorClass,
-    /// A whole sentence.
+    /// A complete sentence.
     pub(crate) detail: String,
-    /// Whether it may go away by itself.
+    /// Whether a retry may help.
     pub(crate) retry: bool,
 }
 
 impl Cause {
-    /// As an error about `server`, which is an address.
+    /// The failure to reach `server`, an address.
     pub(crate) fn about(self, server: &str) -> Failure {
         let (message, hint) = match self.class {
             ErrorClass::Tls => (
@@ -42,7 +42,7 @@ impl Cause {
     }
 }
 
-/// Looks through an error and its sources for what really happened.
+/// Searches an error and its sources for the cause.
 pub(crate) fn cause_of(error: &(dyn Error + 'static)) -> Cause {
     let mut next = Some(error);
     let mut found = None;
@@ -60,7 +60,8 @@ pub(crate) fn cause_of(error: &(dyn Error + 'static)) -> Cause {
         }
         if let Some(error) = error.downcast_ref::<io::Error>() {
             found = Some(broken(error));
-            // What an io::Error wraps is not its source; that is the source of what it wraps.
+            // The error inside an io::Error is not its source; `source()` returns the source of the
+            // inner one.
             if let Some(inner) = error.get_ref() {
                 next = Some(inner);
             }

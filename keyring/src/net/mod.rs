@@ -1,5 +1,5 @@
-//! What the providers that use the network share: one runtime, one deadline, one way to trust
-//! servers, one way to say why they cannot be reached.
+//! Common code of providers that use the network: the runtime, deadlines, TLS, and causes of
+//! failures.
 
 mod body;
 mod cause;
@@ -17,21 +17,20 @@ pub(crate) use body::{REPLY_LIMIT, Unread, read_reply, too_long};
 pub(crate) use cause::{Cause, cause_of};
 pub(crate) use tls::{Trust, client_config, has_native_roots, pem, use_ring};
 
-/// Longest time for one connection to come about.
+/// Time limit for establishing a connection.
 pub(crate) const CONNECT_TIME: Duration = Duration::from_secs(5);
 
-/// Longest time for one request to be answered, the connection included. A provider that is slower
-/// is asked again while the deadline lasts.
+/// Time limit for a request, including the connection. It is repeated until the deadline.
 pub(crate) const REQUEST_TIME: Duration = Duration::from_secs(20);
 
-/// Runs a provider's requests, one at a time, on the thread that asks.
+/// Performs a provider's requests, one at a time, on the calling thread.
 pub(crate) struct Network {
     runtime: Runtime,
     deadline: Option<Instant>,
 }
 
 impl Network {
-    /// A runtime whose requests end by `deadline`.
+    /// Requests of this runtime end by `deadline`.
     pub(crate) fn new(deadline: Option<Instant>) -> Result<Network, Failure> {
         use_ring();
         let runtime = Builder::new_current_thread().enable_all().build().map_err(|error| {
@@ -41,10 +40,10 @@ impl Network {
         Ok(Network { runtime, deadline })
     }
 
-    /// Runs `work` to its end or to the deadline.
+    /// Runs `work` until it ends or the deadline is reached.
     ///
     /// # Errors
-    /// Those of `work`; `deadline` when time runs out first.
+    /// Those of `work`; `deadline` if the deadline is reached first.
     pub(crate) fn run<T>(
         &self,
         work: impl Future<Output = Result<T, Failure>>,

@@ -1,10 +1,10 @@
-//! A key server behind a Unix socket: who listens there is known, unlike at a port of this machine,
-//! at which any user may listen once the server is down.
+//! Key servers at Unix sockets. Unlike for a TCP port of this machine, at which any user can listen
+//! while the server is down, the owner of the listening process is known.
 //!
-//! Two things are asked: that only root and we could have put the socket where it is, and, of the
-//! kernel, who listens at it (`SO_PEERCRED`, unix(7): the credentials of the process at the time of
-//! its `listen`). The connections that follow go to the same socket, for the first says that nobody
-//! else can exchange it.
+//! Two conditions are required. Only root and the current user may have been able to put the socket
+//! there. And the listening process must belong to one of them, according to the kernel
+//! (`SO_PEERCRED`, unix(7): the credentials of the process when it called `listen`). Because of the
+//! first condition, later connections reach the same socket.
 
 use std::fs;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -19,12 +19,12 @@ use pagevault_keystore::protocol::ErrorClass;
 
 use crate::failure::Failure;
 use crate::trust::way::follow;
-use crate::trust::{What, insecure};
+use crate::trust::{FileKind, insecure};
 
-/// The socket, by a path without links, if root or we listen at it.
+/// The path of the socket without symbolic links, if root or the current user listens there.
 ///
 /// # Errors
-/// `unreachable` if nobody listens, `insecure` if somebody else does or could.
+/// `unreachable` if nobody listens, `insecure` if another user does or could.
 pub(crate) fn trusted(path: &Path) -> Result<PathBuf, Failure> {
     let shown = path.display();
     let unreachable = |error: &std::io::Error| {
@@ -33,7 +33,7 @@ pub(crate) fn trusted(path: &Path) -> Result<PathBuf, Failure> {
             .with_hint("Check that the provider runs and listens there.")
             .transient()
     };
-    let place = follow(What::Socket, path).map_err(|astray| astray.or(unreachable))?;
+    let place = follow(FileKind::Socket, path).map_err(|unresolved| unresolved.or(unreachable))?;
     let metadata = fs::symlink_metadata(&place).map_err(|error| unreachable(&error))?;
     if !metadata.file_type().is_socket() {
         return Err(insecure(format!("\"{shown}\" is not a socket"))
@@ -58,8 +58,8 @@ pub(crate) fn trusted(path: &Path) -> Result<PathBuf, Failure> {
     Ok(place)
 }
 
-/// Connects, or fails: where nobody takes connections any more, connecting waits for as long as the
-/// queue is full (unix(7)).
+/// Connects without blocking: if the listener accepts no connections, a blocking connect waits
+/// while the queue is full (unix(7)).
 fn connect(path: &Path) -> nix::Result<OwnedFd> {
     let flags = SockFlag::SOCK_CLOEXEC | SockFlag::SOCK_NONBLOCK;
     let socket = socket::socket(AddressFamily::Unix, SockType::Stream, flags, None)?;
@@ -83,7 +83,7 @@ mod tests {
         socket::bind(listener.as_raw_fd(), &UnixAddr::new(&path).unwrap()).unwrap();
         socket::listen(&listener, socket::Backlog::new(0).unwrap()).unwrap();
         let mut waiting = Vec::new();
-        // Each fills a place in the queue; at the end there is none.
+        // Each connection occupies a place in the queue until it is full.
         let error = loop {
             match connect(&path) {
                 Ok(stream) => waiting.push(UnixStream::from(stream)),
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn only_our_own_and_roots_are_spoken_to() {
+    fn only_sockets_of_root_and_this_user_are_used() {
         let root = tempfile::tempdir().unwrap();
         let path = root.path().canonicalize().unwrap().join("socket");
         let class = || trusted(&path).map_err(|error| error.class);

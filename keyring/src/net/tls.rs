@@ -1,4 +1,4 @@
-//! TLS, once: rustls with ring, and the certificates that a server must present.
+//! TLS for all providers: rustls with ring, and the certificates that are trusted.
 
 use std::env;
 use std::path::{Path, PathBuf};
@@ -11,30 +11,30 @@ use rustls::{ClientConfig, RootCertStore};
 use zeroize::Zeroizing;
 
 use crate::failure::Failure;
-use crate::trust::{What, check_directory, read, way};
+use crate::trust::{FileKind, check_directory, read, way};
 
-/// Whom to believe, and who we are.
+/// Trusted authorities, and the certificate of this client.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Trust {
-    /// PEM file of certificate authorities; replaces the system's.
+    /// PEM file of certificate authorities, used instead of the system's.
     pub(crate) ca_file: Option<PathBuf>,
-    /// PEM files of our own certificate chain and its key.
+    /// PEM files of the client's certificate chain and its key.
     pub(crate) identity: Option<(PathBuf, PathBuf)>,
 }
 
-/// Makes ring the cryptography of every rustls in this process.
+/// Selects ring as the cryptography of all rustls connections of this process.
 pub(crate) fn use_ring() {
     static ONCE: Once = Once::new();
     ONCE.call_once(|| {
-        // It fails only if there is one already, which nothing here installs.
+        // Fails only if one is installed already, which nothing else here does.
         let _ = rustls::crypto::ring::default_provider().install_default();
     });
 }
 
-/// A client configuration that verifies servers against `trust`, always.
+/// A client configuration that always verifies servers against `trust`.
 ///
 /// # Errors
-/// `bad_options` for a file that cannot be read or holds no certificate, `tls` where rustls
+/// `bad_options` for a file that cannot be read or contains no certificate, `tls` if rustls
 /// refuses.
 pub(crate) fn client_config(trust: &Trust) -> Result<ClientConfig, Failure> {
     use_ring();
@@ -43,7 +43,7 @@ pub(crate) fn client_config(trust: &Trust) -> Result<ClientConfig, Failure> {
         return Ok(builder.with_no_client_auth());
     };
     let chain = read_certificates(certificate)?;
-    let secret = PrivateKeyDer::from_pem_slice(&pem(key, What::Credentials)?)
+    let secret = PrivateKeyDer::from_pem_slice(&pem(key, FileKind::Credentials)?)
         .map_err(|error| unreadable(key, &error))?;
     builder.with_client_auth_cert(chain, secret).map_err(|error| {
         Failure::new(
@@ -66,8 +66,8 @@ fn roots(ca_file: Option<&Path>) -> Result<RootCertStore, Failure> {
                 store.add(certificate).map_err(|error| unreadable(path, &error))?;
             }
         }
-        // What of the system's certificates cannot be read is left out; without any, no server is
-        // believed, and the error says so.
+        // Certificates that cannot be parsed are left out. Without any, no server is trusted, and
+        // the error says so.
         None => {
             check_native()?;
             store.add_parsable_certificates(rustls_native_certs::load_native_certs().certs);
@@ -76,32 +76,32 @@ fn roots(ca_file: Option<&Path>) -> Result<RootCertStore, Failure> {
     Ok(store)
 }
 
-/// Whether the system has authorities of its own.
+/// Whether the system has trusted authorities.
 ///
 /// # Errors
-/// `insecure` if others can write them.
+/// `insecure` if other users can write them.
 pub(crate) fn has_native_roots() -> Result<bool, Failure> {
     roots(None).map(|store| !store.is_empty())
 }
 
-/// Refuses authorities that the environment names in place of the system's, if others can write
-/// them (`rustls-native-certs` reads these variables).
+/// Refuses authorities in files that the environment names instead of the system's, if other users
+/// can write them (`rustls-native-certs` reads these variables).
 fn check_native() -> Result<(), Failure> {
     if let Some(path) = env::var_os("SSL_CERT_FILE").map(PathBuf::from) {
-        pem(&path, What::Trusted)?;
+        pem(&path, FileKind::Trusted)?;
     }
     let directories = env::var_os("SSL_CERT_DIR").unwrap_or_default();
     for directory in env::split_paths(&directories).filter(|path| path.is_dir()) {
-        let found = way::follow(What::Trusted, &directory)
-            .map_err(|astray| astray.or(|error| unreadable(&directory, error)))?;
-        check_directory(What::Trusted, &found)?;
+        let found = way::follow(FileKind::Trusted, &directory)
+            .map_err(|unresolved| unresolved.or(|error| unreadable(&directory, error)))?;
+        check_directory(FileKind::Trusted, &found)?;
     }
     Ok(())
 }
 
-/// The certificates of a PEM file, one at least.
+/// The certificates of a PEM file, at least one.
 fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Failure> {
-    let certificates: Vec<_> = CertificateDer::pem_slice_iter(&pem(path, What::Trusted)?)
+    let certificates: Vec<_> = CertificateDer::pem_slice_iter(&pem(path, FileKind::Trusted)?)
         .collect::<Result<_, _>>()
         .map_err(|error| unreadable(path, &error))?;
     if certificates.is_empty() {
@@ -110,8 +110,8 @@ fn read_certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, Failur
     Ok(certificates)
 }
 
-/// A PEM file, which others could not have written.
-pub(crate) fn pem(path: &Path, what: What) -> Result<Zeroizing<Vec<u8>>, Failure> {
+/// Reads a PEM file that other users cannot write.
+pub(crate) fn pem(path: &Path, what: FileKind) -> Result<Zeroizing<Vec<u8>>, Failure> {
     read::read_whole(path, what).map_err(|error| match error.class {
         ErrorClass::Insecure => error,
         _ => unreadable(path, &error.detail().trim_end_matches('.')),

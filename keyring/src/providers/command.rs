@@ -1,19 +1,19 @@
-//! `command`: master keys behind programs of the operator's, for whatever pagevault has no provider
-//! for.
+//! `command`: master keys behind programs of the operator, where no other provider fits.
 //!
 //! Options: `wrap` and `unwrap`, and optionally `rotate`, each an array of a program and its
-//! arguments. What a program reads and prints: docs/command-provider.md.
+//! arguments. docs/command-provider.md describes input and output of these programs.
 //!
-//! A program may not be able to bind a context, so it never sees the secret: it wraps a random key
-//! made for this one wrapping, and that key wraps the secret. Associated data are everything before
-//! the nonce, the key's name and the context.
+//! A program may not be able to authenticate a context, so it never gets the secret. It wraps a
+//! random key that is used once; that key wraps the secret. The associated data consist of all
+//! bytes before the nonce, the key's name, and the context.
 //!
 //! ```text
-//! byte   0        1                        9            11
-//!        +--------+------------------------+------------+------------------+-------------------------+
-//!        | format | key version, 8 bytes,  | length     | what the program | nonce, ciphertext, tag  |
-//!        | = 1    | most significant first | of what    | returned: text   | (pagevault_cipher::wrap)|
-//!        +--------+------------------------+------------+------------------+-------------------------+
+//! byte   0        1                        9         11
+//!        +--------+------------------------+---------+----------------+-------------------------+
+//!        | format | key version, 8 bytes,  | length  | text that the  | nonce, ciphertext, tag  |
+//!        | = 1    | most significant first | of text | program        | (pagevault_cipher::wrap)|
+//!        |        |                        |         | returned       |                         |
+//!        +--------+------------------------+---------+----------------+-------------------------+
 //! ```
 
 pub mod reply;
@@ -36,19 +36,19 @@ use crate::options::{Options, printable};
 use crate::program::{self, Ended, Stopped};
 use crate::provider::{Environment, KeyInfo, Provider, Unwrapped, Wrapped};
 use crate::providers::file::outside;
-use crate::trust::{What, insecure};
+use crate::trust::{FileKind, insecure};
 use reply::Reply;
 
-/// The options it knows.
+/// Names of all options.
 pub const OPTIONS: &[&str] = &["wrap", "unwrap", "rotate"];
 
 const FORMAT: u8 = 1;
 const HEADER: usize = 11;
 
-/// A program is ended this long before the deadline, so that the reply can still tell of it.
+/// A program is killed this long before the deadline, so that the reply can still report it.
 const MARGIN: Duration = Duration::from_millis(200);
 
-/// How long a program may run if the caller does not say.
+/// Maximum run time of a program without a deadline.
 const LONGEST: Duration = Duration::from_secs(60 * 60);
 
 struct CommandProvider {
@@ -64,7 +64,7 @@ struct Program {
     arguments: Vec<String>,
 }
 
-/// Makes the provider from its options.
+/// Creates the provider from its options.
 pub fn build(
     options: &Options<'_>,
     environment: &Environment,
@@ -161,7 +161,7 @@ impl Provider for CommandProvider {
         Ok(version)
     }
 
-    /// There is no asking without using: a key that is made for the purpose is wrapped.
+    /// A command cannot describe a key without using it, so an empty secret is wrapped.
     fn describe(&self, key: &str) -> Result<KeyInfo, Failure> {
         let tried = self.wrap(key, "pagevault/1/describe", &[])?;
         Ok(KeyInfo {
@@ -187,7 +187,7 @@ impl Provider for CommandProvider {
     fn check_options(&self) -> Result<(), Failure> {
         for program in self.programs() {
             match self.safe(program) {
-                // It may come later, but not to where it must not be.
+                // It may be created later, but not in a forbidden place.
                 Err(error) if error.class == ErrorClass::Unreachable => {
                     self.outside_by_name(program)?;
                 }
@@ -203,16 +203,16 @@ impl CommandProvider {
         [&self.wrap, &self.unwrap].into_iter().chain(&self.rotate)
     }
 
-    /// Where the program lies, if it may be given keys.
+    /// The program's place, if the program is safe to receive keys.
     fn safe(&self, program: &Program) -> Result<Place, Failure> {
-        let place = Place::resolve_as(What::Program, &program.path)?;
+        let place = Place::resolve_as(FileKind::Program, &program.path)?;
         outside(&place, self.environment.data_directory.as_deref())?;
         place.check_directories()?;
         place.check_program()?;
         Ok(place)
     }
 
-    /// For a program that does not exist: all that can be told is from its path.
+    /// For a program that does not exist: only its path can be checked.
     fn outside_by_name(&self, program: &Program) -> Result<(), Failure> {
         let path = &program.path;
         match &self.environment.data_directory {
@@ -225,7 +225,7 @@ impl CommandProvider {
         }
     }
 
-    /// Gives the program its request and waits for its end, which must be a good one.
+    /// Runs the program with a request and requires that it succeeds.
     fn run(
         &self,
         program: &Program,
@@ -234,12 +234,12 @@ impl CommandProvider {
     ) -> Result<Ended, Failure> {
         for (name, value) in fields {
             if value.is_empty() || value.trim() != *value || value.chars().any(char::is_control) {
-                return Err(unspeakable(name));
+                return Err(cannot_be_passed(name));
             }
         }
         let path = self.safe(program)?.path();
         let size = fields.iter().map(|(name, value)| name.len() + value.len() + 2).sum::<usize>();
-        // With all room at once: text that grows by itself leaves copies behind.
+        // With full capacity: a string that grows leaves copies behind.
         let mut request = Zeroizing::new(String::with_capacity(64 + operation.len() + size));
         request.push_str("pagevault-command 1\n");
         for (name, value) in [("operation", operation)].iter().chain(fields) {
@@ -257,8 +257,8 @@ impl CommandProvider {
         if ended.code == 0 {
             return Ok(ended);
         }
-        // What a careless program prints of its request, or of its answer as `set -x` does, must
-        // not reach the log.
+        // A careless program may print parts of its input, or of its output as `set -x` does. They
+        // must not reach the log.
         let given = fields.iter().filter(|(name, _)| *name == "plaintext");
         let leaks =
             given.into_iter().any(|(_, secret)| repeats(&ended.last_error, secret.as_bytes()))
@@ -271,14 +271,14 @@ impl CommandProvider {
     }
 }
 
-/// Whether a text has a part of a secret that tells too much of it.
+/// Whether a text contains a significant part of a secret.
 fn repeats(text: &str, secret: &[u8]) -> bool {
     const PART: usize = 12;
     let text = text.as_bytes();
     secret.windows(PART).any(|part| text.windows(PART).any(|found| found == part))
 }
 
-/// A wrapped key, taken apart.
+/// A parsed wrapped key.
 struct Parts<'a> {
     /// Everything before the nonce.
     head: &'a [u8],
@@ -300,7 +300,8 @@ impl Parts<'_> {
     }
 }
 
-/// What a wrapping is bound to, each part with its length, so that no two triples look the same.
+/// Associated data: each part is preceded by its length, so that different triples give different
+/// data.
 fn associated_data(head: &[u8], key: &str, context: &str) -> Vec<u8> {
     let mut bound = b"pagevault command provider 1".to_vec();
     for part in [head, key.as_bytes(), context.as_bytes()] {
@@ -310,7 +311,7 @@ fn associated_data(head: &[u8], key: &str, context: &str) -> Vec<u8> {
     bound
 }
 
-/// What an exit status means: class, whether it may pass by itself, what to say and what to do.
+/// Exit statuses: class, whether a retry may help, message, hint.
 const STATUSES: &[(i32, ErrorClass, bool, &str, &str)] = &[
     (
         10,
@@ -418,7 +419,7 @@ fn too_much(program: &Program) -> Failure {
     unusable(program, &format!("It has more than {limit} bytes."))
 }
 
-/// For a program that says it did its work, but did not.
+/// The failure for a program that reports success without a usable result.
 fn unusable(program: &Program, wrong: &str) -> Failure {
     Failure::new(
         ErrorClass::Unreachable,
@@ -431,7 +432,7 @@ fn unusable(program: &Program, wrong: &str) -> Failure {
     )
 }
 
-fn unspeakable(name: &str) -> Failure {
+fn cannot_be_passed(name: &str) -> Failure {
     let name = name.replace('_', " ");
     Failure::new(ErrorClass::BadRequest, format!("{name} cannot be given to a program"))
         .with_detail("It is empty, holds a control character, or begins or ends with white space.")

@@ -2,7 +2,7 @@
 //!
 //! Options: `path`, the absolute path of a key file outside the data directory ([`keyfile`]).
 //!
-//! What it wraps looks like this; associated data are the key's name, its version and the context.
+//! The format of a wrapped key; associated data are the key's name, its version and the context:
 //!
 //! ```text
 //! byte   0        1                        9
@@ -28,7 +28,7 @@ use crate::keyfile::store;
 use crate::options::{Options, printable};
 use crate::provider::{Environment, KeyInfo, Provider, Unwrapped, Wrapped};
 
-/// The options it knows.
+/// Names of all options.
 pub const OPTIONS: &[&str] = &["path"];
 
 const FORMAT: u8 = 1;
@@ -39,7 +39,7 @@ struct FileProvider {
     data_directory: Option<PathBuf>,
 }
 
-/// Makes the provider from its options.
+/// Creates the provider from its options.
 pub fn build(
     options: &Options<'_>,
     environment: &Environment,
@@ -49,7 +49,7 @@ pub fn build(
 }
 
 impl FileProvider {
-    /// The key file's place, if keys may lie there.
+    /// The key file's place, if it is permitted.
     fn place(&self) -> Result<Place, Failure> {
         let place = Place::resolve(&self.path)?;
         outside(&place, self.data_directory.as_deref())?;
@@ -57,8 +57,8 @@ impl FileProvider {
         Ok(place)
     }
 
-    /// The file is read for every operation: a request has few of them, and what was rotated by
-    /// one of them is seen by the next.
+    /// Reads the file again for every operation: a request has few of them, and each must see a
+    /// rotation by the one before.
     fn load(&self) -> Result<KeyFile, Failure> {
         store::load(&self.place()?)
     }
@@ -86,7 +86,7 @@ impl FileProvider {
     }
 
     fn newest<'a>(&self, file: &'a KeyFile, name: &str) -> Result<&'a KeyVersion, Failure> {
-        // A key without versions does not pass the file's checks.
+        // The file's checks refuse keys without versions.
         self.find(file, name)?
             .newest()
             .ok_or_else(|| Failure::new(ErrorClass::Internal, "key has no version"))
@@ -208,7 +208,7 @@ impl Provider for FileProvider {
 }
 
 impl FileProvider {
-    /// [`outside`] for a directory that does not exist: all that can be told is from the path.
+    /// [`outside`] for a directory that does not exist: only the path can be checked.
     fn outside_by_name(&self) -> Result<(), Failure> {
         match &self.data_directory {
             Some(root) if self.path.starts_with(root) => Err(Failure::new(
@@ -221,7 +221,7 @@ impl FileProvider {
     }
 }
 
-/// Adds a version to the key called `name`, which is made if it is not there.
+/// Adds a version to the key `name`, which is created if it does not exist.
 pub fn add_version(file: &mut KeyFile, name: &str) -> Result<u64, Failure> {
     match file.add_version(name) {
         Ok(Some(version)) => Ok(version),
@@ -231,7 +231,7 @@ pub fn add_version(file: &mut KeyFile, name: &str) -> Result<u64, Failure> {
     }
 }
 
-/// Refuses a place inside `data_directory`, or in any other server's that can be told.
+/// Refuses a place inside `data_directory`, or inside a directory that looks like another server's.
 pub fn outside(place: &Place, data_directory: Option<&Path>) -> Result<(), Failure> {
     if let Some(data_directory) = data_directory {
         place.outside_of(data_directory)?;
@@ -239,7 +239,7 @@ pub fn outside(place: &Place, data_directory: Option<&Path>) -> Result<(), Failu
     place.outside_of_any()
 }
 
-/// The version of the key that wrapped, and the wrapping.
+/// The version of the wrapping key, and the wrapped key.
 fn header(wrapped: &[u8]) -> Option<(u64, &[u8])> {
     match wrapped.split_first_chunk::<HEADER>()? {
         ([FORMAT, version @ ..], body) => Some((u64::from_be_bytes(*version), body)),
@@ -247,7 +247,8 @@ fn header(wrapped: &[u8]) -> Option<(u64, &[u8])> {
     }
 }
 
-/// What a wrapping is bound to, each part with its length, so that no two triples look the same.
+/// Associated data: each part is preceded by its length, so that different triples give different
+/// data.
 fn associated_data(key: &str, version: u64, context: &str) -> Vec<u8> {
     let mut bound = b"pagevault file provider 1".to_vec();
     for part in [key.as_bytes(), &version.to_be_bytes(), context.as_bytes()] {

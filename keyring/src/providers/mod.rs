@@ -1,5 +1,5 @@
-//! The providers: one file each, the same shape each (option names, constructor, [`Provider`]).
-//! A new kind is one more file and one more row in `KINDS`.
+//! The providers, one module each with the same parts: option names, constructor, [`Provider`]. A
+//! new kind is another module and another row in `KINDS`.
 
 pub mod aws_kms;
 pub mod command;
@@ -13,38 +13,48 @@ use crate::failure::Failure;
 use crate::options::{Options, printable};
 use crate::provider::{Environment, Provider};
 
-/// A kind of provider: its name, the options it knows, its constructor.
+/// A kind of provider: name, known options, constructor.
 struct Kind {
     name: &'static str,
     options: &'static [&'static str],
-    /// Those that say which credentials are read, and where they are sent.
-    reaching: &'static [&'static str],
+    /// Options that decide which credentials are read, and where they are sent.
+    credential_options: &'static [&'static str],
     build: Constructor,
 }
 
 type Constructor = fn(&Options<'_>, &Environment) -> Result<Box<dyn Provider>, Failure>;
 
 const KINDS: &[Kind] = &[
-    Kind { name: "file", options: file::OPTIONS, reaching: &[], build: file::build },
-    Kind { name: "vault", options: vault::OPTIONS, reaching: vault::REACHING, build: vault::build },
+    Kind { name: "file", options: file::OPTIONS, credential_options: &[], build: file::build },
+    Kind {
+        name: "vault",
+        options: vault::OPTIONS,
+        credential_options: vault::CREDENTIAL_OPTIONS,
+        build: vault::build,
+    },
     Kind {
         name: "aws_kms",
         options: aws_kms::OPTIONS,
-        reaching: aws_kms::REACHING,
+        credential_options: aws_kms::CREDENTIAL_OPTIONS,
         build: aws_kms::build,
     },
-    // Its programs are asked about apart.
-    Kind { name: "command", options: command::OPTIONS, reaching: &[], build: command::build },
+    // Its programs are permitted separately, see `access`.
+    Kind {
+        name: "command",
+        options: command::OPTIONS,
+        credential_options: &[],
+        build: command::build,
+    },
 ];
 
-/// Which of these options say what credentials are read, and where they are sent.
-pub(crate) fn reaching(kind: &str, options: &Map<String, Value>) -> Vec<&'static str> {
+/// Those of the given options that decide which credentials are read, and where they are sent.
+pub(crate) fn credential_options(kind: &str, options: &Map<String, Value>) -> Vec<&'static str> {
     let known = KINDS.iter().find(|known| known.name == kind);
-    let names = known.map_or(&[][..], |known| known.reaching).iter().copied();
+    let names = known.map_or(&[][..], |known| known.credential_options).iter().copied();
     names.filter(|name| options.contains_key(*name)).collect()
 }
 
-/// Makes a provider of the named kind. Touches neither network nor keys.
+/// Creates a provider of the given kind, without using network or keys.
 ///
 /// # Errors
 /// `bad_options` for an unknown kind, an unknown option or a value of the wrong form.

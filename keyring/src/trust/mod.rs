@@ -1,23 +1,27 @@
-//! Files, directories and programs that the options, the environment or the command line name: whom
-//! they must belong to, and who else may read and write them. One rule, here, for all of them.
+//! Owner and permissions of files, directories and programs that are named in options, the
+//! environment or the command line. The same rules apply everywhere; "user" is the current user:
 //!
-//! | what | owner | mode must not have | |
+//! | file | owner | forbidden mode bits | |
 //! |---|---|---|---|
-//! | key file | we | 0077 | one name, no link |
-//! | credentials: tokens, secret IDs, private keys, AWS credentials, identities of escrow | root, we | 0027 | the group may read, as agents that write them do it |
-//! | token of a service account | root, we | 0022 | Kubernetes mounts them readable to all in the container |
-//! | certificates, authorities, AWS configuration, role IDs, lists of providers, bundles of escrow | root, we | 0022 | they tell whom to believe |
-//! | program | root, we | 0022 | no link |
-//! | keystore of a data directory, read without its server | root, we | 0022 | |
-//! | socket | root, we | | who listens is asked of the kernel (`net::socket`) |
+//! | key file | user | 0077 | one name, not a symbolic link |
+//! | credentials | root, user | 0027 | agents write them readable for a group |
+//! | token of a service account | root, user | 0022 | Kubernetes makes it world-readable |
+//! | trusted file | root, user | 0022 | |
+//! | program | root, user | 0022 | not a symbolic link |
+//! | keystore, read without its server | root, user | 0022 | |
+//! | socket | root, user | | also the user of the listener (`net::socket`) |
 //!
-//! Each directory above it belongs to root or to us, and others can write there only if it has the
-//! sticky bit; each symbolic link on the way belongs to root or to us (`way`). A ConfigMap of
-//! Kubernetes lies in a directory of mode 0777 that is mounted read-only: that will do for what
-//! tells whom to believe.
+//! Credentials are tokens, secret IDs, private keys, AWS credentials and identities for escrow.
+//! Trusted files are certificates, authorities, AWS configuration, role IDs, lists of providers and
+//! escrow bundles.
 //!
-//! Access control lists show in the mode: the bits of the group are then what the list grants at
-//! most (acl(5)).
+//! Each directory above must belong to root or the user, and may be writable by others only if it
+//! has the sticky bit. Each symbolic link in the path must belong to root or the user (`way`).
+//! Kubernetes mounts a ConfigMap read-only as a directory of mode 0777; this is accepted for
+//! trusted files.
+//!
+//! Access control lists need no check of their own: they show in the mode, whose group bits are the
+//! maximum that the list grants (acl(5)).
 
 pub(crate) mod read;
 pub(crate) mod way;
@@ -32,65 +36,65 @@ use nix::unistd::geteuid;
 use pagevault_keystore::protocol::ErrorClass;
 use rustix::fs::{StatVfsMountFlags, statvfs};
 
-/// What lies at a path.
+/// Kinds of files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum What {
+pub enum FileKind {
     /// A file of master keys.
     KeyFile,
-    /// A program of the operator's.
+    /// A program of the operator.
     Program,
-    /// A file that holds credentials.
+    /// A file with credentials.
     Credentials,
-    /// The token by which Kubernetes says who we are.
+    /// The token of this container's Kubernetes service account.
     ServiceAccount,
-    /// A certificate, or another file that tells whom to believe.
+    /// A certificate, or another file that decides what is trusted.
     Trusted,
-    /// A Unix socket at which keys are asked for.
+    /// The Unix socket of a key server.
     Socket,
     /// A data directory or a file of its keystore, read without its server.
     Keystore,
-    /// A file that says which providers there are.
+    /// A file that describes providers.
     Providers,
     /// A recovery bundle.
     Bundle,
 }
 
-impl What {
+impl FileKind {
     pub(crate) fn name(self) -> &'static str {
         match self {
-            What::KeyFile => "key file",
-            What::Program => "program",
-            What::Credentials => "credentials file",
-            What::ServiceAccount => "token file",
-            What::Trusted => "file",
-            What::Socket => "socket",
-            What::Keystore => "keystore",
-            What::Providers => "file of providers",
-            What::Bundle => "bundle",
+            FileKind::KeyFile => "key file",
+            FileKind::Program => "program",
+            FileKind::Credentials => "credentials file",
+            FileKind::ServiceAccount => "token file",
+            FileKind::Trusted => "file",
+            FileKind::Socket => "socket",
+            FileKind::Keystore => "keystore",
+            FileKind::Providers => "file of providers",
+            FileKind::Bundle => "bundle",
         }
     }
 
-    /// Whether it may be root's.
-    fn may_be_roots(self) -> bool {
-        self != What::KeyFile
+    /// Whether root may own it.
+    fn may_belong_to_root(self) -> bool {
+        self != FileKind::KeyFile
     }
 
     /// Bits that its mode must not have.
     fn forbidden(self) -> u32 {
         match self {
-            What::KeyFile => 0o077,
-            What::Credentials => 0o027,
+            FileKind::KeyFile => 0o077,
+            FileKind::Credentials => 0o027,
             _ => WRITABLE,
         }
     }
 }
 
-/// Bits of a mode by which others than the owner may write.
+/// Mode bits that let others than the owner write.
 const WRITABLE: u32 = 0o022;
 
 const STICKY: u32 = 0o1000;
 
-/// Who owns a file and who may do what to it.
+/// Owner and mode of a file, and the current user.
 #[derive(Clone, Copy)]
 struct Rights {
     mode: u32,
@@ -105,19 +109,19 @@ impl Rights {
     }
 }
 
-/// Refuses a file, or the directory that a path leads to, that somebody else owns or may write, or
-/// read where that gives it away; be it a directory with the sticky bit.
-pub(crate) fn require(what: What, path: &Path, metadata: &Metadata) -> Result<(), Failure> {
+/// Refuses a file, or the directory at the end of a path, that another user owns or can write, or
+/// can read if it is secret. The sticky bit of a directory does not help here.
+pub(crate) fn require(what: FileKind, path: &Path, metadata: &Metadata) -> Result<(), Failure> {
     judge(what, path, Rights::of(metadata))
 }
 
-fn judge(what: What, path: &Path, rights: Rights) -> Result<(), Failure> {
+fn judge(what: FileKind, path: &Path, rights: Rights) -> Result<(), Failure> {
     let Rights { mode, owner, us } = rights;
     let (shown, name) = (path.display(), what.name());
-    if owner != us && !(owner == 0 && what.may_be_roots()) {
+    if owner != us && !(owner == 0 && what.may_belong_to_root()) {
         let error = insecure(format!("{name} \"{shown}\" belongs to another user"));
         return Err(match what {
-            What::Program => error
+            FileKind::Program => error
                 .with_detail(format!(
                     "It belongs to user ID {owner}, who could change it; we run as user ID {us}."
                 ))
@@ -131,13 +135,13 @@ fn judge(what: What, path: &Path, rights: Rights) -> Result<(), Failure> {
         return Ok(());
     }
     Err(match what {
-        What::KeyFile => insecure(format!("key file \"{shown}\" is open to other users"))
+        FileKind::KeyFile => insecure(format!("key file \"{shown}\" is open to other users"))
             .with_detail(format!("Its mode is {mode:04o}; it must be 0600 or less."))
             .with_hint(format!(
                 "Run: chmod 0600 \"{shown}\". If others may have read the key, rotate it and \
                  re-wrap what it wraps."
             )),
-        What::Credentials => insecure(format!("\"{shown}\" is open to others"))
+        FileKind::Credentials => insecure(format!("\"{shown}\" is open to others"))
             .with_detail(format!("Its mode is {mode:04o}; it must be 0640 or less."))
             .with_hint(format!("Give it to the server's user alone: chmod 0600 \"{shown}\"")),
         _ => insecure(format!("{name} \"{shown}\" can be changed by other users"))
@@ -146,8 +150,8 @@ fn judge(what: What, path: &Path, rights: Rights) -> Result<(), Failure> {
     })
 }
 
-/// Refuses a directory in which others could exchange what lies there.
-pub(crate) fn check_directory(what: What, directory: &Path) -> Result<(), Failure> {
+/// Refuses a directory in which other users could replace files.
+pub(crate) fn check_directory(what: FileKind, directory: &Path) -> Result<(), Failure> {
     let shown = directory.display();
     let metadata = fs::metadata(directory)
         .map_err(|error| io_error(&error, &format!("could not examine directory \"{shown}\"")))?;
@@ -159,7 +163,7 @@ fn is_read_only(directory: &Path) -> bool {
 }
 
 fn judge_directory(
-    what: What,
+    what: FileKind,
     directory: &Path,
     rights: Rights,
     is_read_only: impl Fn() -> bool,
@@ -177,7 +181,7 @@ fn judge_directory(
     }
     let is_safe = mode & WRITABLE == 0
         || mode & STICKY != 0
-        || matches!(what, What::Trusted | What::ServiceAccount) && is_read_only();
+        || matches!(what, FileKind::Trusted | FileKind::ServiceAccount) && is_read_only();
     if !is_safe {
         return Err(unsafe_directory(format!(
             "Its mode is {mode:04o}: others than its owner may exchange the {name}."
@@ -187,12 +191,13 @@ fn judge_directory(
     Ok(())
 }
 
-/// The directory above `path` that looks like a data directory, if there is one.
+/// The nearest directory above `path` that looks like a data directory.
 pub(crate) fn data_directory_above(path: &Path) -> Option<&Path> {
     path.ancestors().find(|directory| directory.join("PG_VERSION").exists())
 }
 
-/// Root is hardly ever who the server runs as: more likely the operator forgot to change user.
+/// The server never runs as root: if this process does, the operator probably forgot to change the
+/// user.
 fn ownership_hint(path: &Path, owner: u32, us: u32) -> String {
     if us == 0 {
         format!("Run this as the user that runs the server; is that user ID {owner}?")
@@ -205,8 +210,8 @@ pub(crate) fn insecure(message: impl Into<String>) -> Failure {
     Failure::new(ErrorClass::Insecure, message)
 }
 
-/// An error of the system as an outage. That we may not enter a directory or read a file is so as
-/// well: it is no word about a key, and `denied` would be taken for one.
+/// The failure for a system error, as an outage. Missing permission for a directory or file is an
+/// outage too: `denied` would be taken for a refusal of the key.
 pub(crate) fn io_error(error: &io::Error, message: &str) -> Failure {
     let failure = Failure::new(ErrorClass::Unreachable, message).with_detail(format!("{error}."));
     match error.kind() {
@@ -214,7 +219,7 @@ pub(crate) fn io_error(error: &io::Error, message: &str) -> Failure {
             "User ID {} must own the file and may enter each directory above it.",
             geteuid()
         )),
-        // A network file system that restarts, or a moment of shortage.
+        // A network file system that restarts, or a temporary shortage.
         io::ErrorKind::Interrupted
         | io::ErrorKind::TimedOut
         | io::ErrorKind::StaleNetworkFileHandle
@@ -234,11 +239,11 @@ mod tests {
     const US: u32 = 1000;
 
     fn directory(mode: u32, owner: u32) -> Result<(), Failure> {
-        judge_directory(What::KeyFile, Path::new("/d"), Rights { mode, owner, us: US }, || true)
+        judge_directory(FileKind::KeyFile, Path::new("/d"), Rights { mode, owner, us: US }, || true)
     }
 
     fn file(mode: u32, owner: u32) -> Result<(), Failure> {
-        judge(What::KeyFile, Path::new("/d/f"), Rights { mode, owner, us: US })
+        judge(FileKind::KeyFile, Path::new("/d/f"), Rights { mode, owner, us: US })
     }
 
     #[test]
@@ -256,7 +261,7 @@ mod tests {
     }
 
     #[test]
-    fn files_are_ours_alone() {
+    fn key_files_belong_to_the_user_alone() {
         for mode in 0..0o1000 {
             assert_eq!(file(mode, US).is_ok(), mode & 0o077 == 0, "{mode:o}");
             assert!(file(mode, 0).is_err() && file(mode, 7).is_err());
@@ -264,37 +269,39 @@ mod tests {
     }
 
     #[test]
-    fn programs_are_written_by_root_or_us_alone() {
+    fn programs_are_writable_by_root_or_the_user_only() {
         for mode in 0..0o1000 {
             for owner in [0, US] {
                 let judged =
-                    judge(What::Program, Path::new("/d/p"), Rights { mode, owner, us: US });
+                    judge(FileKind::Program, Path::new("/d/p"), Rights { mode, owner, us: US });
                 assert_eq!(judged.is_ok(), mode & 0o022 == 0, "{mode:o}");
             }
         }
         let rights = Rights { mode: 0o755, owner: 7, us: US };
         assert_eq!(
-            judge(What::Program, Path::new("/d/p"), rights).unwrap_err().class,
+            judge(FileKind::Program, Path::new("/d/p"), rights).unwrap_err().class,
             ErrorClass::Insecure
         );
     }
 
     #[test]
-    fn root_is_asked_whether_it_meant_to_be_root() {
+    fn the_hint_for_root_asks_for_the_servers_user() {
         let rights = Rights { mode: 0o600, owner: 26, us: 0 };
-        let error = judge(What::KeyFile, Path::new("/d/f"), rights).unwrap_err();
+        let error = judge(FileKind::KeyFile, Path::new("/d/f"), rights).unwrap_err();
         assert_eq!(error.hint(), "Run this as the user that runs the server; is that user ID 26?");
     }
 
     #[test]
-    fn a_directory_open_to_all_will_do_for_what_is_public_if_it_is_mounted_read_only() {
+    fn read_only_mounts_with_mode_0777_are_accepted_for_trusted_files() {
         let rights = Rights { mode: 0o777, owner: 0, us: US };
         let judged =
             |what, read_only| judge_directory(what, Path::new("/d"), rights, || read_only).is_ok();
-        for what in [What::Trusted, What::ServiceAccount] {
+        for what in [FileKind::Trusted, FileKind::ServiceAccount] {
             assert!(judged(what, true) && !judged(what, false), "{what:?}");
         }
-        for what in [What::KeyFile, What::Credentials, What::Program, What::Keystore] {
+        for what in
+            [FileKind::KeyFile, FileKind::Credentials, FileKind::Program, FileKind::Keystore]
+        {
             assert!(!judged(what, true), "{what:?}");
         }
     }

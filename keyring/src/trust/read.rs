@@ -1,6 +1,6 @@
-//! Reading files that are [named somewhere](super): credentials, of which options hold no word
-//! themselves, certificates, configuration. They lie in no data directory, have a largest size, and
-//! are never waited for.
+//! Reading files [named in options or the environment](super): credentials, which options never
+//! contain themselves, certificates, configuration. They must be outside of data directories, have
+//! a maximum size, and opening them never blocks.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;
@@ -12,25 +12,25 @@ use pagevault_keystore::protocol::ErrorClass;
 use zeroize::Zeroizing;
 
 use super::way::follow;
-use super::{What, data_directory_above, insecure, require};
+use super::{FileKind, data_directory_above, insecure, require};
 use crate::failure::Failure;
 
-/// Larger files are no credentials.
+/// Maximum size of credentials in bytes.
 const LIMIT: u64 = 64 * 1024;
 
-/// Larger files are neither certificates nor configuration.
+/// Maximum size of certificates and configuration in bytes.
 const TEXT_LIMIT: u64 = 4 * 1024 * 1024;
 
-/// Opens a regular file that is as safe as `what` must be.
+/// Opens a regular file that meets the rules for `what`.
 ///
 /// # Errors
-/// `unreachable` if it cannot be opened (a mount or an agent may be late), `insecure` if others can
-/// read, write or exchange it, `bad_options` if it is no regular file.
-pub(crate) fn open(path: &Path, what: What) -> Result<File, Failure> {
+/// `unreachable` if it cannot be opened (a mount or an agent may be late), `insecure` if other
+/// users can read, write or replace it, `bad_options` if it is not a regular file.
+pub(crate) fn open(path: &Path, what: FileKind) -> Result<File, Failure> {
     let shown = path.display();
     let absolute = std::path::absolute(path).map_err(|error| unreadable(path, &error))?;
-    let place =
-        follow(what, &absolute).map_err(|astray| astray.or(|error| unreadable(path, error)))?;
+    let place = follow(what, &absolute)
+        .map_err(|unresolved| unresolved.or(|error| unreadable(path, error)))?;
     if let Some(root) = place.parent().and_then(data_directory_above) {
         return Err(insecure(format!("\"{shown}\" lies inside the data directory"))
             .with_detail(format!(
@@ -50,16 +50,16 @@ pub(crate) fn open(path: &Path, what: What) -> Result<File, Failure> {
     Ok(file)
 }
 
-/// Reads a file of one line of printable ASCII, without the white space around it.
+/// Reads a file with one line of printable ASCII, without surrounding white space.
 ///
 /// # Errors
-/// Those of [`open`], `bad_options` if it holds anything else.
-pub(crate) fn read(path: &Path, what: What) -> Result<Zeroizing<String>, Failure> {
+/// Those of [`open`]; `bad_options` for other content.
+pub(crate) fn read(path: &Path, what: FileKind) -> Result<Zeroizing<String>, Failure> {
     let file = open(path, what)?;
     let wrong = |detail: &str| {
         wrong(path, detail).with_hint("The file must hold the credential alone, on one line.")
     };
-    // Read at once into room for all of it: a text that grows leaves copies behind.
+    // With full capacity: a string that grows leaves copies behind.
     let mut text = Zeroizing::new(String::with_capacity(LIMIT as usize + 1));
     file.take(LIMIT + 1).read_to_string(&mut text).map_err(|error| match error.kind() {
         std::io::ErrorKind::InvalidData => wrong("It holds something else than text."),
@@ -78,15 +78,15 @@ pub(crate) fn read(path: &Path, what: What) -> Result<Zeroizing<String>, Failure
 /// Reads a file that may have many lines, into memory that is wiped.
 ///
 /// # Errors
-/// Those of [`open`], `bad_options` if it is larger than any of its kind.
-pub(crate) fn read_whole(path: &Path, what: What) -> Result<Zeroizing<Vec<u8>>, Failure> {
+/// Those of [`open`]; `bad_options` if it is too large.
+pub(crate) fn read_whole(path: &Path, what: FileKind) -> Result<Zeroizing<Vec<u8>>, Failure> {
     let file = open(path, what)?;
     let length = file.metadata().map_err(|error| unreadable(path, &error))?.len();
     if length > TEXT_LIMIT {
         return Err(wrong(path, "It is too long."));
     }
     let mut bytes = Zeroizing::new(Vec::with_capacity(length as usize + 1));
-    // It may be longer than it shows.
+    // The file may be longer than it reports.
     file.take(TEXT_LIMIT + 1).read_to_end(&mut bytes).map_err(|error| unreadable(path, &error))?;
     if bytes.len() as u64 > TEXT_LIMIT {
         return Err(wrong(path, "It is too long."));
@@ -118,19 +118,19 @@ mod tests {
     fn only_safe_files_of_one_word_are_read() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("token");
-        let read_as = |content: &[u8], mode: u32, what: What| {
+        let read_as = |content: &[u8], mode: u32, what: FileKind| {
             write(&path, content).unwrap();
             set_permissions(&path, Permissions::from_mode(mode)).unwrap();
             read(&path, what).map(|text| text.to_string()).map_err(|error| error.class)
         };
-        assert_eq!(read_as(b" hvs.abc\n", 0o600, What::Credentials), Ok("hvs.abc".to_owned()));
-        assert_eq!(read_as(b"hvs.abc", 0o640, What::Credentials), Ok("hvs.abc".to_owned()));
-        assert_eq!(read_as(b"hvs.abc", 0o644, What::ServiceAccount), Ok("hvs.abc".to_owned()));
+        assert_eq!(read_as(b" hvs.abc\n", 0o600, FileKind::Credentials), Ok("hvs.abc".to_owned()));
+        assert_eq!(read_as(b"hvs.abc", 0o640, FileKind::Credentials), Ok("hvs.abc".to_owned()));
+        assert_eq!(read_as(b"hvs.abc", 0o644, FileKind::ServiceAccount), Ok("hvs.abc".to_owned()));
         for (mode, what) in [
-            (0o644, What::Credentials),
-            (0o604, What::Credentials),
-            (0o620, What::Credentials),
-            (0o646, What::ServiceAccount),
+            (0o644, FileKind::Credentials),
+            (0o604, FileKind::Credentials),
+            (0o620, FileKind::Credentials),
+            (0o646, FileKind::ServiceAccount),
         ] {
             assert_eq!(read_as(b"hvs.abc", mode, what), Err(ErrorClass::Insecure));
         }
@@ -138,11 +138,11 @@ mod tests {
         for content in
             [&b""[..], b" \n ", b"two words", b"two\nlines", b"\xff\xfe", b"a\0b", &large]
         {
-            assert_eq!(read_as(content, 0o600, What::Credentials), Err(ErrorClass::BadOptions));
+            assert_eq!(read_as(content, 0o600, FileKind::Credentials), Err(ErrorClass::BadOptions));
         }
-        let missing = read(&directory.path().join("none"), What::Credentials).unwrap_err();
+        let missing = read(&directory.path().join("none"), FileKind::Credentials).unwrap_err();
         assert_eq!(missing.class, ErrorClass::Unreachable);
-        let no_file = read(directory.path(), What::Credentials).unwrap_err();
+        let no_file = read(directory.path(), FileKind::Credentials).unwrap_err();
         assert_eq!(no_file.class, ErrorClass::BadOptions);
     }
 }

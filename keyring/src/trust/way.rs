@@ -1,14 +1,15 @@
-//! The way to a file: each directory on it, and each symbolic link, must be root's or ours.
+//! Resolves a path safely: each directory and each symbolic link in it must belong to root or the
+//! current user.
 //!
-//! [`Place`](crate::keyfile::place::Place) wants the file itself where its path says; credentials,
-//! certificates and data directories are often reached by links, as Kubernetes and certificate
-//! managers make them. A link is as good as a directory: who owns it, or may write where it lies,
-//! chooses the file. So links are followed here, one by one, and what is opened then is a path
-//! without any.
+//! [`Place`](crate::keyfile::place::Place) requires the file itself at its path. Credentials,
+//! certificates and data directories, however, are often reached by symbolic links, which
+//! Kubernetes and certificate managers create. Whoever owns a link, or can write to its directory,
+//! decides on the file. So links are resolved here one by one, and the result is a path without
+//! links.
 //!
-//! In a sticky directory (`/tmp`) others may make names, but neither remove nor exchange those of
-//! root and ours; so it will do on the way, as long as the next step is root's or ours. It will not
-//! do for what is at the end of it: see [`require`](super::require).
+//! In a sticky directory (`/tmp`) other users can create names, but neither remove nor replace
+//! those of root and the current user. So it is accepted in the path if the next component belongs
+//! to one of them. It is not accepted as the end of the path: see [`require`](super::require).
 
 use std::collections::VecDeque;
 use std::ffi::OsString;
@@ -19,44 +20,44 @@ use std::path::{Component, Path, PathBuf};
 
 use nix::unistd::geteuid;
 
-use super::{What, check_directory, insecure};
+use super::{FileKind, check_directory, insecure};
 use crate::failure::Failure;
 
-/// As many as Linux follows.
-const MOST_LINKS: usize = 40;
+/// Linux has the same limit.
+const MAX_LINKS: usize = 40;
 
-/// Why there is no way, or none that is safe.
-pub(crate) enum Astray {
-    /// The system's error.
+/// Why a path could not be resolved safely.
+pub(crate) enum Unresolved {
+    /// A system error.
     Io(io::Error),
     Unsafe(Failure),
 }
 
-impl From<io::Error> for Astray {
+impl From<io::Error> for Unresolved {
     fn from(error: io::Error) -> Self {
-        Astray::Io(error)
+        Unresolved::Io(error)
     }
 }
 
-impl Astray {
-    /// As an error; `unreachable` says it for the system's.
+impl Unresolved {
+    /// The failure; `unreachable` converts a system error.
     pub(crate) fn or(self, unreachable: impl FnOnce(&io::Error) -> Failure) -> Failure {
         match self {
-            Astray::Io(error) => unreachable(&error),
-            Astray::Unsafe(error) => error,
+            Unresolved::Io(error) => unreachable(&error),
+            Unresolved::Unsafe(error) => error,
         }
     }
 }
 
-/// Follows an absolute path to its end, which must exist. What is there is not looked at.
-pub(crate) fn follow(what: What, path: &Path) -> Result<PathBuf, Astray> {
+/// Resolves an absolute path, which must exist. The file at its end is not examined.
+pub(crate) fn follow(what: FileKind, path: &Path) -> Result<PathBuf, Unresolved> {
     if !path.is_absolute() {
         return Err(io::Error::from(io::ErrorKind::InvalidInput).into());
     }
     let mut at = PathBuf::from("/");
     let mut left = steps(path);
     let mut links = 0;
-    check_directory(what, &at).map_err(Astray::Unsafe)?;
+    check_directory(what, &at).map_err(Unresolved::Unsafe)?;
     while let Some(step) = left.pop_front() {
         if step == ".." {
             at.pop();
@@ -66,10 +67,10 @@ pub(crate) fn follow(what: What, path: &Path) -> Result<PathBuf, Astray> {
         let metadata = fs::symlink_metadata(&next)?;
         if metadata.is_symlink() {
             links += 1;
-            if links > MOST_LINKS {
+            if links > MAX_LINKS {
                 return Err(io::Error::from_raw_os_error(nix::libc::ELOOP).into());
             }
-            check_link(what, &next, &metadata).map_err(Astray::Unsafe)?;
+            check_link(what, &next, &metadata).map_err(Unresolved::Unsafe)?;
             let target = fs::read_link(&next)?;
             if target.is_absolute() {
                 at = PathBuf::from("/");
@@ -83,7 +84,7 @@ pub(crate) fn follow(what: What, path: &Path) -> Result<PathBuf, Astray> {
             if !metadata.is_dir() {
                 return Err(io::Error::from_raw_os_error(nix::libc::ENOTDIR).into());
             }
-            check_directory(what, &next).map_err(Astray::Unsafe)?;
+            check_directory(what, &next).map_err(Unresolved::Unsafe)?;
         }
         at = next;
     }
@@ -99,7 +100,7 @@ fn steps(path: &Path) -> VecDeque<OsString> {
     path.components().filter_map(step).collect()
 }
 
-fn check_link(what: What, link: &Path, metadata: &Metadata) -> Result<(), Failure> {
+fn check_link(what: FileKind, link: &Path, metadata: &Metadata) -> Result<(), Failure> {
     let (owner, us) = (metadata.uid(), geteuid().as_raw());
     if owner == 0 || owner == us {
         return Ok(());
@@ -122,14 +123,14 @@ mod tests {
     use super::*;
 
     fn class(path: &Path) -> Result<PathBuf, ErrorClass> {
-        follow(What::Credentials, path).map_err(|astray| match astray {
-            Astray::Io(_) => ErrorClass::Unreachable,
-            Astray::Unsafe(error) => error.class,
+        follow(FileKind::Credentials, path).map_err(|unresolved| match unresolved {
+            Unresolved::Io(_) => ErrorClass::Unreachable,
+            Unresolved::Unsafe(error) => error.class,
         })
     }
 
     #[test]
-    fn links_are_followed_and_every_step_is_judged() {
+    fn links_are_resolved_and_every_step_is_checked() {
         let root = tempfile::tempdir().unwrap();
         let base = root.path().canonicalize().unwrap();
         let at = |name: &str| base.join(name);
@@ -150,12 +151,12 @@ mod tests {
         assert_eq!(class(&at("loop")), Err(ErrorClass::Unreachable));
         assert_eq!(class(&at("safe/link/x")), Err(ErrorClass::Unreachable));
         assert_eq!(class(Path::new("token")), Err(ErrorClass::Unreachable));
-        // Who can write where a link lies chooses the file.
+        // Whoever can write to a link's directory decides on the file.
         assert_eq!(class(&at("open/link")), Err(ErrorClass::Insecure));
         fs::set_permissions(at("open"), fs::Permissions::from_mode(0o1777)).unwrap();
         assert_eq!(class(&at("open/link")), Ok(token));
         if geteuid().is_root() {
-            // Somebody else's link in a sticky directory.
+            // Another user's link in a sticky directory.
             std::os::unix::fs::lchown(at("open/link"), Some(65534), None).unwrap();
             assert_eq!(class(&at("open/link")), Err(ErrorClass::Insecure));
             chown(at("safe"), Some(65534), None).unwrap();
@@ -164,11 +165,11 @@ mod tests {
     }
 
     #[test]
-    fn what_is_at_the_end_is_not_excused_by_a_sticky_bit() {
+    fn a_sticky_directory_is_refused_at_the_end_of_a_path() {
         let root = tempfile::tempdir().unwrap();
         let judge = |mode| {
             fs::set_permissions(root.path(), fs::Permissions::from_mode(mode)).unwrap();
-            require(What::Keystore, root.path(), &fs::metadata(root.path()).unwrap())
+            require(FileKind::Keystore, root.path(), &fs::metadata(root.path()).unwrap())
         };
         assert!(judge(0o700).is_ok() && judge(0o755).is_ok());
         assert!(judge(0o1777).is_err() && judge(0o770).is_err());

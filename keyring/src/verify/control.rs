@@ -1,4 +1,5 @@
-//! What the control file says, by way of `pg_controldata`: its layout is another in every version.
+//! The content of the control file, read by `pg_controldata` because its layout differs between
+//! versions.
 
 use std::path::Path;
 use std::process::Command;
@@ -9,28 +10,28 @@ use crate::bindir::find;
 use crate::failure::{Failure, refuse, unreadable};
 use crate::regular::open_regular;
 
-/// What has to be known of a cluster to read its files.
+/// Facts about a cluster that are needed to read its files.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Control {
-    /// Pages carry checksums.
+    /// Pages have checksums.
     pub(crate) checksums: bool,
-    /// Bytes of a WAL segment.
+    /// Size of a WAL segment in bytes.
     pub(crate) segment: u64,
     /// The timeline of the last checkpoint.
     pub(crate) timeline: u32,
-    /// Where its record begins, if this server has written it itself: all WAL up to there was on
-    /// disk. What is being recovered may have its WAL from elsewhere, and not all of it
-    /// (`pg_rewind` copies WAL before the control file).
+    /// LSN of the checkpoint record, if this server wrote it: all WAL before it was on disk. A
+    /// cluster in recovery may have incomplete WAL from elsewhere (`pg_rewind` copies WAL before
+    /// the control file).
     pub(crate) checkpoint: Option<Lsn>,
-    /// Nothing is left for recovery to do.
+    /// Recovery has nothing to do.
     pub(crate) clean: bool,
-    /// Nor is it a standby's: what was in progress did not commit, and will not.
+    /// As `clean`, and not a standby: open transactions did not commit and never will.
     pub(crate) ended: bool,
 }
 
 impl Control {
     pub(crate) fn ask(data_directory: &Path) -> Result<Control, Failure> {
-        // The program would wait for who writes to a FIFO.
+        // pg_controldata would block on a FIFO.
         let file = data_directory.join("global/pg_control");
         open_regular(&file).map_err(|error| unreadable(&file, &error))?;
         let program = find("pg_controldata".as_ref())?;

@@ -1,13 +1,13 @@
-//! Files that no relation has: what a transaction made that did not come to its commit, because the
-//! server crashed.
+//! Files that belong to no relation, because the transaction that created them did not commit
+//! before a crash.
 //!
-//! Recovery does not remove them, and they need not be whole: their pages may have been written
-//! before the key that seals them was flushed with WAL. PostgreSQL never reads them again. Whether
-//! a file is one of them is asked where something is wrong with it: then `pg_class` of its database
-//! is read, with all rows that were ever written and are not yet removed.
+//! Recovery does not remove them, and they may be incomplete: their pages may have been written
+//! before the key was flushed with WAL. PostgreSQL never reads them again. Only if something is
+//! wrong with a file, `pg_class` of its database is read, with all row versions that were not
+//! removed yet, to find out whether the file is a leftover.
 //!
-//! In doubt a file is needed: where pg_class or what it takes to read it is not readable itself,
-//! where WAL is yet to be replayed, and where transactions may still be committed.
+//! In doubt a file counts as needed: if pg_class cannot be read, if WAL has to be replayed, or if
+//! transactions may still be committed.
 
 use std::collections::{HashMap, HashSet};
 use std::fs;
@@ -26,14 +26,14 @@ use crate::regular::{open_regular, read_regular};
 /// `RelationRelationId`
 const PG_CLASS: u32 = 1259;
 
-/// Bytes of `pg_filenode.map` since 16, which are more than before.
+/// Size of `pg_filenode.map` since 16 in bytes; before, it was smaller.
 const LARGEST_MAP: u64 = 524;
 
-/// What is known of each database that was asked about.
+/// The files that relations need, for each database that was examined.
 pub(super) struct Leftovers<'a> {
     context: &'a Context<'a>,
     files: &'a [RelationFile],
-    /// Numbers of files that a relation has or may have; `None`: that is not known.
+    /// Numbers of files that belong or may belong to a relation; `None` if unknown.
     needed: HashMap<u32, Option<HashSet<u32>>>,
 }
 
@@ -43,7 +43,7 @@ impl<'a> Leftovers<'a> {
     }
 
     /// True if certainly no relation has this file.
-    pub(super) fn include(&mut self, file: RelFile) -> bool {
+    pub(super) fn includes(&mut self, file: RelFile) -> bool {
         let (context, files) = (self.context, self.files);
         let needed = self
             .needed
@@ -54,7 +54,7 @@ impl<'a> Leftovers<'a> {
 }
 
 fn needed(context: &Context<'_>, files: &[RelationFile], database: u32) -> Option<HashSet<u32>> {
-    // Rows of relations that all databases share are in each of them.
+    // Each database has rows of shared relations.
     if database == 0 || !context.control.ended {
         return None;
     }
@@ -62,7 +62,7 @@ fn needed(context: &Context<'_>, files: &[RelationFile], database: u32) -> Optio
     let of_database = || files.iter().filter(|file| file.file.database == database);
     let directories: HashSet<PathBuf> =
         of_database().filter_map(|file| Some(file.path.parent()?.to_owned())).collect();
-    // Only in the directory in the database's own tablespace.
+    // The map exists only in the database's own tablespace.
     let map_in = |place: &PathBuf| read_regular(&place.join("pg_filenode.map"), LARGEST_MAP).ok();
     let map = directories.iter().find_map(map_in)?;
     let mapped = mappings(&map)?;
@@ -86,8 +86,8 @@ fn needed(context: &Context<'_>, files: &[RelationFile], database: u32) -> Optio
     Some(needed)
 }
 
-/// Relations and numbers of their files, as `pg_filenode.map` says (`RelMapFile`, relmapper.c; 16
-/// has more room in it).
+/// Relations and the numbers of their files from `pg_filenode.map` (`RelMapFile`, relmapper.c; it
+/// is larger since 16).
 fn mappings(map: &[u8]) -> Option<Vec<(u32, u32)>> {
     const MAGIC: u32 = 0x0059_2717;
     const MOST: [(usize, usize); 2] = [(512, 62), (524, 64)];
@@ -102,8 +102,8 @@ fn mappings(map: &[u8]) -> Option<Vec<(u32, u32)>> {
     (0..count).map(|at| Some((word(HEAD + at * 8)?, word(HEAD + at * 8 + 4)?))).collect()
 }
 
-/// Adds the files of the rows of `pg_class` on a page, but for rows whose transaction did not
-/// commit. `None` if they cannot be read.
+/// Adds the files in the `pg_class` rows of a page, except rows whose transaction did not commit.
+/// `None` if the page cannot be read.
 fn rows(page: &Page, transactions: &Transactions, needed: &mut HashSet<u32>) -> Option<()> {
     /// `SizeOfPageHeaderData`; ItemIdData (itemid.h): offset, flags and length of 15, 2 and 15
     /// bits.
@@ -116,8 +116,8 @@ fn rows(page: &Page, transactions: &Transactions, needed: &mut HashSet<u32>) -> 
     const BEGIN: usize = 22;
     const COMMITTED: u16 = 0x0100;
     const INVALID: u16 = 0x0200;
-    /// Of `relfilenode` in FormData_pg_class (pg_class.h), the same in 15 to 18; what is before it
-    /// is never null.
+    /// Offset of `relfilenode` in FormData_pg_class (pg_class.h), the same in 15 to 18; the columns
+    /// before it are never null.
     const FILE: usize = 88;
     let half = |at: usize| Some(u16::from_le_bytes(*page.get(at..)?.first_chunk()?));
     let word = |at: usize| Some(u32::from_le_bytes(*page.get(at..)?.first_chunk()?));
@@ -138,10 +138,10 @@ fn rows(page: &Page, transactions: &Transactions, needed: &mut HashSet<u32>) -> 
     Some(())
 }
 
-/// What `pg_xact` says of transactions.
+/// The state of transactions according to `pg_xact`.
 struct Transactions {
     directory: PathBuf,
-    /// Some were prepared, with subtransactions perhaps: what is in progress may be theirs.
+    /// There are prepared transactions; those in progress may be their subtransactions.
     some_are_prepared: bool,
 }
 
@@ -165,7 +165,7 @@ impl Transactions {
         let mut byte = [0];
         let at = u64::from(number % IN_A_FILE / 4);
         let read = open_regular(&path).and_then(|file| file.read_exact_at(&mut byte, at));
-        // What is not there any more is long ago.
+        // `pg_xact` is truncated only for old transactions.
         read.is_err()
             || match byte[0] >> (number % 4 * 2) & 3 {
                 ABORTED => false,
@@ -180,7 +180,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn maps_are_read_if_they_are_whole() {
+    fn maps_are_read_if_they_are_intact() {
         for (length, crc) in [(512, 504), (524, 520)] {
             let mut map = vec![0; length];
             map[..4].copy_from_slice(&0x0059_2717_u32.to_le_bytes());

@@ -1,5 +1,5 @@
-//! `pagevault-keyring verify`: opens every page and every record of WAL of a data directory whose
-//! server is down, or of a backup, with the keys; changes nothing.
+//! `pagevault-keyring verify`: decrypts every page and checks every WAL record of a data directory
+//! whose server is down, or of a backup. Changes nothing.
 
 mod control;
 mod leftovers;
@@ -24,7 +24,7 @@ use crate::access::Access;
 use crate::failure::{Failure, refuse, unreadable};
 use crate::offline::{DIRECTORY, DatabaseKeys, Keystore};
 
-/// Whether a file of this name is one of a relation.
+/// Whether a file of this name belongs to a relation.
 pub(crate) fn relation_file(name: &str) -> bool {
     pages::parse(name).is_some()
 }
@@ -34,10 +34,10 @@ pub(crate) fn wal_segment(name: &str) -> bool {
     parse_name(name.as_bytes()).is_some()
 }
 
-/// Damage that is listed; more is counted.
+/// Maximum number of damages that are listed; more are counted.
 const LISTED: usize = 100;
 
-/// What was found.
+/// The result.
 #[derive(Default)]
 struct Findings {
     files: u64,
@@ -51,7 +51,7 @@ struct Findings {
     records: u64,
     damaged: u64,
     listed: Vec<String>,
-    /// Files that no relation has, and of which something is wrong.
+    /// Files that belong to no relation and are damaged.
     left_over: BTreeSet<String>,
 }
 
@@ -78,10 +78,10 @@ impl Findings {
     }
 }
 
-/// Looks at all of it and tells of it. True if everything is well.
+/// Verifies everything and prints the result. True if nothing is damaged.
 ///
 /// # Errors
-/// When it cannot be looked at: the server is running, a key is not to be had, a file cannot be
+/// If it cannot be verified: the server is running, a key cannot be unwrapped, a file cannot be
 /// read.
 pub fn verify(
     data_directory: &Path,
@@ -107,27 +107,27 @@ pub fn verify(
     let length = |path: &Path| fs::metadata(path).map_or(0, |file| file.len());
     let paths = files.iter().map(|file| &file.path);
     let paths = paths.chain(segments.iter().map(|segment| &segment.path));
-    // Files with holes may show any length.
+    // Sparse files may report any length.
     let total = paths.fold(0_u64, |total, path| total.saturating_add(length(path)));
     let progress = progress(total);
     let mut findings = Findings::default();
     if !control.clean {
-        findings.passed_over = pages::pass_over_unlogged(&mut files);
+        findings.passed_over = pages::skip_unlogged(&mut files);
     }
     let context = Context { keystore: &keystore, unlocked: &unlocked, control };
     let mut leftovers = Leftovers::new(&context, &files);
-    pages::look_for_gaps(&context, &files, &mut leftovers, &mut findings);
+    pages::check_segments(&context, &files, &mut leftovers, &mut findings);
     for file in &files {
-        pages::look(&context, file, &mut leftovers, &progress, &mut findings)?;
+        pages::verify_file(&context, file, &mut leftovers, &progress, &mut findings)?;
     }
-    records::look(&context, &segments, &progress, &mut findings)?;
+    records::verify(&context, &segments, &progress, &mut findings)?;
     progress.finish_and_clear();
-    tell(&keystore, &put_aside, &findings, control.clean, out)
+    report(&keystore, &put_aside, &findings, control.clean, out)
         .map_err(|error| unreadable(Path::new("-"), &error))?;
     Ok(findings.damaged == 0)
 }
 
-/// What looking needs.
+/// What all checks use.
 struct Context<'a> {
     keystore: &'a Keystore,
     unlocked: &'a DatabaseKeys,
@@ -140,7 +140,7 @@ impl Context<'_> {
     }
 }
 
-/// How many data keys stand beside the key files and not in them, by scope.
+/// Number of data keys that were cut off from key files and are not in them, by scope.
 fn put_aside(keystore: &Keystore) -> Result<Vec<(Scope, usize)>, Failure> {
     let is_key = |record: &Record| matches!(record, Record::DataKey { .. });
     let mut found = Vec::new();
@@ -152,7 +152,7 @@ fn put_aside(keystore: &Keystore) -> Result<Vec<(Scope, usize)>, Failure> {
     Ok(found)
 }
 
-/// Shown on a terminal only.
+/// Shown only on a terminal.
 fn progress(bytes: u64) -> ProgressBar {
     let bar = ProgressBar::new(bytes);
     let style = ProgressStyle::with_template(
@@ -161,7 +161,7 @@ fn progress(bytes: u64) -> ProgressBar {
     bar.with_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()))
 }
 
-fn tell(
+fn report(
     keystore: &Keystore,
     put_aside: &[(Scope, usize)],
     findings: &Findings,

@@ -1,4 +1,4 @@
-//! Every page of every relation.
+//! Verification of all pages of relations.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, HashSet};
@@ -18,11 +18,11 @@ use super::{Context, Findings};
 use crate::failure::{Failure, unreadable};
 use crate::regular::open_regular;
 
-/// `RELSEG_SIZE`: blocks of a file of a relation.
+/// `RELSEG_SIZE`: blocks of a segment of a relation.
 pub(crate) const SEGMENT: u32 = 131_072;
 const SEGMENT_BYTES: u64 = SEGMENT as u64 * PAGE_SIZE as u64;
 
-/// Of tables in `base` and `global` (src/include/catalog/pg_tablespace.dat).
+/// Tablespaces of the tables in `base` and `global` (src/include/catalog/pg_tablespace.dat).
 const DEFAULT_TABLESPACE: u32 = 1663;
 const GLOBAL_TABLESPACE: u32 = 1664;
 
@@ -31,7 +31,7 @@ pub(crate) struct RelationFile {
     pub(crate) path: PathBuf,
     pub(crate) file: RelFile,
     pub(crate) fork: Fork,
-    /// Which of the files of a fork.
+    /// Number of the segment in the fork.
     pub(crate) segment: u32,
 }
 
@@ -52,9 +52,10 @@ pub(super) fn files(data_directory: &Path) -> Result<Vec<RelationFile>, Failure>
     Ok(files)
 }
 
-/// Removes files of unlogged relations but for their init forks, where recovery will put those in
-/// their place: after a crash they may hold anything. Returns how many.
-pub(super) fn pass_over_unlogged(files: &mut Vec<RelationFile>) -> u64 {
+/// Removes files of unlogged relations, except init forks, from the list: after a crash they may
+/// contain anything, and recovery replaces them by the init forks. Returns the number of files
+/// removed.
+pub(super) fn skip_unlogged(files: &mut Vec<RelationFile>) -> u64 {
     let init = files.iter().filter(|file| file.fork == Fork::Init);
     let unlogged: HashSet<RelFile> = init.map(|file| file.file).collect();
     let before = files.len();
@@ -62,9 +63,9 @@ pub(super) fn pass_over_unlogged(files: &mut Vec<RelationFile>) -> u64 {
     (before - files.len()) as u64
 }
 
-/// That every file that another one continues is there, and full. (Empty files stay behind where a
-/// relation was cut.)
-pub(super) fn look_for_gaps(
+/// Checks that every file that another one continues exists and is full. (Truncation leaves empty
+/// files behind.)
+pub(super) fn check_segments(
     context: &Context<'_>,
     files: &[RelationFile],
     leftovers: &mut Leftovers<'_>,
@@ -80,7 +81,7 @@ pub(super) fn look_for_gaps(
         if before != Some(&SEGMENT_BYTES) {
             let path = context.show(&file.path);
             let what = if before.is_some() { "not full" } else { "missing" };
-            if leftovers.include(file.file) {
+            if leftovers.includes(file.file) {
                 findings.left_over(path);
             } else {
                 findings.damage(format!("{path} continues a file that is {what}"));
@@ -109,7 +110,7 @@ fn in_database(
     files: &mut Vec<RelationFile>,
 ) -> Result<(), Failure> {
     for (name, path) in entries(directory)? {
-        // Temporary tables, the map of files and the like have other names.
+        // Temporary tables, the relation map and others have different names.
         let Some((relation, fork, segment)) = parse(&name) else { continue };
         let file = RelFile { tablespace, database, relation };
         files.push(RelationFile { path, file, fork, segment });
@@ -133,7 +134,7 @@ pub(crate) fn parse(name: &str) -> Option<(u32, Fork, u32)> {
     Some((number(relation)?, fork, segment))
 }
 
-/// A number as PostgreSQL writes it.
+/// A number in PostgreSQL's spelling.
 fn number(text: &str) -> Option<u32> {
     let number: u32 = text.parse().ok()?;
     (number.to_string() == text).then_some(number)
@@ -154,8 +155,8 @@ fn entries(directory: &Path) -> Result<Vec<(String, PathBuf)>, Failure> {
     }
 }
 
-/// Opens all pages of a file. Of one that no relation has, only until something is wrong.
-pub(super) fn look(
+/// Decrypts all pages of a file. Stops at the first problem if the file belongs to no relation.
+pub(super) fn verify_file(
     context: &Context<'_>,
     file: &RelationFile,
     leftovers: &mut Leftovers<'_>,
@@ -170,7 +171,7 @@ pub(super) fn look(
     findings.files += 1;
     if length > SEGMENT_BYTES {
         let path = context.show(&file.path);
-        if leftovers.include(file.file) {
+        if leftovers.includes(file.file) {
             findings.left_over(path);
         } else {
             findings.damage(format!("{path} is larger than a segment; its pages were not read"));
@@ -196,7 +197,7 @@ pub(super) fn look(
             problems.push(format!("{} ends within block {block}", context.show(&file.path)));
         }
         progress.inc(length as u64);
-        if !problems.is_empty() && leftovers.include(file.file) {
+        if !problems.is_empty() && leftovers.includes(file.file) {
             findings.left_over(context.show(&file.path));
             return Ok(());
         }
@@ -207,18 +208,18 @@ pub(super) fn look(
     }
 }
 
-/// Opens a file of a relation; also says its length. No more of it is read than a segment has:
-/// PostgreSQL too accepts no larger one (`mdnblocks`, md.c).
+/// Opens a segment of a relation; also returns its length. At most the size of a segment is read;
+/// PostgreSQL accepts no larger one either (`mdnblocks`, md.c).
 pub(super) fn open_segment(path: &Path) -> io::Result<(Take<File>, u64)> {
     let file = open_regular(path)?;
     let length = file.metadata()?.len();
     Ok((file.take(SEGMENT_BYTES), length))
 }
 
-/// The keys of a file that were needed, by version.
+/// Keys of a file, by version.
 pub(super) type Keys = HashMap<DataKeyVersion, PageKey>;
 
-/// What a page was.
+/// Result for a page.
 #[derive(Clone, Copy)]
 pub(super) enum State {
     Empty,
@@ -227,7 +228,7 @@ pub(super) enum State {
     Shredded,
 }
 
-/// Opens a page in place.
+/// Decrypts and checks a page in place.
 pub(super) fn open(
     context: &Context<'_>,
     file: &RelationFile,
@@ -266,7 +267,7 @@ pub(super) fn open(
     check(page, block, checksums).map(|()| State::Sealed)
 }
 
-/// As `PageIsVerified` (bufpage.c).
+/// Like `PageIsVerified` (bufpage.c).
 fn check(page: &Page, block: u32, checksums: bool) -> Result<(), String> {
     if checksums && stored_checksum(page) != page_checksum(page, block) {
         return Err("the checksum is wrong".to_owned());
@@ -284,7 +285,7 @@ fn stored_checksum(page: &Page) -> u16 {
     u16::from_le_bytes([page[8], page[9]])
 }
 
-/// Reads until the memory is full or the file ends.
+/// Reads until `bytes` is full or the file ends.
 pub(crate) fn fill(input: &mut impl Read, bytes: &mut [u8]) -> io::Result<usize> {
     let mut done = 0;
     while done < bytes.len() {
@@ -301,7 +302,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn files_of_relations_are_told_by_their_names() {
+    fn files_of_relations_are_recognised_by_their_names() {
         assert_eq!(parse("16384"), Some((16384, Fork::Main, 0)));
         assert_eq!(parse("16384.3"), Some((16384, Fork::Main, 3)));
         assert_eq!(parse("1_fsm.1"), Some((1, Fork::FreeSpaceMap, 1)));

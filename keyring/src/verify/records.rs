@@ -1,9 +1,9 @@
-//! Every page and record of WAL.
+//! Verification of all pages and records of WAL.
 //!
-//! Records are followed from the first page of which the beginning is there, over pages and
-//! segments, as `XLogReadRecord` (xlogreader.c) does. WAL ends where no page follows that belongs
-//! there: what is not whole by then was being written, if it is behind the last checkpoint's
-//! record, before which all was on disk (`CreateCheckPoint`, xlog.c).
+//! Records are read from the first page whose beginning is present, across pages and segments, as
+//! `XLogReadRecord` (xlogreader.c) does. WAL ends where no page with the expected address follows.
+//! An incomplete record there was being written, if it is after the last checkpoint's record. WAL
+//! before that was on disk (`CreateCheckPoint`, xlog.c).
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -30,14 +30,15 @@ const PAGE: usize = 8192;
 const SHORT_HEADER: usize = 24;
 const LONG_HEADER: usize = 40;
 const HAS_LONG_HEADER: u8 = 0x02;
-/// `SizeOfXLogRecord`, and where its CRC is.
+/// `SizeOfXLogRecord`, and the offset of the CRC.
 const RECORD: usize = 24;
 const RECORD_CRC: usize = 20;
-/// A record has no more bytes (`XLogRecordMaxSize`, 1020 MB).
-const LONGEST: usize = 1020 << 20;
+/// Maximum size of a record (`XLogRecordMaxSize`, 1020 MB).
+const MAX_RECORD: usize = 1020 << 20;
 
-/// A history file has one line of some 100 bytes for each timeline before.
-const LONGEST_HISTORY: u64 = 16 << 20;
+/// Maximum size of a history file in bytes; it has a line of some 100 bytes for each earlier
+/// timeline.
+const MAX_HISTORY: u64 = 16 << 20;
 
 /// A file in `pg_wal`.
 pub(super) struct Segment {
@@ -80,8 +81,8 @@ impl WalKeys for Keys<'_> {
     }
 }
 
-/// Opens all pages of all segments, and checks all records.
-pub(super) fn look(
+/// Decrypts all pages of all segments, and checks all records.
+pub(super) fn verify(
     context: &Context<'_>,
     segments: &[Segment],
     progress: &ProgressBar,
@@ -101,10 +102,10 @@ pub(super) fn look(
     }
     let mut reader = Reader::default();
     let mut timeline = 0;
-    // WAL that the server would read: from where a timeline ended its segments hold nothing that
-    // counts.
+    // For skipping WAL that the server would not read: a timeline's segments after the point where
+    // the next timeline begins.
     let history = history(segments, context.control.timeline)?;
-    // Where it is missing all segments count.
+    // Without a history file all segments count.
     let newest = if history.is_empty() { 0 } else { context.control.timeline };
     let size = context.control.segment;
     let mut page = [0; PAGE];
@@ -129,9 +130,9 @@ pub(super) fn look(
                 || address_of(&page) != Some(address)
                 || is_left_over()
             {
-                // Never written, or left from an earlier use of the file or by a parent of the
+                // Never written, or left over from an earlier use of the file or from a parent
                 // timeline.
-                reader.give_up();
+                reader.mark_incomplete();
                 reader.end(findings);
                 if length < PAGE {
                     break;
@@ -156,37 +157,37 @@ pub(super) fn look(
     Ok(())
 }
 
-/// The history file of a timeline, beside the segments. The first has none.
+/// The history file of a timeline, in the directory of the segments. The first timeline has none.
 fn history(segments: &[Segment], timeline: u32) -> Result<Vec<u8>, Failure> {
     let Some(beside) = segments.first() else { return Ok(Vec::new()) };
     let path = beside.path.with_file_name(OsStr::from_bytes(&history_name(timeline)));
-    match read_regular(&path, LONGEST_HISTORY) {
+    match read_regular(&path, MAX_HISTORY) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(Vec::new()),
         read => read.map_err(|error| unreadable(&path, &error)),
     }
 }
 
-/// Puts records together from pages.
+/// Assembles records from pages.
 #[derive(Default)]
 struct Reader {
-    /// Where the next page must be, if it goes on there.
+    /// The address at which the next page is expected.
     next: Option<Lsn>,
-    /// The record that is not complete yet, and where it began.
+    /// The incomplete record, and its address.
     record: Vec<u8>,
     began: Lsn,
-    /// What was wrong with a record: it counts when WAL goes on behind it, or once did.
+    /// A defective record. It is reported if WAL continues after it, or if it was on disk once.
     suspect: Option<String>,
     /// Records that begin up to this address were on disk once.
     on_disk: Lsn,
 }
 
 impl Reader {
-    /// The next page of WAL that is there.
+    /// Processes a page.
     fn page(&mut self, page: &[u8; PAGE], address: Lsn, findings: &mut Findings) {
         if self.next != Some(address) {
             self.end(findings);
         }
-        // WAL goes on: what was wrong was not its end.
+        // WAL continues, so the defective record was not its end.
         if let Some(suspect) = self.suspect.take() {
             findings.damage(suspect);
         }
@@ -195,22 +196,23 @@ impl Reader {
         let rest = u32::from_le_bytes([page[16], page[17], page[18], page[19]]) as usize;
         let mut at = header;
         if self.record.is_empty() {
-            // The beginning of what goes on here is not there; or nothing goes on.
+            // The record that continues here has no beginning; or none continues.
             at = (header + rest).next_multiple_of(8);
         } else if rest == 0 {
-            // It was given up, and another begun here (`XLP_FIRST_IS_OVERWRITE_CONTRECORD`).
+            // The record was abandoned, and another begins here
+            // (`XLP_FIRST_IS_OVERWRITE_CONTRECORD`).
             self.record.clear();
         }
         while at + 8 <= PAGE {
             if self.record.is_empty() {
                 self.began = address + at as u64;
                 if page[at..at + 4] == [0; 4] {
-                    // Behind the last record, or behind one that ends the segment.
+                    // After the last record, or after one that ends the segment.
                     return;
                 }
             }
             let total = self.total(page, at);
-            if !(RECORD..=LONGEST).contains(&total) {
+            if !(RECORD..=MAX_RECORD).contains(&total) {
                 self.suspect = Some(format!("{}: not a record", self.began));
                 self.record.clear();
                 return;
@@ -239,14 +241,14 @@ impl Reader {
         bytes.first_chunk().map_or(0, |bytes| u32::from_le_bytes(*bytes) as usize)
     }
 
-    /// The record that is not complete does not go on, though the place where it would is there.
-    fn give_up(&mut self) {
+    /// The incomplete record does not continue on the next page.
+    fn mark_incomplete(&mut self) {
         if !self.record.is_empty() {
             self.suspect = Some(format!("{}: the record is not complete", self.began));
         }
     }
 
-    /// WAL does not go on: what was not whole was being written, unless it was on disk once.
+    /// WAL ends here: a defective record was being written, unless it was on disk once.
     fn end(&mut self, findings: &mut Findings) {
         if let Some(suspect) = self.suspect.take().filter(|_| self.began <= self.on_disk) {
             findings.damage(suspect);
@@ -259,7 +261,8 @@ impl Reader {
     }
 }
 
-/// The CRC of a record: its data first, then its header up to the CRC (`XLogRecordAssemble`).
+/// Verifies the CRC of a record: over its data first, then its header up to the CRC
+/// (`XLogRecordAssemble`).
 fn is_right(record: &[u8]) -> bool {
     let (Some(header), Some(data)) = (record.get(..RECORD_CRC), record.get(RECORD..)) else {
         return false;

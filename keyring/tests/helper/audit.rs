@@ -1,5 +1,4 @@
-//! `audit verify` of files that anybody may have written: it ends, says where, and believes
-//! nothing.
+//! `audit verify` with arbitrary files: it ends, reports where lines are, and trusts nothing.
 
 use std::fs;
 use std::process::Output;
@@ -34,7 +33,7 @@ fn bare(lines: usize) -> Vec<String> {
     (0..lines).map(|_| next_line(&mut place, None, 7, "\"action\":\"x\"", None)).collect()
 }
 
-/// With a keystore that has no key, and the last line noted.
+/// A bench with a keystore without keys, whose state file has the last line.
 fn noted(lines: &[String]) -> Bench {
     let bench = Bench::empty();
     let storage = FileStorage::new(&bench.path("data/pagevault")).unwrap();
@@ -65,7 +64,7 @@ fn lines_of_a_server_without_a_key_are_vouched_for_by_its_state() {
     let output = verify(&bench, &["log"], true);
     assert_eq!(code(&output), 2);
     assert!(stdout(&output).contains("missing: line"), "{}", stdout(&output));
-    // Damaged, nothing is known of the end.
+    // If the state file is damaged, the end of the trail is unknown.
     fs::write(bench.path("log"), lines.join("\n")).unwrap();
     fs::write(bench.path("data/pagevault").join(STATE), "garbage").unwrap();
     let output = verify(&bench, &["log"], true);

@@ -1,4 +1,4 @@
-//! A key file, a data directory, and ways to run the program on them.
+//! A key file, a data directory, and functions that run the program on them.
 
 use std::fs;
 use std::io::{Read, Write};
@@ -25,7 +25,7 @@ impl Bench {
         bench
     }
 
-    /// The same without the key file.
+    /// The same without a key file.
     pub(crate) fn empty() -> Bench {
         let bench = Bench { root: tempfile::tempdir().unwrap() };
         for directory in ["data", "data/pg_tblspc", "keys"] {
@@ -48,7 +48,7 @@ impl Bench {
         assert!(made.status.success(), "{}", stderr(&made));
     }
 
-    /// An operation on the key `main` of the usual key file.
+    /// An operation with the key `main` of the default key file.
     pub(crate) fn operation(&self, action: Value) -> Value {
         self.operation_on(&self.key_file(), "main", CONTEXT, action)
     }
@@ -69,7 +69,7 @@ impl Bench {
                "operations": operations})
     }
 
-    /// The outcomes of operations that have ten seconds.
+    /// The outcomes of operations, with a deadline of ten seconds.
     pub(crate) fn serve(&self, operations: Vec<Value>) -> Vec<Value> {
         let count = operations.len();
         let reply = reply(&serve_text(self.request(60_000, operations).to_string().as_bytes()));
@@ -109,7 +109,7 @@ pub(crate) fn plaintext(outcome: &Value) -> Vec<u8> {
     STANDARD.decode(text.unwrap_or_else(|| panic!("{outcome}"))).unwrap()
 }
 
-/// The failure in `outcome`, which must have that class; its message comes back.
+/// The failure in `outcome`, which must have this class.
 #[track_caller]
 pub(crate) fn failure(outcome: &Value, class: &str) -> Failure {
     let failed = &outcome["failed"];
@@ -135,10 +135,10 @@ pub(crate) fn run(arguments: &[&str]) -> Output {
     command(arguments).stdin(Stdio::null()).output().unwrap()
 }
 
-/// `serve`, with its request given and its input closed.
+/// Starts `serve` with a request, and closes its input.
 pub(crate) fn start(request: &[u8]) -> Child {
     let mut child = command(&["serve"]).spawn().unwrap();
-    // A helper that refuses too much input closes early.
+    // A helper that refuses large input closes its end early.
     let _ = child.stdin.take().unwrap().write_all(request);
     child
 }
@@ -147,7 +147,7 @@ pub(crate) fn serve_text(request: &[u8]) -> Output {
     start(request).wait_with_output().unwrap()
 }
 
-/// The reply, which must be there, alone, with success, and nothing on standard error.
+/// The reply: it must be the only output, with success, and nothing on standard error.
 #[track_caller]
 pub(crate) fn reply(output: &Output) -> Value {
     assert!(output.status.success(), "{:?} {}", output.status, stderr(output));
@@ -165,7 +165,7 @@ pub(crate) fn stdout(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// What `check` found to be well, of a report in which nothing else is found.
+/// The successful findings of a `check` report that has no others.
 #[track_caller]
 pub(crate) fn what_is_well(report: &str) -> Vec<&str> {
     report
@@ -179,7 +179,7 @@ pub(crate) fn chmod(path: &Path, mode: u32) {
     fs::set_permissions(path, fs::Permissions::from_mode(mode)).unwrap();
 }
 
-/// Everything that a child still says.
+/// All remaining output of a child.
 pub(crate) fn rest(mut from: impl Read) -> String {
     let mut text = String::new();
     from.read_to_string(&mut text).unwrap();

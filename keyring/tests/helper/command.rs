@@ -1,4 +1,4 @@
-//! The `command` provider: what programs are told, what they may answer, and what becomes of it.
+//! The `command` provider: the requests to programs, their answers, and the results.
 
 use std::fs;
 
@@ -13,7 +13,7 @@ use crate::bench::{
 use crate::programs::{PLAIN, Programs, READ};
 
 #[test]
-fn what_a_program_wrapped_it_unwraps() {
+fn a_program_unwraps_what_it_wrapped() {
     let programs = Programs::new(PLAIN);
     for length in [0, 1, 32, 64, 100_000] {
         let secret: Vec<u8> = (0..length).map(|i| (i * 31 % 251) as u8).collect();
@@ -24,7 +24,7 @@ fn what_a_program_wrapped_it_unwraps() {
 }
 
 #[test]
-fn a_program_is_told_this_and_never_the_secret() {
+fn a_program_gets_these_fields_and_never_the_secret() {
     let programs = Programs::with("cat > \"$1\"; echo 'wrapped a:b'; echo 'key_version 7'");
     let secret = b"0123456789abcdef0123456789ABCDEF";
     let outcome = programs.one(wrap_action(secret));
@@ -38,7 +38,7 @@ fn a_program_is_told_this_and_never_the_secret() {
     assert_eq!(STANDARD.decode(key).unwrap().len(), 32);
     assert!(!told.contains(&STANDARD.encode(secret)));
 
-    // Another key each time.
+    // Each request has another key.
     programs.one(wrap_action(secret));
     assert_ne!(programs.noted(), told);
 
@@ -52,7 +52,7 @@ fn a_program_is_told_this_and_never_the_secret() {
 
 /// Files made by vectors/generate.py, another implementation of the same format.
 #[test]
-fn golden_files_open_for_ever() {
+fn golden_files_can_be_unwrapped() {
     let programs = Programs::new(PLAIN);
     let vectors: Value =
         serde_json::from_str(include_str!("../../vectors/command_wrapped_1.json")).unwrap();
@@ -83,7 +83,7 @@ fn a_wrapped_key_opens_in_its_context_and_under_its_name_only() {
     assert_eq!(plaintext(&programs.one(unwrap_action(&wrapped))), [5; 32]);
 }
 
-/// The worst program: it returns the right key whatever it is asked.
+/// The worst program: it returns the right key for every request.
 const FORGIVING: &str = "\
 case $operation in
     wrap) echo \"$data\" > \"$1\"; echo 'wrapped opaque' ;;
@@ -151,7 +151,7 @@ fn served(request: &Value) -> Value {
 }
 
 #[test]
-fn what_passes_is_tried_again_and_nothing_else() {
+fn only_transient_failures_are_repeated() {
     for (status, times) in [(10, 3), (16, 3), (11, 1), (1, 1)] {
         let programs = Programs::new(&format!(
             "echo x >> \"$1\"; [ $(wc -l < \"$1\") -ge 3 ] || exit {status}; {PLAIN}"
@@ -200,7 +200,7 @@ fn a_program_that_cannot_be_started_says_why() {
 }
 
 #[test]
-fn standard_error_is_told_to_its_last_line_and_no_further() {
+fn only_the_last_line_of_standard_error_is_reported() {
     for (script, told) in [
         ("echo first >&2; echo ' last ' >&2; echo >&2; echo '  ' >&2", "last".to_owned()),
         ("printf 'a\\033[31mFATAL\\007\\0b' >&2", "a\\u{1b}[31mFATAL\\u{7}\\u{0}b".to_owned()),
@@ -223,9 +223,9 @@ fn a_key_on_standard_error_is_not_repeated() {
     assert!(!format!("{failed:?}").contains(&key));
 }
 
-/// As `set -x` prints what a shell is about to do, and of a long line only the end is kept.
+/// `set -x` prints what a shell is about to do; of a long line only the end is kept.
 #[test]
-fn a_key_that_was_opened_is_not_repeated_either() {
+fn an_unwrapped_key_on_standard_error_is_not_repeated() {
     let key = "AAECAwQFBgcICQoLDA0ODxAREhMUFRYXGBkaGxwdHh8=";
     let traced = format!("echo 'plaintext {key}'; echo \"+ echo 'plaintext {key}'\" >&2; exit 1");
     let cut = "printf '%s%s' \"$data\" \"$(printf 'x%.0s' $(seq 2006))\" >&2; exit 1".to_owned();
@@ -238,7 +238,7 @@ fn a_key_that_was_opened_is_not_repeated_either() {
 }
 
 #[test]
-fn standard_error_of_a_success_is_nobodys_business() {
+fn standard_error_of_a_success_is_ignored() {
     let programs = Programs::new(&format!("seq 100000 >&2\n{PLAIN}"));
     assert_eq!(plaintext(&programs.one(unwrap_action(&programs.wrap(&[1; 32])))), [1; 32]);
 }
@@ -303,20 +303,20 @@ fn an_answer_that_is_not_a_key_is_refused_and_not_repeated() {
 }
 
 #[test]
-fn the_largest_answer_comes_back() {
+fn the_largest_answer_is_accepted() {
     let programs = Programs::new(&format!(
         "[ $operation = wrap ] && data=$data,$(head -c 60000 /dev/zero | tr '\\0' a)\n\
          [ $operation = unwrap ] && data=${{data%%,*}}\n{PLAIN}"
     ));
     assert_eq!(plaintext(&programs.one(unwrap_action(&programs.wrap(&[1; 32])))), [1; 32]);
-    // Nor does it matter if nobody reads the long request.
+    // It does not matter if the program does not read the long request.
     let wrapped = programs.wrap(&[1; 32]);
     crate::programs::install(&programs.path(), "#!/bin/sh\nexec 0<&-\nexit 12");
     programs.failed(&programs.one(unwrap_action(&wrapped)), "denied");
 }
 
 #[test]
-fn names_may_hold_anything_but_what_would_forge_a_line() {
+fn names_may_contain_anything_but_control_characters_and_outer_blanks() {
     let programs = Programs::new(PLAIN);
     let ask = |key: &str, context: &str| {
         let operation =
@@ -349,7 +349,7 @@ fn rotation_is_done_by_a_program_of_its_own() {
     assert_eq!(first["key_version"], 1);
     let rotated = ask(json!({"rotate": {"wrapped": first["wrapped"]}}));
     assert_eq!(rotated, json!({"rotated": {"key_version": 2}}));
-    // Cut short before the rewrap, it goes on where it was.
+    // If it was interrupted before the rewrap, it continues there.
     assert_eq!(ask(json!({"rotate": {"wrapped": first["wrapped"]}})), rotated);
     let rewrap = json!({"rewrap": {"from_key": "main", "wrapped": first["wrapped"]}});
     let second = ask(rewrap)["wrapped"].take();
@@ -363,7 +363,7 @@ fn rotation_is_done_by_a_program_of_its_own() {
 }
 
 #[test]
-fn a_rotation_that_makes_nothing_new_is_refused() {
+fn a_rotation_without_a_new_version_is_refused() {
     let programs =
         Programs::new(&format!("[ $operation = unwrap ] || echo \"key_version 5\"\n{PLAIN}"));
     let mut options = programs.options();
@@ -375,7 +375,7 @@ fn a_rotation_that_makes_nothing_new_is_refused() {
 }
 
 #[test]
-fn without_such_a_program_a_rotation_by_other_tools_counts() {
+fn without_such_a_program_rotations_by_other_tools_count() {
     let programs = Programs::new(&format!(
         "[ $operation = unwrap ] || echo \"key_version $(cat \"$1\")\"\n{PLAIN}"
     ));
@@ -390,7 +390,7 @@ fn without_such_a_program_a_rotation_by_other_tools_counts() {
 }
 
 #[test]
-fn check_tells_what_works() {
+fn check_reports_success() {
     let programs = Programs::new(PLAIN);
     let check = || {
         let options = programs.options().to_string();
@@ -420,7 +420,7 @@ fn check_tells_what_works() {
 
 #[test]
 fn requests_are_easy_to_read_in_a_shell() {
-    // READ is what the documentation shows; values come through it unchanged.
+    // READ is in the documentation; values must pass through it unchanged.
     let programs = Programs::with(&format!("{READ}echo \"$key\" > \"$1\"\n{PLAIN}"));
     let operation =
         programs.operation_with(programs.options(), "a \\ b  'c", CONTEXT, wrap_action(&[1; 32]));

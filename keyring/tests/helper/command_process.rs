@@ -1,4 +1,4 @@
-//! Which programs the `command` provider runs, how, and what is left of them: nothing.
+//! How the `command` provider runs programs, and that none of their processes remains.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -14,7 +14,8 @@ use serde_json::{Value, json};
 use crate::bench::{CONTEXT, chmod, command, failure, reply, start, wrap_action};
 use crate::programs::{PLAIN, Programs, all_gone_soon, install};
 
-/// Notes the process, its parent (the one in the middle) and a child that outlives it, and hangs.
+/// A program that records its process, its parent (the middle process) and a child that outlives
+/// it, and then hangs.
 const HANGING: &str = "\
 trap '' TERM INT HUP
 sleep 1000 &
@@ -33,7 +34,7 @@ fn hanging(programs: &Programs) -> (Child, Vec<String>) {
 }
 
 #[test]
-fn a_program_that_hangs_is_ended_in_time_with_all_that_it_started() {
+fn a_hanging_program_is_killed_in_time_with_its_children() {
     let programs = Programs::new(HANGING);
     let other = Programs::new(PLAIN);
     let operations =
@@ -53,7 +54,7 @@ fn a_program_that_hangs_is_ended_in_time_with_all_that_it_started() {
 }
 
 #[test]
-fn nothing_is_left_when_the_helper_is_told_to_end_or_killed() {
+fn nothing_is_left_when_the_helper_is_terminated_or_killed() {
     for signal in [Signal::SIGTERM, Signal::SIGINT, Signal::SIGKILL] {
         let programs = Programs::new(HANGING);
         let (mut child, processes) = hanging(&programs);
@@ -73,7 +74,7 @@ fn nothing_is_left_when_nobody_reads_the_reply_any_more() {
 }
 
 #[test]
-fn what_a_program_leaves_in_the_background_neither_delays_nor_stays() {
+fn background_processes_neither_delay_nor_remain() {
     let programs = Programs::new(&format!("sleep 1000 &\necho $! > \"$1\"\n{PLAIN}"));
     let begin = Instant::now();
     programs.wrap(&[1; 32]);
@@ -101,7 +102,7 @@ fn no_secret_is_in_arguments_or_environment() {
     let mut looked = 0;
     for process in &processes {
         for file in ["cmdline", "environ"] {
-            // Only root may read those of a process that cannot be traced.
+            // Only root can read these files of a process that is not dumpable.
             let Ok(text) = fs::read(format!("/proc/{process}/{file}")) else { continue };
             let text = String::from_utf8_lossy(&text);
             looked += 1;
@@ -140,7 +141,7 @@ fn programs_run_in_a_clean_place() {
 
 #[test]
 fn programs_inherit_no_open_file_of_the_helper() {
-    // Pipes, sockets and the like. What this process lets others inherit is not the helper's doing.
+    // Pipes, sockets and similar files. Those that this process passes on are not the helper's.
     let open_in = |process: &str| -> Vec<String> {
         let entries = fs::read_dir(format!("/proc/{process}/fd")).unwrap().flatten();
         let above_errors =
@@ -175,7 +176,7 @@ fn the_environment_is_cleared_but_for_what_programs_need() {
     let names: BTreeSet<&str> =
         noted.lines().filter_map(|line| Some(line.split_once('=')?.0)).collect();
     for name in &names {
-        // The last three are the shell's own.
+        // The shell itself sets the last three.
         let known =
             ["PATH", "HOME", "USER", "LOGNAME", "LANG", "TZ", "TMPDIR", "PWD", "OLDPWD", "_"];
         assert!(
@@ -188,7 +189,7 @@ fn the_environment_is_cleared_but_for_what_programs_need() {
     }
 }
 
-/// What `check_options`, and so `add_provider`, says to `options`.
+/// The outcome of `check_options`, and so of `add_provider`, for `options`.
 fn check_options(programs: &Programs, options: Value) -> Value {
     programs.bench.one(programs.operation_with(options, "", "", json!("check_options")))
 }
@@ -275,7 +276,7 @@ fn only_a_regular_executable_file_is_run() {
     fs::remove_file(&path).unwrap();
     let refused = programs.refused("unreachable");
     assert_eq!(refused.message, format!("program \"{shown}\" does not exist"));
-    // It may come later.
+    // It may be created later.
     assert_eq!(check_options(&programs, programs.options()), "options_ok");
 
     let real = programs.bench.path("keys/real");
@@ -298,7 +299,7 @@ fn programs_in_the_data_directory_are_not_run() {
     let programs = Programs::new(PLAIN);
     let inside = programs.bench.path("data/program");
     let options = json!({"wrap": [inside], "unwrap": [programs.path()]});
-    // Also before it is there.
+    // Also before it exists.
     for _ in 0..2 {
         let failed = failure(&check_options(&programs, options.clone()), "insecure");
         let expected = format!(

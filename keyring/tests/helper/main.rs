@@ -1,4 +1,5 @@
-//! The program as the server and the operator see it: real processes, real files, JSON by hand.
+//! The program as the server and the operator use it: real processes, real files, JSON written by
+//! hand.
 
 #![cfg(test)]
 

@@ -1,5 +1,4 @@
-//! Every option, variable and argument that names a file: by one rule it is taken or refused,
-//! whoever names it.
+//! All options, variables and arguments that name files: the same rules apply to each.
 
 use std::fs;
 use std::io::Write;
@@ -16,7 +15,7 @@ use serde_json::{Value, json};
 
 use crate::bench::{Bench, CONTEXT, chmod, command, reply, run, stderr, wrap_action};
 
-/// Nobody listens there.
+/// Nobody listens at this address.
 const NOWHERE: &str = "https://127.0.0.1:9";
 
 const CERTIFICATE: &str = "-----BEGIN CERTIFICATE-----\nAAAA\n-----END CERTIFICATE-----\n";
@@ -26,12 +25,12 @@ enum Kind {
     KeyFile,
     Program,
     Secret,
-    /// Others may read it.
+    /// Other users may read it.
     Public,
 }
 
 impl Kind {
-    /// Modes that will do, and modes that will not.
+    /// Modes that are accepted, and modes that are refused.
     fn modes(self) -> (&'static [u32], &'static [u32]) {
         match self {
             Kind::KeyFile => (&[0o600, 0o400], &[0o640, 0o604, 0o620, 0o644, 0o660, 0o666]),
@@ -46,7 +45,7 @@ impl Kind {
     }
 }
 
-/// Where a file is named, of what kind it is, and what comes of naming it.
+/// A place where a file can be named, the kind of the file, and how to use it.
 struct Named {
     place: &'static str,
     kind: Kind,
@@ -54,8 +53,8 @@ struct Named {
     ask: fn(&Bench, &Path) -> Outcome,
 }
 
-/// Whether the file was refused because somebody else could have read or changed it, and what was
-/// said.
+/// Whether the file was refused because another user could have read or changed it, and the
+/// message.
 type Outcome = (bool, String);
 
 const NAMED: &[Named] = &[
@@ -277,7 +276,7 @@ fn keystore(bench: &Bench) -> PathBuf {
     data
 }
 
-/// A file of credentials that will do.
+/// A file of credentials that is accepted.
 fn word(bench: &Bench) -> PathBuf {
     let path = bench.path("keys/word");
     fs::write(&path, "x").unwrap();
@@ -298,7 +297,7 @@ fn aws(bench: &Bench, variable: &str, path: &Path) -> Outcome {
     serve(bench, "aws_kms", &options, wrap_action(&[1; 32]), &[(variable, path)])
 }
 
-/// What the helper says of an operation, in an environment that names no other files.
+/// The helper's outcome for an operation, in an environment that names no other files.
 fn serve(
     bench: &Bench,
     kind: &str,
@@ -320,7 +319,7 @@ fn serve(
     (outcome["failed"]["class"] == "insecure", outcome.to_string())
 }
 
-/// The same of a command line, whose errors show no class.
+/// The same for a command line, whose errors do not show their class.
 fn program(line: &[&str]) -> Outcome {
     let output = run(line);
     let said = stderr(&output);
@@ -342,7 +341,7 @@ impl Named {
         assert!(refused, "{}, {why}: {said}", self.place);
     }
 
-    /// A file of this kind in a directory of its own.
+    /// Creates a file of this kind in a directory of its own.
     fn lay(&self, bench: &Bench) -> PathBuf {
         let directory = bench.path("keys/deep");
         fs::create_dir_all(&directory).unwrap();
@@ -353,7 +352,7 @@ impl Named {
     }
 }
 
-/// Some at the same time.
+/// Runs tests for several names in parallel.
 fn each(names: impl Fn(&Named) -> bool, test: impl Fn(&Named) + Sync) {
     let named: Vec<&Named> = NAMED.iter().filter(|named| names(named)).collect();
     for some in named.chunks(4) {
@@ -366,7 +365,7 @@ fn each(names: impl Fn(&Named) -> bool, test: impl Fn(&Named) + Sync) {
 }
 
 #[test]
-fn files_are_nobodys_business_but_ours() {
+fn files_of_other_users_are_refused() {
     each(
         |_| true,
         |named| {
@@ -392,7 +391,7 @@ fn files_are_nobodys_business_but_ours() {
 }
 
 #[test]
-fn the_way_to_files_is_nobodys_business_but_ours() {
+fn paths_that_other_users_control_are_refused() {
     each(
         |_| true,
         |named| {
@@ -415,7 +414,7 @@ fn the_way_to_files_is_nobodys_business_but_ours() {
                     chown(&directory, Some(0), None).unwrap();
                 }
             }
-            // By a link to the directory, as mounts and certificate managers make them.
+            // Through a link to the directory, as mounts and certificate managers create them.
             let links = bench.path("links");
             fs::create_dir(&links).unwrap();
             let link = links.join("to-deep");
@@ -434,11 +433,11 @@ fn the_way_to_files_is_nobodys_business_but_ours() {
     );
 }
 
-/// How the kubelet lays out projected tokens, Secrets and ConfigMaps
+/// The layout of projected tokens, Secrets and ConfigMaps by the kubelet
 /// (pkg/volume/util/atomic_writer.go): links to a directory whose name changes with the content, in
 /// a directory of mode 1777 in memory; with `fsGroup`, files get its group.
 #[test]
-fn what_kubernetes_mounts_will_do() {
+fn mounts_of_kubernetes_are_accepted() {
     each(
         |named| matches!(named.kind, Kind::Public | Kind::Secret),
         |named| {
@@ -453,7 +452,7 @@ fn what_kubernetes_mounts_will_do() {
             symlink("..2026_11_22_10_00_00.1", mount.join("..data")).unwrap();
             symlink("..data/named", mount.join("named")).unwrap();
             let path = mount.join("named");
-            // With defaultMode 0440 or 0400; service account tokens are 0644 or, with fsGroup,
+            // With defaultMode 0440 or 0400; service account tokens have 0644 or, with fsGroup,
             // 0640.
             let modes: &[u32] = match named.kind {
                 Kind::Public => &[0o644, 0o640, 0o600, 0o440],
@@ -469,9 +468,9 @@ fn what_kubernetes_mounts_will_do() {
     );
 }
 
-/// Pipes are not waited for, and files of any size not read.
+/// Opening does not wait for pipes, and large files are not read.
 #[test]
-fn nothing_is_read_that_has_no_end() {
+fn endless_files_are_not_read() {
     each(
         |_| true,
         |named| {
@@ -487,7 +486,7 @@ fn nothing_is_read_that_has_no_end() {
             if named.kind == Kind::Program {
                 return;
             }
-            // A file of holes, which takes no room and much time.
+            // A sparse file, which takes no space and would take long to read.
             fs::File::create(&path).unwrap().set_len(1 << 36).unwrap();
             chmod(&path, 0o600);
             let (_, said) = (named.ask)(&bench, &path);

@@ -1,4 +1,4 @@
-//! What the operator types, and reads.
+//! The commands of an operator, and their output.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -29,7 +29,7 @@ fn options(bench: &Bench) -> String {
 }
 
 #[test]
-fn check_tells_what_works() {
+fn check_reports_what_works() {
     let bench = Bench::new();
     let output = check(&bench, &options(&bench), "main");
     let text = stdout(&output);
@@ -70,7 +70,7 @@ fn last_finding(output: &Output) -> String {
 }
 
 #[test]
-fn check_tells_what_does_not() {
+fn check_reports_what_does_not_work() {
     let bench = Bench::new();
     let path = bench.key_file();
     let shown = path.display();
@@ -127,7 +127,7 @@ fn create_makes_a_private_file_and_adds_keys() {
 }
 
 #[test]
-fn create_goes_on_where_a_crash_left_an_empty_file() {
+fn create_continues_where_a_crash_left_an_empty_file() {
     let bench = Bench::empty();
     fs::write(bench.key_file(), "").unwrap();
     chmod(&bench.key_file(), 0o600);

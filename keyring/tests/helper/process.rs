@@ -1,4 +1,4 @@
-//! Deadline, cancel, and what the process leaves behind: nothing.
+//! Deadlines, cancellation, and that the process leaves nothing behind.
 
 use std::fs::{self, File};
 use std::io::Write;
@@ -18,7 +18,7 @@ use crate::bench::{
     wrap_action,
 };
 
-/// A rotation that hangs: we hold the lock that it wants.
+/// A rotation that hangs, because this process holds the lock that it needs.
 fn hanging(bench: &Bench, deadline_ms: u64) -> (File, Child) {
     let lock = File::open(bench.key_file()).unwrap();
     lock.lock().unwrap();
@@ -41,7 +41,7 @@ fn ends_soon(child: &mut Child) -> std::process::ExitStatus {
 }
 
 #[test]
-fn a_provider_that_hangs_is_reported_in_time_and_takes_no_other_with_it() {
+fn a_provider_that_hangs_is_reported_in_time_and_delays_no_other() {
     let bench = Bench::new();
     let other = bench.path("keys/other");
     bench.create(&other, "main");
@@ -182,7 +182,8 @@ fn it_leaves_no_core() {
     assert!(!status.core_dumped());
 }
 
-/// The program where other users can run it. Not copied by this process: see `programs::install`.
+/// Installs the program where other users can run it. `programs::install` says why this process
+/// does not copy it.
 fn copy_for_others(bench: &Bench) -> PathBuf {
     let program = bench.path("helper");
     let mut copy = Command::new("install");
@@ -194,8 +195,8 @@ fn copy_for_others(bench: &Bench) -> PathBuf {
 
 #[test]
 fn others_cannot_look_into_it() {
-    // Root's processes are root's either way, so as root it is run as somebody else, from a place
-    // that somebody else can reach.
+    // Processes of root always belong to root. So as root, it is run as another user, from a place
+    // that this user can reach.
     let bench = Bench::empty();
     let program = copy_for_others(&bench);
     let mut command = Command::new(program);
@@ -205,7 +206,7 @@ fn others_cannot_look_into_it() {
     }
     let mut child = command.spawn().unwrap();
     thread::sleep(Duration::from_millis(500));
-    // The files under /proc of a process that is not dumpable belong to root.
+    // Files in /proc of a process that is not dumpable belong to root.
     let environment = fs::metadata(format!("/proc/{}/environ", child.id())).unwrap();
     child.kill().unwrap();
     child.wait().unwrap();
@@ -213,7 +214,7 @@ fn others_cannot_look_into_it() {
 }
 
 #[test]
-fn output_that_is_a_file_will_do() {
+fn output_may_be_a_file() {
     let bench = Bench::new();
     let path = bench.path("reply");
     let mut child =
@@ -225,8 +226,8 @@ fn output_that_is_a_file_will_do() {
 }
 
 #[test]
-fn a_person_at_a_terminal_is_shown_the_way() {
-    // Either end of a pseudo-terminal is a terminal.
+fn on_a_terminal_a_hint_is_printed() {
+    // Both ends of a pseudo-terminal are terminals.
     let terminal = || File::options().read(true).write(true).open("/dev/ptmx").unwrap();
     let on_input = command(&["serve"]).stdin(terminal()).output().unwrap();
     let on_output = command(&["serve"]).stdin(Stdio::null()).stdout(terminal()).output().unwrap();
@@ -238,7 +239,7 @@ fn a_person_at_a_terminal_is_shown_the_way() {
 
 #[test]
 fn it_keeps_no_privilege_that_its_user_does_not_have() {
-    // Root gives the server's user a capability, as a service manager may, and keeps its own.
+    // Root gives a capability to the server's user, as a service manager may, and keeps its own.
     let bench = Bench::empty();
     let program = copy_for_others(&bench);
     let mut command = if geteuid().is_root() {

@@ -1,4 +1,4 @@
-//! Programs of the operator's, as the tests of the `command` provider need them.
+//! Programs of the operator for tests of the `command` provider.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 
 use crate::bench::{Bench, CONTEXT, Failure, failure, wrap_action};
 
-/// Reads a request into `$operation`, `$key`, `$key_version` and `$data`.
+/// Shell code that reads a request into `$operation`, `$key`, `$key_version` and `$data`.
 pub(crate) const READ: &str = "\
 while read -r name value; do
     case $name in
@@ -22,7 +22,7 @@ while read -r name value; do
 done
 ";
 
-/// Wraps nothing: it returns keys as they are. Its key has version 1.
+/// Returns keys unwrapped, as they are. Its key has version 1.
 pub(crate) const PLAIN: &str = "\
 case $operation in
     wrap) echo \"wrapped $data\" ;;
@@ -30,13 +30,13 @@ case $operation in
 esac
 ";
 
-/// A bench with one program, which a provider uses for everything.
+/// A bench with one program, which the provider uses for all operations.
 pub(crate) struct Programs {
     pub(crate) bench: Bench,
 }
 
 impl Programs {
-    /// The program is `body`, after its request was read.
+    /// The program is `body`, run after its request was read.
     pub(crate) fn new(body: &str) -> Programs {
         Programs::with(&format!("{READ}{body}"))
     }
@@ -86,20 +86,20 @@ impl Programs {
         self.bench.one(self.operation(action))
     }
 
-    /// The key wrapped, as an operation takes it.
+    /// A wrapped key in the form that operations take.
     pub(crate) fn wrap(&self, plaintext: &[u8]) -> Value {
         let outcome = self.one(wrap_action(plaintext));
         assert!(outcome.get("wrapped").is_some(), "{outcome}");
         outcome["wrapped"]["wrapped"].clone()
     }
 
-    /// How wrapping fails.
+    /// The failure of wrapping.
     #[track_caller]
     pub(crate) fn refused(&self, class: &str) -> Failure {
         self.failed(&self.one(wrap_action(&[1; 32])), class)
     }
 
-    /// A failure that says something in each of its parts, without what every message begins with.
+    /// The failure in an outcome, which must have all parts; without the common prefix of messages.
     #[track_caller]
     pub(crate) fn failed(&self, outcome: &Value, class: &str) -> Failure {
         let failed = failure(outcome, class);
@@ -111,7 +111,7 @@ impl Programs {
         Failure { message, ..failed }
     }
 
-    /// Waits until the program has noted `lines` lines.
+    /// Waits until the program has written `lines` lines to its note.
     pub(crate) fn wait_for_note(&self, lines: usize) -> Vec<String> {
         let start = Instant::now();
         loop {
@@ -125,8 +125,8 @@ impl Programs {
     }
 }
 
-/// Writes a program. Not by this process: a thread that starts a process at that moment would hand
-/// it the open file, and a file that is open for writing cannot be run.
+/// Writes a program, by another process: a thread of this one that starts a process at that moment
+/// would pass on the open file, and a file that is open for writing cannot be run.
 pub(crate) fn install(path: &Path, text: &str) {
     let mut shell = Command::new("sh")
         .args(["-c", "cat > \"$0\" && chmod 755 \"$0\""])
@@ -138,7 +138,7 @@ pub(crate) fn install(path: &Path, text: &str) {
     assert!(shell.wait().unwrap().success());
 }
 
-/// Whether the process has gone; a zombie has.
+/// Whether the process has ended; a zombie counts as ended.
 pub(crate) fn is_gone(process: &str) -> bool {
     let Ok(status) = fs::read_to_string(format!("/proc/{process}/status")) else { return true };
     status.lines().any(|line| line.starts_with("State:\tZ") || line.starts_with("State:\tX"))

@@ -1,4 +1,4 @@
-//! One request, one reply; whatever comes in, something sensible comes out.
+//! The protocol: one request, one reply, for any input.
 
 use std::fs;
 use std::io::Write;
@@ -54,7 +54,7 @@ fn the_same_secret_never_wraps_to_the_same_bytes() {
 
 /// Files made by vectors/generate.py, another implementation of the same formats.
 #[test]
-fn golden_files_open_for_ever() {
+fn golden_files_can_be_unwrapped() {
     let bench = Bench::empty();
     let path = bench.key_file();
     fs::write(&path, include_str!("../../vectors/key_file_1.json")).unwrap();
@@ -137,7 +137,7 @@ fn every_truncation_is_refused() {
 }
 
 #[test]
-fn what_follows_the_request_is_left_alone() {
+fn bytes_after_the_request_are_not_read() {
     let bench = Bench::new();
     let text = bench.request(1000, vec![bench.operation(wrap_action(&[1; 32]))]).to_string();
     let reply = reply(&serve_text(format!("\n {text}\n{text}}}").as_bytes()));
@@ -158,7 +158,7 @@ fn the_caller_may_keep_its_end_open() {
 }
 
 #[test]
-fn what_is_refused_is_not_repeated() {
+fn refused_requests_are_not_repeated() {
     let bench = Bench::new();
     let mut request = bench.request(1000, vec![bench.operation(wrap_action(&[1; 32]))]);
     request["operations"][0]["action"] = json!({"wrap": {"plaintext": "S3CRET-not-base64"}});
@@ -216,7 +216,7 @@ fn unknown_fields_are_refused() {
 #[test]
 fn a_reply_that_would_be_too_large_says_so() {
     let bench = Bench::empty();
-    // A small request with a long answer.
+    // A small request with a large reply.
     let mut missing = bench.operation(wrap_action(&[1; 32]));
     missing["provider"] = json!({"name": "p", "kind": "k", "options": {}});
     let count = (1 << 20) / (missing.to_string().len() + 1) - 1;

@@ -1,4 +1,4 @@
-//! What the `file` provider refuses, in which class and in which words.
+//! What the `file` provider refuses: error classes and messages.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -13,7 +13,7 @@ use crate::bench::{
     Bench, CONTEXT, Failure, chmod, failure, plaintext, rotate_action, unwrap_action, wrap_action,
 };
 
-/// The failure of all three operations that touch the file, which must be one and the same.
+/// The failure of all three operations that use the file, which must be the same.
 #[track_caller]
 fn refused(bench: &Bench, path: &Path, class: &str) -> Failure {
     let wrapped = json!("AQAAAAAAAAABAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA");
@@ -36,7 +36,7 @@ fn refused(bench: &Bench, path: &Path, class: &str) -> Failure {
     }
 }
 
-/// What `check_options`, and so `add_provider`, says.
+/// The outcome of `check_options`, and so of `add_provider`.
 fn check_options(bench: &Bench, options: Value) -> Value {
     let mut operation = bench.operation(json!("check_options"));
     operation["provider"]["options"] = options;
@@ -83,7 +83,7 @@ fn options_are_read_strictly() {
 }
 
 #[test]
-fn a_file_that_may_come_later_is_no_bad_option() {
+fn a_missing_file_is_accepted_in_options() {
     let bench = Bench::empty();
     for name in ["keys/later", "later/keys"] {
         assert_eq!(check_options(&bench, json!({"path": bench.path(name)})), "options_ok");
@@ -129,7 +129,7 @@ fn a_file_inside_the_data_directory_is_refused() {
         assert_eq!(early.message, format!("provider \"disk\": {}", refused.message));
         fs::remove_file(&path).unwrap();
     }
-    // A directory that does not exist yet is judged by its name.
+    // For a directory that does not exist yet, the path decides.
     let later = check_options(&bench, json!({"path": bench.path("data/later/keys")}));
     failure(&later, "insecure");
 }
@@ -166,7 +166,7 @@ fn a_request_without_a_data_directory_is_refused() {
 }
 
 #[test]
-fn a_missing_file_is_named_with_what_to_do() {
+fn a_missing_file_is_named_with_a_hint() {
     let bench = Bench::empty();
     let path = bench.key_file();
     let shown = path.display();
@@ -274,7 +274,7 @@ fn a_symbolic_link_is_not_followed() {
 }
 
 #[test]
-fn a_second_name_is_refused() {
+fn a_second_hard_link_is_refused() {
     let bench = Bench::new();
     fs::hard_link(bench.key_file(), bench.path("data/copy")).unwrap();
     let refused = refused(&bench, &bench.key_file(), "insecure");
@@ -283,7 +283,7 @@ fn a_second_name_is_refused() {
 }
 
 #[test]
-fn what_is_no_key_file_is_refused() {
+fn other_files_are_refused_as_key_files() {
     let bench = Bench::new();
     let path = bench.key_file();
     let good = fs::read_to_string(&path).unwrap();
@@ -310,7 +310,7 @@ fn what_is_no_key_file_is_refused() {
         assert!(failed.message.ends_with(&ending), "{failed:?}");
         assert!(detail.is_empty() || failed.detail == detail, "{failed:?}");
         assert!(!failed.hint.is_empty());
-        // A rotation must not replace what it cannot read.
+        // A rotation must not replace a file that it cannot read.
         let class = if text.is_empty() { "key_missing" } else { "unreachable" };
         failure(&bench.one(bench.operation(rotate_action())), class);
         assert_eq!(fs::read_to_string(&path).unwrap(), text);
@@ -328,7 +328,7 @@ fn every_flipped_bit_of_a_key_file_is_noticed() {
         bad[at] ^= 1 << (at % 8);
         fs::write(&path, &bad).unwrap();
         let outcome = bench.unwrap(&wrapped);
-        // Between the values, white space may turn into other white space.
+        // White space between the values may turn into other white space.
         if outcome.get("unwrapped").is_some() {
             assert!(good[at].is_ascii_whitespace(), "byte {at}");
             assert_eq!(plaintext(&outcome), [9; 32]);
@@ -339,7 +339,7 @@ fn every_flipped_bit_of_a_key_file_is_noticed() {
 }
 
 #[test]
-fn an_unknown_key_is_named_with_those_that_are_there() {
+fn an_unknown_key_is_reported_with_the_existing_ones() {
     let bench = Bench::new();
     bench.create(&bench.key_file(), "second");
     let operation = bench.operation_on(&bench.key_file(), "mian", CONTEXT, rotate_action());
@@ -367,7 +367,7 @@ fn a_wrapped_key_opens_in_its_context_only() {
         let operation = bench.operation_on(&path, key, context, unwrap_action(&wrapped));
         failure(&bench.one(operation), "wrong_ciphertext");
     }
-    // The border between key and context is bound as well.
+    // The boundary between key and context is authenticated, too.
     bench.create(&path, "mainp");
     let operation = bench.operation_on(&path, "mainp", &CONTEXT[1..], unwrap_action(&wrapped));
     failure(&bench.one(operation), "wrong_ciphertext");
@@ -375,7 +375,7 @@ fn a_wrapped_key_opens_in_its_context_only() {
 }
 
 #[test]
-fn another_file_with_the_same_name_for_its_key_is_told() {
+fn another_file_with_the_same_key_name_is_reported() {
     let bench = Bench::new();
     let wrapped = bench.wrap(&[5; 32]);
     fs::remove_file(bench.key_file()).unwrap();
@@ -424,7 +424,7 @@ fn every_changed_byte_of_a_wrapped_key_is_refused() {
 }
 
 #[test]
-fn a_version_that_is_not_there_is_named() {
+fn a_missing_version_is_reported() {
     let bench = Bench::new();
     let copy = fs::read(bench.key_file()).unwrap();
     bench.one(bench.operation(rotate_action()));

@@ -1,4 +1,4 @@
-//! Rotation loses nothing: not by a crash, not by a second writer, not by a full disk.
+//! Rotation loses no key: not by a crash, a concurrent writer, or a full disk.
 
 use std::collections::BTreeSet;
 use std::fs::{self, File};
@@ -60,7 +60,7 @@ fn concurrent_rotations_lose_nothing() {
     let versions: BTreeSet<u64> = thread::scope(|scope| {
         let writer = || (0..ROUNDS).map(|_| rotate(&bench)).collect::<Vec<_>>();
         let writers: Vec<_> = (0..WRITERS).map(|_| scope.spawn(writer)).collect();
-        // A reader sees whole files only.
+        // A reader sees complete files only.
         for _ in 0..20 {
             let outcome = bench.one(bench.operation(wrap_action(&[1; 32])));
             assert!(outcome.get("wrapped").is_some(), "{outcome}");
@@ -70,8 +70,8 @@ fn concurrent_rotations_lose_nothing() {
     assert_eq!(versions, (2..=WRITERS * ROUNDS + 1).collect());
 }
 
-/// Kills rotations with SIGKILL at times spread over their duration. The file must always open,
-/// with every version that was ever told.
+/// Kills rotations with SIGKILL at times spread over their duration. The file must always be
+/// readable, with every version that was ever reported.
 #[test]
 fn a_killed_rotation_leaves_the_old_file_or_the_new_one() {
     const ROUNDS: u32 = 80;
@@ -122,13 +122,13 @@ fn a_killed_rotation_leaves_the_old_file_or_the_new_one() {
     eprintln!("{killed} rotations killed, {finished} finished, {} versions", wrapped.len());
     assert!(killed > 0, "no rotation was killed in time");
     assert!(finished > 0, "every rotation was killed");
-    // What was left behind does not stop the next.
+    // Leftovers do not prevent the next rotation.
     assert_eq!(rotate(&bench), wrapped.last().unwrap().0 + 1);
     assert_eq!(fs::read_dir(bench.path("keys")).unwrap().count(), 1);
 }
 
 #[test]
-fn what_an_interrupted_rotation_left_is_swept_away() {
+fn leftovers_of_an_interrupted_rotation_are_removed() {
     let bench = Bench::new();
     fs::write(bench.path("keys/.main.json.new"), "half a file").unwrap();
     assert_eq!(rotate(&bench), 2);
@@ -148,14 +148,14 @@ fn a_rotation_that_cannot_write_changes_nothing() {
 }
 
 #[test]
-fn who_waited_on_a_replaced_file_starts_anew() {
+fn a_writer_that_waited_for_a_replaced_file_starts_again() {
     let bench = Bench::new();
     let old = File::open(bench.key_file()).unwrap();
     old.lock().unwrap();
     let request = bench.request(10_000, vec![bench.operation(rotate_action())]).to_string();
     let child = start(request.as_bytes());
     thread::sleep(Duration::from_millis(300));
-    // Another writer replaces the file while the rotation waits for the old one.
+    // Another writer replaces the file while the rotation waits for the lock on the old one.
     let copy = bench.path("keys/copy");
     bench.create(&copy, "main");
     let copied = bench.operation_on(&copy, "main", "", rotate_action());

@@ -1,5 +1,4 @@
-//! Data directories that somebody else wrote, in which something lies that has no end or waits:
-//! nothing of it is read.
+//! Data directories of other users that contain endless or blocking files: nothing of them is read.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -20,7 +19,7 @@ use crate::programs::install;
 const HISTORY: &str = "pg_wal/00000002.history";
 const SEGMENT: &str = "pg_wal/000000020000000000000001";
 
-/// A data directory with a keystore without keys, and a program that tells of its control file.
+/// A data directory with a keystore without keys, and a program in place of pg_controldata.
 fn data_directory() -> Bench {
     let bench = Bench::empty();
     for directory in ["base", "base/5", "global", "pg_wal", "pg_twophase", "pg_xact"] {
@@ -34,19 +33,19 @@ fn data_directory() -> Bench {
     let told = "Database cluster state: shut down\nDatabase block size: 8192\n\
         Blocks per segment of large relation: 131072\nWAL block size: 8192\nBytes per WAL segment: 16777216\n\
         Data page checksum version: 0\nLatest checkpoint location: 0/3000028\nLatest checkpoint's TimeLineID: 2\n";
-    // It reads the control file, as PostgreSQL's does.
+    // It reads the control file, as PostgreSQL's program does.
     let program = format!("#!/bin/sh\ncat \"$1/global/pg_control\" && cat <<END\n{told}END\n");
     install(&bench.path("keys/pg_controldata"), &program);
     bench
 }
 
-/// What the program says, which has to end by itself and needs little memory.
+/// The output of the program, which has to end by itself and to use little memory.
 #[track_caller]
 fn ends(bench: &Bench, subject: &str, path: &Path) -> Output {
     line_ends(bench, &[subject, path.to_str().unwrap()])
 }
 
-/// [`ends`] for a whole line.
+/// [`ends`] for a whole command line.
 #[track_caller]
 fn line_ends(bench: &Bench, line: &[&str]) -> Output {
     let mut command = command(line);
@@ -72,7 +71,7 @@ fn refused(bench: &Bench, subject: &str, path: &Path, culprit: &Path) {
     assert!(stderr(&output).contains(&message), "{subject}: {}", stderr(&output));
 }
 
-/// Puts special files in the place of `path`, one after the other, and has each looked at.
+/// Puts special files in the place of `path`, one after the other, and calls `look` for each.
 fn each(path: &Path, look: impl Fn()) {
     let before = fs::read(path).ok();
     let _ = fs::remove_file(path);
@@ -104,12 +103,12 @@ fn verify_reads_regular_files_only() {
         each(&path, || refused(&bench, "verify", &data, &path));
     }
     well("after");
-    // Links are followed to regular files, and to directories.
+    // Links to regular files and directories are followed.
     fs::rename(data.join("pg_wal"), bench.path("wal")).unwrap();
     symlink(bench.path("wal"), data.join("pg_wal")).unwrap();
     well("with WAL elsewhere");
-    // Whether something damaged is needed is not known where the map or the state of transactions
-    // is no file.
+    // It is unknown whether a damaged file is needed if the map or the state of transactions is not
+    // a regular file.
     fs::write(data.join("base/5/16385"), [1; 100]).unwrap();
     for name in ["base/5/pg_filenode.map", "pg_xact/0000"] {
         each(&data.join(name), || {
@@ -123,7 +122,7 @@ fn verify_reads_regular_files_only() {
 fn verify_does_not_read_files_that_are_too_large() {
     let bench = data_directory();
     let path = bench.path("data/base/5/16384");
-    // A file of holes, whose length says nothing of what it takes to make it.
+    // A sparse file, which takes no space.
     fs::File::create(&path).unwrap().set_len((1 << 30) + 8192).unwrap();
     let output = ends(&bench, "verify", &bench.path("data"));
     let said = stdout(&output);
@@ -137,7 +136,7 @@ fn key_files_are_regular_files() {
     let path = bench.path("data/pagevault/7.keys");
     each(&path, || {
         refused(&bench, "inspect", &bench.path("data"), &path);
-        // Links are not followed there; whose the file is is asked first.
+        // Links are not followed there; the owner is checked first.
         assert_eq!(ends(&bench, "verify", &bench.path("data")).status.code(), Some(1));
     });
 }
@@ -175,7 +174,7 @@ fn programs_and_bundles_are_regular_files() {
         each(path, || {
             let output = line_ends(&bench, line);
             assert_eq!(output.status.code(), Some(1), "{line:?}: {}", stdout(&output));
-            // What a program does is known by its name behind all links.
+            // A program is known by its name behind all links.
             let other = fs::canonicalize(path).unwrap() != *path && path == &program;
             let message = if other { "it is not known what" } else { "is not a regular file" };
             assert!(stderr(&output).contains(message), "{line:?}: {}", stderr(&output));

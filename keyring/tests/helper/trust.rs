@@ -1,5 +1,5 @@
-//! Whom the program believes: key files, credentials files and configuration that somebody else may
-//! have written have no program run, send no file anywhere, and give no key that was not wrapped.
+//! Trust: because of key files, credentials files and configuration that others may have written,
+//! no program runs, no file is sent anywhere, and no key is returned that was not wrapped.
 
 use std::fs;
 use std::os::unix::fs::chown;
@@ -20,14 +20,14 @@ use std::io::Write;
 
 const ID: [u8; 16] = [7; 16];
 
-/// A program that leaves a mark when it is run.
+/// A program that leaves a mark when it runs.
 fn trap(bench: &Bench) -> (PathBuf, PathBuf) {
     let (program, mark) = (bench.path("keys/trap"), bench.path("keys/sprung"));
     install(&program, &format!("#!/bin/sh\ntouch '{}'\n", mark.display()));
     (program, mark)
 }
 
-/// A keystore in which one data key hangs on a database key that a provider wraps.
+/// A keystore with one data key, wrapped by a database key that a provider has wrapped.
 fn keystore(bench: &Bench, kind: &str, options: &Value, wrapped: Vec<u8>, check: CheckValue) {
     let data_key = Record::DataKey {
         file: RelFile { tablespace: 1663, database: 0, relation: 16384 },
@@ -73,13 +73,13 @@ fn keystore_with(
 
 fn keystore_of_commands(bench: &Bench, program: &Path) {
     let options = json!({"wrap": [program], "unwrap": [program]});
-    // What a provider of kind "command" makes: format, version, length, text, nonce and so on.
+    // The format of a provider of kind "command": format, version, length, text, nonce and so on.
     let mut wrapped = vec![1, 0, 0, 0, 0, 0, 0, 0, 1, 0, 1, b'x'];
     wrapped.extend([0; 60]);
     keystore(bench, "command", &options, wrapped, CheckValue::from_bytes([0; 16]));
 }
 
-/// The commands that ask providers which a keystore names.
+/// The commands that use providers named in a keystore.
 fn askers(bench: &Bench) -> Vec<Vec<String>> {
     let data = bench.path("data").display().to_string();
     let recipient = "age1lggyhqrw2nlhcxprm67z43rta597azn8gknawjehu9d9dl0jq3yqqvfafg";
@@ -109,12 +109,12 @@ fn programs_that_key_files_name_are_not_run() {
     for line in askers(&bench) {
         refused(&line, &[], "provider \"theirs\" runs programs");
         assert!(!mark.exists(), "{line:?} ran it");
-        // Who says so has them run.
+        // With the option they run.
         refused(&line, &["--allow-command"], "gave no usable answer");
         assert!(mark.exists(), "{line:?}");
         fs::remove_file(&mark).unwrap();
     }
-    // Who says how the provider is reached needs no say of the key files.
+    // If the user describes the provider, key files are not consulted.
     let providers = bench.path("keys/providers");
     let given = json!({"theirs": {"kind": "file", "options": {"path": bench.key_file()}}});
     fs::write(&providers, given.to_string()).unwrap();
@@ -130,8 +130,7 @@ fn programs_that_key_files_name_are_not_run() {
     refused(&askers(&bench)[0], &["--providers", &shown], "does not say what providers there are");
 }
 
-/// A server at a port of this machine that answers nothing, and the number of connections that it
-/// has had.
+/// A server at a port of this machine that never answers, and the number of its connections.
 fn listener() -> (u16, std::sync::Arc<std::sync::atomic::AtomicUsize>) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let port = listener.local_addr().unwrap().port();
@@ -175,7 +174,7 @@ fn credentials_that_key_files_name_are_not_sent() {
             let allowed = run(&[&line[..], &["--allow-credentials"]].concat());
             assert!(!stderr(&allowed).contains("has credentials sent"), "{}", stderr(&allowed));
         }
-        // Who says how the provider is reached needs no say of the key files.
+        // If the user describes the provider, key files are not consulted.
         let providers = bench.path("keys/providers");
         let given = json!({"theirs": {"kind": "file", "options": {"path": bench.key_file()}}});
         fs::write(&providers, given.to_string()).unwrap();
@@ -189,7 +188,7 @@ fn credentials_that_key_files_name_are_not_sent() {
 }
 
 #[test]
-fn key_files_that_others_may_have_written_are_not_believed() {
+fn key_files_that_others_may_have_written_are_not_trusted() {
     let bench = Bench::new();
     let (program, mark) = trap(&bench);
     keystore_of_commands(&bench, &program);
@@ -211,8 +210,8 @@ fn key_files_that_others_may_have_written_are_not_believed() {
             chmod(&path, open);
             assert!(!believed(), "{why} may write {name:?}");
         }
-        // Others may make names in a sticky directory, and cannot exchange those of root and ours.
-        // But in the data directory itself nobody else makes any.
+        // In a sticky directory others can create names, but not replace those of root and this
+        // user. In the data directory itself others must not create any.
         chmod(&path, 0o1777);
         assert_eq!(believed(), name.is_empty(), "{name:?} is sticky");
         chmod(&path, mode);
@@ -223,7 +222,7 @@ fn key_files_that_others_may_have_written_are_not_believed() {
         }
         assert!(believed(), "{name:?}");
     }
-    // By a link that somebody else may change.
+    // Through a link that another user can change.
     let open = bench.path("open");
     fs::create_dir(&open).unwrap();
     chmod(&open, 0o777);
@@ -246,7 +245,7 @@ fn a_wrong_database_key_is_refused() {
         CheckValue::of(&Secret32::from_bytes(&[key; 32]), &ID, Scope::CLUSTER, KeyVersion::FIRST)
     };
     let options = json!({"path": bench.key_file()});
-    // The provider unwraps it, and it is not the one that was recorded.
+    // The provider unwraps it, but it is not the recorded one.
     keystore(&bench, "file", &options, wrap([5; 32]), check(6));
     for line in askers(&bench) {
         refused(&line, &[], "this is not version 1 of the database key of the cluster");
@@ -254,7 +253,7 @@ fn a_wrong_database_key_is_refused() {
     }
     fs::remove_dir_all(bench.path("data/pagevault")).unwrap();
     keystore(&bench, "file", &options, wrap([5; 32]), check(5));
-    // The right one goes on to what it should open.
+    // The right key is tried on the data keys.
     refused(&askers(&bench)[1], &[], "does not unwrap a data key");
 }
 
@@ -273,7 +272,7 @@ fn a_bundle_with_a_wrong_key_is_refused() {
     let wrapped = base64::engine::general_purpose::STANDARD.decode(wrapped).unwrap();
     let options = json!({"path": bench.key_file()});
     let data = bench.path("data").display().to_string();
-    // It wraps no data key that would show what it is.
+    // It wraps no data key, which would reveal that it is wrong.
     let record = |check: u8| {
         let _ = fs::remove_dir_all(bench.path("data/pagevault"));
         let check = CheckValue::of(
@@ -322,7 +321,7 @@ fn a_bundle_with_a_wrong_key_is_refused() {
     assert!(restored.status.success(), "{}", stderr(&restored));
 }
 
-/// One operation of the server on a provider of kind `aws_kms`.
+/// An operation of the server with a provider of kind `aws_kms`.
 fn aws(bench: &Bench, options: &Value, programs: bool, environment: &[(&str, &Path)]) -> Value {
     let provider =
         json!({"name": "aws", "kind": "aws_kms", "options": options, "programs": programs});
@@ -341,7 +340,7 @@ fn aws(bench: &Bench, options: &Value, programs: bool, environment: &[(&str, &Pa
 }
 
 #[test]
-fn programs_of_aws_profiles_run_for_who_may_run_programs() {
+fn programs_in_aws_profiles_run_only_with_permission() {
     let bench = Bench::new();
     let (program, mark) = trap(&bench);
     let file = bench.path("keys/credentials");
@@ -370,7 +369,7 @@ fn programs_of_aws_profiles_run_for_who_may_run_programs() {
         assert!(mark.exists(), "{}", path.display());
         fs::remove_file(&mark).unwrap();
 
-        // Its content would go to a server.
+        // Its content would be sent to a server.
         fs::write(&path, "[default]\nrole_arn = r\nweb_identity_token_file = /etc/shadow\n")
             .unwrap();
         let failed = failure(&aws(&bench, options, false, environment), "insecure");
@@ -380,7 +379,7 @@ fn programs_of_aws_profiles_run_for_who_may_run_programs() {
 }
 
 #[test]
-fn files_that_options_name_are_roots_or_ours() {
+fn files_in_options_belong_to_root_or_this_user() {
     let bench = Bench::new();
     let file = bench.path("keys/credentials");
     fs::write(&file, "[default]\naws_access_key_id = a\naws_secret_access_key = b\n").unwrap();
@@ -400,13 +399,13 @@ fn files_that_options_name_are_roots_or_ours() {
         assert_eq!(class(), "insecure");
         chown(&file, Some(0), None).unwrap();
     }
-    // Users of the database may have written what lies in a data directory.
+    // Users of the database may have written files in a data directory.
     fs::write(bench.path("keys/PG_VERSION"), "17\n").unwrap();
     assert_eq!(class(), "insecure");
 }
 
 #[test]
-fn a_provider_that_may_not_run_programs_runs_none() {
+fn a_provider_without_permission_runs_no_programs() {
     let bench = Bench::new();
     let (program, mark) = trap(&bench);
     let options = json!({"wrap": [program], "unwrap": [program]});

@@ -5,7 +5,7 @@ use proptest::prelude::*;
 #[derive(Debug, PartialEq, Eq)]
 struct NoSpace;
 
-/// A file in memory. Reads and writes are short at whim; it cannot grow beyond `room`.
+/// A file in memory. The length of reads and writes is random; it cannot grow beyond `room`.
 struct Memory {
     bytes: Vec<u8>,
     room: usize,
@@ -65,8 +65,8 @@ enum Step {
     Truncate { length: usize },
 }
 
-/// Mostly near the beginning and around blocks, so that steps meet; at times beyond the
-/// scratch.
+/// Mostly near the beginning and at block boundaries, so that steps overlap; sometimes beyond
+/// [`SCRATCH`].
 fn place() -> impl Strategy<Value = usize> {
     prop_oneof![4 => 0..100_usize, 2 => 4000..4200_usize, 1 => 0..3 * SCRATCH]
 }
@@ -91,9 +91,9 @@ fn write_model(model: &mut Vec<u8>, offset: usize, bytes: &[u8]) {
     model[offset..offset + bytes.len()].copy_from_slice(bytes);
 }
 
-/// Where one piece of a long write ends and the next begins.
+/// Space runs out between two pieces of a long write.
 #[test]
-fn no_space_between_two_pieces_is_told() {
+fn no_space_between_two_pieces_is_reported() {
     for before in [0, 5, 16, 37] {
         let (key, mut memory) = (key(4), Memory::new(usize::MAX));
         let mut scratch = [0; SCRATCH + BLOCK];
@@ -111,7 +111,7 @@ fn no_space_between_two_pieces_is_told() {
 
 proptest! {
     #[test]
-    fn a_sealed_file_is_a_file(
+    fn a_sealed_file_behaves_like_a_file(
         steps in prop::collection::vec(step(), 1..20),
         longest in prop_oneof![1 => 1..40_usize, 3 => 1000..100_000_usize],
     ) {
@@ -144,17 +144,17 @@ proptest! {
                 }
             }
             prop_assert_eq!(memory.bytes.len(), model.len());
-            // The format alone, without the code above, says the same.
+            // The format alone, without the code of this module, has the same content.
             let mut all = memory.bytes.clone();
             open(&key, 0, &mut all);
             prop_assert!(all == model);
         }
     }
 
-    /// What a full disk lets through is there, to the byte, and what `write` says is just that;
-    /// the file can be read and written on.
+    /// When the disk is full, `write` reports exactly the bytes that are in the file, and the file
+    /// can still be read and written.
     #[test]
-    fn no_space_is_told(
+    fn no_space_is_reported(
         before in some_bytes(), bytes in some_bytes(), offset in 0..SCRATCH, room in 0..2 * SCRATCH,
         after in some_bytes(),
     ) {

@@ -1,4 +1,4 @@
-//! What others do meanwhile.
+//! What other processes do during a job.
 
 use pagevault_cipher::DataKeyVersion;
 use pagevault_core::page::PageState;
@@ -10,7 +10,7 @@ use super::{AES_256, File, Page, World, Writer};
 use crate::random::Random;
 
 impl World {
-    /// Something that others do, and how likely.
+    /// A random event.
     pub(crate) fn event(&mut self, random: &mut Random) {
         match random.below(40) {
             0..10 => self.writer_begins(random),
@@ -45,7 +45,7 @@ impl World {
         let file = self.relations[at].file.as_ref().unwrap();
         let fork = random.below(4);
         let pages = &file.forks[fork];
-        // Behind the end: a page that is added, past shared buffers.
+        // The block after the last: a page that is added, past shared buffers.
         let block = random.below(pages.len() + 1);
         let is_written =
             |writer: &Writer| (writer.file, writer.fork, writer.block) == (file.id, fork, block);
@@ -74,12 +74,13 @@ impl World {
         }
         let pages = &mut file.forks[writer.fork];
         while pages.len() <= writer.block {
-            // What is added is in WAL, or is gone after a crash.
+            // An added page is in WAL, or is gone after a crash.
             let empty = Page::written(PageState::Empty);
             pages.push(Page { changed: true, in_wal: logged, ..empty });
         }
         let page = &mut pages[writer.block];
-        // As page_io::target_over: with the LSN that is on disk it keeps the key that is there.
+        // Like `page::io::target_over`: a page with the same LSN as on disk keeps the key of the
+        // page on disk.
         let keeps = writer.rewriting && !page.changed && page.seen != PageState::Empty;
         if !keeps {
             page.seen = writer.state;
@@ -115,7 +116,7 @@ impl World {
         }
     }
 
-    /// Writes a page out of shared buffers, under the key of this moment.
+    /// Writes a page from shared buffers, under the file's present key.
     pub(super) fn write(file: &mut File, fork: usize, block: usize) {
         let (state, rewriting) = (file.state(), file.rewriting);
         let page = &mut file.forks[fork][block];
@@ -166,8 +167,8 @@ impl World {
         self.relations[at].file = Some(file);
     }
 
-    /// A relation that the job is at exchanges its file for one of any sort, as pg_repack has them
-    /// exchanged: nobody is asked how that is written.
+    /// A relation that the job is processing gets a file in any state, as when pg_repack swaps
+    /// files: the policy is not consulted.
     fn exchange(&mut self, random: &mut Random) {
         let Some(at) = self.relations.iter().position(|relation| relation.claimed) else { return };
         let file = self.any_file(random);
@@ -185,7 +186,7 @@ impl World {
         self.relations[at].file = None;
     }
 
-    /// VACUUM cuts off empty pages.
+    /// VACUUM truncates empty pages.
     fn cut(&mut self, random: &mut Random) {
         let Some(at) = self.any_relation(random) else { return };
         let id = self.relations[at].file.as_ref().unwrap().id;
@@ -216,8 +217,8 @@ impl World {
         self.relations[at].labelled_now ^= true;
     }
 
-    /// A command that encrypts what is encrypted already, or what a job is about to: all at once,
-    /// under a lock that keeps the file from being replaced or cut.
+    /// A command that encrypts a relation which is encrypted already or has an unfinished job. It
+    /// does so in one step, under a lock that prevents replacing or truncating the file.
     fn encrypt_at_once(&mut self, random: &mut Random) {
         let Some(at) = self.any_relation(random) else { return };
         let relation = &self.relations[at];
@@ -244,7 +245,7 @@ impl World {
         self.of(oid).claimed = false;
     }
 
-    /// Everybody who writes is done.
+    /// All writers finish.
     pub(crate) fn writers_end(&mut self) {
         while !self.writers.is_empty() {
             self.writer_ends(0);

@@ -1,4 +1,5 @@
-//! What a job, or a command at once, does to the model: what the extension does to PostgreSQL.
+//! The actions of a job, or of a command that rewrites a relation at once, on the model. The
+//! extension does the same with PostgreSQL.
 
 use std::ops::Range;
 
@@ -12,10 +13,10 @@ use pagevault_keystore::job::JobKind;
 
 use super::{AES_256, File, Stop, World, Writer};
 
-/// Blocks of a segment.
+/// Blocks per segment.
 const SEGMENT: usize = 3;
 
-/// A relation that is being rewritten, by a job or at once, by a command that has it locked.
+/// A relation that is being rewritten by a job, or at once by a command that has it locked.
 pub(super) struct Held<'a, const AT_ONCE: bool> {
     pub(super) world: &'a mut World,
     pub(super) relation: Oid,
@@ -40,7 +41,7 @@ impl Asked for Wanted<'_> {
 }
 
 impl<const AT_ONCE: bool> Held<'_, AT_ONCE> {
-    /// The file that the relation has, if it is this one.
+    /// The file of the relation, if it is this one.
     fn file(&mut self, id: RelFile) -> Option<&mut File> {
         let file = self.world.of(self.relation).file.as_mut();
         file.filter(|file| file.id == id)
@@ -142,7 +143,7 @@ impl<const AT_ONCE: bool> Storage for Held<'_, AT_ONCE> {
             if destroyed {
                 return Err(Stop::Destroyed);
             }
-            // Whoever is writing the page has it locked.
+            // A writer holds a lock on the page, so it finishes first.
             let same = |writer: &Writer| {
                 (writer.file, writer.fork, writer.block)
                     == (target.file, fork as usize, block as usize)
@@ -163,7 +164,7 @@ impl<const AT_ONCE: bool> Storage for Held<'_, AT_ONCE> {
         if self.file(target.file).is_none() {
             return Ok(false);
         }
-        // Pages that somebody is writing are waited for; pages that are added are not in buffers.
+        // Flushing waits for pages that are being written; pages that are added are not in buffers.
         let lengths = self.file(target.file).unwrap().forks.each_ref().map(Vec::len);
         let is_there = |w: &Writer| w.file == target.file && w.block < lengths[w.fork];
         while let Some(at) = self.world.writers.iter().position(is_there) {
@@ -187,7 +188,7 @@ impl<const AT_ONCE: bool> Storage for Held<'_, AT_ONCE> {
         let Some(file) = self.file(target.file) else { return Ok(false) };
         let pages = &mut file.forks[fork as usize];
         let from = segment as usize * SEGMENT;
-        // The first segment is there also where it is empty.
+        // The first segment exists even if it is empty.
         let exists = from < pages.len() || segment == 0;
         pages.iter_mut().skip(from).take(SEGMENT).for_each(|page| page.durable = page.seen);
         Ok(exists)

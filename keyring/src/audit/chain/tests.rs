@@ -1,4 +1,4 @@
-//! Trails that were tampered with.
+//! Tests with manipulated trails.
 
 use pagevault_keystore::audit::{Place, next_line};
 
@@ -14,7 +14,7 @@ fn keys() -> BTreeMap<KeyVersion, AuditKey> {
     [1, 2].into_iter().filter_map(KeyVersion::new).map(|version| (version, key(version))).collect()
 }
 
-/// Lines of a run, each with the version of the key that it has a MAC of, or 0.
+/// Lines of a run, each given by the version of the key of its MAC, or 0 for none.
 fn run(number: u8, previous: Option<&Place>, versions: &[u32]) -> (Vec<String>, Place) {
     let mut place = Place::before([number; 16]);
     let line = |version: &u32| {
@@ -26,7 +26,7 @@ fn run(number: u8, previous: Option<&Place>, versions: &[u32]) -> (Vec<String>, 
     (lines, place)
 }
 
-/// Two runs, the second of which begins locked.
+/// Two runs; the server is locked at the beginning of the second.
 fn trail() -> Vec<String> {
     let (mut lines, end) = run(1, None, &[0, 0, 1, 1, 2]);
     lines.extend(run(2, Some(&end), &[0, 0, 2, 2]).0);
@@ -60,7 +60,7 @@ fn an_untouched_trail_is_proven_wholly() {
 }
 
 #[test]
-fn a_line_that_is_gone_is_missed() {
+fn a_missing_line_is_found() {
     let unvouched = Finding::Forged((0, 1), "nothing vouches for it");
     for (at, expected) in [(1, unvouched), (3, missing(1, 4, 4)), (6, missing(2, 1, 2))] {
         let mut lines = trail();
@@ -68,11 +68,11 @@ fn a_line_that_is_gone_is_missed() {
         let findings = verdict(&lines).findings;
         assert!(findings.contains(&expected), "{at}: {findings:?}");
     }
-    // The end of a run, which the next one knows.
+    // The end of a run, which is recorded in the next one.
     let mut lines = trail();
     lines.drain(3..5);
     assert!(verdict(&lines).findings.contains(&missing(1, 4, 5)));
-    // The end of all, which only the server knows.
+    // The end of the trail, which is recorded only in the state file.
     let lines = trail();
     assert_eq!(verdict(&lines[..7]).findings.len(), 2, "lines that nothing vouches for");
     let findings = verdict_with(&lines[..8], Some((&lines[8], true))).findings;
@@ -80,13 +80,13 @@ fn a_line_that_is_gone_is_missed() {
     let verdict = verdict_with(&lines[..8], Some((&lines[8], false)));
     assert_eq!(verdict.findings, []);
     assert_eq!(verdict.notes, [Note::Unwritten { run: [2; 16], seq: 4 }]);
-    // The last run, wholly.
+    // The whole last run.
     let findings = verdict_with(&lines[..5], Some((&lines[8], true))).findings;
     assert_eq!(findings, [missing(2, 1, 4)]);
 }
 
 #[test]
-fn a_run_that_is_gone_is_missed() {
+fn a_missing_run_is_found() {
     let (mut lines, first) = run(1, None, &[1, 1]);
     let (_, second) = run(2, Some(&first), &[1, 1, 1]);
     lines.extend(run(3, Some(&second), &[1, 1]).0);
@@ -102,7 +102,8 @@ fn changed_and_invented_lines_are_found() {
         let mut lines = trail();
         lines[at] = lines[at].replace("\"action\":\"", "\"action\":\"un");
         let findings = verdict(&lines).findings;
-        let here = |finding: &Finding| matches!(finding, Finding::Forged((0, n), _) if *n == at as u64 + 1);
+        let number = at as u64 + 1;
+        let here = |found: &Finding| matches!(found, Finding::Forged((0, n), _) if *n == number);
         assert!(findings.iter().any(here), "{at}: {findings:?}");
     }
     let mut invented = Place::before([9; 16]);
@@ -128,7 +129,7 @@ fn changed_and_invented_lines_are_found() {
 }
 
 #[test]
-fn lines_that_were_exchanged_are_found() {
+fn swapped_lines_are_found() {
     let mut lines = trail();
     lines.swap(2, 3);
     let expected = Finding::Reordered { spot: (0, 4), run: [1; 16], seq: 3 };
@@ -157,7 +158,7 @@ fn files_may_begin_anywhere() {
 }
 
 #[test]
-fn a_restored_copy_goes_on_where_the_backup_was_made() {
+fn a_restored_copy_continues_where_the_backup_was_made() {
     let (mut lines, _) = run(1, None, &[1, 1, 1, 1]);
     let (_, backup) = run(1, None, &[1, 1]);
     lines.extend(run(2, Some(&backup), &[1, 1]).0);
@@ -166,7 +167,7 @@ fn a_restored_copy_goes_on_where_the_backup_was_made() {
     assert_eq!(verdict.notes, [Note::Branches { run: [2; 16], before: [1; 16], seq: 2, last: 4 }]);
 }
 
-/// Which any role can log with one statement.
+/// Any role can log these with one statement.
 #[test]
 fn a_flood_of_forged_lines_is_counted() {
     let keys = keys();
@@ -174,16 +175,16 @@ fn a_flood_of_forged_lines_is_counted() {
     for (number, line) in (1..).zip(trail()) {
         chain.add((0, number), &[line]).unwrap();
     }
-    for number in 0..=MOST_LINES as u64 {
+    for number in 0..=MAX_LINES as u64 {
         chain.add((0, 100 + number), &[]).unwrap();
     }
     let verdict = chain.conclude(None);
-    assert_eq!(verdict.findings.len() as u64 + verdict.more_forged, MOST_LINES as u64 + 1);
+    assert_eq!(verdict.findings.len() as u64 + verdict.more_forged, MAX_LINES as u64 + 1);
     assert_eq!((verdict.runs, verdict.with_mac, verdict.vouched), (2, 5, 4));
 }
 
 #[test]
-fn a_crowd_of_claims_hides_nothing() {
+fn many_lines_with_the_same_number_hide_nothing() {
     let mut lines = trail();
     let (_, end) = run(1, None, &[0]);
     for n in 0..40 {

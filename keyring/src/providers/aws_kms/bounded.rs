@@ -1,7 +1,7 @@
-//! An HTTP client of the SDK that reads answers up to a limit.
+//! An HTTP client for the SDK that limits the size of replies.
 //!
-//! The SDK reads answers whole, of AWS KMS and of what gives credentials. So its client is wrapped,
-//! below all that it does.
+//! The SDK reads complete replies, from AWS KMS and from sources of credentials. So the client
+//! below it enforces the limit.
 
 use aws_sdk_kms::config::http::HttpRequest;
 use aws_sdk_kms::config::{HttpClient, RuntimeComponents, SharedHttpClient};
@@ -14,7 +14,7 @@ use aws_smithy_types::byte_stream::ByteStream;
 
 use crate::net::{REPLY_LIMIT, too_long};
 
-/// `client`, reading no more of an answer than [`REPLY_LIMIT`].
+/// Wraps `client`; reads at most [`REPLY_LIMIT`] bytes of a reply.
 pub(super) fn bounded(client: SharedHttpClient) -> SharedHttpClient {
     http_client_fn(move |settings: &HttpConnectorSettings, components: &RuntimeComponents| {
         SharedHttpConnector::new(Bounded(client.http_connector(settings, components)))

@@ -1,4 +1,4 @@
-//! Words about credentials: where they come from, why there are none.
+//! Messages about credentials: where they come from, or why there are none.
 
 use std::error::Error;
 use std::io;
@@ -12,8 +12,8 @@ use crate::failure::Failure;
 use crate::net::{Cause, cause_of};
 use crate::options::printable;
 
-/// Where credentials come from, and their public half, which AWS's own logs show too.
-pub(super) fn tell(credentials: &Credentials) -> String {
+/// The source of credentials and the access key ID, which is public and in AWS's own logs.
+pub(super) fn describe(credentials: &Credentials) -> String {
     let source = credentials
         .get_property::<Vec<AwsCredentialFeature>>()
         .and_then(|features| features.iter().find_map(source))
@@ -37,8 +37,8 @@ fn source(feature: &AwsCredentialFeature) -> Option<&'static str> {
     })
 }
 
-/// Why there are none. `profile` is what the options name. What a process printed, or a line of a
-/// file, is not repeated.
+/// Why there are no credentials. `profile` is the one that the options name. Output of a process
+/// and lines of a file are not repeated.
 pub(super) fn no_credentials(error: &CredentialsError, profile: Option<&str>) -> Failure {
     let (message, detail, retry) = match error {
         CredentialsError::ProviderTimedOut(_) => {
@@ -68,7 +68,7 @@ pub(super) fn no_credentials(error: &CredentialsError, profile: Option<&str>) ->
     if retry { error.transient() } else { error }
 }
 
-/// What the SDK says of its configuration: names of files and profiles, numbers of lines.
+/// The SDK's messages about its configuration: names of files and profiles, line numbers.
 fn causes(error: &CredentialsError) -> String {
     let mut texts = Vec::new();
     let mut next = error.source();
@@ -79,7 +79,7 @@ fn causes(error: &CredentialsError) -> String {
     format!("{}.", printable(&texts.join(": ").replace('\n', " ")))
 }
 
-/// A sentence about a source that there is, and whether it may succeed soon.
+/// A sentence about a source that exists but failed, and whether a retry may help.
 fn failed(error: &CredentialsError) -> (String, bool) {
     let mut next = error.source();
     while let Some(error) = next {

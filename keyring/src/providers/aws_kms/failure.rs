@@ -1,8 +1,8 @@
-//! What AWS's errors mean.
+//! The meaning of AWS's errors.
 //!
-//! Many are not modelled by the SDK (throttling, signatures, expired tokens), so all are told apart
-//! by AWS's code. An answer without a code that is known here says nothing of the key, whatever its
-//! HTTP status is: a proxy or load balancer may have given it. That is an outage.
+//! The SDK has no types for many of them (throttling, signatures, expired tokens), so they are
+//! classified by AWS's error code. A reply without a known code says nothing about the key,
+//! whatever its HTTP status: a proxy or load balancer may have sent it. It counts as an outage.
 
 use std::error::Error;
 
@@ -15,15 +15,15 @@ use crate::failure::Failure;
 use crate::net::{Cause, cause_of};
 use crate::options::printable;
 
-/// What the SDK keeps of a reply.
+/// A raw reply in the SDK's errors.
 pub(super) type Reply = HttpResponse;
 
-/// Why a request was not done.
+/// A request that failed.
 #[derive(Debug)]
 pub(super) struct Refused {
-    /// AWS's code, or empty.
+    /// AWS's error code, or empty.
     pub(super) code: String,
-    /// Whether there was an answer at all.
+    /// Whether there was a reply.
     pub(super) answered: bool,
     pub(super) error: Failure,
 }
@@ -35,7 +35,7 @@ impl From<Refused> for Failure {
 }
 
 impl Refused {
-    /// Reads the error of one request: where it was sent, the action and the key it concerned.
+    /// From the SDK's error for one request, the address, the action, and the key.
     pub(super) fn new<E>(
         place: &str,
         action: &str,
@@ -65,11 +65,11 @@ impl Refused {
         let status = response.status().as_u16();
         let meta = error.as_service_error().map(ProvideErrorMetadata::meta);
         let code = meta.and_then(|meta| meta.code()).unwrap_or_default();
-        // Some emulators and proxies put a namespace before it or a type after it.
+        // Some emulators and proxies add a namespace before the code or a type after it.
         let code = code.rsplit('#').next().unwrap_or_default();
         let said = meta.and_then(|meta| meta.message());
         let (class, retry) = classify(code, status, said.unwrap_or_default());
-        let (message, hint) = words(class, code, place, action, &printable(key));
+        let (message, hint) = message_and_hint(class, code, place, action, &printable(key));
         let said = said.filter(|_| may_be_repeated(code));
         let detail = detail(code, status, said, error.request_id());
         let error = Failure::new(class, message).with_detail(detail).with_hint(hint);
@@ -77,7 +77,7 @@ impl Refused {
         Refused { code: code.to_owned(), answered: true, error }
     }
 
-    /// No answer in time.
+    /// There was no reply in time.
     pub(super) fn too_late(place: &str) -> Refused {
         let detail = "The request was sent or being sent when its time was up.".to_owned();
         let cause = Cause { class: ErrorClass::Deadline, detail, retry: true };
@@ -85,13 +85,14 @@ impl Refused {
     }
 }
 
-/// For keys in a custom key store AWS KMS gives this code to all requests that fail for it: where
-/// nobody can reach the external key store's proxy, it does not answer in time, or the store is
-/// disconnected (Developer Guide, "Troubleshooting external key stores"). Only its words tell these
-/// from a key that is not to be used.
+/// AWS KMS uses this code for all failed requests for a key in a custom key store: also if the
+/// proxy of an external key store cannot be reached or does not reply in time, or if the store is
+/// disconnected (Developer Guide, "Troubleshooting external key stores"). Only the message
+/// distinguishes these from a key that must not be used.
 const INVALID_STATE: &str = "KMSInvalidStateException";
 
-/// With that code: the state of the key, or what the external key manager says of its own.
+/// Messages with this code that refuse the key: its state, or a refusal by the external key
+/// manager.
 const REFUSALS: &[&str] = &[
     "pending deletion",
     "pending replica deletion",
@@ -101,20 +102,20 @@ const REFUSALS: &[&str] = &[
     "denied access to the operation",
 ];
 
-/// The class, and whether it may go away by itself.
+/// The error class, and whether a retry may help.
 fn classify(code: &str, status: u16, said: &str) -> (ErrorClass, bool) {
     match meaning(code) {
         _ if code == INVALID_STATE && !REFUSALS.iter().any(|refusal| said.contains(refusal)) => {
             (ErrorClass::Unreachable, true)
         }
-        // AWS KMS refuses with 400; emulators of it with 403 and 404 as well.
+        // AWS KMS refuses with status 400; emulators also use 403 and 404.
         Some(meaning) if status < 500 => meaning,
         None if status == 429 => (ErrorClass::Throttled, true),
         _ => (ErrorClass::Unreachable, true),
     }
 }
 
-/// What AWS's codes mean, as far as they are known here.
+/// The meaning of the known codes.
 fn meaning(code: &str) -> Option<(ErrorClass, bool)> {
     use ErrorClass::*;
     Some(match code {
@@ -131,7 +132,7 @@ fn meaning(code: &str) -> Option<(ErrorClass, bool)> {
         | "ServiceUnavailableException"
         | "CloudHsmClusterNotActiveException"
         | "CustomKeyStoreInvalidStateException" => (Unreachable, true),
-        // Not the key's fault, and of another server's than AWS KMS perhaps.
+        // Not a refusal of the key; possibly from a server other than AWS KMS.
         _ if is_unsupported(code) => (BadOptions, false),
         "AccessDeniedException" | "AccessDenied" | "OptInRequired" | "NotAuthorized" => {
             (Denied, false)
@@ -160,13 +161,13 @@ fn meaning(code: &str) -> Option<(ErrorClass, bool)> {
     })
 }
 
-/// What no permission would change.
+/// Failures that no permission can fix.
 pub(super) fn is_unsupported(code: &str) -> bool {
     matches!(code, "UnsupportedOperationException" | "UnknownOperationException" | "InvalidAction")
 }
 
-/// The message and the hint.
-fn words(
+/// Message and hint.
+fn message_and_hint(
     class: ErrorClass,
     code: &str,
     place: &str,
@@ -238,8 +239,8 @@ fn words(
     }
 }
 
-/// What AWS says of these names keys, states and who was denied what. Of a signature it repeats
-/// headers, the session's token among them.
+/// With these codes AWS's messages contain keys, states and principals. For signatures they repeat
+/// headers, including the session token.
 fn may_be_repeated(code: &str) -> bool {
     use ErrorClass::{BadOptions, Denied, KeyDisabled, KeyMissing, Throttled};
     let class = meaning(code).map(|(class, _)| class);
@@ -311,7 +312,7 @@ mod tests {
     }
 
     #[test]
-    fn without_a_code_that_is_known_it_is_an_outage() {
+    fn without_a_known_code_it_is_an_outage() {
         use ErrorClass::*;
         for code in ["", "ForbiddenException", "SomethingNew"] {
             for status in [200, 301, 400, 401, 403, 404, 500, 502, 503] {
@@ -319,14 +320,14 @@ mod tests {
             }
             assert_eq!(classify(code, 429, ""), (Throttled, true));
         }
-        // Who is not well does not decide about keys.
+        // A server with an internal error does not decide about keys.
         for code in ["AccessDeniedException", "NotFoundException", "DisabledException"] {
             assert_eq!(classify(code, 503, ""), (Unreachable, true), "{code}");
         }
     }
 
     #[test]
-    fn an_external_key_store_that_is_away_is_an_outage() {
+    fn an_unreachable_external_key_store_is_an_outage() {
         use ErrorClass::*;
         for (said, class, retry) in [
             ("arn:x is pending deletion.", KeyDisabled, false),
@@ -362,7 +363,7 @@ mod tests {
     }
 
     #[test]
-    fn what_aws_says_of_signatures_is_not_repeated() {
+    fn messages_about_signatures_are_not_repeated() {
         let said = "The Canonical String should have been x-amz-security-token:SECRET";
         for code in ["InvalidSignatureException", "SignatureDoesNotMatch", "SomethingNew"] {
             assert!(!format!("{:?}", refused(code, said, 400)).contains("SECRET"));

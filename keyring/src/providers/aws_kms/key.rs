@@ -1,4 +1,4 @@
-//! A key's state, and what counts as its version.
+//! A key's state, and its version.
 
 use std::borrow::Cow;
 
@@ -19,16 +19,16 @@ use crate::provider::Wrapped;
 /// A key that can wrap.
 pub(super) struct Key {
     pub(super) arn: String,
-    /// [`version`] of its first material.
+    /// [`version`] of its first key material.
     pub(super) created: u64,
-    /// [`version`] of its present material.
+    /// [`version`] of its current key material.
     pub(super) version: u64,
-    /// Whose it is and where its material comes from.
+    /// Who manages it, and the origin of its key material.
     pub(super) kind: String,
 }
 
 impl Session {
-    /// Looks `key` up: an id, an ARN, an alias.
+    /// Looks up `key`: an id, an ARN, or an alias.
     ///
     /// # Errors
     /// Also for a key that cannot wrap now, or never.
@@ -45,8 +45,8 @@ impl Session {
         let created = metadata.creation_date().and_then(version).ok_or_else(incomplete)?;
         let newest = match self.newest_rotation(&arn).await {
             Ok(newest) => newest,
-            // Not allowed, not for this kind of key, or the key of another account: then the key's
-            // creation is all that is known.
+            // Not permitted, not supported for this kind of key, or a key of another account. Then
+            // only the key's creation date is known.
             Err(refused)
                 if matches!(refused.error.class, ErrorClass::Denied | ErrorClass::KeyMissing)
                     || is_unsupported(&refused.code) =>
@@ -59,18 +59,18 @@ impl Session {
         Ok(Key { arn, created, version, kind: kind(&metadata) })
     }
 
-    /// The version of the material that the last completed rotation made, if there was one.
+    /// The version of the key material from the last completed rotation, if there was one.
     pub(super) async fn newest_rotation(&self, arn: &str) -> Result<Option<u64>, Refused> {
-        // A key has far fewer rotations than fit into one page.
+        // All rotations of a key fit into one page.
         let request = self.client.list_key_rotations().key_id(arn).limit(1000);
         let reply = self.ask("ListKeyRotations", arn, request.send()).await?;
         Ok(newest(reply.rotations()))
     }
 
-    /// `key` as this session's region knows it.
+    /// The name of `key` in this session's region.
     pub(super) fn local<'a>(&self, key: &'a str) -> Result<Cow<'a, str>, Failure> {
         in_region(key, &self.region).map_err(|home| {
-            // AWS KMS is not asked: the region may be that of a profile, or of the machine's place.
+            // Decided without a request: the region may come from a profile or from the instance.
             Failure::new(
                 ErrorClass::BadOptions,
                 format!("key \"{}\" is not in region {}", printable(key), self.region),
@@ -82,7 +82,7 @@ impl Session {
         })
     }
 
-    /// What [`Provider`](crate::provider::Provider) hands out, from the parts of a reply.
+    /// The result for [`Provider`](crate::provider::Provider), from the parts of a reply.
     pub(super) fn wrapped(
         &self,
         arn: Option<&str>,
@@ -98,8 +98,8 @@ impl Session {
     }
 }
 
-/// AWS KMS numbers no versions; the time since which a key has its material orders them as well,
-/// also across keys when an alias moves to a newer one: `YYYYMMDDhhmmss`, UTC.
+/// AWS KMS has no version numbers. Instead the time of the key material is used, `YYYYMMDDhhmmss`
+/// in UTC. It also orders the keys of an alias that moves to a newer key.
 fn version(since: &DateTime) -> Option<u64> {
     let text = since.fmt(DateTimeFormat::DateTime).ok()?;
     let digits: String = text.chars().filter(char::is_ascii_digit).take(14).collect();
@@ -116,7 +116,7 @@ fn newest(rotations: &[RotationsListEntry]) -> Option<u64> {
     complete.filter_map(|rotation| version(rotation.rotation_date()?)).max()
 }
 
-/// The form only; what the name means is AWS's to say.
+/// Checks the form only.
 fn check_name(key: &str) -> Result<(), Failure> {
     if key.is_empty() || key.len() > KEY_LIMIT || key.chars().any(char::is_control) {
         return Err(Failure::new(
@@ -147,7 +147,7 @@ fn check_state(metadata: &KeyMetadata) -> Result<(), Failure> {
     let error =
         |class, what: &str| Failure::new(class, format!("key \"{}\" {what}", shown(metadata)));
     Err(match metadata.key_state() {
-        // While its primary region changes, a key goes on working.
+        // A key can be used while its primary region is being changed.
         Some(KeyState::Enabled | KeyState::Updating) => return Ok(()),
         Some(KeyState::Disabled) => error(ErrorClass::KeyDisabled, "is disabled")
             .with_detail("Its state is Disabled.")
@@ -183,7 +183,7 @@ fn shown(metadata: &KeyMetadata) -> String {
     printable(metadata.arn().unwrap_or(metadata.key_id()))
 }
 
-/// Such as "customer managed, material from KMS".
+/// For example "customer managed, material from KMS".
 fn kind(metadata: &KeyMetadata) -> String {
     let manager = match metadata.key_manager() {
         Some(KeyManagerType::Aws) => "AWS managed",
@@ -239,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn names_are_checked_for_their_form_only() {
+    fn only_the_form_of_names_is_checked() {
         for good in ["alias/x", "1234abcd-12ab", "anything else"] {
             assert_eq!(check_name(good), Ok(()));
         }
@@ -254,7 +254,7 @@ mod tests {
     }
 
     #[test]
-    fn each_state_says_what_to_do() {
+    fn each_state_has_a_hint() {
         for (state, class, retry) in [
             (KeyState::Disabled, ErrorClass::KeyDisabled, false),
             (KeyState::PendingDeletion, ErrorClass::KeyDisabled, false),

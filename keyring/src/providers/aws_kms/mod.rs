@@ -1,34 +1,35 @@
-//! `aws_kms`: master keys in AWS Key Management Service. They never leave it.
+//! `aws_kms`: master keys in AWS Key Management Service, which they never leave.
 //!
 //! Options, all of them optional (`docs/aws-kms.md`):
 //!
 //! | option | meaning |
 //! |---|---|
 //! | `region` | the region; else that of the environment, the profile or the instance |
-//! | `endpoint` | another address than AWS's own, by https |
+//! | `endpoint` | another https address than AWS's own |
 //! | `insecure_loopback_http` | accept http to this machine, where any user may listen; for tests |
-//! | `ca_file` | PEM file of the authorities to trust instead of the system's |
-//! | `profile` | a profile of the shared configuration, and only it |
-//! | `credentials_file` | a shared credentials file elsewhere than `~/.aws`, and only it |
+//! | `ca_file` | PEM file of trusted authorities, instead of the system's |
+//! | `profile` | the only profile of the shared configuration to use |
+//! | `credentials_file` | the only shared credentials file to use, instead of that in `~/.aws` |
 //!
-//! A key is given by its id, its ARN, or an alias (name or ARN). Everything wrapped carries the ARN
-//! of the key that wrapped it, so that it opens after an alias has moved on, and with no other key.
+//! A key is given by its id, its ARN, or an alias (name or ARN). Each wrapped key contains the ARN
+//! of the key that wrapped it, so that it can be unwrapped after an alias has moved, and with no
+//! other key.
 //!
 //! | file | subject |
 //! |---|---|
 //! | `settings` | the options |
-//! | `files` | configuration and credentials files, and what they may not say |
-//! | `session` | region, credentials, client: what is settled before the first request |
-//! | `bounded` | answers of bounded size |
-//! | `credentials` | where credentials come from, why there are none |
-//! | `key` | a key's state, and what counts as its version |
-//! | `rotation` | new material for a key |
-//! | `wrapping` | the format of what is wrapped |
-//! | `failure` | what AWS's errors mean |
+//! | `files` | configuration and credentials files, and the properties forbidden in them |
+//! | `session` | region, credentials, client: everything before the first request |
+//! | `bounded` | replies of limited size |
+//! | `credentials` | messages about credentials |
+//! | `key` | a key's state and version |
+//! | `rotation` | new key material |
+//! | `wrapping` | the format of wrapped keys |
+//! | `failure` | the meaning of AWS's errors |
 //!
-//! Plaintext is wiped where it is ours. The SDK keeps copies in its request and response bodies,
-//! which nobody can wipe: the helper lives for one request, and its memory goes back to the system
-//! with it.
+//! This code wipes its own copies of plaintext. The SDK's copies in request and response bodies
+//! cannot be wiped. The process serves one request only, so its memory is soon returned to the
+//! system.
 
 mod bounded;
 mod credentials;
@@ -56,13 +57,13 @@ use session::{Ambient, Session};
 use settings::Settings;
 use wrapping::Wrapping;
 
-/// The options it knows.
+/// Names of all options.
 pub const OPTIONS: &[&str] =
     &["region", "endpoint", CLEAR, "ca_file", "profile", "credentials_file"];
-/// Those of them that say which credentials are read, and where they are sent.
-pub(super) const REACHING: &[&str] = &["endpoint", CLEAR, "credentials_file"];
+/// Options that decide which credentials are read, and where they are sent.
+pub(super) const CREDENTIAL_OPTIONS: &[&str] = &["endpoint", CLEAR, "credentials_file"];
 
-/// Name of the only pair in the encryption context.
+/// Name of the only entry in the encryption context.
 const CONTEXT: &str = "pagevault";
 
 struct AwsKms {
@@ -71,7 +72,7 @@ struct AwsKms {
     session: OnceCell<Session>,
 }
 
-/// Makes the provider from its options.
+/// Creates the provider from its options.
 pub fn build(
     options: &Options<'_>,
     environment: &Environment,
@@ -81,7 +82,7 @@ pub fn build(
 }
 
 impl AwsKms {
-    /// One session for all operations of a request; what failed is tried again by the next.
+    /// The session for all operations of a request. After a failure the next operation tries again.
     fn session(&self) -> Result<&Session, Failure> {
         if let Some(session) = self.session.get() {
             return Ok(session);
@@ -98,8 +99,8 @@ impl Provider for AwsKms {
         let session = self.session()?;
         let plaintext = Blob::new(plaintext);
         session.run(async {
-            // Looked up first: should the material change in between, the version told is the older
-            // one, and the next rotation finds that there is a newer.
+            // Looked up before the request: if the key material changes in between, the older
+            // version is recorded, and the next rotation finds a newer one.
             let key = session.key(key).await?;
             let request = session.client.encrypt().key_id(&key.arn);
             let request = request.encryption_context(CONTEXT, context).plaintext(plaintext);
@@ -167,8 +168,9 @@ impl Provider for AwsKms {
         let ambient =
             findings.note("the region is known", ambient, |ambient| ambient.region.to_string())?;
         let credentials = ambient.credentials(&self.settings);
-        let credentials = findings.note("there are credentials", credentials, credentials::tell)?;
-        // What follows an examination goes on with this session.
+        let credentials =
+            findings.note("there are credentials", credentials, credentials::describe)?;
+        // Later operations use this session.
         let session = ambient.connect(&self.settings, credentials);
         let asked =
             session.map(|session| self.session.get_or_init(|| session)).and_then(|session| {
@@ -184,7 +186,7 @@ impl Provider for AwsKms {
             findings.note("AWS KMS answers", asked, |(session, _)| session.place.clone())?;
         let accepted = match answered {
             Ok(_) => Ok("known, and allowed to list aliases, which is not needed"),
-            // Who is told that it may not do this is known.
+            // An answer that denies this action shows that the credentials are accepted.
             Err(refused)
                 if refused.error.class == ErrorClass::Denied || is_unsupported(&refused.code) =>
             {

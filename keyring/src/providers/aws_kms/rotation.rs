@@ -1,4 +1,4 @@
-//! New material for a key.
+//! New key material for a key.
 
 use std::time::Duration;
 
@@ -9,15 +9,15 @@ use super::session::Session;
 use super::wrapping::Wrapping;
 use crate::failure::Failure;
 
-/// How often AWS KMS is asked whether a rotation is complete.
+/// Interval of checks whether a rotation is complete.
 const POLL: Duration = Duration::from_millis(500);
 
-/// How long, if the deadline allows it.
+/// Maximum waiting time, if the deadline is later.
 const LONGEST: Duration = Duration::from_secs(10 * 60);
 
-/// Rotates `key` unless that has been done since `wrapping` was made: its alias was moved to
-/// another key, or it has newer material, by AWS's own schedule or by an attempt that was cut
-/// short. So it can be killed or tried again at any step.
+/// Rotates `key`, unless it was rotated after `wrapping` was made: its alias may have moved to
+/// another key, or it has newer key material by AWS's schedule or by an interrupted attempt. So
+/// this can be killed and repeated at any step.
 pub(super) async fn rotate(
     session: &Session,
     key: &str,
@@ -27,12 +27,12 @@ pub(super) async fn rotate(
     if now.arn != session.local(wrapping.arn)? || now.version > wrapping.key_version {
         return Ok(now.version);
     }
-    // What cannot be seen to complete is not begun.
+    // Rotations must be visible before one is started: otherwise its end could not be noticed.
     session.newest_rotation(&now.arn).await.map_err(explain)?;
     let request = session.client.rotate_key_on_demand().key_id(&now.arn);
     match session.ask("RotateKeyOnDemand", &now.arn, request.send()).await {
         Ok(_) => {}
-        // A rotation is in progress, by whomever.
+        // A rotation is in progress already.
         Err(refused) if refused.code == "ConflictException" => {}
         Err(refused) => return Err(explain(refused)),
     }
@@ -61,7 +61,7 @@ pub(super) async fn rotate(
     }
 }
 
-/// The refusals that are no matter of permissions.
+/// Messages for failures that no permission can fix.
 fn explain(refused: Refused) -> Failure {
     let error = refused.error;
     let message = match refused.code.as_str() {

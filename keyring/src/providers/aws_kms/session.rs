@@ -1,8 +1,8 @@
-//! Region, credentials, client: what is settled before the first request.
+//! Region, credentials, client: everything before the first request.
 //!
-//! Nothing of the SDK's defaults for networks is used: connections go where the options say,
-//! through no proxy, with TLS as everywhere in this program, and are tried once (`retry` does the
-//! rest).
+//! None of the SDK's network defaults is used. Connections go where the options say, without a
+//! proxy, with the same TLS as everywhere in this program, and are attempted once (`retry` repeats
+//! them).
 
 use std::future::Future;
 use std::path::PathBuf;
@@ -32,18 +32,18 @@ use crate::net::{
     CONNECT_TIME, Network, REQUEST_TIME, Trust, client_config, has_native_roots, pem,
 };
 use crate::options::bad;
-use crate::trust::What;
+use crate::trust::FileKind;
 
-/// The SDK's behaviour as of this date, whatever its version.
+/// Fixes the SDK's behaviour to that of this date, for all its versions.
 fn behavior() -> BehaviorVersion {
     BehaviorVersion::v2026_01_12()
 }
 
-/// Requests end this much before the deadline, so that the error can say who did not answer. Less
-/// than the first wait of `retry`, which then does not begin another attempt.
+/// Requests end this long before the deadline, so that the error can name the server that did not
+/// answer. Less than the first pause of `retry`, which then does not start another attempt.
 const MARGIN: Duration = Duration::from_millis(40);
 
-/// What the environment tells, with the options in it.
+/// Configuration from the environment and the options.
 pub(super) struct Ambient {
     network: Network,
     deadline: Option<Instant>,
@@ -54,10 +54,10 @@ pub(super) struct Ambient {
 }
 
 impl Ambient {
-    /// Reads environment, profile and, without a region there, the instance's metadata.
+    /// Reads the environment, the profile and, if neither names a region, the instance's metadata.
     pub(super) fn find(settings: &Settings, deadline: Option<Instant>) -> Result<Ambient, Failure> {
         let network = Network::new(deadline)?;
-        // For requests for credentials, which go to AWS itself whatever the endpoint is.
+        // For requests for credentials, which go to AWS itself, whatever the endpoint.
         let http = http_client(None)?;
         let mut loader = aws_config::defaults(behavior())
             .http_client(http.clone())
@@ -92,7 +92,7 @@ impl Ambient {
         Ok(Ambient { network, deadline, sdk, files, http, region })
     }
 
-    /// Asks for credentials: the profile that the options name, else the standard chain
+    /// Requests credentials: from the profile that the options name, else from the standard chain
     /// (environment, profile, web identity, container, instance).
     pub(super) fn credentials(&self, settings: &Settings) -> Result<Credentials, Failure> {
         let named = settings.named_profile();
@@ -124,13 +124,14 @@ impl Ambient {
         builder.profile_files(self.files.clone()).build()
     }
 
-    /// The client. Sends nothing yet.
+    /// Creates the client, without sending anything.
     pub(super) fn connect(
         self,
         settings: &Settings,
         credentials: Credentials,
     ) -> Result<Session, Failure> {
-        // Made from its parts: addresses in the environment (AWS_ENDPOINT_URL) are not followed.
+        // Built from its parts, so that addresses in the environment (AWS_ENDPOINT_URL) are
+        // ignored.
         let mut config = aws_sdk_kms::Config::builder()
             .behavior_version(behavior())
             .region(self.region.clone())
@@ -160,15 +161,15 @@ fn timeouts() -> TimeoutConfig {
         .build()
 }
 
-/// An HTTP client that trusts `ca_file` or else the system's authorities.
+/// An HTTP client that trusts `ca_file`, or else the system's authorities.
 pub(super) fn http_client(ca_file: Option<PathBuf>) -> Result<SharedHttpClient, Failure> {
     let trust = match &ca_file {
-        // The SDK takes it for a mistake of ours if the system has none.
+        // Without native roots in the system the SDK would report an internal error.
         None => TrustStore::empty().with_native_roots(has_native_roots()?),
         Some(path) => {
-            // The SDK panics on what this refuses.
+            // The SDK panics on files that this refuses.
             client_config(&Trust { ca_file: ca_file.clone(), identity: None })?;
-            TrustStore::empty().with_pem_certificate(pem(path, What::Trusted)?.to_vec())
+            TrustStore::empty().with_pem_certificate(pem(path, FileKind::Trusted)?.to_vec())
         }
     };
     let context = TlsContext::builder().with_trust_store(trust).build().map_err(|error| {
@@ -178,13 +179,13 @@ pub(super) fn http_client(ca_file: Option<PathBuf>) -> Result<SharedHttpClient, 
     Ok(bounded(builder.tls_context(context).build_https()))
 }
 
-/// A client and what bounds its requests.
+/// A client, and the limits of its requests.
 pub(super) struct Session {
     network: Network,
     deadline: Option<Instant>,
     pub(super) client: Client,
     pub(super) region: String,
-    /// The other side, for messages.
+    /// Name of the server in messages.
     pub(super) place: String,
 }
 
@@ -197,7 +198,7 @@ impl Session {
         self.network.run(work)
     }
 
-    /// `work`, or nothing when it takes longer than `longest` or until the deadline.
+    /// The result of `work`; `None` if it takes longer than `longest` or until the deadline.
     pub(super) async fn in_time<T>(
         &self,
         longest: Duration,
@@ -206,7 +207,7 @@ impl Session {
         in_time(self.deadline, longest, work).await
     }
 
-    /// One request: the action's name, the key it concerns, and the SDK's call.
+    /// One request: name of the action, the key, and the SDK's call.
     pub(super) async fn ask<T, E>(
         &self,
         action: &str,
@@ -223,7 +224,7 @@ impl Session {
         }
     }
 
-    /// A reply without what it must hold.
+    /// The failure for a reply that lacks a required part.
     pub(super) fn incomplete(&self, action: &str) -> Failure {
         Failure::new(
             ErrorClass::Unreachable,

@@ -10,19 +10,19 @@ use super::session::http_client;
 use crate::failure::Failure;
 use crate::options::{CLEAR, Options, bad, printable, server_address};
 
-/// Form checked; files are looked at when they are needed.
+/// Only the form is checked; files are read when they are needed.
 pub(super) struct Settings {
     pub(super) region: Option<String>,
     pub(super) endpoint: Option<String>,
     pub(super) ca_file: Option<PathBuf>,
     pub(super) profile: Option<String>,
     pub(super) credentials_file: Option<PathBuf>,
-    /// Whether a profile may have a program run.
+    /// Whether a profile may run programs.
     pub(super) programs: bool,
 }
 
 impl Settings {
-    /// Reads the options. Touches no file.
+    /// Reads the options, without accessing files.
     pub(super) fn read(options: &Options<'_>, programs: bool) -> Result<Settings, Failure> {
         let region = options.text("region")?.map(str::to_owned);
         if let Some(region) = &region {
@@ -42,7 +42,7 @@ impl Settings {
         })
     }
 
-    /// Refuses files that cannot be right. What does not exist may come later.
+    /// Refuses files that cannot work. A missing file may be created later.
     pub(super) fn check_files(&self) -> Result<(), Failure> {
         if let Some(path) = self.ca_file.as_ref().filter(|path| path.exists()) {
             http_client(Some(path.clone()))?;
@@ -53,7 +53,7 @@ impl Settings {
         }
     }
 
-    /// Where requests go, as messages say it.
+    /// Where requests go, for messages.
     pub(super) fn place(&self, region: &Region) -> String {
         match &self.endpoint {
             Some(endpoint) => format!("AWS KMS at {endpoint} in {region}"),
@@ -61,7 +61,7 @@ impl Settings {
         }
     }
 
-    /// The profile to which credentials are limited, as messages say it.
+    /// The profile to which credentials are restricted, for messages.
     pub(super) fn named_profile(&self) -> Option<String> {
         let profile = self.profile.as_ref().map(|name| format!("Profile \"{}\"", printable(name)));
         let file = self.credentials_file.as_ref().map(|path| format!(" of {}", path.display()));
@@ -72,7 +72,7 @@ impl Settings {
     }
 }
 
-/// It becomes part of a host name.
+/// The region becomes part of a host name.
 pub(super) fn check_region(region: &str) -> Result<(), Failure> {
     let is_label = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
     if region.len() <= 63

@@ -1,4 +1,4 @@
-//! What this provider wraps, and the names of keys in it.
+//! The format of keys that this provider has wrapped, and ARNs in it.
 //!
 //! ```text
 //! byte   0        1            3           3 + n           11 + n
@@ -8,8 +8,8 @@
 //!        +--------+------------+-----------+---------------+--------------------+
 //! ```
 //!
-//! Most significant bytes first. AWS KMS opens the blob with the key of that ARN only, so an
-//! exchanged ARN shows. The version tells about the material; nothing is decrypted by it.
+//! Big-endian. AWS KMS decrypts the blob only with the key of that ARN, so an exchanged ARN is
+//! detected. The version is information about the key material; it has no effect on decryption.
 
 use crate::failure::Failure;
 use std::borrow::Cow;
@@ -18,26 +18,26 @@ use pagevault_keystore::protocol::ErrorClass;
 
 const FORMAT: u8 = 1;
 
-/// AWS's limits in bytes: of a key's name in requests, of a ciphertext.
+/// AWS's limits in bytes, for a key name in requests and for a ciphertext.
 pub(super) const KEY_LIMIT: usize = 2048;
 const CIPHERTEXT_LIMIT: usize = 6144;
 
-/// The parts of something wrapped.
+/// A parsed wrapped key.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Wrapping<'a> {
     /// The key that wrapped it.
     pub(super) arn: &'a str,
-    /// The version of its material then.
+    /// The version of its key material at that time.
     pub(super) key_version: u64,
-    /// What AWS KMS gave.
+    /// The ciphertext blob of AWS KMS.
     pub(super) ciphertext: &'a [u8],
 }
 
 impl<'a> Wrapping<'a> {
-    /// Takes apart what was read from a disk.
+    /// Parses a wrapped key that was read from disk.
     ///
     /// # Errors
-    /// `wrong_ciphertext` for everything that [`Wrapping::to_bytes`] does not make.
+    /// `wrong_ciphertext` for everything but results of [`Wrapping::to_bytes`].
     pub(super) fn parse(wrapped: &'a [u8]) -> Result<Wrapping<'a>, Failure> {
         let foreign =
             "It was not made by a provider of kind \"aws_kms\", or by a newer version of it.";
@@ -58,7 +58,7 @@ impl<'a> Wrapping<'a> {
         Ok(Wrapping { arn, key_version: u64::from_be_bytes(*key_version), ciphertext })
     }
 
-    /// The format above; nothing if AWS KMS gave what does not fit it.
+    /// The format above; `None` if the reply of AWS KMS does not fit it.
     pub(super) fn to_bytes(&self) -> Option<Vec<u8>> {
         let length = u16::try_from(self.arn.len()).ok()?;
         let mut bytes = vec![FORMAT];
@@ -66,7 +66,7 @@ impl<'a> Wrapping<'a> {
         bytes.extend_from_slice(self.arn.as_bytes());
         bytes.extend_from_slice(&self.key_version.to_be_bytes());
         bytes.extend_from_slice(self.ciphertext);
-        // What could not be read again is not handed out.
+        // Only what can be parsed again is returned.
         Wrapping::parse(&bytes).is_ok().then_some(bytes)
     }
 }
@@ -90,11 +90,11 @@ fn is_key_arn(arn: &str) -> bool {
         )
 }
 
-/// The name by which a client in `region` asks for `key`: itself, unless it is the ARN of a
-/// multi-Region key, which has a replica of the same id in each of its regions.
+/// The name of `key` in `region`: itself, unless it is the ARN of a multi-Region key, which has a
+/// replica with the same id in each of its regions.
 ///
 /// # Errors
-/// With the other region, if the ARN is of a key that is there only.
+/// The key's region, if the ARN belongs to a key in another region only.
 pub(super) fn in_region<'a>(key: &'a str, region: &str) -> Result<Cow<'a, str>, &'a str> {
     let parts: Vec<&str> = key.splitn(6, ':').collect();
     match parts[..] {
@@ -123,7 +123,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_is_read() {
+    fn encoding_and_parsing_agree() {
         let bytes = EXAMPLE.to_bytes().unwrap();
         assert_eq!(bytes.len(), 11 + ARN.len() + 150);
         assert_eq!(Wrapping::parse(&bytes).unwrap(), EXAMPLE);
@@ -158,7 +158,7 @@ mod tests {
         for length in 0..=without_ciphertext {
             detail(&bytes[..length]);
         }
-        // From there on only AWS KMS can tell.
+        // A shorter ciphertext is detected only by AWS KMS.
         assert!(Wrapping::parse(&bytes[..=without_ciphertext]).is_ok());
     }
 
@@ -168,14 +168,15 @@ mod tests {
         for (at, change) in (0..3).flat_map(|at| (1..=255).map(move |change| (at, change))) {
             let mut bytes = bytes.clone();
             bytes[at] ^= change;
-            // A length that is a little off leaves an ARN that looks like one; AWS KMS refuses it.
+            // A slightly different length may leave something that looks like an ARN; AWS KMS
+            // refuses it.
             let near = at == 2 && Wrapping::parse(&bytes).is_ok_and(|parsed| parsed.arn != ARN);
             assert!(near || !detail(&bytes).is_empty());
         }
     }
 
     #[test]
-    fn what_is_no_arn_of_a_key_is_refused() {
+    fn other_arns_are_refused() {
         for arn in [
             "",
             "key",

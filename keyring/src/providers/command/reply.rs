@@ -1,26 +1,26 @@
-//! What a program prints: lines of a name, a space and a value.
+//! A program's output: lines of a name, a space and a value.
 
 use base64::Engine;
 use base64::engine::general_purpose::STANDARD;
 use zeroize::Zeroizing;
 
-/// The values that a program may print.
+/// The values in a program's output.
 #[derive(Default)]
 pub struct Reply {
-    /// The program's own form of a wrapped key, see [`is_opaque`].
+    /// A wrapped key in the program's own form, see [`is_opaque`].
     pub wrapped: Option<String>,
-    /// The key that was wrapped.
+    /// The key that was unwrapped.
     pub plaintext: Option<Zeroizing<[u8; 32]>>,
-    /// From 1 on; fits a bigint of SQL.
+    /// From 1; fits an SQL bigint.
     pub key_version: Option<u64>,
 }
 
 impl Reply {
-    /// Reads an answer that may hold the `known` names, each once: of `wrapped`, `plaintext`,
+    /// Parses an output that may contain the `known` names, each once: of `wrapped`, `plaintext`,
     /// `key_version`.
     ///
     /// # Errors
-    /// What is wrong with it, in a sentence that repeats nothing of it: it may hold a key.
+    /// A sentence about what is wrong. It repeats nothing of the output, which may contain a key.
     pub fn read(text: &[u8], known: &[&str]) -> Result<Reply, String> {
         let text = std::str::from_utf8(text).map_err(|_| "It is not text.".to_owned())?;
         let mut reply = Reply::default();
@@ -30,7 +30,7 @@ impl Reply {
                 let names = known.join("\" or \"");
                 format!("Its line {} does not begin with \"{names}\" and a space.", index + 1)
             })?;
-            // Whether it is there for the first time, if it is of the right form.
+            // `Some(true)` for the first value of this name, `None` if it has the wrong form.
             let first = match name {
                 "wrapped" => {
                     is_opaque(value).then(|| reply.wrapped.replace(value.to_owned()).is_none())
@@ -48,7 +48,7 @@ impl Reply {
     }
 }
 
-/// What stands in an answer as a key that was opened, be the answer a good one or not.
+/// Values that may be unwrapped keys, also in an output that is not valid.
 pub(super) fn opened(answer: &[u8]) -> impl Iterator<Item = &[u8]> {
     let lines = answer.split(|byte| *byte == b'\n');
     lines.filter_map(|line| line.strip_prefix(b"plaintext "))
@@ -62,14 +62,14 @@ fn form(name: &str) -> &'static str {
     }
 }
 
-/// Whether a program may use `text` for a wrapped key: printable ASCII without spaces.
+/// Whether `text` is a valid wrapped key of a program: printable ASCII without spaces.
 #[must_use]
 pub fn is_opaque(text: &str) -> bool {
     !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
 fn key(text: &str) -> Option<Zeroizing<[u8; 32]>> {
-    // Longer than the key: the decoder asks for whole groups of three.
+    // Longer than the key: the decoder needs space for whole groups of three bytes.
     let mut room = Zeroizing::new([0; 36]);
     let length = STANDARD.decode_slice(text, room.as_mut_slice()).ok()?;
     let mut key = Zeroizing::new([0; 32]);
@@ -108,7 +108,7 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_told_and_not_repeated() {
+    fn errors_repeat_nothing_of_the_output() {
         let begin = "\"wrapped\" or \"plaintext\" or \"key_version\" and a space.";
         for (text, line) in [("S3CRET\n", 1), ("wrapped a\nS3CRET=", 2), ("wrapped", 1), ("\n", 1)]
         {

@@ -1,8 +1,9 @@
-//! Requests to Vault and its answers: of bounded size, and told apart from those of others on the
-//! way.
+//! Requests to Vault and its replies. Replies have a limited size, and are distinguished from those
+//! of other servers.
 //!
-//! Requests and answers are those of the crate `vaultrs`; sending is done here. Its own client
-//! reads answers of any size, and takes its settings from the environment.
+//! The types of requests and replies are those of the crate `vaultrs`. This module sends the
+//! requests itself, because the crate's client reads replies of any size, and takes settings from
+//! the environment.
 
 use reqwest::Url;
 use rustify::Endpoint;
@@ -13,30 +14,30 @@ use zeroize::Zeroizing;
 
 use crate::net::{Cause, Unread, cause_of, read_reply};
 
-/// Why there is no answer to a request.
+/// Why a request has no result.
 #[derive(Debug)]
 pub(super) enum NoAnswer {
-    /// Vault refuses: the HTTP status and its own words, which may be none.
+    /// Vault refuses: HTTP status and its messages, which may be none.
     Refused { status: u16, says: Vec<String> },
-    /// The answer, of this HTTP status, is none of Vault's: that of a proxy or a load balancer,
-    /// say. It is not repeated.
+    /// A reply with this HTTP status that is not Vault's: for example that of a proxy or load
+    /// balancer. It is not repeated.
     Foreign(u16),
-    /// There is more of it than any answer of Vault has.
+    /// The reply is larger than any of Vault's.
     TooLong,
-    /// Nothing came back.
+    /// There was no reply.
     Lost(Cause),
-    /// The request could not be formed.
+    /// The request could not be built.
     Unsent,
 }
 
-/// What Vault answers when it does not do what was asked
-/// (`RespondError` in sdk/logical/response_util.go of Vault and OpenBao).
+/// Vault's reply to a request that failed (`RespondError` in sdk/logical/response_util.go of Vault
+/// and OpenBao).
 #[derive(Deserialize)]
 struct Errors {
     errors: Vec<String>,
 }
 
-/// The way to Vault.
+/// A client of Vault.
 pub(super) struct Api {
     http: reqwest::Client,
     base: String,
@@ -51,19 +52,19 @@ impl Api {
         Api { http, base: address.to_string(), middle }
     }
 
-    /// From now on requests carry this token.
+    /// Sets the token of further requests.
     pub(super) fn set_token(&mut self, token: &str) {
         token.clone_into(&mut self.middle.token);
     }
 
-    /// What Vault answers to a request.
+    /// Sends a request and returns the data of the reply.
     pub(super) async fn ask<E: Endpoint>(&self, endpoint: E) -> Result<E::Response, NoAnswer> {
         let (status, body) = self.send(endpoint).await?;
         let answer: EndpointResult<E::Response> = parse(status, &body)?;
         answer.data.ok_or(NoAnswer::Foreign(status))
     }
 
-    /// The token that Vault gives.
+    /// Sends a login request and returns the token.
     pub(super) async fn log_in<E: Endpoint>(
         &self,
         endpoint: E,
@@ -74,12 +75,12 @@ impl Api {
         Ok(Zeroizing::new(client_token))
     }
 
-    /// Has Vault do something of which it need not say more than that it is done.
-    pub(super) async fn tell<E: Endpoint>(&self, endpoint: E) -> Result<(), NoAnswer> {
+    /// Sends a request whose reply has no data.
+    pub(super) async fn send_command<E: Endpoint>(&self, endpoint: E) -> Result<(), NoAnswer> {
         self.send(endpoint).await.map(drop)
     }
 
-    /// Status and body of an answer that says that all is well.
+    /// Status and body of a successful reply.
     async fn send<E: Endpoint>(&self, endpoint: E) -> Result<(u16, Zeroizing<Vec<u8>>), NoAnswer> {
         let request = endpoint.with_middleware(&self.middle).request(&self.base);
         let request = request.map_err(|_| NoAnswer::Unsent)?;
@@ -98,8 +99,8 @@ impl Api {
     }
 }
 
-/// A request as its builder made it.
-pub(super) fn formed<E, F>(built: Result<E, F>) -> Result<E, NoAnswer> {
+/// The result of a request builder.
+pub(super) fn built<E, F>(built: Result<E, F>) -> Result<E, NoAnswer> {
     built.map_err(|_| NoAnswer::Unsent)
 }
 

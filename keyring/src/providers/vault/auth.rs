@@ -1,4 +1,4 @@
-//! Logging in to Vault. Options name files and roles; what is secret stays in the files.
+//! Logging in to Vault. Options name files and roles; secrets are only in the files.
 //!
 //! ```json
 //! {"token_file": "/run/vault/token"}
@@ -15,17 +15,17 @@ use vaultrs::api::auth::cert::requests::LoginRequest;
 use vaultrs::api::auth::kubernetes::requests::LoginWithKubernetesRequest;
 use zeroize::Zeroizing;
 
-use super::api::{Api, NoAnswer, formed};
+use super::api::{Api, NoAnswer, built};
 use crate::failure::Failure;
 use crate::options::{Options, bad};
-use crate::trust::{What, read};
+use crate::trust::{FileKind, read};
 
-/// Where Kubernetes puts the token of a container's service account.
+/// The file in which Kubernetes puts the token of a container's service account.
 const SERVICE_ACCOUNT: &str = "/var/run/secrets/kubernetes.io/serviceaccount/token";
 
-/// A way to get a token.
+/// A method of logging in.
 pub(super) enum Auth {
-    /// It is in a file, put there by an agent or an operator.
+    /// In a file, which an agent or an operator maintains.
     TokenFile(PathBuf),
     AppRole {
         mount: String,
@@ -45,7 +45,7 @@ pub(super) enum Auth {
     },
 }
 
-/// What [`Auth`] read from its files.
+/// The content of the files of [`Auth`].
 pub(super) enum Credentials {
     Token(Zeroizing<String>),
     AppRole { role_id: Zeroizing<String>, secret_id: Zeroizing<String> },
@@ -95,7 +95,7 @@ impl Auth {
         })
     }
 
-    /// What TLS presents.
+    /// Certificate and key for TLS.
     pub(super) fn identity(&self) -> Option<(PathBuf, PathBuf)> {
         match self {
             Auth::Cert { cert_file, key_file, .. } => Some((cert_file.clone(), key_file.clone())),
@@ -103,7 +103,7 @@ impl Auth {
         }
     }
 
-    /// In words, for messages.
+    /// Description for messages.
     pub(super) fn shown(&self) -> String {
         let path = |path: &Path| path.display().to_string();
         match self {
@@ -118,22 +118,22 @@ impl Auth {
         }
     }
 
-    /// Reads the files. What TLS needs is read where TLS is set up.
+    /// Reads the files, except those that the TLS configuration reads.
     pub(super) fn read(&self) -> Result<Credentials, Failure> {
         Ok(match self {
-            Auth::TokenFile(file) => Credentials::Token(read::read(file, What::Credentials)?),
+            Auth::TokenFile(file) => Credentials::Token(read::read(file, FileKind::Credentials)?),
             Auth::AppRole { role_id_file, secret_id_file, .. } => Credentials::AppRole {
-                role_id: read::read(role_id_file, What::Trusted)?,
-                secret_id: read::read(secret_id_file, What::Credentials)?,
+                role_id: read::read(role_id_file, FileKind::Trusted)?,
+                secret_id: read::read(secret_id_file, FileKind::Credentials)?,
             },
             Auth::Kubernetes { jwt_file, .. } => {
-                Credentials::Kubernetes { jwt: read::read(jwt_file, What::ServiceAccount)? }
+                Credentials::Kubernetes { jwt: read::read(jwt_file, FileKind::ServiceAccount)? }
             }
             Auth::Cert { .. } => Credentials::Cert,
         })
     }
 
-    /// The token that Vault gives for `credentials`, or that they are.
+    /// The token: the credentials themselves, or the one that Vault returns for them.
     pub(super) async fn token(
         &self,
         api: &Api,
@@ -144,23 +144,23 @@ impl Auth {
             (Auth::AppRole { mount, .. }, Credentials::AppRole { role_id, secret_id }) => {
                 let mut request = LoginWithApproleRequest::builder();
                 request.mount(mount).role_id(role_id.as_str()).secret_id(secret_id.as_str());
-                api.log_in(formed(request.build())?).await
+                api.log_in(built(request.build())?).await
             }
             (Auth::Kubernetes { mount, role, .. }, Credentials::Kubernetes { jwt }) => {
                 let mut request = LoginWithKubernetesRequest::builder();
                 request.mount(mount).role(role).jwt(jwt.as_str());
-                api.log_in(formed(request.build())?).await
+                api.log_in(built(request.build())?).await
             }
             (Auth::Cert { mount, name, .. }, Credentials::Cert) => {
                 let mut request = LoginRequest::builder();
                 request.mount(mount).cert_name(name);
-                api.log_in(formed(request.build())?).await
+                api.log_in(built(request.build())?).await
             }
             _ => Err(NoAnswer::Unsent),
         }
     }
 
-    /// True if the token is only for us, and to be given back.
+    /// True if the token was issued for this process and is to be revoked at the end.
     pub(super) fn token_is_ours(&self) -> bool {
         !matches!(self, Auth::TokenFile(_))
     }
@@ -180,10 +180,11 @@ mod tests {
     }
 
     #[test]
-    fn one_way_to_log_in_is_chosen() {
+    fn exactly_one_method_of_logging_in_is_accepted() {
         for good in [
             json!({"token_file": "/t"}),
-            json!({"approle": {"role_id_file": "/r", "secret_id_file": "/s", "mount": "team/approle"}}),
+            json!({"approle":
+                {"role_id_file": "/r", "secret_id_file": "/s", "mount": "team/approle"}}),
             json!({"kubernetes": {"role": "db"}}),
             json!({"cert": {"cert_file": "/c", "key_file": "/k"}}),
         ] {

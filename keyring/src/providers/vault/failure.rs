@@ -1,12 +1,12 @@
-//! What Vault's refusals mean.
+//! The meaning of Vault's errors.
 //!
-//! That a key must not be used any more is believed of Vault only, and only where it says so: an
-//! HTTP status with a text that is known below. Anybody on the way may answer with a status: a load
-//! balancer whose servers are down, a proxy whose rules have changed. And Vault itself says 400 or
-//! 404 where it does not serve: as a disaster recovery secondary, as a standby, while it starts.
-//! All of that are outages, in which what is unlocked stays so.
+//! Only Vault itself can say that a key must not be used any more, by an HTTP status together with
+//! one of the messages below. A status alone may come from any server in between: a load balancer
+//! whose servers are down, a proxy with changed rules. Vault itself uses 400 or 404 when it does
+//! not serve: as a disaster recovery secondary, as a standby, while it starts. All these are
+//! outages, during which unlocked keys stay unlocked.
 //!
-//! The texts are those of OpenBao 2.6 and Vault 1.21: sdk/helper/keysutil/policy.go,
+//! The messages are those of OpenBao 2.6 and Vault 1.21: sdk/helper/keysutil/policy.go,
 //! builtin/logical/transit/path_*.go, vault/router.go, sdk/logical/error.go.
 
 use pagevault_keystore::protocol::ErrorClass;
@@ -18,8 +18,7 @@ use crate::failure::Failure;
 use crate::net::REPLY_LIMIT;
 use crate::options::printable;
 
-/// What Vault says of a key to a request that uses one: HTTP status, part of the text, what it
-/// means.
+/// Vault's replies about a key: HTTP status, part of the message, meaning.
 const VERDICTS: &[(u16, &str, Verdict)] = &[
     (403, "permission denied", Verdict::Denied),
     (400, "key not found", Verdict::Missing),
@@ -34,9 +33,9 @@ const VERDICTS: &[(u16, &str, Verdict)] = &[
     (400, "derivation not supported for key type", Verdict::Foreign),
 ];
 
-/// Texts of a server that does not serve, or not yet; the last is of one that has not heard of a
-/// new version of the key (keysutil/policy.go), as one that follows another one a moment behind,
-/// or was restored from before.
+/// Messages of a server that does not serve, or not yet. The last is that of a server that does not
+/// have a new version of the key yet (keysutil/policy.go): a follower with a delay, or one that was
+/// restored from a backup.
 const INACTIVE: &[&str] = &[
     "DR secondary",
     "standby",
@@ -48,29 +47,29 @@ const INACTIVE: &[&str] = &[
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Verdict {
-    /// The token is not known, or it may not.
+    /// The token is unknown, or has no permission.
     Denied,
     /// There is no such key, version or mount.
     Missing,
-    /// The key no longer opens what this version of it wrapped.
+    /// The key no longer decrypts what this version of it wrapped.
     TooOld,
-    /// The key was deleted and can be restored.
+    /// The key was deleted, and can be restored.
     Deleted,
-    /// Another key wrapped it, or another context.
+    /// Wrapped by another key or with another context.
     Foreign,
 }
 
-/// What was found out about a refusal that does not tell who gives it or why.
+/// Result of a second request, about the token, after an unclear refusal.
 pub(super) enum Known {
     /// Vault knows the token.
     Token,
-    /// Vault does not, or does not say so.
+    /// Vault does not know the token, or does not say.
     Nothing,
-    /// Vault could not be asked.
+    /// The second request failed.
     Unasked(NoAnswer),
 }
 
-/// Whether more must be known to tell what this refusal means.
+/// Whether the refusal can be interpreted only with a second request.
 pub(super) fn is_unclear(error: &NoAnswer) -> bool {
     match error {
         NoAnswer::Refused { status: 404, says } => says.is_empty(),
@@ -78,9 +77,10 @@ pub(super) fn is_unclear(error: &NoAnswer) -> bool {
     }
 }
 
-/// True if Vault says that the token is not known, or that it may not.
+/// True if Vault says that the token is unknown or has no permission.
 pub(super) fn is_denial(error: &NoAnswer) -> bool {
-    matches!(error, NoAnswer::Refused { status, says } if verdict(*status, says) == Some(Verdict::Denied))
+    matches!(error, NoAnswer::Refused { status, says }
+        if verdict(*status, says) == Some(Verdict::Denied))
 }
 
 fn verdict(status: u16, says: &[String]) -> Option<Verdict> {
@@ -92,13 +92,12 @@ fn verdict(status: u16, says: &[String]) -> Option<Verdict> {
     known.next().map(|(.., verdict)| *verdict)
 }
 
-/// Whether a text stands in what Vault says, in its own words: names of mounts and keys stand there
-/// in quotes.
+/// Whether Vault's messages contain a text outside of quotes: quoted are names of mounts and keys.
 fn is_said(says: &[String], text: &str) -> bool {
     says.iter().any(|said| said.split('"').step_by(2).any(|words| words.contains(text)))
 }
 
-/// A request that failed, and what was found out if it [is unclear](is_unclear).
+/// The failure of a request; `known` if it [was unclear](is_unclear).
 pub(super) fn of_request(
     error: NoAnswer,
     server: &Server,
@@ -107,8 +106,8 @@ pub(super) fn of_request(
     known: Option<Known>,
 ) -> Failure {
     let (status, says) = match (error, known) {
-        // To read what is not there is answered with a status alone, which anybody could have
-        // given. So it counts if something else is answered as only Vault answers it.
+        // A read of a missing key is answered with a status only, which any server could have sent.
+        // It counts if the second request got a reply that only Vault gives.
         (NoAnswer::Refused { status: 404, says }, Some(Known::Token | Known::Nothing))
             if says.is_empty() =>
         {
@@ -143,7 +142,9 @@ pub(super) fn of_request(
         Some(Verdict::Deleted) => {
             Failure::new(ErrorClass::KeyDisabled, format!("key is deleted at {place}"))
                 .with_detail(text)
-                .with_hint("Restore the key: vault write -f <mount>/keys/<name>/soft-delete-restore")
+                .with_hint(
+                    "Restore the key: vault write -f <mount>/keys/<name>/soft-delete-restore",
+                )
         }
         Some(Verdict::Foreign) => Failure::new(
             ErrorClass::WrongCiphertext,
@@ -156,7 +157,8 @@ pub(super) fn of_request(
     }
 }
 
-/// A login that failed. Each method has its own words for it, so all that Vault refuses counts.
+/// The failure of a login. Each method has its own messages for this, so every refusal by Vault
+/// counts.
 pub(super) fn of_login(error: NoAnswer, server: &Server, auth: &Auth) -> Failure {
     match error {
         NoAnswer::Refused { status: 400..=404, says } if !says.is_empty() && is_active(&says) => {
@@ -166,7 +168,7 @@ pub(super) fn of_login(error: NoAnswer, server: &Server, auth: &Auth) -> Failure
     }
 }
 
-/// Vault is sealed, or was never initialized.
+/// The failure if Vault is sealed or was never initialized.
 pub(super) fn sealed(server: &Server) -> Failure {
     Failure::new(ErrorClass::Sealed, format!("{} is sealed", server.shown()))
         .with_detail("Until it is unsealed nobody can use its keys.")
@@ -202,7 +204,7 @@ fn missing(server: &Server, text: &str) -> Failure {
         )
 }
 
-/// A failure that says nothing of the key.
+/// A failure that says nothing about the key.
 pub(super) fn of_outage(error: NoAnswer, server: &Server) -> Failure {
     let place = server.shown();
     let outage = |message: String| Failure::new(ErrorClass::Unreachable, message);
@@ -216,11 +218,13 @@ pub(super) fn of_outage(error: NoAnswer, server: &Server) -> Failure {
             format!("could not form a request to {place}"),
         )
         .with_hint("Check the provider's options."),
-        NoAnswer::Foreign(status @ 300..=399) | NoAnswer::Refused { status: status @ 300..=399, .. } => {
+        NoAnswer::Foreign(status @ 300..=399)
+        | NoAnswer::Refused { status: status @ 300..=399, .. } => {
             outage(format!("{place} points to another address"))
                 .with_detail(format!("The HTTP status is {status}."))
                 .with_hint("Give the address of the active server or of the load balancer.")
-                // Between two leaders a server points elsewhere that would forward a moment later.
+                // During a change of leaders a server may redirect that would forward the request a
+                // moment later.
                 .transient()
         }
         NoAnswer::Foreign(429) | NoAnswer::Refused { status: 429, .. } => {
@@ -229,13 +233,19 @@ pub(super) fn of_outage(error: NoAnswer, server: &Server) -> Failure {
                 .with_hint("Try again later, or raise the rate limit quota.")
                 .transient()
         }
-        NoAnswer::Foreign(status) => outage(format!("{place} answers something else than Vault does"))
-            .with_detail(format!(
-                "The HTTP status is {status}; the answer is not of the form that Vault's have. A proxy or load balancer may have given it."
-            ))
-            .with_hint("Check what stands between here and Vault, and that the address is that of Vault or OpenBao.")
-            .transient(),
-        NoAnswer::Refused { status: 503, says } if says.iter().any(|said| said.contains("sealed")) => sealed(server),
+        NoAnswer::Foreign(status) => {
+            outage(format!("{place} answers something else than Vault does"))
+                .with_detail(format!(
+                    "The HTTP status is {status}; the answer is not of the form that Vault's have. A proxy or load balancer may have given it."
+                ))
+                .with_hint("Check what stands between here and Vault, and that the address is that of Vault or OpenBao.")
+                .transient()
+        }
+        NoAnswer::Refused { status: 503, says }
+            if says.iter().any(|said| said.contains("sealed")) =>
+        {
+            sealed(server)
+        }
         NoAnswer::Refused { status, says } if !is_active(&says) => {
             outage(format!("{place} is not active"))
                 .with_detail(format!("The HTTP status is {status}. {}", shown(&says)))
@@ -254,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_in_quotes_are_no_words_of_vaults() {
+    fn quoted_names_are_not_part_of_messages() {
         let of = |status, said: &str| verdict(status, &[said.to_owned()]);
         for mount in ["transit", "standby", "eu-standby", "DR secondary"] {
             let said =

@@ -1,22 +1,23 @@
-//! `vault`: master keys in the Transit engine of HashiCorp Vault or OpenBao. They never leave it.
+//! `vault`: master keys in the Transit engine of HashiCorp Vault or OpenBao, which they never
+//! leave.
 //!
 //! | option | meaning |
 //! |---|---|
-//! | `address` | `https://host:port`, or `unix:///path` of a socket at which root or the server's user listens |
-//! | `insecure_loopback_http` | accept `http` to this machine, where any user may listen; for tests |
-//! | `mount` | where the Transit engine is mounted; `transit` if not given |
-//! | `namespace` | of Vault Enterprise or OpenBao |
-//! | `ca_file` | PEM file of the authorities to trust instead of the system's |
+//! | `address` | `https://host:port`, or `unix:///path` of a socket of root or the server's user |
+//! | `insecure_loopback_http` | accept `http` to this machine, where any user can listen; tests |
+//! | `mount` | mount path of the Transit engine; `transit` if not given |
+//! | `namespace` | in Vault Enterprise or OpenBao |
+//! | `ca_file` | PEM file of trusted authorities, instead of the system's |
 //! | `auth` | how to log in: see the module `auth` |
 //!
-//! A key must be made with `derived=true`. Vault then derives from it, for each context, the key
-//! that really wraps, so that what was wrapped for one database does not open for another.
-//! Associated data would bind as well, but Vault cannot rewrap what was wrapped with them.
+//! A key must be created with `derived=true`. Then Vault derives the wrapping key from it and the
+//! context, so that a key wrapped for one database cannot be unwrapped for another. Associated data
+//! would have the same effect, but Vault cannot rewrap ciphertexts that have them.
 //!
-//! What it wraps is Vault's own text, `vault:v<version>:<base64>`.
+//! A wrapped key is Vault's own text, `vault:v<version>:<base64>`.
 //!
-//! The client keeps copies of what it sends and receives that nobody wipes. The process lives for
-//! one request.
+//! The HTTP client keeps copies of requests and replies that cannot be wiped. The process serves
+//! one request only.
 
 mod api;
 mod auth;
@@ -32,7 +33,7 @@ use vaultrs::api::transit::requests::{
 use vaultrs::api::transit::responses::{ReadKeyData, ReadKeyResponse};
 use zeroize::Zeroizing;
 
-use self::api::formed;
+use self::api::built;
 use self::auth::Auth;
 use self::session::{Server, Session};
 use crate::failure::Failure;
@@ -40,17 +41,17 @@ use crate::findings::Findings;
 use crate::options::{CLEAR, Options, absolute_path, bad, printable, server_address};
 use crate::provider::{Environment, KeyInfo, Provider, Unwrapped, Wrapped};
 
-/// The options it knows.
+/// Names of all options.
 pub const OPTIONS: &[&str] = &["address", CLEAR, "mount", "namespace", "ca_file", "auth"];
-/// Those of them that say which credentials are read, and where they are sent.
-pub(super) const REACHING: &[&str] = &["address", CLEAR, "auth"];
+/// Options that decide which credentials are read, and where they are sent.
+pub(super) const CREDENTIAL_OPTIONS: &[&str] = &["address", CLEAR, "auth"];
 
 struct Vault {
     mount: String,
     session: Session,
 }
 
-/// Makes the provider from its options.
+/// Creates the provider from its options.
 pub fn build(
     options: &Options<'_>,
     environment: &Environment,
@@ -60,7 +61,7 @@ pub fn build(
     let socket = address.strip_prefix("unix://").map(absolute_path).transpose()?;
     let server = Server {
         address: match &socket {
-            // What stands in the request's header.
+            // For the Host header of requests.
             Some(_) => server_address("address", "http://localhost", true)?,
             None => server_address("address", address, clear)?,
         },
@@ -76,7 +77,7 @@ pub fn build(
     }))
 }
 
-/// Accepts a path such as `transit` or `team/transit`, without slashes around it.
+/// Accepts a path such as `transit` or `team/transit`, and removes slashes around it.
 pub(super) fn path(option: &str, text: &str) -> Result<String, Failure> {
     let path = text.trim_matches('/');
     if path.split('/').all(|part| !matches!(part, "" | "." | "..") && part.chars().all(plain)) {
@@ -94,7 +95,7 @@ fn header_text(text: &str) -> Result<String, Failure> {
     path("namespace", text)
 }
 
-/// Keys that Vault cannot have are missing, and must not get into a URL.
+/// A name that Vault cannot have counts as a missing key, and must not get into a URL.
 fn check_key(key: &str) -> Result<(), Failure> {
     if !key.is_empty() && key.chars().all(plain) && !matches!(key, "." | "..") {
         return Ok(());
@@ -108,13 +109,13 @@ fn check_key(key: &str) -> Result<(), Failure> {
 }
 
 impl Vault {
-    /// The key as Vault describes it, if it is one that pagevault may use.
+    /// Vault's description of the key, if pagevault may use it.
     fn key(&self, key: &str) -> Result<ReadKeyResponse, Failure> {
         check_key(key)?;
         let path = format!("{}/keys/{key}", self.mount);
         let info = self.session.run("read", &path, async |api| {
             let mut request = ReadKeyRequest::builder();
-            api.ask(formed(request.mount(&self.mount).name(key).build())?).await
+            api.ask(built(request.mount(&self.mount).name(key).build())?).await
         })?;
         if info.derived && info.supports_decryption {
             return Ok(info);
@@ -147,7 +148,7 @@ fn version_of(ciphertext: &str) -> Option<u64> {
     ciphertext.strip_prefix("vault:v")?.split_once(':')?.0.parse().ok()
 }
 
-/// Vault's text, if this is one.
+/// Vault's text, if `wrapped` is one.
 fn ciphertext(wrapped: &[u8]) -> Result<(&str, u64), Failure> {
     let text = std::str::from_utf8(wrapped).ok().filter(|text| text.is_ascii());
     text.and_then(|text| Some((text, version_of(text)?))).ok_or_else(|| {
@@ -166,15 +167,15 @@ fn wrapped(ciphertext: String) -> Result<Wrapped, Failure> {
 
 impl Provider for Vault {
     fn wrap(&self, key: &str, context: &str, plaintext: &[u8]) -> Result<Wrapped, Failure> {
-        // Vault ignores the context where the key is not derived; and to encrypt with a key that is
-        // not there makes one, if the token may.
+        // Vault ignores the context if the key is not derived. And encrypting with a key that does
+        // not exist creates it, if the token permits.
         self.key(key)?;
         let text = Zeroizing::new(STANDARD.encode(plaintext));
         let path = format!("{}/encrypt/{key}", self.mount);
         let reply = self.session.run("update", &path, async |api| {
             let mut request = EncryptDataRequest::builder();
             request.mount(&self.mount).name(key).plaintext(text.as_str());
-            api.ask(formed(request.context(STANDARD.encode(context)).build())?).await
+            api.ask(built(request.context(STANDARD.encode(context)).build())?).await
         })?;
         wrapped(reply.ciphertext)
     }
@@ -186,7 +187,7 @@ impl Provider for Vault {
         let reply = self.session.run("update", &path, async |api| {
             let mut request = DecryptDataRequest::builder();
             request.mount(&self.mount).name(key).ciphertext(text);
-            api.ask(formed(request.context(STANDARD.encode(context)).build())?).await
+            api.ask(built(request.context(STANDARD.encode(context)).build())?).await
         })?;
         let encoded = Zeroizing::new(reply.plaintext);
         let plaintext = STANDARD.decode(encoded.as_bytes()).map(Zeroizing::new).map_err(|_| {
@@ -212,21 +213,21 @@ impl Provider for Vault {
         let reply = self.session.run("update", &path, async |api| {
             let mut request = RewrapDataRequest::builder();
             request.mount(&self.mount).name(key).ciphertext(text);
-            api.ask(formed(request.context(STANDARD.encode(context)).build())?).await
+            api.ask(built(request.context(STANDARD.encode(context)).build())?).await
         })?;
         self::wrapped(reply.ciphertext)
     }
 
     fn rotate(&self, key: &str, wrapped: &[u8]) -> Result<u64, Failure> {
         let now = newest(&self.key(key)?);
-        // Vault may rotate by itself (auto_rotate_period), or somebody else may be in charge of it.
+        // Vault may rotate the key itself (auto_rotate_period), or an administrator of Vault does.
         if ciphertext(wrapped).is_ok_and(|(_, version)| version < now) {
             return Ok(now);
         }
         let path = format!("{}/keys/{key}/rotate", self.mount);
         self.session.run("update", &path, async |api| {
             let mut request = RotateKeyRequest::builder();
-            api.tell(formed(request.mount(&self.mount).name(key).build())?).await
+            api.send_command(built(request.mount(&self.mount).name(key).build())?).await
         })?;
         Ok(newest(&self.key(key)?))
     }
@@ -263,7 +264,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn names_cannot_leave_their_path() {
+    fn names_cannot_escape_from_their_path() {
         for bad in ["", ".", "..", "a/b", "a?b", "a%2fb", "a b", "ä", "a\n"] {
             assert!(check_key(bad).is_err(), "{bad:?}");
         }

@@ -1,4 +1,4 @@
-//! One conversation with Vault: log in once, ask, give the token back.
+//! A session with Vault: log in once, send requests, revoke the token.
 
 use std::cell::OnceCell;
 use std::path::PathBuf;
@@ -13,7 +13,7 @@ use vaultrs::api::token::requests::{
 };
 use vaultrs::api::token::responses::LookupTokenResponse;
 
-use super::api::{Api, NoAnswer, formed};
+use super::api::{Api, NoAnswer, built};
 use super::auth::Auth;
 use super::failure::{self, Known};
 use crate::failure::Failure;
@@ -22,12 +22,12 @@ use crate::net::{
     CONNECT_TIME, Network, REQUEST_TIME, Trust, Unread, cause_of, client_config, read_reply, socket,
 };
 
-/// Where Vault is and whom to believe.
+/// Address and trusted authorities of Vault.
 pub(super) struct Server {
     pub(super) address: Url,
-    /// The Unix socket that leads there.
+    /// The Unix socket to connect to.
     pub(super) socket: Option<PathBuf>,
-    /// The address, for messages.
+    /// The address in messages.
     pub(super) shown: String,
     pub(super) namespace: Option<String>,
     pub(super) ca_file: Option<PathBuf>,
@@ -38,7 +38,7 @@ impl Server {
         &self.shown
     }
 
-    /// What is to be known of the way there.
+    /// A warning about an unprotected connection.
     fn warning(&self) -> &'static str {
         match (self.address.scheme(), &self.socket) {
             ("http", None) => "; IN CLEAR, to whoever listens there",
@@ -55,7 +55,7 @@ pub(super) struct Session {
     api: OnceCell<Api>,
 }
 
-/// What an operation needs in Vault's policy, for messages.
+/// The permission that an operation needs in Vault's policy, for messages.
 pub(super) struct Need<'a> {
     pub(super) capability: &'a str,
     pub(super) path: &'a str,
@@ -71,7 +71,7 @@ impl Session {
         Ok(Session { server, auth, network, api: OnceCell::new() })
     }
 
-    /// Asks Vault for something that takes `capability` on `path`; again, if it denies that to a
+    /// Sends a request that needs `capability` on `path`. Repeats it once if Vault denies it to a
     /// token that it knows.
     pub(super) fn run<T>(
         &self,
@@ -85,17 +85,17 @@ impl Session {
                 Ok(answer) => return Ok(answer),
                 Err(error) => error,
             };
-            // Vault says the same to a token that it does not know and to one that may not.
-            let mut known = look_up(api, &error).await;
+            // Vault gives the same reply for an unknown token and for a missing permission.
+            let mut known = clarify(api, &error).await;
             if failure::is_denial(&error) && matches!(known, Some(Known::Token)) {
-                // Of several servers the one that was asked may have heard of the token, or of
-                // its policy, a moment later than the one that gave it.
+                // The cluster's server that was asked may learn of the token, or of its policy, a
+                // moment later than the server that issued it.
                 error = match ask(api).await {
                     Ok(answer) => return Ok(answer),
                     Err(error) => error,
                 };
                 if !failure::is_denial(&error) {
-                    known = look_up(api, &error).await;
+                    known = clarify(api, &error).await;
                 }
             }
             let need = Need { capability, path };
@@ -103,7 +103,7 @@ impl Session {
         })
     }
 
-    /// The files that credentials and certificates are in, as far as they are there.
+    /// Checks the files with credentials and certificates, if they exist.
     pub(super) fn check_files(&self) -> Result<(), Failure> {
         let later = |error: Failure| match error.class {
             ErrorClass::Unreachable => Ok(()),
@@ -120,8 +120,8 @@ impl Session {
         Trust { ca_file: self.server.ca_file.clone(), identity: self.auth.identity() }
     }
 
-    /// A client without a token. Nothing is taken from the environment, no redirection is followed:
-    /// it would carry the token to wherever it points.
+    /// An HTTP client. It takes nothing from the environment and follows no redirects, which would
+    /// carry the token to another address.
     fn http(&self) -> Result<reqwest::Client, Failure> {
         let mut builder = reqwest::Client::builder();
         if let Some(path) = &self.server.socket {
@@ -137,7 +137,7 @@ impl Session {
             .map_err(|_| Failure::new(ErrorClass::Internal, "could not make an HTTP client"))
     }
 
-    /// The client that is logged in.
+    /// The client, logged in.
     fn api(&self) -> Result<&Api, Failure> {
         if let Some(api) = self.api.get() {
             return Ok(api);
@@ -156,7 +156,7 @@ impl Session {
         Ok(self.api.get_or_init(|| api))
     }
 
-    /// Looks at what stands between us and a key.
+    /// Examines the connection, the server's state and the credentials.
     pub(super) fn examine(&self, findings: &mut Findings) -> Option<()> {
         let health =
             findings.note("the server is reachable and trusted", self.health(), |health| {
@@ -175,12 +175,12 @@ impl Session {
         Some(())
     }
 
-    /// What Vault says of our token.
+    /// Vault's information about the token.
     fn known(&self) -> Result<String, Failure> {
         let api = self.api()?;
         self.network.run(async {
             match lookup(api).await {
-                Ok(token) => Ok(told_of(token.ttl, token.renewable, &token.policies)),
+                Ok(token) => Ok(describe_token(token.ttl, token.renewable, &token.policies)),
                 Err(error) if self.auth.token_is_ours() && failure::is_denial(&error) => {
                     Ok("logged in; the token may not look at itself".to_owned())
                 }
@@ -189,8 +189,8 @@ impl Session {
         })
     }
 
-    /// Vault's own view of its state. Not through the client, which wants fields that OpenBao does
-    /// not send.
+    /// Vault's health information. Not requested through the crate's types, which require fields
+    /// that OpenBao does not send.
     fn health(&self) -> Result<Health, Failure> {
         let http = self.http()?;
         let url = format!("{}v1/sys/health", self.server.address);
@@ -216,7 +216,7 @@ struct Health {
     version: String,
 }
 
-fn told_of(ttl: u64, renewable: Option<bool>, policies: &[String]) -> String {
+fn describe_token(ttl: u64, renewable: Option<bool>, policies: &[String]) -> String {
     let life = match (ttl, renewable) {
         (0, _) => "does not expire".to_owned(),
         (seconds, Some(true)) => format!("expires in {seconds} s and is renewed in time"),
@@ -225,13 +225,13 @@ fn told_of(ttl: u64, renewable: Option<bool>, policies: &[String]) -> String {
     format!("the token {life}; policies: {}", policies.join(", "))
 }
 
-/// What Vault knows of the token.
+/// Vault's information about the token.
 async fn lookup(api: &Api) -> Result<LookupTokenResponse, NoAnswer> {
-    api.ask(formed(LookupTokenSelfRequest::builder().build())?).await
+    api.ask(built(LookupTokenSelfRequest::builder().build())?).await
 }
 
-/// What more must be known to tell what an error means; `None` if nothing.
-async fn look_up(api: &Api, error: &NoAnswer) -> Option<Known> {
+/// The second request after an unclear error; `None` if the error is clear.
+async fn clarify(api: &Api, error: &NoAnswer) -> Option<Known> {
     if !failure::is_unclear(error) {
         return None;
     }
@@ -242,30 +242,29 @@ async fn look_up(api: &Api, error: &NoAnswer) -> Option<Known> {
     })
 }
 
-/// Prolongs a token of which less than half of its life is left. Best done by an agent; a token
-/// that nobody looks after is kept alive by our asking, which happens at
-/// `pagevault.revalidate_interval`.
+/// Renews a token that has less than half of its lifetime left. An agent can do this better. A
+/// token without one stays alive by requests at `pagevault.revalidate_interval`.
 async fn renew(api: &Api) {
     let Ok(token) = lookup(api).await else { return };
     if token.renewable == Some(true)
         && token.ttl > 0
         && token.ttl < token.creation_ttl / 2
-        && let Ok(request) = formed(RenewTokenSelfRequest::builder().build())
+        && let Ok(request) = built(RenewTokenSelfRequest::builder().build())
     {
-        // The token is still good; what is wrong with renewing it shows when it has ended.
-        let _ = api.tell(request).await;
+        // The token is still valid. A failure to renew it will be noticed when it has expired.
+        let _ = api.send_command(request).await;
     }
 }
 
 impl Drop for Session {
-    /// A token that was made for us ends with us, not when its time is up.
+    /// Revokes a token that was issued for this process.
     fn drop(&mut self) {
         if let Some(api) = self.api.get()
             && self.auth.token_is_ours()
-            && let Ok(request) = formed(RevokeTokenSelfRequest::builder().build())
+            && let Ok(request) = built(RevokeTokenSelfRequest::builder().build())
         {
             let _ = self.network.run(async {
-                let _ = api.tell(request).await;
+                let _ = api.send_command(request).await;
                 Ok(())
             });
         }
