@@ -22,7 +22,8 @@ pub(crate) fn label(object: &str, label: &str) -> String {
     format!("SECURITY LABEL FOR pagevault ON {object} IS {label};")
 }
 
-/// How the relation and all that belongs to it are written: `plain`, a cipher, or both.
+/// State of the pages of the relation and its indexes, TOAST table and sequences: `plain`, a
+/// cipher, or both.
 pub(crate) fn state(cluster: &Cluster, relation: &str) -> Result<String> {
     state_in(&mut cluster.client()?, relation)
 }
@@ -48,7 +49,7 @@ pub(crate) fn expect(cluster: &Cluster, relation: &str, wanted: &str) -> Result<
     Ok(())
 }
 
-/// `relation: wanted (why)` of every row of the view.
+/// `relation: wanted (reason)` for every row of the view.
 pub(crate) fn drift(cluster: &Cluster) -> Result<Vec<String>> {
     column(
         &mut cluster.client()?,
@@ -66,7 +67,7 @@ pub(crate) fn expect_no_drift(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// Runs what the view says, until it says nothing more.
+/// Runs the commands in the view until it is empty.
 pub(crate) fn heal(cluster: &Cluster) -> Result<()> {
     let mut client = cluster.client()?;
     for _ in 0..20 {
@@ -97,7 +98,7 @@ fn the_nearest_label_wins() -> Result<()> {
     make("before", "", "plain")?;
     cluster.sql(&label("DATABASE postgres", "'encrypted'"))?;
     make("of_database", "", XTS)?;
-    // Of the two that are not this database's alone neither takes away what the other wants.
+    // A tablespace and a database are shared: neither removes what the other demands.
     cluster.sql(&label("TABLESPACE pg_default", "'plaintext'"))?;
     make("of_default_tablespace", "", XTS)?;
     cluster.sql(&label("TABLESPACE space", "'encrypted aes-128-xts'"))?;
@@ -111,7 +112,7 @@ fn the_nearest_label_wins() -> Result<()> {
     expect(&cluster, "app.of_schema_2", "plain")?;
     cluster.sql("TRUNCATE app.of_schema_2")?;
     expect(&cluster, "app.of_schema_2", "plain")?;
-    // The setting is the last that is asked.
+    // The setting is consulted last.
     cluster.sql(&label("DATABASE postgres", "NULL"))?;
     let on = "SET pagevault.default_encryption = on;";
     cluster.sql(&format!("{on} CREATE TABLE plain_by_tablespace {table}"))?;
@@ -123,10 +124,9 @@ fn the_nearest_label_wins() -> Result<()> {
     cluster.finish()
 }
 
-/// Whatever is made in an encrypted schema, by whichever statement, and also by the setting's
-/// enemies.
+/// Whatever is created in an encrypted schema, by any statement, even against the setting.
 #[test]
-fn everything_made_in_an_encrypted_schema_is_encrypted() -> Result<()> {
+fn everything_created_in_an_encrypted_schema_is_encrypted() -> Result<()> {
     let (cluster, _keys) = cluster()?;
     cluster.sql("CREATE SCHEMA app")?;
     cluster.sql(&label("SCHEMA app", "'encrypted'"))?;
@@ -189,7 +189,7 @@ fn partitions_follow_their_own_label_else_their_parents() -> Result<()> {
     cluster.sql("SELECT pagevault.wait_for_rekey('sub1'::regclass)")?;
     expect(&cluster, "sub1", "plain")?;
 
-    // Attached: an empty table follows, one with rows stays what it is.
+    // Attached: an empty table follows, one with rows keeps its state.
     cluster.sql("CREATE TABLE empty (id int, name text); CREATE INDEX ON empty (name)")?;
     cluster
         .sql("CREATE TABLE full_one (id int, name text); INSERT INTO full_one VALUES (41, 'x')")?;
@@ -208,7 +208,7 @@ fn partitions_follow_their_own_label_else_their_parents() -> Result<()> {
         "sub1 is plain by its label: {rows:?}"
     );
 
-    // Detached: nothing is wanted any more, and it stays encrypted.
+    // Detached: nothing demands encryption any more, and it stays encrypted.
     cluster.sql("ALTER TABLE p DETACH PARTITION p1")?;
     cluster.sql("VACUUM FULL p1")?;
     expect(&cluster, "p1", XTS_128)?;
@@ -220,7 +220,7 @@ fn partitions_follow_their_own_label_else_their_parents() -> Result<()> {
     cluster.finish()
 }
 
-/// Each of these gives a plaintext table new storage after its schema was labelled.
+/// Each of these statements gives a plaintext table new storage after its schema was labelled.
 #[test]
 fn replaced_storage_follows_the_present_policy() -> Result<()> {
     let (cluster, _keys) = cluster()?;
@@ -244,7 +244,7 @@ fn replaced_storage_follows_the_present_policy() -> Result<()> {
         cluster.sql("DROP TABLE t")?;
         cluster.sql(&label("SCHEMA public", "NULL"))?;
     }
-    // Within one transaction, in which the answer was another before.
+    // Within one transaction, in which the policy changes.
     for turn in [
         label("SCHEMA public", "'encrypted'"),
         "SET LOCAL pagevault.default_encryption = on;".to_owned(),
@@ -267,7 +267,7 @@ fn replaced_storage_follows_the_present_policy() -> Result<()> {
         cluster.sql(&format!("DROP TABLE {name}; DROP TABLE p; DROP SCHEMA app"))?;
         cluster.sql(&label("SCHEMA public", "NULL"))?;
     }
-    // On the way into an encrypted tablespace, and out of it again.
+    // Into an encrypted tablespace, and out of it again.
     cluster.sql(&label("TABLESPACE space", "'encrypted'"))?;
     for moved in [
         "ALTER TABLE t SET TABLESPACE space",
@@ -287,7 +287,7 @@ fn replaced_storage_follows_the_present_policy() -> Result<()> {
 }
 
 #[test]
-fn encryption_stays_until_the_own_label_says_plain() -> Result<()> {
+fn encryption_stays_until_the_own_label_says_plaintext() -> Result<()> {
     let (cluster, _keys) = cluster()?;
     cluster.sql(&label("SCHEMA public", "'encrypted'"))?;
     cluster.sql("CREATE TABLE t (id int PRIMARY KEY, name text); INSERT INTO t VALUES (1, 'x')")?;
@@ -304,7 +304,7 @@ fn encryption_stays_until_the_own_label_says_plain() -> Result<()> {
 }
 
 #[test]
-fn who_may_label_and_look() -> Result<()> {
+fn labels_and_views_need_the_right_role() -> Result<()> {
     let (cluster, _keys) = cluster()?;
     cluster.sql("CREATE ROLE owner")?;
     cluster.sql("CREATE DATABASE theirs OWNER owner")?;
@@ -331,7 +331,7 @@ fn who_may_label_and_look() -> Result<()> {
         ("owner", "DATABASE postgres", "'encrypted'", denied.clone()),
         ("owner", "TABLESPACE space", "'encrypted'", denied.clone()),
         ("owner", "SCHEMA kept", "'encrypted'", denied.clone()),
-        // The administrator's power is over encryption, not over the objects of others.
+        // The administrator may change encryption, not other users' objects.
         ("keeper", "SCHEMA app", "'plaintext'", denied.clone()),
         ("keeper", "SCHEMA kept", "'encrypted'", None),
         ("keeper", "SCHEMA kept", "'plaintext'", None),
@@ -371,9 +371,9 @@ fn dropped_objects_leave_no_label() -> Result<()> {
     cluster.finish()
 }
 
-/// Anyone may call a table by the name of a transient one.
+/// Any user may give a table the name of a transient one.
 #[test]
-fn names_of_transient_tables_are_no_way_out() -> Result<()> {
+fn names_of_transient_tables_do_not_avoid_encryption() -> Result<()> {
     let (cluster, _keys) = cluster()?;
     let mut client = cluster.client()?;
     run_sql(&mut client, "CREATE TABLE a (id int); CREATE TABLE b (id int)")?;
@@ -483,9 +483,10 @@ fn a_dump_carries_every_label() -> Result<()> {
     cluster.finish()
 }
 
-/// "$user" leads the search path: what this role makes would land beside the extension's own.
+/// "$user" is first in the search path, so this role's objects would be created in the extension's
+/// schema.
 #[test]
-fn a_role_called_pagevault_makes_nothing_among_the_extensions_tables() -> Result<()> {
+fn a_role_named_pagevault_creates_nothing_in_the_extensions_schema() -> Result<()> {
     let (cluster, _keys) = cluster()?;
     cluster.sql("CREATE ROLE pagevault SUPERUSER LOGIN; CREATE SCHEMA app")?;
     for statement in [
@@ -506,9 +507,9 @@ fn a_role_called_pagevault_makes_nothing_among_the_extensions_tables() -> Result
     cluster.finish()
 }
 
-/// Where the extension is not installed, a schema of its name is like any other.
+/// Without the extension, a schema of its name has no special meaning.
 #[test]
-fn a_schema_called_pagevault_is_nothing_special_elsewhere() -> Result<()> {
+fn without_the_extension_a_schema_named_pagevault_is_ordinary() -> Result<()> {
     let (cluster, _keys) = cluster()?;
     cluster.sql("CREATE DATABASE elsewhere")?;
     let mut client = cluster.client_to("elsewhere")?;
@@ -529,9 +530,9 @@ fn a_schema_called_pagevault_is_nothing_special_elsewhere() -> Result<()> {
     cluster.finish()
 }
 
-/// A schema with pg_repack's name, and tables that are called as its copies are.
+/// A schema with pg_repack's name, and tables with the names of its copies.
 #[test]
-fn names_of_copies_that_pg_repack_makes_are_no_way_out() -> Result<()> {
+fn names_of_pg_repack_copies_do_not_avoid_encryption() -> Result<()> {
     let (cluster, _keys) = cluster()?;
     cluster.sql(
         "CREATE ROLE stranger; GRANT CREATE ON DATABASE postgres TO stranger;
@@ -554,11 +555,11 @@ fn names_of_copies_that_pg_repack_makes_are_no_way_out() -> Result<()> {
     cluster.finish()
 }
 
-/// Its copy becomes the table's file in the end, and nothing tells of that.
+/// The copy finally becomes the table's file, without any further event.
 #[test]
 fn a_table_that_pg_repack_has_copied_in_plaintext_is_not_encrypted() -> Result<()> {
     let (cluster, _keys) = cluster()?;
-    // The extension by its name; what counts is what belongs to it.
+    // The extension has another schema; what counts is membership in the extension.
     cluster.sql(
         "UPDATE pg_extension SET extname = 'pg_repack' WHERE extname = 'plpgsql';
          CREATE SCHEMA packed; ALTER EXTENSION pg_repack ADD SCHEMA packed;
@@ -588,7 +589,7 @@ fn a_table_that_pg_repack_has_copied_in_plaintext_is_not_encrypted() -> Result<(
             expect(&cluster, name, "plain")?;
             cluster.sql(&format!("DROP TABLE packed.{copy}"))?;
         }
-        // By what is said around it, too.
+        // Also by the comment around it.
         cluster.sql(&format!("CREATE TABLE packed.log_{oid} AS SELECT 1 AS id"))?;
         cluster.sql(&label("SCHEMA public", "'encrypted'"))?;
         for relation in [name, if name == "part" { "parts" } else { name }] {
@@ -597,7 +598,7 @@ fn a_table_that_pg_repack_has_copied_in_plaintext_is_not_encrypted() -> Result<(
         }
         cluster.sql(&label("SCHEMA public", "NULL"))?;
         cluster.sql(&format!("DROP TABLE packed.log_{oid}"))?;
-        // Another's table of that name is not in the way, nor is a copy that is encrypted.
+        // Other tables of that name do not matter, nor does an encrypted copy.
         cluster.sql(&format!("CREATE TABLE repack.log_{oid} AS SELECT 1 AS id"))?;
         cluster.sql(&set)?;
         expect(&cluster, name, XTS)?;

@@ -1,5 +1,4 @@
-//! What a later version of pagevault has written is refused whole, and not changed: nobody guesses
-//! at keys.
+//! Files written by a later version of pagevault are refused as a whole, and not changed.
 
 use std::fs;
 use std::path::Path;
@@ -7,10 +6,11 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::{Cluster, Settings, StopMode};
 
-/// From the bytes of a key file to those that a later version would have left.
+/// Converts the bytes of a key file to those of a later version.
 type Change = fn(&[u8]) -> Vec<u8>;
 
-/// What a later version may do to a key file (see docs/formats.md), and what is said of it.
+/// Possible changes by a later version to a key file (see docs/formats.md), with the expected
+/// message.
 const CHANGES: [(&str, Change); 4] = [
     ("unknown format version 2, of a later pagevault, at byte 0", |old| {
         let mut new = old.to_vec();
@@ -43,7 +43,7 @@ fn batch(version: u8, body: &[u8]) -> Vec<u8> {
     bytes
 }
 
-/// Puts other bytes into a file that keeps its owner and mode.
+/// Replaces the contents of a file, keeping its owner and mode.
 fn put(path: &Path, bytes: &[u8]) -> Result<()> {
     fs::write(path, bytes).with_context(|| path.display().to_string())
 }

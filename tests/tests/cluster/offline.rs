@@ -1,4 +1,4 @@
-//! `pagevault-keyring inspect` and `verify`: data directories looked at without a server.
+//! `pagevault-keyring inspect` and `verify`: examining data directories without a server.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -12,7 +12,7 @@ use pagevault_tests::{Cluster, KeyFile, Settings, StopMode};
 
 use crate::wal::{insert, sealing, switch};
 
-/// A cluster with sealed and plaintext pages, of several epochs, and WAL that mixes as well.
+/// A cluster with sealed and plaintext pages of several epochs, and with sealed and plaintext WAL.
 fn mixed() -> Result<(Cluster, KeyFile)> {
     let (cluster, keys) =
         sealing(&Settings::default().wal_segment_size(1).conf("wal_keep_size = 1GB"))?;
@@ -36,15 +36,15 @@ fn mixed() -> Result<(Cluster, KeyFile)> {
     Ok((cluster, keys))
 }
 
-/// What `verify` says, and its exit code.
+/// Output and exit code of `verify`.
 fn verify(cluster: &Cluster, directory: &Path) -> Result<(String, Option<i32>)> {
     let output = cluster.program("pagevault-keyring").arg("verify").arg(directory).output()?;
     let said = [output.stdout, output.stderr].concat();
     Ok((String::from_utf8_lossy(&said).into_owned(), output.status.code()))
 }
 
-/// The name of a segment that one record fills: no checksum vouches for what is between records or
-/// behind the last one of a segment.
+/// The name of a segment that one record fills. Bytes between records, or after the last record of
+/// a segment, have no checksum.
 fn filled_segment(cluster: &Cluster) -> Result<String> {
     cluster.text(
         "SELECT pg_walfile_name(pg_logical_emit_message(true, 'x', repeat('y', 3000000)) - 1500000)",
@@ -66,7 +66,7 @@ fn verify_opens_everything_and_finds_each_damage() -> Result<()> {
     let (said, code) = verify(&cluster, &data)?;
     ensure!(code == Some(1) && said.contains("a server is running"), "{said}");
     let earlier = filled_segment(&cluster)?;
-    // With WAL that ends anywhere.
+    // WAL whose end is in the middle of a segment.
     insert(&cluster, "meise", 100)?;
     cluster.kill()?;
     let (said, code) = verify(&cluster, &data)?;
@@ -92,7 +92,7 @@ fn verify_opens_everything_and_finds_each_damage() -> Result<()> {
     keys.bring_back()?;
 
     flip(&table, 3 * 8192 + 5000)?;
-    // What ends WAL and what does not.
+    // Damage that looks like the end of WAL, and damage that does not.
     for name in [earlier, last] {
         let segments = Segment::all(&data.join("pg_wal"))?;
         let segment = segments.into_iter().find(|segment| segment.path.ends_with(&name));
@@ -145,7 +145,7 @@ fn inspect_needs_no_keys() -> Result<()> {
     cluster.finish()
 }
 
-/// The path of a fork of a relation's file.
+/// The path of a fork of a relation.
 fn fork(cluster: &Cluster, relation: &str, fork: &str) -> Result<PathBuf> {
     let path = cluster.text(&format!("SELECT pg_relation_filepath('{relation}')"))?;
     Ok(cluster.data_directory().join(path + fork))
@@ -197,7 +197,7 @@ fn verify_looks_at_every_kind_of_file() -> Result<()> {
     }
     flip_all()?;
 
-    // Files that are cut off, of another relation, or lack the one before.
+    // Files that are truncated, belong to another relation, or lack the previous segment.
     let whole = std::fs::read(&sealed)?;
     std::fs::write(&sealed, &whole[..whole.len() - 100])?;
     let (said, code) = verify(&cluster, &data)?;
@@ -218,8 +218,7 @@ fn verify_looks_at_every_kind_of_file() -> Result<()> {
     ensure!(code == Some(2) && said.contains(&place), "{said}");
     std::fs::remove_file(&beyond)?;
 
-    // After a crash unlogged relations may hold anything, and other damage may be repaired by
-    // recovery.
+    // After a crash, unlogged relations may contain anything, and recovery may repair other damage.
     cluster.start_server()?;
     cluster.sql("INSERT INTO fleeting SELECT * FROM sealed LIMIT 10; CHECKPOINT")?;
     cluster.kill()?;
@@ -233,10 +232,10 @@ fn verify_looks_at_every_kind_of_file() -> Result<()> {
     cluster.finish()
 }
 
-/// What a crash leaves of a transaction is nobody's: pages of it may be torn, or sealed under a key
-/// that was never flushed.
+/// Files of a transaction that a crash interrupted belong to no relation. Their pages may be torn,
+/// or sealed under a key that was never flushed.
 #[test]
-fn verify_tells_what_no_relation_has() -> Result<()> {
+fn verify_reports_files_without_relation() -> Result<()> {
     let (cluster, _keys) = sealing(&Settings::default().conf("max_prepared_transactions = 2"))?;
     cluster.sql("SELECT pagevault.encrypt_database()")?;
     let make = |name: &str| {
@@ -262,7 +261,7 @@ fn verify_tells_what_no_relation_has() -> Result<()> {
     run_sql(&mut client, "PREPARE TRANSACTION 'it'")?;
     let data = cluster.data_directory();
     let show = |path: &Path| path.strip_prefix(&data).unwrap_or(path).display().to_string();
-    // An epoch that has no key.
+    // An epoch without a key.
     let reseal = |path: &Path| -> Result<()> {
         let file = OpenOptions::new().read(true).write(true).open(path)?;
         Ok(file.write_all_at(&(77_u16 << 3).to_le_bytes(), 8192 + 10)?)
@@ -278,7 +277,7 @@ fn verify_tells_what_no_relation_has() -> Result<()> {
     cluster.start_server()?;
     cluster.sql("COMMIT PREPARED 'it'")?;
 
-    // Nor is it known before recovery.
+    // Before recovery this is unknown.
     cluster.kill()?;
     let (said, code) = verify(&cluster, &data)?;
     ensure!(code == Some(2) && said.contains(&format!("{} block 2", show(&lost))), "{said}");

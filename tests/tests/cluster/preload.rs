@@ -1,4 +1,4 @@
-//! Without `shared_preload_libraries` every entry point says so.
+//! Without `shared_preload_libraries` every function and label reports the missing library.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::{Cluster, Settings};
@@ -6,7 +6,7 @@ use pagevault_tests::{Cluster, Settings};
 #[test]
 fn every_entry_point_says_that_the_library_is_not_preloaded() -> Result<()> {
     let cluster = Cluster::start(&Settings::default().without_preload())?;
-    // CREATE EXTENSION works, so that a dump can be restored and then set up.
+    // CREATE EXTENSION works, so that a dump can be restored before the configuration.
     cluster.sql("CREATE EXTENSION pagevault")?;
     let calls = pagevault_tests::cluster::column(
         &mut cluster.client()?,

@@ -1,17 +1,17 @@
-//! What proves after every start that pages come by pagevault, and ends a server in which it cannot
-//! be proven.
+//! The self-check after every start proves that page reads pass through pagevault, and stops the
+//! server if that cannot be proven.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::{Cluster, Installation, Settings, process};
 
-/// The postmaster's word on a background worker that has come to its end.
+/// Start of the postmaster's log line for a background worker that has exited.
 const DONE: &str = "background worker \"pagevault self-check\"";
 
 fn settings() -> Settings {
     Settings::default().conf("log_min_messages = debug1")
 }
 
-/// Waits until the self-check is through.
+/// Waits until the self-check is done.
 fn proven(cluster: &Cluster) -> Result<()> {
     cluster.eventually_that("self-check", || {
         let log = cluster.log();
@@ -24,16 +24,15 @@ fn proven(cluster: &Cluster) -> Result<()> {
 }
 
 #[test]
-fn it_is_done_at_every_start() -> Result<()> {
+fn it_runs_at_every_start() -> Result<()> {
     let cluster = Cluster::start(&settings())?;
     proven(&cluster)?;
     cluster.finish()
 }
 
-/// Past the kernel's cache memory has to be aligned, and everything that is written comes from
-/// memory of ours.
+/// With direct I/O, buffers must be aligned, and pagevault writes from buffers of its own.
 #[test]
-fn it_is_done_with_direct_io() -> Result<()> {
+fn it_runs_with_direct_io() -> Result<()> {
     let major = Installation::get()?.major;
     if major < 16 {
         eprintln!("skipped: debug_io_direct is new in PostgreSQL 16");
@@ -66,9 +65,9 @@ fn it_is_done_with_direct_io() -> Result<()> {
 }
 
 #[test]
-fn a_page_that_cannot_be_read_ends_the_server() -> Result<()> {
+fn a_page_that_cannot_be_read_stops_the_server() -> Result<()> {
     let mut cluster = Cluster::create(&settings())?;
-    // pg_database: read by every session, but not by the start.
+    // pg_database: read by every session, but not during start.
     let file = cluster.data_directory().join("global/1262");
     let kept = std::fs::read(&file)?;
     std::fs::write(&file, b"")?;

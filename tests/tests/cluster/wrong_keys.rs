@@ -1,9 +1,9 @@
-//! A provider that gives another key than the one that was wrapped: nothing is unlocked with it,
-//! nothing sealed under it, and the right wrapping stays.
+//! A provider that returns another key than the wrapped one: nothing is unlocked with it or sealed
+//! under it, and the right wrapping stays.
 //!
-//! Every provider that is what it should be notices by itself. So here stands what is not, in front
-//! of the real one: a helper that exchanges the keys in its answers while it is told to. And key
-//! files in which wrapped keys were exchanged.
+//! Every correct provider notices that itself. So these tests run the real one behind a wrapper: a
+//! helper that exchanges the keys in its replies when told to. They also use key files in which
+//! wrapped keys were exchanged.
 
 use std::fs;
 use std::path::PathBuf;
@@ -23,7 +23,7 @@ const TABLES: &str = "CREATE TABLE open (id int);
 const STATE: &str = "SELECT state FROM pagevault.status";
 const WRONG: &str = "master key \"main\" of provider \"local\": it gives a wrong key";
 
-/// What answers wrongly as long as a file is there.
+/// The wrapper returns wrong keys while a file exists.
 struct Liar {
     lies: PathBuf,
 }
@@ -38,7 +38,7 @@ impl Liar {
     }
 }
 
-/// A cluster with an encrypted table, whose helper is a liar.
+/// A cluster with an encrypted table, whose helper is the wrapper.
 fn cluster(settings: &Settings) -> Result<(Cluster, KeyFile, Liar)> {
     let (mut cluster, keys) = Cluster::with_keys(settings)?;
     cluster.allow_log("it gives a wrong key");
@@ -76,7 +76,7 @@ fn ensure_wrong(error: &SqlError) -> Result<()> {
     Ok(())
 }
 
-/// What the cluster's key file holds.
+/// Contents of the cluster's key file.
 fn key_file(cluster: &Cluster) -> Result<Vec<u8>> {
     Ok(fs::read(cluster.data_directory().join("pagevault").join(log::file_name(0)))?)
 }
@@ -128,7 +128,7 @@ fn replaces_no_wrapping_while_the_server_runs() -> Result<()> {
     cluster.sql(&other.add_provider("second"))?;
     let before = key_file(&cluster)?;
     liar.lie()?;
-    // It is noticed as a revocation, which takes nothing away as long as the server runs.
+    // It is treated as a revocation, which removes nothing while the server runs.
     cluster.eventually_logs("it gives another database key than the one that was wrapped")?;
     for statement in [
         "SELECT pagevault.set_cluster_master_key('local', 'other')",
@@ -170,7 +170,7 @@ fn ends_a_start_after_a_crash() -> Result<()> {
 }
 
 #[test]
-fn is_waited_out_by_a_standby() -> Result<()> {
+fn makes_a_standby_wait() -> Result<()> {
     let (primary, _keys, liar) = cluster(&Settings::default())?;
     let mut standby = Standby::default().slot("standby").start(&primary)?;
     standby.allow_log("recovery waits for a new key");
@@ -193,7 +193,7 @@ fn is_waited_out_by_a_standby() -> Result<()> {
     primary.finish()
 }
 
-/// The version's record in a keystore.
+/// The record of this version in a keystore.
 fn recorded(storage: &FileStorage, number: u32) -> Result<Record> {
     let (_, contents) = Log::open(storage, 0, Trust::All)?.context("there is no key file")?;
     let is_it =
@@ -201,8 +201,8 @@ fn recorded(storage: &FileStorage, number: u32) -> Result<Record> {
     contents.records.iter().rfind(is_it).cloned().context("no such key")
 }
 
-/// Two histories of one cluster make different keys under one number; the key files of one do not
-/// take in the other's.
+/// Two histories of one cluster create different keys with the same version; the key files of one
+/// do not accept the other's.
 #[test]
 fn of_another_history_is_not_replayed() -> Result<()> {
     let (primary, _keys) = Cluster::with_keys(&Settings::default())?;
@@ -235,8 +235,8 @@ fn of_another_history_is_not_replayed() -> Result<()> {
     primary.finish()
 }
 
-/// What providers are bound to does not say which version it is: one wrapping opens in place of
-/// another.
+/// The context of a provider does not include the version, so one wrapping can be opened in place
+/// of another.
 #[test]
 fn from_exchanged_wrappings_is_refused() -> Result<()> {
     let (mut cluster, _keys) = Cluster::with_keys(&impatient())?;

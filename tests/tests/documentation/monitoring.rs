@@ -1,5 +1,5 @@
-//! docs/examples/monitoring: queries that a monitoring role may run and that answer what they
-//! promise; alerts and dashboard that ask for metrics which there are.
+//! docs/examples/monitoring: a monitoring role may run the queries, their columns are as declared,
+//! and alerts and dashboard use existing metrics.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -50,7 +50,7 @@ fn yaml(name: &str) -> Result<Yaml> {
     YamlLoader::load_from_str(&example(name)?)?.into_iter().next().context("no document")
 }
 
-/// The metrics of queries.yaml, each query run as the role that monitors.
+/// The metrics of queries.yaml; each query is run as the monitoring role.
 fn metrics(cluster: &Cluster) -> Result<BTreeSet<String>> {
     let mut client = postgres::Config::new()
         .host_path(cluster.directory())
@@ -111,7 +111,7 @@ fn alerts() -> Result<Vec<String>> {
     Ok(expressions)
 }
 
-/// Every metric of ours in an expression is there.
+/// Fails if an expression uses an unknown metric of pagevault.
 fn known(expression: &str, metrics: &BTreeSet<String>) -> Result<()> {
     let words = expression.split(|c: char| !(c.is_alphanumeric() || c == '_'));
     for word in words.filter(|word| word.starts_with("pagevault")) {
@@ -124,7 +124,7 @@ fn known(expression: &str, metrics: &BTreeSet<String>) -> Result<()> {
     Ok(())
 }
 
-/// Prometheus's own opinion of the rules, where it is on this machine.
+/// Has promtool check the rules, if it is installed.
 fn promtool() -> Result<()> {
     let rules = crate::root().join("docs/examples/monitoring/alerts.yaml");
     match Command::new("promtool").args(["check", "rules"]).arg(rules).output() {

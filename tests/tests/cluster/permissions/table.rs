@@ -5,11 +5,12 @@ use pagevault_tests::cluster::{column, run_sql};
 
 use super::{WHO, cluster, said};
 
-/// A statement, and what becomes of it in the hands of each of [`WHO`], in that order: `.` it
-/// succeeds, `x` permission is denied (42501), or another SQLSTATE.
+/// A statement, and its result for each role of [`WHO`] in that order: `.` success, `x` permission
+/// denied (42501), or another SQLSTATE.
 type Row = (&'static str, &'static str);
 
-/// Makes what the rows of [`LABELS`] act on, anew for every try; `owner` owns all of it.
+/// Creates the objects for the rows of [`LABELS`], again for each attempt; `owner` owns all of
+/// them.
 const OBJECTS: &str = "
     DROP SCHEMA IF EXISTS app CASCADE;
     CREATE SCHEMA app; GRANT USAGE ON SCHEMA app TO PUBLIC;
@@ -26,7 +27,7 @@ const OBJECTS: &str = "
     ALTER TABLE app.sealed OWNER TO owner; ALTER TABLE app.kept OWNER TO owner;
     ALTER VIEW app.view OWNER TO owner; ALTER SCHEMA app OWNER TO owner";
 
-/// Takes back what the labels on these leave behind.
+/// Removes the effects of the labels on these objects.
 const UNLABEL: &str = "
     SECURITY LABEL FOR pagevault ON TABLESPACE space IS NULL;
     SECURITY LABEL FOR pagevault ON DATABASE theirs IS NULL;
@@ -54,7 +55,7 @@ const LABELS: &[Row] = &[
     ("SECURITY LABEL FOR pagevault ON DATABASE theirs IS 'encrypted'",      ". . x x . x ."),
     ("SECURITY LABEL FOR pagevault ON DATABASE theirs IS 'plaintext'",          "x x x x . x ."),
     ("SECURITY LABEL FOR pagevault ON DATABASE postgres IS 'encrypted'",    "x x x x x x ."),
-    // What takes no label takes none from anyone.
+    // Objects that cannot have a label.
     ("SECURITY LABEL FOR pagevault ON VIEW app.view IS 'encrypted'",        "0A000 0A000 x x 0A000 x 0A000"),
     ("SECURITY LABEL FOR pagevault ON COLUMN app.t.name IS 'encrypted'",    "0A000 0A000 x x 0A000 x 0A000"),
     ("SECURITY LABEL FOR pagevault ON TABLE pg_class IS 'encrypted'",       "x x x x x x 0A000"),
@@ -120,7 +121,7 @@ const CALLS: &[Row] = &[
     ("SELECT pagevault.rotate_cluster_master_key()",                        "x x x . . x ."),
     ("SELECT pagevault.rotate_database_key()",                              "x x x . . x ."),
     ("SELECT pagevault.unlock()",                                           "x x x . . x ."),
-    // Nothing in the schema is for others to change.
+    // No other role can change the schema.
     ("CREATE TABLE pagevault.t (id int); DROP TABLE pagevault.t",                      "x x x x x x x"),
     ("CREATE OR REPLACE VIEW pagevault.status AS SELECT 1 AS loaded",       "x x x x x x 42P16"),
     ("ALTER FUNCTION pagevault.unlock() SECURITY DEFINER",                  "x x x x x x ."),
@@ -143,7 +144,7 @@ const CALLS: &[Row] = &[
                                                                             "x x x x x x ."),
     ("SET pagevault.key = 'misspelt'",      "42602 42602 42602 42602 42602 42602 42602"),
     ("SHOW pagevault.default_encryption",                                   ". . . . . . ."),
-    // The status view hides it from the same.
+    // The status view hides it from the same roles.
     ("SHOW pagevault.keyring_command",                                      "x x x x x . ."),
 ];
 
@@ -188,7 +189,7 @@ fn of_functions_views_and_settings() -> Result<()> {
     check(CALLS, |_| Ok(()))
 }
 
-/// What PUBLIC may execute; all of it reads only.
+/// Functions that PUBLIC may execute; all are read-only.
 const PUBLIC: [&str; 7] = [
     "data_key_rows()",
     "is_encrypted(relation regclass)",
@@ -199,9 +200,9 @@ const PUBLIC: [&str; 7] = [
     "wait_for_rekey(relation regclass, timeout interval)",
 ];
 
-/// A function that is added is nobody's until the list above, or the grants, say otherwise.
+/// A new function is executable by no other role until it is in the list above, or has grants.
 #[test]
-fn of_everything_that_the_extension_has() -> Result<()> {
+fn of_all_objects_of_the_extension() -> Result<()> {
     let (cluster, key_file) = cluster()?;
     let members =
         "FROM pg_proc p JOIN pg_depend d ON d.objid = p.oid AND d.classid = 'pg_proc'::regclass
@@ -212,7 +213,7 @@ fn of_everything_that_the_extension_has() -> Result<()> {
     );
     let mut client = cluster.client()?;
     ensure!(column(&mut client, &public)? == PUBLIC, "{:?}", column(&mut client, &public)?);
-    // None runs as somebody else, and none is looked up by names when it runs.
+    // None is SECURITY DEFINER, and none resolves names when it runs.
     let odd = format!(
         "SELECT proname {members} JOIN pg_language l ON l.oid = prolang
         WHERE prosecdef OR lanname <> 'c' OR pronamespace <> 'pagevault'::regnamespace"
@@ -232,7 +233,7 @@ fn of_everything_that_the_extension_has() -> Result<()> {
         "strangers may create in the schema"
     );
 
-    // What a stranger reads: nothing of the provider, no byte of a wrapped key.
+    // A role without rights reads nothing about the provider, and no byte of a wrapped key.
     cluster.sql("CREATE TABLE app.t (id int); SELECT pagevault.encrypt('app.t')")?;
     run_sql(&mut client, "SET SESSION AUTHORIZATION stranger")?;
     let mut read = String::new();

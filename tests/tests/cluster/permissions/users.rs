@@ -1,15 +1,16 @@
-//! The user that counts is the current one, as for PostgreSQL's own commands: never the session's.
+//! Permissions depend on the current user, as for PostgreSQL's own commands, and never on the
+//! session user.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::{run_sql, text};
 
 use super::{cluster, said};
 
-/// Tried by functions of others.
+/// Called within functions of other users.
 const UNLOCK: &str = "SELECT pagevault.unlock()";
 const PLAIN: &str = "SECURITY LABEL FOR pagevault ON SCHEMA app IS 'plaintext'";
 
-/// A function runs with the rights of its owner, no more and no less.
+/// A SECURITY DEFINER function has exactly the rights of its owner.
 #[test]
 fn in_functions_that_run_as_their_owner() -> Result<()> {
     let (cluster, _keys) = cluster()?;
@@ -66,14 +67,14 @@ fn after_set_role_and_set_session_authorization() -> Result<()> {
         None,
     )?;
     expect(&format!("BEGIN; SET LOCAL ROLE stranger; COMMIT; {UNLOCK}"), None)?;
-    // Who is member without inheriting must become what he may.
+    // A member with NOINHERIT must use SET ROLE.
     cluster.sql("CREATE ROLE reluctant NOINHERIT; GRANT pagevault_admin TO reluctant")?;
     expect(&format!("SET SESSION AUTHORIZATION reluctant; {UNLOCK}"), denied)?;
     expect(
         &format!("SET SESSION AUTHORIZATION reluctant; SET ROLE pagevault_admin; {UNLOCK}"),
         None,
     )?;
-    // And who is no member any more may nothing, in the same session.
+    // A former member loses the right at once, within the same session.
     run_sql(&mut client, "RESET ROLE; SET SESSION AUTHORIZATION keeper")?;
     run_sql(&mut client, UNLOCK)?;
     cluster.sql("REVOKE pagevault_admin FROM keeper")?;
@@ -82,8 +83,8 @@ fn after_set_role_and_set_session_authorization() -> Result<()> {
     cluster.finish()
 }
 
-/// A stranger's function in an index, a trigger or a view of a materialized view runs as him where
-/// PostgreSQL runs it for maintenance, whoever maintains.
+/// Maintenance commands run functions in indexes, triggers and materialized views as the owner of
+/// the relation, whoever runs the command.
 #[test]
 fn in_maintenance() -> Result<()> {
     let (cluster, _keys) = cluster()?;
@@ -138,7 +139,7 @@ fn in_maintenance() -> Result<()> {
     let spied = text(&mut client, seen)?;
     ensure!(spied == "7 stranger 42501", "{spied}");
 
-    // And by a worker that belongs to nobody.
+    // Also in a worker that belongs to no user.
     run_sql(
         &mut client,
         "SET SESSION AUTHORIZATION stranger; INSERT INTO lair.t SELECT generate_series(4, 200);

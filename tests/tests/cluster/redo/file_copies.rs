@@ -1,6 +1,7 @@
-//! A database is copied as files while a backup is taken, and then its template gets new keys. Redo
-//! copies the template as it was later, as PostgreSQL does with any change
-//! (docs/design/0010-what-redo-reads.md): the copy has no keys for that. It must be told.
+//! A database is copied by files during a backup, and then its template is rekeyed. Redo copies the
+//! template in its later state, as PostgreSQL does with any change
+//! (docs/design/0010-what-redo-reads.md). The copy has no keys for those pages, and reading them
+//! must be an error.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::{expect_error, run_sql, text};
@@ -10,8 +11,8 @@ use super::{backup, cluster};
 
 const SUM: &str = "SELECT count(*) || ':' || sum(hashtext(t::text)::bigint) FROM t";
 
-/// A backup in which the database `copy` was made of `model`, `model` was rekeyed, and then
-/// `afterwards` was done in `copy`.
+/// A backup during which the database `copy` was created from `model`, `model` was rekeyed, and
+/// then `afterwards` ran in `copy`.
 fn copied_meanwhile(afterwards: &str) -> Result<(Cluster, Cluster, String)> {
     let cluster = cluster(Settings::default())?;
     cluster.sql("CREATE DATABASE model")?;
@@ -37,7 +38,7 @@ fn copied_meanwhile(afterwards: &str) -> Result<(Cluster, Cluster, String)> {
 }
 
 #[test]
-fn what_was_copied_of_the_future_is_not_opened_with_a_wrong_key() -> Result<()> {
+fn pages_copied_from_a_later_state_are_not_opened_with_a_wrong_key() -> Result<()> {
     let (cluster, mut restored, sum) = copied_meanwhile("SELECT 1")?;
     for said in ["specified neither", "no data key of version", "could not read blocks"] {
         restored.allow_log(said);
@@ -45,7 +46,7 @@ fn what_was_copied_of_the_future_is_not_opened_with_a_wrong_key() -> Result<()> 
     restored.start_server()?;
     ensure!(text(&mut restored.client_to("model")?, SUM)? == sum, "the template");
     let error = expect_error(&mut restored.client_to("copy")?, SUM)?;
-    // Asynchronous reads (PostgreSQL 18) have the server's own message.
+    // With asynchronous reads (PostgreSQL 18) the message is the server's own.
     let told = ["no data key of version 2 for block 0", "Required key not available"];
     ensure!(told.iter().any(|told| error.message.contains(told)), "{}", error.message);
     restored.sql("DROP DATABASE copy")?;
@@ -56,7 +57,7 @@ fn what_was_copied_of_the_future_is_not_opened_with_a_wrong_key() -> Result<()> 
 }
 
 #[test]
-fn what_was_copied_of_the_future_is_not_written_over() -> Result<()> {
+fn pages_copied_from_a_later_state_are_not_overwritten() -> Result<()> {
     let (cluster, mut restored, _) =
         copied_meanwhile("UPDATE t SET name = name WHERE id % 10 = 0")?;
     for said in ["specified neither", "WAL has not brought", "startup process", "shutting down"] {

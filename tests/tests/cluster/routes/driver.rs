@@ -1,4 +1,4 @@
-//! Walks rows in all modes and checks what came out.
+//! Runs rows in all modes and checks the results.
 
 use std::collections::BTreeMap;
 use std::fmt;
@@ -12,38 +12,38 @@ use super::survey::{self, Expected};
 use super::{Role, Row};
 use crate::labels::expect_no_drift;
 
-/// Stands in every row of an encrypted relation, and nowhere else.
+/// Occurs in every row of an encrypted relation, and nowhere else.
 pub(crate) const SECRET: &str = "kanarienvogel-secret";
-/// The same in the twin; of the same length, so that both have the same pages.
+/// The same in the plaintext twin; of the same length, so that both have the same pages.
 pub(crate) const OPEN: &str = "kanarienvogel-public";
 
-/// What makes relations encrypted.
+/// The reason why relations are encrypted.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Object {
     Labelled,
     ByDefault,
 }
 
-/// How statements are put into transactions.
+/// Division of the statements into transactions.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Transactions {
-    /// Each statement on its own.
+    /// Each statement in its own.
     Each,
-    /// All in one, what is there before included.
+    /// All in one, including the statements before the route.
     One,
-    /// The route inside a savepoint that is rolled back, then for good, with a subtransaction
-    /// between that makes a table and drops it.
+    /// The route inside a savepoint that is rolled back, then a subtransaction that creates and
+    /// drops a table, then the route again.
     Savepoint,
 }
 
-/// What happens to the server after the walk.
+/// The end of the server after the routes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum End {
     Stop,
     Crash,
 }
 
-/// The way in which a row is walked.
+/// A way to run a row.
 #[derive(Clone, Copy)]
 struct Mode {
     object: Object,
@@ -67,8 +67,8 @@ impl fmt::Display for Mode {
 }
 
 impl Mode {
-    /// Every object, role and kind of transactions. Half of these modes end with a stop and half
-    /// with a crash, so that any two choices meet.
+    /// Every object, role and division into transactions. Half of these modes end with a stop and
+    /// half with a crash, so that each pair of choices occurs.
     fn all(end: End) -> impl Iterator<Item = Mode> {
         [Object::Labelled, Object::ByDefault].into_iter().flat_map(move |object| {
             let role = match (object, end) {
@@ -87,7 +87,7 @@ impl Mode {
     }
 }
 
-/// One row walked in one mode: a schema that must be sealed and its twin.
+/// One row, run in one mode: a schema that must be sealed, and its twin.
 struct Walked<'rows> {
     row: &'rows Row,
     mode: Mode,
@@ -96,13 +96,13 @@ struct Walked<'rows> {
 }
 
 impl Walked<'_> {
-    /// What must become of the secret schema's relations that belong to `root`.
+    /// The required state of the relations of `root` in the secret schema.
     fn expected(&self, root: &str) -> Expected {
         let follows = !self.row.new.contains(&root);
         match (self.mode.object, self.mode.transactions) {
             (Object::ByDefault, _) => Expected::Sealed,
             (Object::Labelled, _) if follows => Expected::Sealed,
-            // As long as the transaction has an encrypted relation locked, what is made is sealed.
+            // While the transaction has locked an encrypted relation, new storage is sealed.
             (Object::Labelled, Transactions::One) => Expected::Either,
             (Object::Labelled, _) => Expected::PlainCopy,
         }
@@ -115,12 +115,12 @@ impl fmt::Display for Walked<'_> {
     }
 }
 
-/// Walks all rows in all modes that suit them, on one server, and checks everything.
+/// Runs all rows in all suitable modes on one server, and checks the results.
 pub(super) fn walk(rows: &[Row]) -> Result<()> {
     walk_with(&Settings::default(), rows)
 }
 
-/// [`walk`] on a server with these settings.
+/// Like [`walk`], on a server with these settings.
 pub(super) fn walk_with(settings: &Settings, rows: &[Row]) -> Result<()> {
     let (cluster, _keys) = start(settings)?;
     let mut walked = Vec::new();
@@ -133,7 +133,7 @@ pub(super) fn walk_with(settings: &Settings, rows: &[Row]) -> Result<()> {
             End::Crash => cluster.crash()?,
         }
         compare(&cluster, &walked, end)?;
-        // Unlogged relations are written when the server stops.
+        // A shutdown writes unlogged relations.
         cluster.restart()?;
         check(&cluster, &walked, end)?;
         expect_no_drift(&cluster)?;
@@ -160,7 +160,7 @@ fn check(cluster: &Cluster, walked: &[Walked<'_>], end: End) -> Result<()> {
     survey::check(cluster, expect, end == End::Stop)
 }
 
-/// A server with what the rows take for granted.
+/// A server with the objects that rows require.
 pub(crate) fn start(settings: &Settings) -> Result<(Cluster, KeyFile)> {
     let (cluster, keys) = Cluster::with_keys(settings)?;
     let space = cluster.directory().join("space");
@@ -179,7 +179,7 @@ pub(crate) fn start(settings: &Settings) -> Result<(Cluster, KeyFile)> {
     Ok((cluster, keys))
 }
 
-/// Labels every relation of the current schema that takes a label.
+/// Labels every relation of the current schema that can have a label.
 const LABEL_ALL: &str = "CREATE FUNCTION public.label_all() RETURNS void LANGUAGE plpgsql AS $$
     DECLARE
         relation record;
@@ -199,7 +199,7 @@ const LABEL_ALL: &str = "CREATE FUNCTION public.label_all() RETURNS void LANGUAG
         END LOOP;
     END $$";
 
-/// Every row of every relation of a schema, told in a few words; the canaries count as equal.
+/// A digest of every row of every relation of a schema; the two canaries count as equal.
 const CONTENTS: &str = "CREATE FUNCTION public.contents(
         schema text, secret text, open text, sequence text)
     RETURNS text LANGUAGE plpgsql AS $$
@@ -223,7 +223,7 @@ const CONTENTS: &str = "CREATE FUNCTION public.contents(
         RETURN told;
     END $$";
 
-/// Walks all rows in one mode, in one session.
+/// Runs all rows in one mode, in one session.
 fn session<'rows>(cluster: &Cluster, rows: &'rows [Row], mode: Mode) -> Result<Vec<Walked<'rows>>> {
     let mut client = cluster.client()?;
     if mode.role == Role::Owner {
@@ -245,7 +245,7 @@ fn session<'rows>(cluster: &Cluster, rows: &'rows [Row], mode: Mode) -> Result<V
     Ok(walked)
 }
 
-/// Walks a row in one schema.
+/// Runs a row in one schema.
 fn route(
     client: &mut Client,
     pair: &Walked<'_>,
@@ -279,9 +279,9 @@ fn route(
     Ok(())
 }
 
-/// Every pair of schemas must hold the same.
+/// Fails unless both schemas of each pair have equal contents.
 fn compare(cluster: &Cluster, walked: &[Walked<'_>], end: End) -> Result<()> {
-    // After a crash, sequences have jumped ahead, not all of them equally far.
+    // After a crash, sequences have skipped values, not all equally many.
     let sequence = if end == End::Stop { "last_value, is_called" } else { "is_called" };
     let mut client = cluster.client()?;
     run_sql(&mut client, "SET enable_seqscan = off")?;

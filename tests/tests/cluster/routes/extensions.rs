@@ -1,4 +1,4 @@
-//! Relations that the script of an extension makes.
+//! Relations that the script of an extension creates.
 
 use anyhow::{Result, ensure};
 use pagevault_tests::{Cluster, Settings};
@@ -7,7 +7,7 @@ use super::driver::SECRET;
 use super::survey::{self, Expected};
 use crate::labels::expect_no_drift;
 
-/// The first version. `{canary}` stands in every relation.
+/// The script of the first version. `{canary}` occurs in every relation.
 const SCRIPT: &str = "
     CREATE TABLE config (id serial PRIMARY KEY, name text UNIQUE, wide text);
     ALTER TABLE config ALTER wide SET STORAGE EXTERNAL;
@@ -29,7 +29,7 @@ const UPDATE: &str = "
     REFRESH MATERIALIZED VIEW seen;
     DROP TABLE part; CREATE TABLE part PARTITION OF parts DEFAULT; INSERT INTO parts VALUES (1, '{canary}');";
 
-/// A server that knows the extension of this name; from 18 on without a trace in the installation.
+/// A server with this extension; from 18 on, without changes of the installation.
 fn cluster_with_extension(name: &str) -> Result<(Cluster, pagevault_tests::KeyFile)> {
     let (cluster, keys) = Cluster::with_keys(&Settings::default())?;
     let directory = if cluster.installation().major >= 18 {
@@ -53,7 +53,7 @@ fn cluster_with_extension(name: &str) -> Result<(Cluster, pagevault_tests::KeyFi
 }
 
 #[test]
-fn relations_that_extensions_make() -> Result<()> {
+fn new_relations_of_extensions() -> Result<()> {
     let name = format!("pagevault_test_{}", std::process::id());
     let (cluster, _keys) = cluster_with_extension(&name)?;
     let outcome = walk(&cluster, &name);

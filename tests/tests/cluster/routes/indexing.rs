@@ -1,16 +1,16 @@
-//! Routes that make indexes or make them anew.
+//! Routes that create or rebuild indexes.
 
 use anyhow::Result;
 
 use super::{FILL_T, ON_TABLE, Row, driver};
 
 #[test]
-fn indexes_that_are_made() -> Result<()> {
+fn new_indexes() -> Result<()> {
     driver::walk(&MADE)
 }
 
 #[test]
-fn indexes_that_are_made_anew() -> Result<()> {
+fn rebuilt_indexes() -> Result<()> {
     driver::walk(&MADE_ANEW)
 }
 

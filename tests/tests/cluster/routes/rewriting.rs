@@ -5,17 +5,17 @@ use anyhow::Result;
 use super::{FILL_T, ON_TABLE, Row, driver};
 
 #[test]
-fn tables_that_are_rewritten() -> Result<()> {
+fn rewritten_tables() -> Result<()> {
     driver::walk(&REWRITTEN)
 }
 
 #[test]
-fn tables_that_are_emptied() -> Result<()> {
+fn truncated_tables() -> Result<()> {
     driver::walk(&EMPTIED)
 }
 
 #[test]
-fn materialized_views_that_are_filled_again() -> Result<()> {
+fn refreshed_materialized_views() -> Result<()> {
     driver::walk(&VIEWS)
 }
 

@@ -1,15 +1,14 @@
-//! What sampling has left of a shredded table: in rows of statistics, in rows that were deleted,
-//! and in space that nobody uses any more.
+//! Remnants of a shredded table's statistics: in rows, in deleted rows, and in free space of pages.
 
 use pagevault_tests::backup::Backup;
 use pagevault_tests::witnesses::Witnesses;
 
 use super::*;
 
-/// Stands in every value that is sampled.
+/// Occurs in every sampled value.
 const CANARY: &str = "kanarienvogel";
 
-/// Where sampled values are, and behind each a word for those too long for a row.
+/// Places of sampled values, each with its TOAST table for values too long for a row.
 const PLACES: [&str; 4] = [
     "pg_catalog.pg_statistic",
     "pg_toast.pg_toast_2619",
@@ -17,9 +16,9 @@ const PLACES: [&str; 4] = [
     "pg_toast.pg_toast_3429",
 ];
 
-/// Sampled again and again, so that there are rows that were replaced, before VACUUM and after.
-/// Values are long, and of random letters, so that statistics are stored beside their rows and not
-/// compressed; some are short, so that they are in them.
+/// Analyzed repeatedly, so that replaced rows exist, before and after VACUUM. Long values are
+/// random letters, so that statistics are stored uncompressed in TOAST tables; short ones are
+/// stored in rows.
 const SAMPLES: &str = "ALTER TABLE t ADD a text, ADD b text, ADD c text, ADD d text;
     UPDATE t SET a = 'kanarienvogel' || md5(id::text) || md5(name) || md5(random()::text),
         b = 'kanarienvogel' ||
@@ -52,7 +51,7 @@ fn sampled_with(settings: &Settings) -> Result<(Cluster, pagevault_tests::KeyFil
     Ok((cluster, keys))
 }
 
-/// How many pages hold it anywhere, in free space as well.
+/// Number of pages that contain the canary anywhere, including free space.
 fn pages_with_canary(cluster: &Cluster, place: &str) -> Result<i64> {
     let query = format!(
         "SELECT count(*) FROM generate_series(0, pg_relation_size('{place}') / 8192 - 1) AS block
@@ -61,7 +60,7 @@ fn pages_with_canary(cluster: &Cluster, place: &str) -> Result<i64> {
     Ok(cluster.text(&query)?.parse()?)
 }
 
-/// In shared buffers, and from disk.
+/// In shared buffers, and on disk.
 fn ensure_no_canary(cluster: &Cluster) -> Result<()> {
     for place in PLACES {
         let pages = pages_with_canary(cluster, place)?;
@@ -70,7 +69,7 @@ fn ensure_no_canary(cluster: &Cluster) -> Result<()> {
     Ok(())
 }
 
-/// What the proof says of statistics: whose file, how many keys, what.
+/// The rows of the proof about statistics: object, number of keys, status.
 fn told(cluster: &Cluster, shred: &str) -> Result<Vec<(String, String, String)>> {
     let mut client = cluster.client()?;
     let rows = client.simple_query(shred)?;
@@ -93,7 +92,7 @@ fn statistics_keys(cluster: &Cluster) -> Result<Vec<Vec<u8>>> {
     Ok(keys)
 }
 
-/// Nobody's snapshot holds it up: not that of the statement, nor an older one.
+/// No snapshot delays it: neither that of the statement nor an older one.
 #[test]
 fn no_page_keeps_a_sampled_value() -> Result<()> {
     let (cluster, _keys) = sampled("")?;
@@ -115,7 +114,8 @@ fn no_page_keeps_a_sampled_value() -> Result<()> {
         ensure!(detail.contains("overwritten with zeros"), "{detail}");
         assert_sealed(&cluster.files(place)?)?;
     }
-    // Others are as they were, and who could see the rows before sees rows without values.
+    // Other rows are unchanged. A snapshot that could see the deleted rows sees them without
+    // values.
     ensure!(cluster.text(of_u)? == of_u_before, "statistics of another table");
     let values = "SELECT count(*) FROM pg_stats WHERE tablename = 't' AND
         (most_common_vals IS NOT NULL OR histogram_bounds IS NOT NULL
@@ -138,10 +138,10 @@ fn no_page_keeps_a_sampled_value() -> Result<()> {
     cluster.finish()
 }
 
-/// A page that is being read keeps the values of its deleted rows, and the proof says so; nobody is
-/// waited for without end.
+/// A page that is being read keeps the values of its deleted rows, and the proof reports that.
+/// Shredding does not wait for readers indefinitely.
 #[test]
-fn pages_in_use_are_told() -> Result<()> {
+fn pages_in_use_are_reported() -> Result<()> {
     let (cluster, _keys) = sampled("")?;
     let mut reader = cluster.client()?;
     run_sql(
@@ -163,9 +163,9 @@ fn pages_in_use_are_told() -> Result<()> {
     cluster.finish()
 }
 
-/// Nor is VACUUM, or who locks as it does, and a rekey job.
+/// Nor for VACUUM, other sessions with its lock mode, or a rekey job.
 #[test]
-fn files_that_are_locked_are_told() -> Result<()> {
+fn locked_files_are_reported() -> Result<()> {
     let (cluster, _keys) = sampled("")?;
     let mut other = cluster.client()?;
     let lock = "BEGIN; LOCK TABLE pg_statistic IN SHARE UPDATE EXCLUSIVE MODE";
@@ -182,7 +182,7 @@ fn files_that_are_locked_are_told() -> Result<()> {
     cluster.finish()
 }
 
-/// Where statistics are not sealed they are cleared as well, and the proof does not say more.
+/// Statistics that are not sealed are cleared too; the proof claims no more than that.
 #[test]
 fn statistics_in_plaintext() -> Result<()> {
     let (cluster, _keys) = sampled("pagevault.data_catalog_encryption = off")?;
@@ -201,7 +201,7 @@ fn statistics_in_plaintext() -> Result<()> {
     cluster.finish()
 }
 
-/// What was dropped has left values as well.
+/// Dropped tables have left values too.
 #[test]
 fn former_files_and_their_statistics() -> Result<()> {
     let (cluster, _keys) = sampled("")?;
@@ -215,10 +215,10 @@ fn former_files_and_their_statistics() -> Result<()> {
     cluster.finish()
 }
 
-/// A page from before opens to nothing: neither in the data directory that it is from, nor put back
-/// by somebody.
+/// An older page decrypts to an empty page, both in its original data directory and when it is
+/// restored.
 #[test]
-fn older_pages_open_to_nothing() -> Result<()> {
+fn older_pages_decrypt_to_empty_pages() -> Result<()> {
     let (cluster, _keys) = sampled("")?;
     let u = cluster.text(U)?;
     cluster.stop(StopMode::Fast)?;
@@ -241,7 +241,7 @@ fn older_pages_open_to_nothing() -> Result<()> {
     let state = "SELECT string_agg(DISTINCT state, ' ') FROM pagevault.verify('pg_statistic')
         WHERE relation = 'pg_statistic'::regclass AND fork = 'main'";
     ensure!(cluster.text(state)? == "destroyed", "{}", cluster.text(state)?);
-    // Queries are planned without, and ANALYZE makes them anew.
+    // Queries are planned without statistics, and ANALYZE creates them again.
     ensure_shredded(&cluster, &u)?;
     cluster.sql("ANALYZE u")?;
     let of_u = "SELECT count(*) FROM pg_stats WHERE tablename = 'u'";
@@ -252,10 +252,10 @@ fn older_pages_open_to_nothing() -> Result<()> {
     cluster.finish()
 }
 
-/// Index entries from before find no row of another column where pages open to nothing: the planner
+/// Where pages become empty, older index entries must not find rows of other columns: the planner
 /// would take numbers for texts.
 #[test]
-fn rows_that_are_added_where_older_pages_were() -> Result<()> {
+fn rows_added_in_place_of_older_pages() -> Result<()> {
     let (cluster, _keys) = sampled("")?;
     let columns = |value: &str| -> String {
         (1..=60).map(|column| format!("{value} AS c{column}")).collect::<Vec<_>>().join(", ")
@@ -293,10 +293,10 @@ fn rows_that_are_added_where_older_pages_were() -> Result<()> {
     cluster.finish()
 }
 
-/// A snapshot of a server that ran, with the keystore of afterwards: what it replays ends before
-/// the tombstone. No page that is written has an address that its WAL does not come to.
+/// A snapshot of a running server with the later keystore: its WAL ends before the tombstone. No
+/// page may be written with an LSN beyond the end of WAL.
 #[test]
-fn a_snapshot_with_the_keystore_of_afterwards() -> Result<()> {
+fn a_snapshot_with_the_later_keystore() -> Result<()> {
     let images = Settings::default().conf("full_page_writes = on");
     let none = Settings::default().conf("full_page_writes = off");
     for settings in
@@ -326,7 +326,7 @@ fn a_snapshot_with_the_keystore_of_afterwards() -> Result<()> {
             std::fs::remove_file(copy.join("postmaster.pid"))?;
         }
         let mut restored = Cluster::from_files(|data| Ok(std::fs::rename(&copy, data)?))?;
-        // The map is an image in WAL, and the page a change of one.
+        // WAL contains an image of the visibility map page, but only a change of the heap page.
         restored.allow_log("page is not marked all-visible but visibility map bit is set");
         for _ in 0..2 {
             restored.start_server().with_context(|| conf.clone())?;
@@ -346,7 +346,7 @@ fn a_snapshot_with_the_keystore_of_afterwards() -> Result<()> {
     Ok(())
 }
 
-/// Where a database lay before, its statistics had keys that are destroyed by now.
+/// The statistics of a database in its former tablespace had keys that are now destroyed.
 #[test]
 fn a_database_moves_and_is_copied_afterwards() -> Result<()> {
     let (cluster, _keys) = cluster("autovacuum = off")?;
@@ -386,12 +386,12 @@ fn a_database_moves_and_is_copied_afterwards() -> Result<()> {
     cluster.finish()
 }
 
-/// Statistics of the table that stays; shown by every server that tells of it.
+/// Statistics of the remaining table, returned by each server that has them.
 const OF_U: &str = "SELECT string_agg(attname || md5(histogram_bounds::text), ' ' ORDER BY attname)
     FROM pg_stats WHERE tablename = 'u'";
 
-/// Killed at each step: nothing is destroyed before the end, statistics of others stay, and doing
-/// it once more does all of it. A standby and backups from before and from in between agree.
+/// Killed at each step: nothing is destroyed before the end, statistics of other tables stay, and
+/// repeating it completes it. A standby and backups from before and during it agree.
 #[test]
 fn killed_at_each_step() -> Result<()> {
     let (cluster, _keys) = sampled("fsync = on")?;
@@ -415,7 +415,7 @@ fn killed_at_each_step() -> Result<()> {
             witnesses.back_up(&cluster, step)?;
         }
         cluster.kill()?;
-        cluster.go_on();
+        cluster.resume();
         cluster.start_server()?;
         ensure!(session.join().is_ok_and(|ended| ended.is_err()), "{step}: it ended");
         ensure!(cluster.text("SELECT count(*) FROM t")? == rows, "{step}: the table");
@@ -423,7 +423,7 @@ fn killed_at_each_step() -> Result<()> {
     }
     let keys = statistics_keys(&cluster)?;
     cluster.sql("CHECKPOINT")?;
-    // It has the keystore from before, and pages from after.
+    // It has the earlier keystore and later pages.
     let backup = Backup::begin(&cluster)?;
     cluster.sql(SHRED)?;
     let restored = backup.end()?;
@@ -445,14 +445,14 @@ fn killed_at_each_step() -> Result<()> {
     cluster.finish()
 }
 
-/// It begins again where it was before, with a keystore that has lost the former keys: of each page
-/// it meets an image, also of those that its primary had written under the new key before it came
-/// to them.
+/// It starts again from an earlier point, with a keystore that no longer contains the former keys.
+/// WAL contains a full-page image of each page, including those that the primary had written under
+/// the new key before it cleared them.
 #[test]
-fn a_standby_that_begins_again_from_before() -> Result<()> {
+fn a_standby_that_restarts_from_an_earlier_point() -> Result<()> {
     let (primary, _keys) = sampled("full_page_writes = off")?;
     let u = primary.text(U)?;
-    // At the end are pages with nothing that is to be cleared, and with room.
+    // The last pages contain free space and nothing to clear.
     primary.sql("VACUUM FULL pg_statistic")?;
     primary.sql(&analyzed_tables("x"))?;
     let mut standby = standby_of(&primary, &["shared_buffers = 512kB"])?;
@@ -466,7 +466,7 @@ fn a_standby_that_begins_again_from_before() -> Result<()> {
     for statement in ["ANALYZE u", "CHECKPOINT"] {
         primary.sql(statement)?;
     }
-    primary.go_on();
+    primary.resume();
     ensure!(shredding.join().is_ok_and(|ended| ended.is_ok()), "it failed");
     let all = "SELECT count(*) || ' ' ||
         sum(hashtext(concat(tablename, attname, n_distinct, histogram_bounds::text)))
@@ -488,7 +488,7 @@ fn a_standby_that_begins_again_from_before() -> Result<()> {
     primary.finish()
 }
 
-/// Makes tables with statistics that take some pages.
+/// Creates tables whose statistics take some pages.
 fn analyzed_tables(name: &str) -> String {
     format!(
         "DO $$ BEGIN FOR i IN 1..20 LOOP
@@ -498,17 +498,17 @@ fn analyzed_tables(name: &str) -> String {
     )
 }
 
-/// The keystore was copied when the former keys were gone, and all pages before that. Whoever
-/// restores it meets pages that it cannot open, and has an image of each.
+/// The keystore was copied after the former keys were destroyed, and all pages before that. A
+/// restore reads pages that it cannot open, and has a full-page image of each.
 #[test]
-fn a_backup_with_the_keystore_of_afterwards() -> Result<()> {
+fn a_backup_with_the_later_keystore() -> Result<()> {
     let (cluster, _keys) = sampled("")?;
     let u = cluster.text(U)?;
     let mut session = cluster.client()?;
     run_sql(&mut session, "SELECT pg_backup_start('a backup', true)")?;
     let copy = cluster.directory().join("copy");
     super::crashes::copy_tree(&cluster.data_directory(), &copy)?;
-    // Pages are changed, and written, under the new key before they are cleared.
+    // Pages are changed and written under the new key before they are cleared.
     cluster.stop_at("remnants.page_cleared")?;
     let mut client = cluster.client()?;
     let shredding = std::thread::spawn(move || run_sql(&mut client, SHRED));
@@ -518,7 +518,7 @@ fn a_backup_with_the_keystore_of_afterwards() -> Result<()> {
     for statement in changed.split("; ") {
         cluster.sql(statement)?;
     }
-    cluster.go_on();
+    cluster.resume();
     ensure!(shredding.join().is_ok_and(|ended| ended.is_ok()), "it failed");
     let of_u_now = cluster.text(OF_U)?;
     let of_w = "SELECT count(*) FROM pg_stats WHERE tablename = 'w'";
@@ -549,7 +549,7 @@ fn a_backup_with_the_keystore_of_afterwards() -> Result<()> {
     cluster.finish()
 }
 
-/// Who keeps rows of statistics from being deleted is not waited for without end either.
+/// Shredding does not wait indefinitely for sessions that block the deletion of statistics rows.
 #[test]
 fn rows_that_cannot_be_deleted() -> Result<()> {
     let (mut cluster, _keys) = sampled("")?;
@@ -567,7 +567,7 @@ fn rows_that_cannot_be_deleted() -> Result<()> {
     cluster.finish()
 }
 
-/// A full directory of keys keeps nobody from shredding; what that costs is told.
+/// A full key directory does not prevent shredding; the consequences are reported.
 #[test]
 fn no_room_for_new_keys() -> Result<()> {
     let (cluster, _keys) = sampled("pagevault.max_data_keys = 1000")?;

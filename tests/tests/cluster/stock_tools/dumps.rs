@@ -1,5 +1,5 @@
-//! Dumps are plaintext with labels: what they bring back is sealed from its first page on, or they
-//! say why not.
+//! Dumps are plaintext with labels: restored relations are sealed from the first page on, or the
+//! restore reports why not.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,7 +14,7 @@ use postgres::Client;
 use super::complaints;
 use crate::wal::switch;
 
-/// The database `app`: labels of every kind, and `{canary}` in everything that they want encrypted.
+/// The database `app`: labels of every kind, and `{canary}` in all relations that these encrypt.
 const APP: &str = "
     CREATE EXTENSION pagevault;
     CREATE SCHEMA sealed; SECURITY LABEL FOR pagevault ON SCHEMA sealed IS 'encrypted';
@@ -39,7 +39,7 @@ const APP: &str = "
 const LABELS: &str = "SELECT concat_ws(' ', objtype, objname, label) FROM pg_seclabels
     WHERE provider = 'pagevault' AND objtype NOT IN ('database', 'tablespace') ORDER BY 1";
 
-/// How each relation of users is encrypted. TOAST tables have numbers for names.
+/// State of each user relation. TOAST tables have numbers in their names.
 const STATES: &str = "
     SELECT regexp_replace(relation::text, '\\d+', 'N') || ' ' || coalesce(cipher, 'plain') AS state
     FROM pagevault.relations WHERE relation::oid >= 16384 ORDER BY 1";
@@ -51,7 +51,7 @@ const ROWS: &str = "
         (SELECT md5(string_agg(p::text, '' ORDER BY id)) FROM parts p),
         (SELECT sum(id) FROM free), md5(lo_get(4711)))";
 
-/// A cluster that encrypts all it can, with the database `app`; and the canary.
+/// A cluster that encrypts everything, with the database `app`; and the canary.
 fn cluster() -> Result<(Cluster, KeyFile, Canary)> {
     let settings = Settings::default().wal_segment_size(1);
     let (cluster, keys) = Cluster::with_keys(&settings)?;
@@ -62,9 +62,9 @@ fn cluster() -> Result<(Cluster, KeyFile, Canary)> {
     Ok((cluster, keys, canary))
 }
 
-/// What there is to compare of a database.
+/// The contents of a database to compare.
 fn portrait(client: &mut Client) -> Result<(Vec<String>, Vec<String>, String)> {
-    // Of the label `plaintext`, which is looked after when its transaction is over.
+    // Jobs of the label `plaintext` run after the end of its transaction.
     column(client, "SELECT pagevault.wait_for_rekey(job)::text FROM pagevault.rekey_jobs")?;
     let drift = column(client, "SELECT d::text FROM pagevault.drift(true) d")?;
     ensure!(drift.is_empty(), "not what labels want: {drift:?}");
@@ -84,7 +84,7 @@ fn restore(cluster: &Cluster, database: &str, options: &[&str], file: &Path) -> 
 }
 
 #[test]
-fn every_format_seals_what_it_brings_back() -> Result<()> {
+fn relations_restored_from_every_format_are_sealed() -> Result<()> {
     let (cluster, _keys, canary) = cluster()?;
     let original = portrait(&mut cluster.client_to("app")?)?;
     ensure!(original.0.len() == 4, "{:?}", original.0);
@@ -139,8 +139,8 @@ fn pg_dumpall_moves_a_whole_cluster() -> Result<()> {
     let settings = Settings::default().wal_segment_size(1);
     let (new, _new_keys) = Cluster::with_keys(&settings)?;
     switch(&new, true)?;
-    // What the dump brings along; keys and providers stay, they are the cluster's. Two roles are
-    // there already.
+    // The dump contains these. Keys and providers belong to the cluster and stay. Two roles exist
+    // already.
     new.sql("DROP EXTENSION pagevault; DROP SCHEMA pagevault")?;
     let all = std::fs::read_to_string(&file)?;
     let (from, to) = (old.directory().join("place"), new.directory().join("place"));
@@ -168,7 +168,7 @@ fn pg_dumpall_moves_a_whole_cluster() -> Result<()> {
 }
 
 #[test]
-fn a_server_without_pagevault_says_what_it_lacks() -> Result<()> {
+fn a_server_without_pagevault_reports_what_is_missing() -> Result<()> {
     let (old, _keys, _canary) = cluster()?;
     let rows = text(&mut old.client_to("app")?, ROWS)?;
     let file = dump(&old, "dump", &["--format=custom"])?;
@@ -183,7 +183,7 @@ fn a_server_without_pagevault_says_what_it_lacks() -> Result<()> {
     complaints(&mut restore(&stock, "strict", &["--exit-on-error"], &file))?;
     let none = text(&mut stock.client_to("strict")?, "SELECT to_regclass('sealed.notes') IS NULL")?;
     ensure!(none == "t", "a table was made in plaintext");
-    // On purpose: without labels and extension.
+    // Restored on purpose without labels and extension.
     run(stock.program("createdb").arg("meant"))?;
     let list = run(stock.program("pg_restore").arg("--list").arg(&file))?;
     let kept: Vec<_> = list.lines().filter(|line| !line.contains("pagevault")).collect();
@@ -215,7 +215,7 @@ fn without_a_master_key_a_restore_stops_before_the_first_row() -> Result<()> {
         ensure!(tables == "0", "{options:?}: {tables} tables");
         run(new.program("dropdb").arg("app"))?;
     }
-    // Whoever lets it go on over errors can have it refuse every table.
+    // Restores that continue after errors can have every table refused.
     run(new.program("createdb").arg("app"))?;
     new.sql("ALTER DATABASE app SET pagevault.default_encryption = on")?;
     let said = complaints(&mut restore(&new, "app", &[], &file))?;

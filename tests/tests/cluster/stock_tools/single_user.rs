@@ -1,4 +1,4 @@
-//! `postgres --single`: no other process, so no job runs there.
+//! `postgres --single`: there are no other processes, so no job runs.
 
 use std::io::Write;
 use std::process::Stdio;
@@ -9,7 +9,7 @@ use pagevault_tests::{Cluster, Settings, StopMode};
 use crate::assert_sealed;
 
 #[test]
-fn a_job_that_is_asked_for_runs_when_the_server_does() -> Result<()> {
+fn a_requested_job_runs_when_the_server_starts() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     cluster.sql(
         "CREATE TABLE large (id int, name text);

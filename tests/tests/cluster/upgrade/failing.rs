@@ -1,5 +1,4 @@
-//! Upgrades that fail: nothing is done where a key would be missed, and the old cluster is as it
-//! was.
+//! Failed upgrades: nothing is done if a key would be missing, and the old cluster is unchanged.
 
 use std::path::PathBuf;
 
@@ -11,7 +10,7 @@ use super::scene::{Scene, files_below};
 use super::{alone, failure, new_cluster, old_cluster, settings, upgrading};
 
 #[test]
-fn what_would_leave_keys_behind_is_refused() -> Result<()> {
+fn upgrades_that_would_lose_keys_are_refused() -> Result<()> {
     let (mut old, keys) = old_cluster("")?;
     old.allow_log("pg_upgrade alone would leave");
     old.sql("CREATE TABLE t AS SELECT 7 AS id; SELECT pagevault.encrypt('t')")?;
@@ -24,7 +23,7 @@ fn what_would_leave_keys_behind_is_refused() -> Result<()> {
     refused(&new, "a server is running in")?;
     old.stop(StopMode::Fast)?;
 
-    // By itself.
+    // pg_upgrade without exec.
     let said = failure(&mut alone(&old, &new), &new)?;
     ensure!(
         said.contains("pg_upgrade alone would leave the keys of encrypted relations behind"),
@@ -32,7 +31,7 @@ fn what_would_leave_keys_behind_is_refused() -> Result<()> {
     );
     ensure!(said.contains("pagevault-keyring exec -- pg_upgrade"), "{said}");
 
-    // The provider has no answer.
+    // The provider does not respond.
     keys.take_away()?;
     refused(&new, "key file")?;
     keys.bring_back()?;
@@ -42,7 +41,7 @@ fn what_would_leave_keys_behind_is_refused() -> Result<()> {
     refused(&new, "does not load pagevault")?;
     new.append_conf("shared_preload_libraries = 'pagevault'")?;
 
-    // The same directory twice, one that is none, no directory at all.
+    // The same directory twice, a directory without a cluster, and a missing directory.
     refused(&old, "the same data directory")?;
     let mut nowhere = upgrading(&old, &new);
     let said = failure(nowhere.arg("-D").arg(new.directory()), &new)?;
@@ -52,7 +51,7 @@ fn what_would_leave_keys_behind_is_refused() -> Result<()> {
     ensure!(said.contains("pg_upgrade needs -d or --old-datadir"), "{said}");
     ensure!(!new.data_directory().join("pagevault/cluster.keys").exists(), "keys were brought");
 
-    // A new cluster with keys of its own.
+    // A new cluster with its own keys.
     let (mut taken, _its_keys) = Cluster::with_keys(&settings())?;
     taken.allow_log("cannot encrypt WAL: the cluster has no master key");
     taken.stop(StopMode::Fast)?;
@@ -60,13 +59,13 @@ fn what_would_leave_keys_behind_is_refused() -> Result<()> {
     taken.start_server()?;
     taken.finish()?;
 
-    // Nothing of that has done anything.
+    // None of these attempts changed anything.
     run(&mut upgrading(&old, &new))?;
     new.start_server()?;
     ensure!(new.text("SELECT id FROM t")? == "7", "the table");
     new.sql("CREATE TABLE more (id int); SELECT pagevault.encrypt('more')")?;
     new.stop(StopMode::Fast)?;
-    // Nor is an upgraded cluster upgraded again.
+    // An upgraded cluster cannot be upgraded again.
     refused(&new, "it was upgraded already")?;
     new.start_server()?;
     ensure!(new.text("SELECT id FROM t")? == "7", "the table");
@@ -76,10 +75,9 @@ fn what_would_leave_keys_behind_is_refused() -> Result<()> {
     new.finish()
 }
 
-/// A keystore that is taken away under pg_upgrade's hands, or another one, is noticed by the new
-/// server.
+/// The new server notices that its keystore was removed or replaced during pg_upgrade.
 #[test]
-fn the_new_server_looks_for_itself() -> Result<()> {
+fn the_new_server_notices_a_changed_keystore() -> Result<()> {
     let (mut old, _keys) = old_cluster("")?;
     old.sql("CREATE TABLE t AS SELECT 7 AS id; SELECT pagevault.encrypt('t')")?;
     old.stop(StopMode::Fast)?;
@@ -106,8 +104,8 @@ fn the_new_server_looks_for_itself() -> Result<()> {
     old.finish()
 }
 
-/// Killed while it restores the schema: the old cluster starts, and the upgrade can be done again,
-/// into a new cluster.
+/// Killed while it restores the schema: the old cluster starts, and the upgrade can be repeated
+/// into another new cluster.
 #[test]
 fn killed_in_the_middle() -> Result<()> {
     let scene = Scene::make()?;

@@ -1,4 +1,4 @@
-//! Credentials, permissions, regions, TLS: all that lies between the server and its key.
+//! Credentials, permissions, regions, TLS: everything between the server and its key.
 
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -9,7 +9,9 @@ use pagevault_tests::key_servers::Server;
 use pagevault_tests::key_servers::canned::Canned;
 use pagevault_tests::key_servers::certificates::Authority;
 use pagevault_tests::key_servers::helper::Provider;
-use pagevault_tests::key_servers::kms::{Credentials, Emulator, REGION, without_surroundings};
+use pagevault_tests::key_servers::kms::{
+    Credentials, Emulator, REGION, without_ambient_credentials,
+};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -56,7 +58,7 @@ fn wrap() -> Value {
     json!({"wrap": {"plaintext": SECRET}})
 }
 
-/// A user with an access key who may do `actions` with all keys.
+/// A user with an access key and permission for `actions` on all keys.
 fn user(kms: &Emulator, name: &str, actions: &[&str]) -> Result<Credentials> {
     let statement = json!({"Effect": "Allow", "Action": actions, "Resource": "*"});
     user_with(kms, name, &json!({"Version": "2012-10-17", "Statement": [statement]}).to_string())
@@ -72,8 +74,8 @@ fn user_with(kms: &Emulator, name: &str, policy: &str) -> Result<Credentials> {
     Credentials::of(part("AccessKeyId")?, part("SecretAccessKey")?)
 }
 
-/// The first policy of the user guide, for `key`, without its conditions: ministack does not know
-/// `kms:EncryptionContext`.
+/// The first policy of the user guide, for `key`, without its conditions: ministack does not
+/// support `kms:EncryptionContext`.
 fn documented_policy(key: &str) -> Result<String> {
     let guide = include_str!("../../../../docs/aws-kms.md");
     let (_, policy) = guide.split_once("\n```json\n").context("no policy in the guide")?;
@@ -151,13 +153,13 @@ fn credentials_come_from_where_aws_looks() -> Result<()> {
     let options =
         json!({"region": REGION, "endpoint": kms.endpoint(), "insecure_loopback_http": true});
 
-    let environment = without_surroundings(Provider::new("aws_kms", options.clone()))
+    let environment = without_ambient_credentials(Provider::new("aws_kms", options.clone()))
         .env("AWS_ACCESS_KEY_ID", "test")
         .env("AWS_SECRET_ACCESS_KEY", "test");
     let seen = source(&environment)?;
     ensure!(seen == "from the environment, access key ID test", "{seen}");
 
-    // What the options name goes before the environment.
+    // Credentials in the options take precedence over the environment.
     let root = Credentials::root()?;
     let mut named = environment.env("AWS_SECRET_ACCESS_KEY", "wrong");
     named.options["credentials_file"] = json!(root.path());
@@ -174,11 +176,11 @@ fn credentials_come_from_where_aws_looks() -> Result<()> {
     let seen = source(&provider)?;
     ensure!(seen == "from a profile's process, access key ID test", "{seen}");
 
-    // Containers are told an address on their host.
+    // Containers get an address on their host.
     let document = json!({"AccessKeyId": "test", "SecretAccessKey": "test", "Token": "none",
         "Expiration": "2099-01-01T00:00:00Z"});
     let host = Canned::answer(200, "application/json", document.to_string())?;
-    let container = without_surroundings(Provider::new("aws_kms", options))
+    let container = without_ambient_credentials(Provider::new("aws_kms", options))
         .env("AWS_CONTAINER_CREDENTIALS_FULL_URI", &host.endpoint);
     let seen = source(&container)?;
     ensure!(seen == "from the container, access key ID test" && host.requests() == 1, "{seen}");
@@ -189,7 +191,7 @@ fn no_credentials_says_so() -> Result<()> {
     let silent = Canned::silent()?;
     let options =
         json!({"region": REGION, "endpoint": silent.endpoint, "insecure_loopback_http": true});
-    let provider = without_surroundings(Provider::new("aws_kms", options));
+    let provider = without_ambient_credentials(Provider::new("aws_kms", options));
     let told = provider.refused("alias/x", CONTEXT, wrap(), "unauthenticated")?;
     let message = told["message"].as_str().unwrap_or_default();
     ensure!(message.ends_with("there are no AWS credentials"), "{told}");
@@ -204,7 +206,7 @@ fn bad_credentials_files_say_what_is_wrong() -> Result<()> {
         if let Some(profile) = profile {
             options["profile"] = json!(profile);
         }
-        let provider = without_surroundings(Provider::new("aws_kms", options));
+        let provider = without_ambient_credentials(Provider::new("aws_kms", options));
         let told = provider.refused("alias/x", CONTEXT, wrap(), "unauthenticated")?;
         let text = told["detail"].as_str().unwrap_or_default();
         ensure!(text.contains(detail), "{detail:?} is not in {told}");
@@ -215,14 +217,14 @@ fn bad_credentials_files_say_what_is_wrong() -> Result<()> {
     refused(&file, Some("other"), "other")?;
     let garbage = Credentials::from_text("[default]\nhidden hidden hidden\n")?;
     refused(&garbage, None, "could not parse")?;
-    // The process says what it likes; it is not repeated.
+    // The output of the process may be anything, so errors do not repeat it.
     let failing = Credentials::from_text(
         "[default]\ncredential_process = /bin/sh -c \"echo hidden >&2; exit 1\"\n",
     )?;
     refused(&failing, None, "does not give any")?;
     let class_of = |credentials: &Credentials| -> Result<Value> {
         let options = json!({"region": REGION, "credentials_file": credentials.path()});
-        let provider = without_surroundings(Provider::new("aws_kms", options));
+        let provider = without_ambient_credentials(Provider::new("aws_kms", options));
         let mut told = provider.ask("alias/x", CONTEXT, wrap())?;
         Ok(told["failed"]["class"].take())
     };
@@ -242,10 +244,10 @@ fn bad_credentials_files_say_what_is_wrong() -> Result<()> {
 fn no_region_says_so() -> Result<()> {
     let root = Credentials::root()?;
     let options = json!({"credentials_file": root.path()});
-    let provider = without_surroundings(Provider::new("aws_kms", options));
+    let provider = without_ambient_credentials(Provider::new("aws_kms", options));
     let told = provider.refused("alias/x", CONTEXT, wrap(), "bad_options")?;
     ensure!(told["message"].as_str().is_some_and(|text| text.ends_with("no AWS region is set")));
-    // It becomes part of a host name.
+    // The region becomes part of a host name.
     let strange = provider.env("AWS_REGION", "example.com/");
     strange.refused("alias/x", CONTEXT, wrap(), "bad_options")?;
     Ok(())
@@ -256,7 +258,7 @@ fn addresses_in_the_environment_are_not_followed() -> Result<()> {
     let root = Credentials::root()?;
     let options = json!({"region": REGION, "endpoint": right.endpoint,
         "insecure_loopback_http": true, "credentials_file": root.path()});
-    let mut provider = without_surroundings(Provider::new("aws_kms", options));
+    let mut provider = without_ambient_credentials(Provider::new("aws_kms", options));
     for variable in ["HTTP_PROXY", "http_proxy", "HTTPS_PROXY", "https_proxy", "ALL_PROXY"] {
         provider = provider.env(variable, &wrong.endpoint);
     }
@@ -266,7 +268,7 @@ fn addresses_in_the_environment_are_not_followed() -> Result<()> {
     provider.refused("alias/x", CONTEXT, wrap(), "key_missing")?;
     ensure!(right.requests() == 1);
 
-    // Without the option it is AWS itself, which does not know this region.
+    // Without the option, requests go to AWS itself, which does not have this region.
     provider.options = json!({"region": "xx-none-1", "credentials_file": root.path()});
     provider.deadline_ms = 3000;
     let told = provider.ask("alias/x", CONTEXT, wrap())?;
@@ -287,7 +289,7 @@ fn options_are_checked() -> Result<()> {
         (json!({"credentials_file": "../credentials"}), "credentials_file"),
         (json!({"profile": ""}), "profile"),
     ] {
-        let provider = without_surroundings(Provider::new("aws_kms", options));
+        let provider = without_ambient_credentials(Provider::new("aws_kms", options));
         let told = provider.ask("", "", json!("check_options"))?;
         ensure!(told["failed"]["class"] == "bad_options", "{told}");
         let message = told["failed"]["message"].as_str().unwrap_or_default();
@@ -305,7 +307,8 @@ fn options_are_checked() -> Result<()> {
     Ok(())
 }
 
-/// moto with a certificate for `host`, and the directory that says who issued it (`ca.pem`).
+/// moto with a certificate for `host`, and a directory with the certificate of its issuer
+/// (`ca.pem`).
 fn moto_as(host: &str) -> Result<(Emulator, TempDir)> {
     let directory = TempDir::new()?;
     fs::set_permissions(directory.path(), Permissions::from_mode(0o755))?;
@@ -347,7 +350,7 @@ fn only_trusted_servers_are_spoken_to() -> Result<()> {
     let told = provider.refused(&key, CONTEXT, wrap(), "tls")?;
     ensure!(told["detail"].as_str().is_some_and(|text| text.contains("kms.example.com")), "{told}");
 
-    // Files that cannot be used are an error of the options, not of the connection.
+    // Unusable files are an error of the options, not of the connection.
     let empty = directory.path().join("empty.pem");
     fs::write(&empty, "")?;
     for file in [empty, directory.path().join("missing.pem")] {

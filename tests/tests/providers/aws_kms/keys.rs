@@ -86,7 +86,7 @@ fn a_key_has_four_names() -> Result<()> {
     let alias_arn = format!("{account}:alias/main");
     for name in [id, &arn, "alias/main", &alias_arn] {
         let (wrapped, _) = provider.wrap(name, CONTEXT, SECRET)?;
-        // What is stored names the key itself.
+        // The stored form contains the key's ARN.
         let bytes = STANDARD.decode(wrapped.as_str().context("no text")?)?;
         ensure!(bytes[3..].starts_with(arn.as_bytes()), "wrapped by {name}");
         ensure!(provider.unwrap("alias/gone", CONTEXT, &wrapped)? == SECRET);
@@ -126,7 +126,7 @@ fn every_damage_is_noticed() -> Result<()> {
 }
 
 fn a_disabled_key_says_so_and_works_again_when_enabled() -> Result<()> {
-    // moto goes on decrypting with such a key.
+    // moto continues to decrypt with such a key.
     let (kms, root) = (Emulator::ministack()?, Credentials::root()?);
     let (provider, key) = (kms.provider(&root), kms.create_key()?);
     let (wrapped, _) = provider.wrap(&key, CONTEXT, SECRET)?;
@@ -142,7 +142,7 @@ fn a_disabled_key_says_so_and_works_again_when_enabled() -> Result<()> {
 }
 
 fn a_key_to_be_deleted_says_so() -> Result<()> {
-    // moto goes on decrypting with such a key.
+    // moto continues to decrypt with such a key.
     let (kms, root) = (Emulator::ministack()?, Credentials::root()?);
     let (provider, key) = (kms.provider(&root), kms.create_key()?);
     let (wrapped, _) = provider.wrap(&key, CONTEXT, SECRET)?;
@@ -170,7 +170,7 @@ fn a_missing_key_says_so() -> Result<()> {
 }
 
 fn keys_of_another_kind_are_refused() -> Result<()> {
-    // ministack as installed makes no such keys.
+    // ministack cannot create such keys.
     let (kms, root) = (Emulator::moto()?, Credentials::root()?);
     let parameters = json!({"KeyUsage": "ENCRYPT_DECRYPT", "KeySpec": "RSA_2048"});
     let made = kms.aws("kms", "create_key", parameters)?;
