@@ -492,7 +492,7 @@ pub fn expect_error(client: &mut Client, statements: &str) -> Result<SqlError> {
 fn described(error: &postgres::Error, statements: &str) -> anyhow::Error {
     let statements: String = statements.chars().take(300).collect();
     match SqlError::of(error) {
-        Some(said) => anyhow::anyhow!("{said}\n  in: {statements}"),
+        Some(output) => anyhow::anyhow!("{output}\n  in: {statements}"),
         None => anyhow::anyhow!("{error}\n  in: {statements}"),
     }
 }

@@ -47,13 +47,13 @@ impl Cluster {
     pub fn stopped_at(&self, point: &str) -> Result<Pid> {
         let name = point.split(' ').next().unwrap_or_default();
         self.eventually_that(point, || {
-            let told = std::fs::read_to_string(self.data_directory().join(STOPPED));
-            let told = told.context("nobody has come by")?;
-            ensure!(told.ends_with(&format!(" {name}")), "somebody stands at {told:?}");
+            let reported = std::fs::read_to_string(self.data_directory().join(STOPPED));
+            let reported = reported.context("nobody has come by")?;
+            ensure!(reported.ends_with(&format!(" {name}")), "somebody stands at {reported:?}");
             Ok(())
         })?;
-        let told = std::fs::read_to_string(self.data_directory().join(STOPPED))?;
-        let pid = told.split(' ').next().unwrap_or_default().parse()?;
+        let reported = std::fs::read_to_string(self.data_directory().join(STOPPED))?;
+        let pid = reported.split(' ').next().unwrap_or_default().parse()?;
         Pid::from_raw(pid).context("a process")
     }
 

@@ -11,9 +11,9 @@ use crate::rules::{EXCEPTIONS, Finding, RULES};
 use crate::workspace::Workspace;
 
 const HEAD: &str = "\
-# What `cargo xtask tidy` finds and lets pass: for each rule (xtask/src/rules), how often it is
-# broken in which file. The numbers may only fall. They are exact: whoever corrects something lets
-# `cargo xtask tidy --bless` write the list anew.
+# Known violations of the rules of `cargo xtask tidy`: for each rule (xtask/src/rules), their number
+# in each file. The numbers may only fall, and they are exact: after a correction, `cargo xtask tidy
+# --bless` writes the list again.
 ";
 
 /// The findings of each rule, by its name.

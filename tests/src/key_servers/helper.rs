@@ -70,9 +70,9 @@ impl Provider {
         input.write_all(request.to_string().as_bytes())?;
         drop(input);
         let output = child.wait_with_output()?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "{:?}: {said}", output.status);
-        ensure!(said.is_empty(), "the helper says: {said}");
+        let response = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "{:?}: {response}", output.status);
+        ensure!(response.is_empty(), "the helper says: {response}");
         let mut reply: Value = serde_json::from_slice(&output.stdout)?;
         Ok(reply["results"][0].take())
     }

@@ -187,8 +187,8 @@ fn start(
     for _ in 0..5 {
         let port = free_port()?;
         let scheme = if ca_file.is_some() { "https" } else { "http" };
-        let said = tempfile::NamedTempFile::new()?;
-        let log = || File::options().append(true).open(said.path());
+        let output = tempfile::NamedTempFile::new()?;
+        let log = || File::options().append(true).open(output.path());
         let mut command = command(port);
         command.stdin(Stdio::null()).stdout(log()?).stderr(log()?).process_group(0);
         let mut emulator = Emulator {
@@ -201,11 +201,11 @@ fn start(
         loop {
             let is_bound = TcpStream::connect(("127.0.0.1", port)).is_ok();
             if let Some(status) = emulator.process.try_wait()? {
-                let said = fs::read_to_string(said.path())?;
-                if said.contains("in use") {
+                let output = fs::read_to_string(output.path())?;
+                if output.contains("in use") {
                     break;
                 }
-                bail!("{command:?}: {status}: {said}");
+                bail!("{command:?}: {status}: {output}");
             }
             if is_bound {
                 return Ok(emulator);
@@ -213,7 +213,7 @@ fn start(
             ensure!(
                 Instant::now() < deadline,
                 "{command:?} does not listen: {}",
-                fs::read_to_string(said.path())?
+                fs::read_to_string(output.path())?
             );
             std::thread::sleep(Duration::from_millis(20));
         }

@@ -324,8 +324,8 @@ impl Vault {
         // Exit status: 2 sealed, 0 unsealed, 1 no reply yet.
         while self.command()?.arg("status").output()?.status.code() == Some(1) {
             if let Some(status) = child.try_wait()? {
-                let said = std::fs::read_to_string(self.path("log")).unwrap_or_default();
-                bail!("Vault has ended: {status}: {said}");
+                let response = std::fs::read_to_string(self.path("log")).unwrap_or_default();
+                bail!("Vault has ended: {status}: {response}");
             }
             ensure!(Instant::now() < deadline, "Vault does not answer");
             std::thread::sleep(Duration::from_millis(50));

@@ -19,12 +19,12 @@ fn a_cluster_with_encrypted_relations_is_not_upgraded() -> Result<()> {
     let Err(refused) = cluster.start_server_with(&BINARY_UPGRADE) else {
         anyhow::bail!("it starts for pg_upgrade");
     };
-    let said = format!("{refused:#}");
+    let output = format!("{refused:#}");
     ensure!(
-        said.contains("pg_upgrade alone would leave the keys of encrypted relations behind"),
-        "{said}"
+        output.contains("pg_upgrade alone would leave the keys of encrypted relations behind"),
+        "{output}"
     );
-    ensure!(said.contains("pagevault-keyring exec -- pg_upgrade"), "{said}");
+    ensure!(output.contains("pagevault-keyring exec -- pg_upgrade"), "{output}");
     cluster.start_server()?;
     ensure!(cluster.text("SELECT id FROM secret")? == "7", "the table");
 

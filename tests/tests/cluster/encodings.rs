@@ -220,11 +220,11 @@ fn arguments_that_are_not_utf8_are_refused() -> Result<()> {
                  END $do$"
             );
             run_sql(&mut client, &caught)?;
-            let said = text(&mut client, "DELETE FROM said RETURNING what")?;
+            let output = text(&mut client, "DELETE FROM said RETURNING what")?;
             let message = "has characters that are not UTF-8 in this database";
             ensure!(
-                said.starts_with("22021") && said.ends_with(message),
-                "{encoding} {call}: {said}"
+                output.starts_with("22021") && output.ends_with(message),
+                "{encoding} {call}: {output}"
             );
         }
     }

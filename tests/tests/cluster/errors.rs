@@ -13,28 +13,28 @@ use pagevault_tests::{Cluster, Settings};
 /// rewrites the file.
 fn check(name: &str, cluster: &Cluster, role: Option<&str>, statements: &[&str]) -> Result<()> {
     let directory = cluster.directory().to_string_lossy().into_owned();
-    let mut said = String::new();
+    let mut output = String::new();
     for statement in statements {
         let mut client = cluster.client()?;
         if let Some(role) = role {
             run_sql(&mut client, &format!("SET SESSION AUTHORIZATION {role}"))?;
         }
         let error = expect_error(&mut client, &statement.replace("{dir}", &directory))?;
-        said.push_str(&format!("{statement};\n{error}\n\n").replace(&directory, "{dir}"));
+        output.push_str(&format!("{statement};\n{error}\n\n").replace(&directory, "{dir}"));
     }
     let golden =
         Path::new(env!("CARGO_MANIFEST_DIR")).join(format!("tests/cluster/errors/{name}.txt"));
     if std::env::var_os("PAGEVAULT_BLESS").is_some() {
-        std::fs::write(&golden, &said)?;
+        std::fs::write(&golden, &output)?;
     }
     let expected = std::fs::read_to_string(&golden)?;
-    let differences: Vec<_> = said
+    let differences: Vec<_> = output
         .split("\n\n")
         .zip(expected.split("\n\n"))
-        .filter(|(said, expected)| said != expected)
-        .map(|(said, expected)| format!("said:\n{said}\nexpected:\n{expected}"))
+        .filter(|(output, expected)| output != expected)
+        .map(|(output, expected)| format!("said:\n{output}\nexpected:\n{expected}"))
         .collect();
-    ensure!(said == expected, "{name}:\n{}", differences.join("\n\n"));
+    ensure!(output == expected, "{name}:\n{}", differences.join("\n\n"));
     Ok(())
 }
 

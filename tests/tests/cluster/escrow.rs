@@ -97,8 +97,8 @@ fn a_bundle_restores_keys_to_another_provider() -> Result<()> {
     cluster.sql("CREATE TABLE younger AS SELECT 7 AS id; SELECT pagevault.encrypt('younger')")?;
     cluster.sql("SELECT pagevault.rotate_wal_key(), pagevault.rotate_cluster_master_key()")?;
     insert(&cluster, "drossel", 100)?;
-    let said = run(&mut open(&cluster, "check", &bundle, &identity))?;
-    ensure!(said.contains("holds 3 database keys, and opens all"), "{said}");
+    let response = run(&mut open(&cluster, "check", &bundle, &identity))?;
+    ensure!(response.contains("holds 3 database keys, and opens all"), "{response}");
     // Recovery will replay records with keys wrapped by the lost provider.
     cluster.kill()?;
     fs::remove_file(lost.path())?;
@@ -175,8 +175,8 @@ fn a_bundle_is_made_for_its_recipients_only() -> Result<()> {
     for armor in [false, true] {
         let bundle = cluster.directory().join(format!("bundle-{armor}"));
         let mut command = export(&cluster, &[&one, &two], &bundle);
-        let said = run(command.args(armor.then_some("--armor")))?;
-        ensure!(said.contains(": 1."), "{said}");
+        let response = run(command.args(armor.then_some("--armor")))?;
+        ensure!(response.contains(": 1."), "{response}");
         let bytes = fs::read(&bundle)?;
         let begin: &[u8] =
             if armor { b"-----BEGIN AGE ENCRYPTED FILE-----" } else { b"age-encryption.org/v1\n" };
@@ -184,13 +184,13 @@ fn a_bundle_is_made_for_its_recipients_only() -> Result<()> {
         ensure!(!holds(&bytes, b"keystore"), "the bundle is readable");
         ensure!(fs::metadata(&bundle)?.permissions().mode() & 0o777 == 0o600, "mode");
         for identity in [&first, &second] {
-            let said = run(&mut open(&cluster, "check", &bundle, identity))?;
-            ensure!(said.contains("holds 1 database keys"), "{said}");
+            let response = run(&mut open(&cluster, "check", &bundle, identity))?;
+            ensure!(response.contains("holds 1 database keys"), "{response}");
         }
-        let said = refused(&mut open(&cluster, "check", &bundle, &stranger))?;
-        ensure!(said.contains("no identity opens the bundle"), "{said}");
-        let said = refused(&mut export(&cluster, &[&one], &bundle))?;
-        ensure!(said.contains("there is a file"), "{said}");
+        let response = refused(&mut open(&cluster, "check", &bundle, &stranger))?;
+        ensure!(response.contains("no identity opens the bundle"), "{response}");
+        let response = refused(&mut export(&cluster, &[&one], &bundle))?;
+        ensure!(response.contains("there is a file"), "{response}");
         ensure!(fs::read(&bundle)? == bytes, "the bundle was overwritten");
     }
     // An identity that is not read from a file.
@@ -202,19 +202,22 @@ fn a_bundle_is_made_for_its_recipients_only() -> Result<()> {
     let other = cluster.directory().join("other");
     let secret = fs::read_to_string(&first)?;
     let secret = secret.lines().last().unwrap_or_default();
-    let said = refused(&mut export(&cluster, &[secret], &other))?;
-    ensure!(said.contains("This is a private key") && !said.contains("error: AGE"), "{said}");
-    let said = refused(&mut export(&cluster, &["age1xyz"], &other))?;
-    ensure!(said.contains("a recipient is not a public key"), "{said}");
+    let response = refused(&mut export(&cluster, &[secret], &other))?;
+    ensure!(
+        response.contains("This is a private key") && !response.contains("error: AGE"),
+        "{response}"
+    );
+    let response = refused(&mut export(&cluster, &["age1xyz"], &other))?;
+    ensure!(response.contains("a recipient is not a public key"), "{response}");
     let inside = cluster.data_directory().join("base/bundle");
-    let said = refused(&mut export(&cluster, &[&one], &inside))?;
-    ensure!(said.contains("does not belong into the data directory"), "{said}");
+    let response = refused(&mut export(&cluster, &[&one], &inside))?;
+    ensure!(response.contains("does not belong into the data directory"), "{response}");
     fs::set_permissions(&first, fs::Permissions::from_mode(0o644))?;
     let bundle = cluster.directory().join("bundle-true");
-    let said = refused(&mut open(&cluster, "check", &bundle, &first))?;
-    ensure!(said.contains("is open to others"), "{said}");
-    let said = refused(&mut open(&cluster, "check", &bundle, &bundle))?;
-    ensure!(said.contains("is not a file of identities"), "{said}");
+    let response = refused(&mut open(&cluster, "check", &bundle, &first))?;
+    ensure!(response.contains("is open to others"), "{response}");
+    let response = refused(&mut open(&cluster, "check", &bundle, &bundle))?;
+    ensure!(response.contains("is not a file of identities"), "{response}");
     for entry in fs::read_dir(cluster.directory())? {
         let name = entry?.file_name();
         ensure!(!name.to_string_lossy().starts_with(".escrow"), "left: {}", name.display());
@@ -229,20 +232,20 @@ fn a_bundle_that_does_not_fit_changes_nothing() -> Result<()> {
     let found = cluster.key_file("found", "new")?;
     let bundle = cluster.directory().join("bundle");
     run(&mut export(&cluster, &[&recipient], &bundle))?;
-    let said = refused(&mut restore(&cluster, &bundle, &identity, &found))?;
-    ensure!(said.contains("a server is running"), "{said}");
+    let response = refused(&mut restore(&cluster, &bundle, &identity, &found))?;
+    ensure!(response.contains("a server is running"), "{response}");
     cluster
         .sql("SELECT pagevault.rotate_database_key(), pagevault.set_database_master_key('local', 'main')")?;
     cluster.stop(StopMode::Fast)?;
     let before = keystore(&cluster)?;
 
-    let said = refused(&mut restore(&cluster, &bundle, &identity, &found))?;
-    ensure!(said.contains("the bundle is older than keys of the data directory"), "{said}");
+    let response = refused(&mut restore(&cluster, &bundle, &identity, &found))?;
+    ensure!(response.contains("the bundle is older than keys of the data directory"), "{response}");
     ensure!(
-        said.contains("version 2 of the cluster's database key, which wraps 1 data keys"),
-        "{said}"
+        response.contains("version 2 of the cluster's database key, which wraps 1 data keys"),
+        "{response}"
     );
-    ensure!(said.contains("version 1 of the key of database "), "{said}");
+    ensure!(response.contains("version 1 of the key of database "), "{response}");
 
     let newer = cluster.directory().join("newer");
     run(&mut export(&cluster, &[&recipient], &newer))?;
@@ -263,23 +266,23 @@ fn a_bundle_that_does_not_fit_changes_nothing() -> Result<()> {
     for (what, bytes) in all {
         fs::write(&damaged, bytes)?;
         cluster.installation().give(&damaged)?;
-        let said = refused(&mut restore(&cluster, &damaged, &identity, &found))?;
+        let response = refused(&mut restore(&cluster, &damaged, &identity, &found))?;
         let clear = ["is damaged", "is not a bundle of escrow", "no identity opens the bundle"];
-        ensure!(clear.iter().any(|text| said.contains(text)), "{what}: {said}");
+        ensure!(clear.iter().any(|text| response.contains(text)), "{what}: {response}");
     }
 
     let (other, _other_keys) = Cluster::with_keys(&Settings::default())?;
     let foreign = cluster.directory().join("foreign");
     run(&mut export(&other, &[&recipient], &foreign))?;
-    let said = refused(&mut restore(&cluster, &foreign, &identity, &found))?;
-    ensure!(said.contains("is of another cluster"), "{said}");
+    let response = refused(&mut restore(&cluster, &foreign, &identity, &found))?;
+    ensure!(response.contains("is of another cluster"), "{response}");
     // A provider without the key, and a name that another provider has.
-    let said =
+    let response =
         refused(restore(&cluster, &newer, &identity, &found).args(["--provider-name", "local"]))?;
-    ensure!(said.contains("there is another provider \"local\""), "{said}");
+    ensure!(response.contains("there is another provider \"local\""), "{response}");
     found.take_away()?;
-    let said = refused(&mut restore(&cluster, &newer, &identity, &found))?;
-    ensure!(said.contains("found"), "{said}");
+    let response = refused(&mut restore(&cluster, &newer, &identity, &found))?;
+    ensure!(response.contains("found"), "{response}");
     found.bring_back()?;
     ensure!(keystore(&cluster)? == before_damage, "the keystore was changed");
 
@@ -296,8 +299,8 @@ fn status_lists_keys_that_are_not_in_escrow() -> Result<()> {
     let (cluster, _keys) = sealing(&Settings::default())?;
     let (_, recipient) = key_pair(&cluster, "identity")?;
     let says = |expected: &str| -> Result<()> {
-        let said = cluster.text(ESCROW)?;
-        ensure!(said == expected, "{said}, not {expected}");
+        let response = cluster.text(ESCROW)?;
+        ensure!(response == expected, "{response}, not {expected}");
         Ok(())
     };
     let export =

@@ -78,8 +78,8 @@ fn open(archive: &Path) -> Result<()> {
 
 fn verify(cluster: &Cluster) -> Result<()> {
     let mut command = cluster.installation().command("pagevault-keyring");
-    let said = run(command.arg("verify").arg(cluster.data_directory()))?;
-    ensure!(said.contains("Everything opens."), "{said}");
+    let output = run(command.arg("verify").arg(cluster.data_directory()))?;
+    ensure!(output.contains("Everything opens."), "{output}");
     Ok(())
 }
 
@@ -156,8 +156,8 @@ fn make() -> Result<()> {
 fn keep_one_segment(cluster: &Cluster) -> Result<()> {
     let data = cluster.data_directory();
     let mut controldata = cluster.installation().command("pg_controldata");
-    let said = run(controldata.arg("-D").arg(&data))?;
-    let line = said.lines().find(|line| line.contains("REDO WAL file"));
+    let output = run(controldata.arg("-D").arg(&data))?;
+    let line = output.lines().find(|line| line.contains("REDO WAL file"));
     let needed = line.and_then(|line| line.split_whitespace().last()).context("the segment")?;
     for entry in fs::read_dir(data.join("pg_wal"))? {
         let path = entry?.path();

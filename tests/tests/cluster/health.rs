@@ -35,8 +35,8 @@ fn views_show_the_last_reply_of_a_provider() -> Result<()> {
     cluster.error(ROTATE)?;
     cluster.error(ROTATE)?;
     is(r#"f t t unreachable 2 t {"main": 2}"#)?;
-    let said = local(&cluster, "last_error")?;
-    ensure!(said.contains(&*keys.path().to_string_lossy()), "the file is not named: {said}");
+    let output = local(&cluster, "last_error")?;
+    ensure!(output.contains(&*keys.path().to_string_lossy()), "the file is not named: {output}");
     let unreachable = "SELECT unreachable_providers FROM pagevault.status";
     ensure!(cluster.text(unreachable)? == "{local}", "status");
     let unprivileged = format!(

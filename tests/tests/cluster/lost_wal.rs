@@ -47,7 +47,7 @@ fn crash_before_keys_are_settled(cluster: &Cluster) -> Result<()> {
 }
 
 /// A start that fails because no key can be unwrapped.
-fn start_in_vain(cluster: &Cluster, keys: &KeyFile) -> Result<()> {
+fn start_and_fail(cluster: &Cluster, keys: &KeyFile) -> Result<()> {
     keys.take_away()?;
     ensure!(cluster.start_server().is_err(), "the server starts without its key file");
     keys.bring_back()
@@ -65,8 +65,8 @@ fn put_aside(cluster: &Cluster) -> Result<Vec<u32>> {
 fn keyring(cluster: &Cluster, command: &str) -> Result<(String, bool)> {
     let mut program = cluster.program("pagevault-keyring");
     let output = program.arg(command).arg(cluster.data_directory()).output()?;
-    let said = [output.stdout, output.stderr].concat();
-    Ok((String::from_utf8_lossy(&said).into_owned(), output.status.success()))
+    let response = [output.stdout, output.stderr].concat();
+    Ok((String::from_utf8_lossy(&response).into_owned(), output.status.success()))
 }
 
 /// With asynchronous reads (PostgreSQL 18) the message is the server's own.
@@ -75,7 +75,7 @@ fn says_no_key(message: &str) -> bool {
 }
 
 fn allow_failed_starts(cluster: &mut Cluster) {
-    for said in [
+    for response in [
         "key file",
         "locked",
         "could not unlock",
@@ -85,7 +85,7 @@ fn allow_failed_starts(cluster: &mut Cluster) {
         "could not read blocks",
         "shutting down",
     ] {
-        cluster.allow_log(said);
+        cluster.allow_log(response);
     }
 }
 
@@ -97,25 +97,25 @@ fn keys_cut_off_by_a_failed_start_are_restored_after_pg_resetwal() -> Result<()>
     let sum = cluster.text(SUM)?;
     let next: u64 = cluster.text("SELECT pg_current_xact_id()")?.parse()?;
     crash_before_keys_are_settled(&cluster)?;
-    start_in_vain(&cluster, &keys)?;
+    start_and_fail(&cluster, &keys)?;
     ensure!(put_aside(&cluster)? == [5], "{:?}", put_aside(&cluster)?);
     let first = fs::read(keystore(&cluster).join(aside::name(5)))?;
-    start_in_vain(&cluster, &keys)?;
+    start_and_fail(&cluster, &keys)?;
     ensure!(
         fs::read(keystore(&cluster).join(aside::name(5)))? == first,
         "the second start lost it"
     );
 
-    let (said, _) = keyring(&cluster, "inspect")?;
+    let (response, _) = keyring(&cluster, "inspect")?;
     ensure!(
-        said.contains("5.keys.unsettled") && said.contains("kept until recovery has"),
-        "{said}"
+        response.contains("5.keys.unsettled") && response.contains("kept until recovery has"),
+        "{response}"
     );
     // WAL still exists.
-    let (said, done) = keyring(&cluster, "take-back")?;
+    let (response, done) = keyring(&cluster, "take-back")?;
     ensure!(
-        !done && said.contains("has WAL to replay") && said.contains("Start the server"),
-        "{said}"
+        !done && response.contains("has WAL to replay") && response.contains("Start the server"),
+        "{response}"
     );
 
     for entry in fs::read_dir(cluster.data_directory().join("pg_wal"))? {
@@ -131,11 +131,14 @@ fn keys_cut_off_by_a_failed_start_are_restored_after_pg_resetwal() -> Result<()>
 
     // No page is written before the keys are restored.
     let refused = cluster.start_server();
-    let said = refused.err().map(|error| error.to_string()).unwrap_or_default();
-    ensure!(said.contains("key file \"5.keys\" lacks keys"), "{said}");
-    ensure!(said.contains("take-back"), "{said}");
-    let (said, _) = keyring(&cluster, "verify")?;
-    ensure!(said.contains("put aside") && said.contains("pagevault/5.keys.unsettled"), "{said}");
+    let response = refused.err().map(|error| error.to_string()).unwrap_or_default();
+    ensure!(response.contains("key file \"5.keys\" lacks keys"), "{response}");
+    ensure!(response.contains("take-back"), "{response}");
+    let (response, _) = keyring(&cluster, "verify")?;
+    ensure!(
+        response.contains("put aside") && response.contains("pagevault/5.keys.unsettled"),
+        "{response}"
+    );
     // Without this file the keys would be lost.
     let (beside, away) =
         (keystore(&cluster).join(aside::name(5)), cluster.directory().join("unsettled"));
@@ -146,14 +149,14 @@ fn keys_cut_off_by_a_failed_start_are_restored_after_pg_resetwal() -> Result<()>
     cluster.stop(StopMode::Fast)?;
     fs::rename(&away, &beside)?;
 
-    let (said, done) = keyring(&cluster, "take-back")?;
+    let (response, done) = keyring(&cluster, "take-back")?;
     ensure!(
-        done && said.contains("data key rel 1663/5/") && said.contains("were taken back"),
-        "{said}"
+        done && response.contains("data key rel 1663/5/") && response.contains("were taken back"),
+        "{response}"
     );
     ensure!(put_aside(&cluster)?.is_empty());
-    let (said, done) = keyring(&cluster, "take-back")?;
-    ensure!(done && said.contains("0 data keys were taken back"), "{said}");
+    let (response, done) = keyring(&cluster, "take-back")?;
+    ensure!(done && response.contains("0 data keys were taken back"), "{response}");
     cluster.start_server()?;
     ensure!(cluster.text(SUM)? == sum, "contents differ");
     cluster.sql("INSERT INTO s SELECT i, 'more' FROM generate_series(1, 100) i; CHECKPOINT")?;
@@ -174,7 +177,7 @@ fn saved_keys_are_removed_when_recovery_has_ended() -> Result<()> {
     let sum = cluster.text(SUM)?;
     wait_for(&standby, &cluster)?;
     crash_before_keys_are_settled(&cluster)?;
-    start_in_vain(&cluster, &keys)?;
+    start_and_fail(&cluster, &keys)?;
     ensure!(put_aside(&cluster)? == [5]);
     // Killed during redo: the records that it has staged are cut off again.
     cluster.stop_at("redo.keys_in_use")?;

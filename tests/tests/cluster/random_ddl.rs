@@ -127,7 +127,7 @@ impl Step {
     }
 
     /// Runs the step in one schema, unless the journal says that it is done.
-    fn walk(&self, client: &mut Client, schema: &str, canary: &str) -> Result<()> {
+    fn perform(&self, client: &mut Client, schema: &str, canary: &str) -> Result<()> {
         let Step { session, number, table, .. } = self;
         let done = text(
             client,
@@ -181,12 +181,17 @@ struct Session {
 
 impl Session {
     /// Runs steps in both schemas until the server stops.
-    fn walk(&mut self, cluster: &Cluster, progress: &AtomicU64, killed: &AtomicBool) -> Result<()> {
+    fn perform(
+        &mut self,
+        cluster: &Cluster,
+        progress: &AtomicU64,
+        killed: &AtomicBool,
+    ) -> Result<()> {
         let outcome = cluster.client().and_then(|mut client| {
             loop {
                 let step = self.draw();
                 for (schema, canary) in SCHEMAS {
-                    step.walk(&mut client, schema, canary)
+                    step.perform(&mut client, schema, canary)
                         .with_context(|| format!("{schema}: {step:?}"))?;
                 }
                 self.current = None;
@@ -210,7 +215,7 @@ impl Session {
     fn finish(&mut self, client: &mut Client) -> Result<()> {
         let Some(step) = self.current.take() else { return Ok(()) };
         for (schema, canary) in SCHEMAS {
-            step.walk(client, schema, canary).with_context(|| format!("{schema}: {step:?}"))?;
+            step.perform(client, schema, canary).with_context(|| format!("{schema}: {step:?}"))?;
         }
         Ok(())
     }
@@ -254,7 +259,7 @@ fn run(seed: u64, duration: Duration) -> Result<()> {
             let (progress, killed, cluster) = (&progress, &killed, &cluster);
             let threads: Vec<_> = sessions
                 .iter_mut()
-                .map(|session| scope.spawn(move || session.walk(cluster, progress, killed)))
+                .map(|session| scope.spawn(move || session.perform(cluster, progress, killed)))
                 .collect();
             while progress.load(Ordering::Relaxed) < steps
                 && !threads.iter().any(|thread| thread.is_finished())

@@ -214,10 +214,10 @@ fn a_library_removed_too_early_is_reported() -> Result<()> {
     };
     // WAL with keys must be replayed.
     cluster.kill()?;
-    let said = without(&cluster)?;
+    let output = without(&cluster)?;
     ensure!(
-        said.contains("resource manager with ID") && said.contains("shared_preload_libraries"),
-        "{said}"
+        output.contains("resource manager with ID") && output.contains("shared_preload_libraries"),
+        "{output}"
     );
     cluster.start_server()?;
     ensure!(cluster.text("SELECT id FROM t")? == "7", "the table");
@@ -226,8 +226,8 @@ fn a_library_removed_too_early_is_reported() -> Result<()> {
     cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "t")?;
     cluster.sql("SELECT pg_switch_wal(); CHECKPOINT")?;
     cluster.stop(StopMode::Fast)?;
-    let said = without(&cluster)?;
-    ensure!(said.contains("checkpoint record"), "{said}");
+    let output = without(&cluster)?;
+    ensure!(output.contains("checkpoint record"), "{output}");
     cluster.start_server()?;
     ensure!(cluster.text("SELECT id FROM t")? == "7", "the table");
     // Neither, but a table is sealed: the server starts, and refuses to read the table.
@@ -235,8 +235,8 @@ fn a_library_removed_too_early_is_reported() -> Result<()> {
     cluster.eventually("SELECT wal_encrypted FROM pagevault.status", "f")?;
     cluster.stop(StopMode::Fast)?;
     // The segment begins with sealed pages.
-    let said = without(&cluster)?;
-    ensure!(said.contains("checkpoint record"), "{said}");
+    let output = without(&cluster)?;
+    ensure!(output.contains("checkpoint record"), "{output}");
     cluster.start_server()?;
     cluster.sql("SELECT pg_switch_wal()")?;
     for catalog in ["pg_statistic", "pg_statistic_ext_data", "pg_largeobject"] {

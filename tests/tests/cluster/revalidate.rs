@@ -55,8 +55,8 @@ fn an_outage_is_logged_once_and_changes_nothing() -> Result<()> {
     ensure!(cluster.text(KEY_STATES)? == "unlocked", "master keys");
     cluster.sql("INSERT INTO secret VALUES (1001, 'x')")?;
     cluster.sql("SET pagevault.default_encryption = on; CREATE TABLE more (id int)")?;
-    let said = "LOG:  pagevault: could not revalidate the key of the cluster";
-    ensure!(cluster.log().matches(said).count() == 1, "it is to be said once");
+    let output = "LOG:  pagevault: could not revalidate the key of the cluster";
+    ensure!(cluster.log().matches(output).count() == 1, "it is to be said once");
     keys.bring_back()?;
     cluster.eventually("SELECT unreachable_providers FROM pagevault.status", "{}")?;
     cluster.eventually_logs("key provider \"local\" answers again")?;

@@ -108,7 +108,8 @@ fn enforcement_protects_relations_of_another_database() -> Result<()> {
     let error = cluster.error(&label("TABLESPACE space", "'plaintext'"))?;
     ensure!(
         error.detail
-            == "pagevault.default_encryption is on. Relations of database \"sealed\" would lose it.",
+            == "pagevault.default_encryption is on. \
+                Relations of database \"sealed\" would lose it.",
         "{error}"
     );
     ensure!(error.hint == "A superuser may SET pagevault.enforce_encryption = off.", "{error}");

@@ -289,17 +289,18 @@ fn new_storage_of_protected_catalogs_is_sealed() -> Result<()> {
     cluster.finish()
 }
 
+/// Creates large objects with 80 MiB, more than is sealed at once.
+const MANY_LARGE_OBJECTS: &str = "
+    CREATE TABLE piece AS SELECT string_agg(sha256(i::text::bytea), '') AS bytes
+        FROM generate_series(1, 32768) i;
+    SELECT lo_from_bytea(0, bytes) FROM piece, generate_series(1, 80);
+    DROP TABLE piece";
+
 /// There may be many old large objects. New ones are sealed at once, old ones on demand.
 #[test]
 fn many_old_large_objects_are_sealed_on_demand() -> Result<()> {
     let (cluster, _keys) = start()?;
-    // 80 MiB, more than is sealed at once.
-    cluster.sql(
-        "CREATE TABLE piece AS SELECT string_agg(sha256(i::text::bytea), '') AS bytes
-             FROM generate_series(1, 32768) i;
-         SELECT lo_from_bytea(0, bytes) FROM piece, generate_series(1, 80);
-         DROP TABLE piece;",
-    )?;
+    cluster.sql(MANY_LARGE_OBJECTS)?;
     let before = cluster
         .text("SELECT md5(string_agg(md5(data), '' ORDER BY loid, pageno)) FROM pg_largeobject")?;
     cluster.sql("CHECKPOINT")?;
@@ -338,12 +339,7 @@ fn many_old_large_objects_are_sealed_on_demand() -> Result<()> {
 #[test]
 fn large_objects_get_another_key_while_old_ones_are_sealed() -> Result<()> {
     let (cluster, _keys) = start()?;
-    cluster.sql(
-        "CREATE TABLE piece AS SELECT string_agg(sha256(i::text::bytea), '') AS bytes
-             FROM generate_series(1, 32768) i;
-         SELECT lo_from_bytea(0, bytes) FROM piece, generate_series(1, 80);
-         DROP TABLE piece;",
-    )?;
+    cluster.sql(MANY_LARGE_OBJECTS)?;
     const LABEL: &str =
         "SECURITY LABEL FOR pagevault ON DATABASE postgres IS 'encrypted aes-128-xts'";
     cluster.sql(LABEL)?;

@@ -84,10 +84,10 @@ fn recovery_without_the_provider_does_not_start_and_loses_nothing() -> Result<()
     let Err(error) = cluster.start_server() else {
         anyhow::bail!("the server recovered sealed pages without keys");
     };
-    let said = format!("{error:#}");
-    ensure!(said.contains("FATAL"), "{said}");
-    ensure!(said.contains("local"), "the provider is not named: {said}");
-    ensure!(said.contains("keys"), "the key file is not named: {said}");
+    let output = format!("{error:#}");
+    ensure!(output.contains("FATAL"), "{output}");
+    ensure!(output.contains("local"), "the provider is not named: {output}");
+    ensure!(output.contains("keys"), "the key file is not named: {output}");
     keys.bring_back()?;
     cluster.start_server()?;
     ensure!(cluster.text("SELECT count(*) FROM secret")? == "1000", "rows are missing");

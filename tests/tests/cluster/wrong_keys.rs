@@ -24,22 +24,22 @@ const STATE: &str = "SELECT state FROM pagevault.status";
 const WRONG: &str = "master key \"main\" of provider \"local\": it gives a wrong key";
 
 /// The wrapper returns wrong keys while a file exists.
-struct Liar {
+struct FaultyHelper {
     lies: PathBuf,
 }
 
-impl Liar {
-    fn lie(&self) -> Result<()> {
+impl FaultyHelper {
+    fn return_wrong_keys(&self) -> Result<()> {
         Ok(fs::write(&self.lies, "")?)
     }
 
-    fn be_honest(&self) -> Result<()> {
+    fn return_right_keys(&self) -> Result<()> {
         Ok(fs::remove_file(&self.lies)?)
     }
 }
 
 /// A cluster with an encrypted table, whose helper is the wrapper.
-fn cluster(settings: &Settings) -> Result<(Cluster, KeyFile, Liar)> {
+fn cluster(settings: &Settings) -> Result<(Cluster, KeyFile, FaultyHelper)> {
     let (mut cluster, keys) = Cluster::with_keys(settings)?;
     cluster.allow_log("it gives a wrong key");
     let lies = cluster.directory().join("lies");
@@ -61,7 +61,7 @@ fn cluster(settings: &Settings) -> Result<(Cluster, KeyFile, Liar)> {
         "t",
     )?;
     cluster.sql(TABLES)?;
-    Ok((cluster, keys, Liar { lies }))
+    Ok((cluster, keys, FaultyHelper { lies }))
 }
 
 fn impatient() -> Settings {
@@ -83,9 +83,9 @@ fn key_file(cluster: &Cluster) -> Result<Vec<u8>> {
 
 #[test]
 fn unlocks_nothing_and_is_not_wrapped() -> Result<()> {
-    let (cluster, keys, liar) = cluster(&impatient())?;
+    let (cluster, keys, faulty) = cluster(&impatient())?;
     cluster.stop(StopMode::Fast)?;
-    liar.lie()?;
+    faulty.return_wrong_keys()?;
     cluster.start_server()?;
     ensure!(cluster.log().contains("server starts with encrypted relations locked"));
     ensure!(cluster.log().contains(WRONG) && cluster.log().contains("\"outcome\":\"wrong_key\""));
@@ -110,7 +110,7 @@ fn unlocks_nothing_and_is_not_wrapped() -> Result<()> {
     ensure!(cluster.text(STATE)? == "locked", "something unlocked it");
     ensure!(key_file(&cluster)? == before, "something was written");
 
-    liar.be_honest()?;
+    faulty.return_right_keys()?;
     cluster.sql(&alter)?;
     cluster.sql("SELECT pagevault.unlock()")?;
     ensure!(cluster.text("SELECT count(*) FROM secret")? == "1000", "rows are missing");
@@ -120,14 +120,14 @@ fn unlocks_nothing_and_is_not_wrapped() -> Result<()> {
 
 #[test]
 fn replaces_no_wrapping_while_the_server_runs() -> Result<()> {
-    let (mut cluster, keys, liar) =
+    let (mut cluster, keys, faulty) =
         cluster(&Settings::default().conf("pagevault.revalidate_interval = 1s"))?;
     cluster.allow_log("was revoked: it gives another database key");
     keys.add_key("other")?;
     let other = cluster.key_file("keys2", "main")?;
     cluster.sql(&other.add_provider("second"))?;
     let before = key_file(&cluster)?;
-    liar.lie()?;
+    faulty.return_wrong_keys()?;
     // It is treated as a revocation, which removes nothing while the server runs.
     cluster.eventually_logs("it gives another database key than the one that was wrapped")?;
     for statement in [
@@ -143,7 +143,7 @@ fn replaces_no_wrapping_while_the_server_runs() -> Result<()> {
     }
     ensure!(key_file(&cluster)? == before, "a wrapping was written that was not proven");
     ensure!(cluster.text("SELECT count(*) FROM secret")? == "1000", "rows are missing");
-    liar.be_honest()?;
+    faulty.return_right_keys()?;
     cluster.sql("SELECT pagevault.set_cluster_master_key('second', 'main')")?;
     cluster.crash()?;
     ensure!(cluster.text("SELECT count(*) FROM secret")? == "1000", "rows are missing");
@@ -152,17 +152,17 @@ fn replaces_no_wrapping_while_the_server_runs() -> Result<()> {
 
 #[test]
 fn ends_a_start_after_a_crash() -> Result<()> {
-    let (mut cluster, _keys, liar) = cluster(&impatient())?;
+    let (mut cluster, _keys, faulty) = cluster(&impatient())?;
     cluster.allow_log("cannot start without keys");
     let before = key_file(&cluster)?;
     cluster.kill()?;
-    liar.lie()?;
+    faulty.return_wrong_keys()?;
     let Err(error) = cluster.start_server() else {
         anyhow::bail!("the server recovered with a wrong key");
     };
-    let said = format!("{error:#}");
-    ensure!(said.contains("cannot start without keys") && said.contains(WRONG), "{said}");
-    liar.be_honest()?;
+    let output = format!("{error:#}");
+    ensure!(output.contains("cannot start without keys") && output.contains(WRONG), "{output}");
+    faulty.return_right_keys()?;
     cluster.start_server()?;
     ensure!(cluster.text("SELECT count(*) FROM secret")? == "1000", "rows are missing");
     ensure!(key_file(&cluster)?.len() >= before.len(), "keys are missing");
@@ -171,21 +171,21 @@ fn ends_a_start_after_a_crash() -> Result<()> {
 
 #[test]
 fn makes_a_standby_wait() -> Result<()> {
-    let (primary, _keys, liar) = cluster(&Settings::default())?;
+    let (primary, _keys, faulty) = cluster(&Settings::default())?;
     let mut standby = Standby::default().slot("standby").start(&primary)?;
     standby.allow_log("recovery waits for a new key");
     wait_for(&standby, &primary)?;
     standby.sql("SELECT pg_wal_replay_pause()")?;
     standby.eventually("SELECT pg_get_wal_replay_pause_state()", "paused")?;
     primary.sql("SELECT pagevault.rotate_database_key(); INSERT INTO secret VALUES (1001, 'x')")?;
-    liar.lie()?;
+    faulty.return_wrong_keys()?;
     standby.sql("SELECT pg_wal_replay_resume()")?;
     standby.eventually_logs("recovery waits for a new key")?;
     ensure!(standby.log().contains(WRONG), "the log does not say why");
     ensure!(standby.text("SELECT count(*) FROM secret")? == "1000", "the standby does not answer");
     ensure!(standby.text(STATE)? == "locked", "the standby took the wrong key");
     ensure_wrong(&standby.error("SELECT pagevault.unlock()")?)?;
-    liar.be_honest()?;
+    faulty.return_right_keys()?;
     standby.sql("SELECT pagevault.unlock()")?;
     wait_for(&standby, &primary)?;
     ensure!(standby.text("SELECT count(*) FROM secret")? == "1001", "rows are missing");

@@ -63,11 +63,14 @@ fn metrics(cluster: &Cluster) -> Result<BTreeSet<String>> {
         let prefix = prefix.as_str().context("a name")?;
         let mut columns = Vec::new();
         for metric in query["metrics"].as_vec().context("metrics")? {
-            let (name, said) =
+            let (name, response) =
                 metric.as_hash().and_then(|hash| hash.iter().next()).context(prefix.to_owned())?;
             let name = name.as_str().context("a metric's name")?;
-            ensure!(said["description"].as_str().is_some(), "{prefix}_{name} has no description");
-            match said["usage"].as_str() {
+            ensure!(
+                response["description"].as_str().is_some(),
+                "{prefix}_{name} has no description"
+            );
+            match response["usage"].as_str() {
                 Some("LABEL") => {}
                 Some("GAUGE" | "COUNTER") => drop(names.insert(format!("{prefix}_{name}"))),
                 other => bail!("usage of {prefix}_{name}: {other:?}"),
@@ -129,8 +132,8 @@ fn promtool() -> Result<()> {
     let rules = crate::root().join("docs/examples/monitoring/alerts.yaml");
     match Command::new("promtool").args(["check", "rules"]).arg(rules).output() {
         Ok(output) => {
-            let said = String::from_utf8_lossy(&output.stdout);
-            ensure!(output.status.success(), "promtool: {said}");
+            let response = String::from_utf8_lossy(&output.stdout);
+            ensure!(output.status.success(), "promtool: {response}");
         }
         Err(_) => eprintln!("SKIPPED promtool check rules: there is no promtool on this machine"),
     }

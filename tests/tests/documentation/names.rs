@@ -49,11 +49,11 @@ pub(crate) fn exist() -> Result<()> {
             if code.starts_with("SELECT ") && !code.contains("...") {
                 let query = code.trim_end_matches(';').split(" \\gexec").next().unwrap_or("");
                 let planned = client.batch_execute(&format!("EXPLAIN {query}"));
-                let said = planned.err().and_then(|error| error.as_db_error().cloned());
-                if let Some(said) = said
-                    && (said.code().code() != "42P01" || said.message().contains("pagevault."))
+                let output = planned.err().and_then(|error| error.as_db_error().cloned());
+                if let Some(output) = output
+                    && (output.code().code() != "42P01" || output.message().contains("pagevault."))
                 {
-                    strange.push(format!("{name}: {code}: {}", said.message()));
+                    strange.push(format!("{name}: {code}: {}", output.message()));
                 }
             }
         }

@@ -18,7 +18,7 @@
 //! |---|---|
 //! | `<!-- test: sql`, newline, statements `-->`; also `sh`, `conf` | runs them |
 //! | `<!-- test: fails with TEXT -->` | the next block must fail, with TEXT in its output |
-//! | `<!-- test: starts with STATE -->` | initial server: `nothing`, `extension`, `keys` (default) |
+//! | `<!-- test: starts with STATE -->` | server: `nothing`, `extension`, `keys` (default) |
 //! | `<!-- test: needs SERVER -->` | a key server: `vault`, `kms`, `token` |
 //! | `<!-- test: reads A as B -->` | replaces A by B in the page's blocks |
 

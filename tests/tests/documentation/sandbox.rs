@@ -208,9 +208,12 @@ impl Sandbox {
             (Err(error), None) => Err(error),
             (Ok(printed), Some(_)) => bail!("this must fail: {text}\n{printed}"),
             (Err(error), Some(expected)) => {
-                let said = format!("{error:#}");
+                let response = format!("{error:#}");
                 let expected = self.translate(expected);
-                ensure!(said.contains(&expected), "it fails, but not with {expected:?}: {said}");
+                ensure!(
+                    response.contains(&expected),
+                    "it fails, but not with {expected:?}: {response}"
+                );
                 Ok(())
             }
         }
@@ -235,7 +238,7 @@ impl Sandbox {
     /// Runs a script in a shell that exits at the first failure; returns its output.
     fn run(&self, script: &str) -> Result<String> {
         // Files instead of pipes, because a server started by a block keeps them open.
-        let (printed, said) = (self.path("printed"), self.path("said"));
+        let (printed, response) = (self.path("printed"), self.path("said"));
         let installation = self.cluster.installation();
         let path = format!(
             "{}:{}:{}",
@@ -255,13 +258,13 @@ impl Sandbox {
             .env("AWS_EC2_METADATA_DISABLED", "true")
             .stdin(Stdio::null())
             .stdout(File::create(&printed)?)
-            .stderr(File::create(&said)?);
+            .stderr(File::create(&response)?);
         let status = command.status().context("run a shell")?;
         let printed = fs::read_to_string(printed)?;
         ensure!(
             status.success(),
             "{status}\n{script}\n{printed}{}",
-            fs::read_to_string(said).unwrap_or_default()
+            fs::read_to_string(response).unwrap_or_default()
         );
         Ok(printed)
     }

@@ -106,8 +106,8 @@ fn by_archive_command() -> Result<()> {
     let barman =
         Barman::new(&cluster, &bin.to_string_lossy(), "backup_method = postgres\narchiver = on")?;
     // The command creates the directories, and reports that no WAL has arrived yet.
-    let told = barman.command()?.args(["check", "main"]).output()?;
-    ensure!(!told.status.success(), "all is well before there is any WAL");
+    let reported = barman.command()?.args(["check", "main"]).output()?;
+    ensure!(!reported.status.success(), "all is well before there is any WAL");
     cluster.set(&[("archive_command", &barman.push())])?;
     barman.archive_all()?;
     barman.run(&["check", "main"])?;
@@ -252,9 +252,9 @@ fn by_streaming() -> Result<()> {
     barman.run(&["switch-wal", "--force", "main"])?;
     cluster.eventually_that("barman check", || {
         barman.run(&["cron"])?;
-        let told = barman.command()?.args(["check", "main"]).output()?.stdout;
-        let told = String::from_utf8_lossy(&told);
-        ensure!(told.contains("archiver errors: FAILED (duplicates: "), "{told}");
+        let reported = barman.command()?.args(["check", "main"]).output()?.stdout;
+        let reported = String::from_utf8_lossy(&reported);
+        ensure!(reported.contains("archiver errors: FAILED (duplicates: "), "{reported}");
         Ok(())
     })?;
     cluster.finish()

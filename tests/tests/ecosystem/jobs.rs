@@ -50,7 +50,8 @@ fn cron() -> Result<()> {
     cluster.sql("ALTER DATABASE postgres SET pagevault.default_encryption = on")?;
     cluster.sql("CREATE EXTENSION pg_cron")?;
     cluster.sql(
-        "SELECT cron.schedule('once', '@reboot', $$CREATE TABLE made AS SELECT 'by cron' AS name$$)",
+        "SELECT cron.schedule('once', '@reboot',
+             $$CREATE TABLE made AS SELECT 'by cron' AS name$$)",
     )?;
     cluster.restart()?;
     cluster.eventually("SELECT status FROM cron.job_run_details", "succeeded")?;

@@ -98,8 +98,8 @@ impl<'a> PgBackRest<'a> {
 
     /// For each backup its type, and whether page checksums were wrong.
     fn backups(&self) -> Result<Vec<String>> {
-        let told: Value = serde_json::from_str(&self.run(&["--output=json", "info"])?)?;
-        let backups = told[0]["backup"].as_array().context("backups")?;
+        let reported: Value = serde_json::from_str(&self.run(&["--output=json", "info"])?)?;
+        let backups = reported[0]["backup"].as_array().context("backups")?;
         let words = |backup: &Value| {
             Some(format!("{} {}", backup["type"].as_str()?, backup["error"].as_bool()?))
         };
@@ -168,12 +168,12 @@ fn through_a_week() -> Result<()> {
         "UPDATE large SET name = 'other' WHERE id % 3 = 0; CREATE TABLE other AS SELECT * FROM t",
     )?;
     copy.stop(StopMode::Fast)?;
-    let told = backrest.restore(
+    let reported = backrest.restore(
         &copy.data_directory(),
         &["--delta", "--type=time", &format!("--target={time}"), "--target-action=promote"],
     )?;
     for kind in ["exists and matches backup", "restore file"] {
-        ensure!(told.contains(kind), "{kind}: {told}");
+        ensure!(reported.contains(kind), "{kind}: {reported}");
     }
     copy.append_conf(&format!("unix_socket_directories = '{}'", copy.directory().display()))?;
     copy.start_server()?;

@@ -24,8 +24,8 @@ pub(crate) fn lacking() -> Option<String> {
 /// Runs `docker` and returns its output.
 pub(crate) fn docker(arguments: &[&str]) -> Result<String> {
     let output = Command::new("docker").args(arguments).output().context("run docker")?;
-    let said = String::from_utf8_lossy(&output.stderr);
-    ensure!(output.status.success(), "docker {arguments:?}: {said}");
+    let response = String::from_utf8_lossy(&output.stderr);
+    ensure!(output.status.success(), "docker {arguments:?}: {response}");
     Ok(String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 

@@ -65,9 +65,12 @@ fn docker_run_alone_gives_an_encrypting_server() -> Result<()> {
     server.sql("CHECKPOINT")?;
     ensure!(server.in_data_directory("Maurice Wilkins")? > 0);
 
-    let said = server.log()?;
-    ensure!(said.contains("WITHOUT THIS FILE THE DATA IS LOST"), "nobody is told of the key file");
-    ensure!(said.contains("WITHOUT A NAME"), "nobody is told that its volume has no name");
+    let output = server.log()?;
+    ensure!(
+        output.contains("WITHOUT THIS FILE THE DATA IS LOST"),
+        "nobody is told of the key file"
+    );
+    ensure!(output.contains("WITHOUT A NAME"), "nobody is told that its volume has no name");
     server.eventually("it is healthy", || {
         Ok(server.inspect("{{.State.Health.Status}}")? == "healthy")
     })

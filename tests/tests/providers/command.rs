@@ -157,9 +157,9 @@ fn check() -> Result<()> {
             .output()?;
         Ok((output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned()))
     };
-    let (well, said) = check("db-kek")?;
-    ensure!(well && said.contains("Everything works"), "{said}");
-    let (well, said) = check("typo")?;
-    ensure!(!well && said.contains("there is no such key"), "{said}");
+    let (well, response) = check("db-kek")?;
+    ensure!(well && response.contains("Everything works"), "{response}");
+    let (well, response) = check("typo")?;
+    ensure!(!well && response.contains("there is no such key"), "{response}");
     Ok(())
 }

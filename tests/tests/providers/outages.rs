@@ -101,9 +101,9 @@ fn down_in_recovery() -> Result<()> {
     cluster.kill()?;
     vault.stop();
     let Err(error) = cluster.start_server() else { bail!("it recovered without keys") };
-    let said = format!("{error:#}");
+    let output = format!("{error:#}");
     for part in ["FATAL", "vault", &vault.address(), "refused"] {
-        ensure!(said.contains(part), "the log does not say {part:?}: {said}");
+        ensure!(output.contains(part), "the log does not say {part:?}: {output}");
     }
     vault.restart()?;
     cluster.start_server()?;
@@ -119,9 +119,9 @@ fn down_while_running() -> Result<()> {
     cluster.eventually(reachable, "true")?;
     vault.stop();
     cluster.eventually(reachable, "false")?;
-    let told = "SELECT last_error_class || ' ' || (last_error_at > now() - interval '1 min')::text
+    let reply = "SELECT last_error_class || ' ' || (last_error_at > now() - interval '1 min')::text
         || ' ' || (SELECT unreachable_providers::text FROM pagevault.status) FROM pagevault.providers";
-    ensure!(cluster.text(told)? == "unreachable true {vault}", "{}", cluster.text(told)?);
+    ensure!(cluster.text(reply)? == "unreachable true {vault}", "{}", cluster.text(reply)?);
     // Work continues, including creation of data keys.
     readable(&cluster)?;
     cluster.sql("SET pagevault.default_encryption = on; CREATE TABLE more (id int); CHECKPOINT")?;
@@ -138,11 +138,11 @@ fn slow() -> Result<()> {
     let settings = Settings::default().conf("pagevault.keyring_timeout = 60s");
     let (mut cluster, vault) = cluster_on_vault(&settings)?;
     cluster.allow_log("pagevault");
-    let mut asker = cluster.client()?;
-    let cancel = asker.cancel_token();
+    let mut session = cluster.client()?;
+    let cancel = session.cancel_token();
     vault.freeze()?;
     let asking = std::thread::spawn(move || {
-        let asked = asker.batch_execute("SELECT pagevault.rotate_cluster_master_key()");
+        let asked = session.batch_execute("SELECT pagevault.rotate_cluster_master_key()");
         (asked, Instant::now())
     });
     std::thread::sleep(Duration::from_secs(2));

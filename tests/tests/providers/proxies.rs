@@ -99,10 +99,10 @@ fn unwrap_by_aws_kms() -> Value {
     json!({"unwrap": {"wrapped": crate::aws_kms::wrapped_by(&arn, 1, b"ciphertext")}})
 }
 
-fn outage(told: &Value, what: &str) -> Result<()> {
-    let class = told["class"].as_str().unwrap_or_default();
-    ensure!(matches!(class, "unreachable" | "deadline"), "{what}: {told}");
-    ensure!(!told.to_string().contains("hunter2"), "{what}: {told}");
+fn outage(reply: &Value, what: &str) -> Result<()> {
+    let class = reply["class"].as_str().unwrap_or_default();
+    ensure!(matches!(class, "unreachable" | "deadline"), "{what}: {reply}");
+    ensure!(!reply.to_string().contains("hunter2"), "{what}: {reply}");
     Ok(())
 }
 
@@ -126,8 +126,8 @@ fn pages_before_vault() -> Result<()> {
             // Keys are revalidated by unwrapping; the other actions take turns.
             let other = &actions[1 + (at + and) % (actions.len() - 1)];
             for action in [&actions[0], other].into_iter().take(1 + and % 2) {
-                let told = failed(&provider.ask("db-kek", CONTEXT, action.clone())?)?;
-                outage(&told, &format!("{status} {content:?} to {action}"))?;
+                let reply = failed(&provider.ask("db-kek", CONTEXT, action.clone())?)?;
+                outage(&reply, &format!("{status} {content:?} to {action}"))?;
             }
         }
     }
@@ -136,16 +136,16 @@ fn pages_before_vault() -> Result<()> {
     let (mut provider, directory) = vault(&canned)?;
     let role = directory.path().join("token");
     provider.options["auth"] = json!({"approle": {"role_id_file": role, "secret_id_file": role}});
-    let told = provider.refused("db-kek", CONTEXT, unwrap_by_vault(), "unreachable")?;
+    let reply = provider.refused("db-kek", CONTEXT, unwrap_by_vault(), "unreachable")?;
     ensure!(
-        told["detail"].as_str().is_some_and(|text| text.contains("HTTP status is 400")),
-        "{told}"
+        reply["detail"].as_str().is_some_and(|text| text.contains("HTTP status is 400")),
+        "{reply}"
     );
-    ensure!(told["retry"] == true && canned.requests() > 1, "{told}");
+    ensure!(reply["retry"] == true && canned.requests() > 1, "{reply}");
     // A check reports it too.
-    let told = provider.ask("db-kek", CONTEXT, json!("check"))?;
-    let last = told["checked"]["findings"].as_array().and_then(|findings| findings.last());
-    ensure!(last.is_some_and(|last| last["failure"]["class"] == "unreachable"), "{told}");
+    let reply = provider.ask("db-kek", CONTEXT, json!("check"))?;
+    let last = reply["checked"]["findings"].as_array().and_then(|findings| findings.last());
+    ensure!(last.is_some_and(|last| last["failure"]["class"] == "unreachable"), "{reply}");
     Ok(())
 }
 
@@ -160,8 +160,8 @@ fn pages_before_aws_kms() -> Result<()> {
             let canned = Canned::answer(*status, kind, (*content).to_owned())?;
             let mut provider = aws_kms(&canned, &root);
             provider.deadline_ms = 250;
-            let told = failed(&provider.ask("k", CONTEXT, unwrap_by_aws_kms())?)?;
-            outage(&told, &format!("{status} {content:?}"))?;
+            let reply = failed(&provider.ask("k", CONTEXT, unwrap_by_aws_kms())?)?;
+            outage(&reply, &format!("{status} {content:?}"))?;
         }
     }
     Ok(())
@@ -194,11 +194,11 @@ fn inactive() -> Result<()> {
         by_role.options["auth"] =
             json!({"approle": {"role_id_file": file, "secret_id_file": file}});
         for (how, provider) in [("token", provider), ("role", by_role)] {
-            let told = failed(&provider.ask("db-kek", CONTEXT, unwrap_by_vault())?)?;
+            let reply = failed(&provider.ask("db-kek", CONTEXT, unwrap_by_vault())?)?;
             let is_login = how == "role" && !text.contains("DR") && !text.contains("forward");
-            if !(is_login && told["class"] == "unauthenticated") && told["class"] != "throttled" {
-                outage(&told, text)?;
-                ensure!(told["retry"] == true, "{text}: {told}");
+            if !(is_login && reply["class"] == "unauthenticated") && reply["class"] != "throttled" {
+                outage(&reply, text)?;
+                ensure!(reply["retry"] == true, "{text}: {reply}");
             }
         }
     }
@@ -261,8 +261,8 @@ fn refusals() -> Result<()> {
             (status, kind, body.to_owned())
         })?;
         let (provider, _directory) = vault(&canned)?;
-        let told = failed(&provider.ask("db-kek", CONTEXT, unwrap_by_vault())?)?;
-        ensure!(told["class"] == class, "{status} {body} {of_token:?}: {told}");
+        let reply = failed(&provider.ask("db-kek", CONTEXT, unwrap_by_vault())?)?;
+        ensure!(reply["class"] == class, "{status} {body} {of_token:?}: {reply}");
     }
     Ok(())
 }
@@ -283,8 +283,8 @@ fn known_late() -> Result<()> {
         (status, JSON, body.to_owned())
     })?;
     let (provider, _directory) = vault(&canned)?;
-    let told = provider.ask("db-kek", CONTEXT, unwrap_by_vault())?;
-    ensure!(told["unwrapped"]["plaintext"] == "AAAA", "{told}");
+    let reply = provider.ask("db-kek", CONTEXT, unwrap_by_vault())?;
+    ensure!(reply["unwrapped"]["plaintext"] == "AAAA", "{reply}");
     Ok(())
 }
 
@@ -312,19 +312,19 @@ fn endless() -> Result<()> {
         let canned = Canned::endless(&head, &piece)?;
         let (mut provider, _directory) = vault(&canned)?;
         provider.deadline_ms = 5_000;
-        let told = failed(&provider.ask("db-kek", CONTEXT, unwrap_by_vault())?)?;
-        ensure!(told["class"] == "unreachable", "{head}: {told}");
+        let reply = failed(&provider.ask("db-kek", CONTEXT, unwrap_by_vault())?)?;
+        ensure!(reply["class"] == "unreachable", "{head}: {reply}");
         ensure!(canned.sent() < MOST * canned.requests() as u64, "{head}: {}", canned.sent());
         // Not by the client of Vault's API.
-        let told = provider.ask("db-kek", CONTEXT, json!("check"))?;
-        let first = &told["checked"]["findings"][0]["failure"];
-        ensure!(first["class"] == "unreachable", "{head}: {told}");
+        let reply = provider.ask("db-kek", CONTEXT, json!("check"))?;
+        let first = &reply["checked"]["findings"][0]["failure"];
+        ensure!(first["class"] == "unreachable", "{head}: {reply}");
 
         let canned = Canned::endless(&head, &piece)?;
         let mut provider = aws_kms(&canned, &root);
         provider.deadline_ms = 5_000;
-        let told = failed(&provider.ask("k", CONTEXT, unwrap_by_aws_kms())?)?;
-        ensure!(told["class"] == "unreachable", "{head}: {told}");
+        let reply = failed(&provider.ask("k", CONTEXT, unwrap_by_aws_kms())?)?;
+        ensure!(reply["class"] == "unreachable", "{head}: {reply}");
         ensure!(canned.sent() < MOST * canned.requests() as u64, "{head}: {}", canned.sent());
     }
     // Credentials come over HTTP too.
@@ -335,8 +335,8 @@ fn endless() -> Result<()> {
     let mut provider = without_ambient_credentials(Provider::new("aws_kms", options))
         .env("AWS_CONTAINER_CREDENTIALS_FULL_URI", &canned.endpoint);
     provider.deadline_ms = 5_000;
-    let told = provider.refused("k", CONTEXT, unwrap_by_aws_kms(), "unauthenticated")?;
-    ensure!(canned.requests() > 0 && canned.sent() < MOST * canned.requests() as u64, "{told}");
+    let reply = provider.refused("k", CONTEXT, unwrap_by_aws_kms(), "unauthenticated")?;
+    ensure!(canned.requests() > 0 && canned.sent() < MOST * canned.requests() as u64, "{reply}");
     Ok(())
 }
 
@@ -392,9 +392,9 @@ fn standby() -> Result<()> {
     leader.stop();
     provider.deadline_ms = 4_000;
     for _ in 0..3 {
-        let told =
+        let reply =
             failed(&provider.ask("db-kek", CONTEXT, json!({"unwrap": {"wrapped": wrapped}}))?)?;
-        outage(&told, "a standby without its leader")?;
+        outage(&reply, "a standby without its leader")?;
     }
     leader.restart()?;
     provider.deadline_ms = 20_000;

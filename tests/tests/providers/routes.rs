@@ -216,8 +216,8 @@ fn own_way() -> Result<()> {
     readable(&standby)?;
     standby.crash()?;
     readable(&standby)?;
-    let said = vault.audit_log()?;
-    ensure!(said.contains("\"role_name\":\"standby\""), "its own role was not used");
+    let output = vault.audit_log()?;
+    ensure!(output.contains("\"role_name\":\"standby\""), "its own role was not used");
     standby.finish()?;
     primary.finish()
 }

@@ -42,11 +42,11 @@ fn keys_live_in_vault() -> Result<()> {
     cluster.crash()?;
     readable(&cluster)?;
 
-    let told = "SELECT reachable::text || ' ' || (last_success_at > now() - interval '5 min')::text
+    let reply = "SELECT reachable::text || ' ' || (last_success_at > now() - interval '5 min')::text
         || ' ' || (latency_ms > 0)::text || ' ' || master_key_versions::text FROM pagevault.providers";
-    let told = cluster.text(told)?;
-    ensure!(told.starts_with("true true true"), "{told}");
-    ensure!(told.contains("\"db-kek\": 3") && told.contains("\"db-own\": 2"), "{told}");
+    let reply = cluster.text(reply)?;
+    ensure!(reply.starts_with("true true true"), "{reply}");
+    ensure!(reply.contains("\"db-kek\": 3") && reply.contains("\"db-own\": 2"), "{reply}");
     let checks = "SELECT count(*) FILTER (WHERE ok)::text || ' of ' || count(*)::text
         FROM pagevault.check_provider('vault')";
     let checks = cluster.text(checks)?;
@@ -118,11 +118,11 @@ fn helper_alone() -> Result<()> {
     let (mut cluster, vault) = cluster_on_vault(&Settings::default())?;
     cluster.allow_log("pagevault");
     let secret_id = std::fs::read_to_string(vault.path("secret-id"))?;
-    let mut asker = cluster.client()?;
-    let cancel = asker.cancel_token();
+    let mut session = cluster.client()?;
+    let cancel = session.cancel_token();
     vault.freeze()?;
     let asking = std::thread::spawn(move || {
-        let _ = asker.batch_execute("SELECT pagevault.rotate_cluster_master_key()");
+        let _ = session.batch_execute("SELECT pagevault.rotate_cluster_master_key()");
     });
     std::thread::sleep(std::time::Duration::from_secs(2));
     let helper = pagevault_tests::process::processes_in(&cluster.data_directory())

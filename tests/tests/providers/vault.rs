@@ -179,12 +179,12 @@ fn a_socket_is_spoken_to_if_it_is_ours() -> Result<()> {
     let provider = provider(options);
     let (wrapped, _) = provider.wrap("db-kek", CONTEXT, SECRET)?;
     ensure!(provider.unwrap("db-kek", CONTEXT, &wrapped)? == SECRET);
-    let told = provider.ask("db-kek", CONTEXT, json!("check"))?;
-    ensure!(!told.to_string().contains("failure"), "{told}");
+    let reply = provider.ask("db-kek", CONTEXT, json!("check"))?;
+    ensure!(!reply.to_string().contains("failure"), "{reply}");
     if rustix::process::geteuid().is_root() {
         std::os::unix::fs::chown(vault.socket(), Some(65534), None)?;
-        let told = provider.refused("db-kek", CONTEXT, wrap(), "insecure")?;
-        ensure!(told["message"].as_str().is_some_and(|text| text.contains("of another user")));
+        let reply = provider.refused("db-kek", CONTEXT, wrap(), "insecure")?;
+        ensure!(reply["message"].as_str().is_some_and(|text| text.contains("of another user")));
         // Another process listens there, in a directory of the server user; only the kernel can
         // identify it.
         vault.stop();
@@ -374,12 +374,12 @@ fn redirections_are_not_followed() -> Result<()> {
         "auth": {"token_file": token}}),
     );
     provider.deadline_ms = 4_000;
-    let told = provider.refused("db-kek", CONTEXT, wrap(), "unreachable")?;
+    let reply = provider.refused("db-kek", CONTEXT, wrap(), "unreachable")?;
     ensure!(
-        told["message"].as_str().is_some_and(|text| text.contains("another address")),
-        "{told}"
+        reply["message"].as_str().is_some_and(|text| text.contains("another address")),
+        "{reply}"
     );
-    ensure!(told["retry"] == true && standby.requests() > 2, "not tried again: {told}");
+    ensure!(reply["retry"] == true && standby.requests() > 2, "not tried again: {reply}");
     ensure!(target.requests() == 0, "it went to where the server pointed");
     let asked = standby.seen();
     let head = asked.last().map(|request| request.head.to_ascii_lowercase()).unwrap_or_default();
@@ -398,11 +398,11 @@ fn check() -> Result<()> {
             .output()?;
         Ok((output.status.success(), String::from_utf8_lossy(&output.stdout).into_owned()))
     };
-    let (well, said) = check("db-kek")?;
-    ensure!(well && said.contains("Everything works"), "{said}");
-    ensure!(said.contains("does not open for another database"), "{said}");
-    let (well, said) = check("typo")?;
-    ensure!(!well && said.contains("transit/keys/typo"), "{said}");
+    let (well, response) = check("db-kek")?;
+    ensure!(well && response.contains("Everything works"), "{response}");
+    ensure!(response.contains("does not open for another database"), "{response}");
+    let (well, response) = check("typo")?;
+    ensure!(!well && response.contains("transit/keys/typo"), "{response}");
     vault.seal()?;
     let outcome = provider(vault.options(json!({"token_file": vault.path("token")}))).ask(
         "db-kek",

@@ -69,8 +69,8 @@ fn settings_changed_outside_of_statements_are_recorded() -> Result<()> {
     input.write_all(b"SET pagevault.enforce_encryption = on\n")?;
     drop(input);
     let output = server.wait_with_output()?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    ensure!(said.contains("\"by\":\"session\",\"role\":\"postgres\""), "{said}");
+    let response = String::from_utf8_lossy(&output.stderr).into_owned();
+    ensure!(response.contains("\"by\":\"session\",\"role\":\"postgres\""), "{response}");
     cluster.finish()
 }
 
@@ -105,8 +105,8 @@ fn changes_of_the_session_user_are_recorded() -> Result<()> {
     let lines = written(&cluster, || {
         cluster.sql("SET SESSION AUTHORIZATION other; SELECT pagevault.rotate_cluster_master_key()")
     })?;
-    let told = |line: &Value| line["role"] == "other" && line["login_role"] == "postgres";
-    ensure!(!lines.is_empty() && lines.iter().all(told), "{lines:#?}");
+    let is_recorded = |line: &Value| line["role"] == "other" && line["login_role"] == "postgres";
+    ensure!(!lines.is_empty() && lines.iter().all(is_recorded), "{lines:#?}");
     cluster.finish()
 }
 

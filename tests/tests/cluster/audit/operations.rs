@@ -110,8 +110,8 @@ fn a_label_has_its_outcome_when_its_transaction_ends() -> Result<()> {
         ("DATABASE postgres", "'encrypted'"),
         ("DATABASE postgres", "NULL"),
     ] {
-        let said = of_statement(&cluster, &label(object, to), "label")?;
-        ensure!(said == "attempted ok", "{object} {to}: {said}");
+        let output = of_statement(&cluster, &label(object, to), "label")?;
+        ensure!(output == "attempted ok", "{object} {to}: {output}");
     }
     let lines = written(&cluster, || cluster.sql(&label("TABLE t", "'plaintext'")))?;
     let line = of(&lines, "label")[1];
@@ -135,8 +135,8 @@ fn a_label_has_its_outcome_when_its_transaction_ends() -> Result<()> {
         (label("TABLE nothing", "'plaintext'"), "attempted failed"),
         (label("TABLE t", "'nonsense'"), "attempted failed"),
     ] {
-        let said = of_statement(&cluster, &statements, "label")?;
-        ensure!(said == expected, "{statements}: {said}");
+        let output = of_statement(&cluster, &statements, "label")?;
+        ensure!(output == expected, "{statements}: {output}");
     }
     cluster.finish()
 }
@@ -256,14 +256,14 @@ fn creating_and_dropping_the_extension_is_recorded() -> Result<()> {
     let (cluster, _keys) = Cluster::with_keys(&Settings::default())?;
     let lines = trail(&cluster)?;
     ensure!(outcomes(&lines, "create_extension") == "attempted ok", "{lines:#?}");
-    let said =
+    let output =
         of_statement(&cluster, "BEGIN; DROP EXTENSION pagevault; ROLLBACK", "drop_extension")?;
-    ensure!(said == "attempted rolled_back", "{said}");
+    ensure!(output == "attempted rolled_back", "{output}");
     cluster.sql("CREATE TABLE t (id int); SELECT pagevault.encrypt('t')")?;
-    let said = of_statement(&cluster, "DROP SCHEMA pagevault CASCADE", "drop_extension")?;
-    ensure!(said == "attempted failed" || said.is_empty(), "{said}");
-    let said = of_statement(&cluster, "DROP EXTENSION pagevault", "drop_extension")?;
-    ensure!(said == "attempted failed", "{said}");
+    let output = of_statement(&cluster, "DROP SCHEMA pagevault CASCADE", "drop_extension")?;
+    ensure!(output == "attempted failed" || output.is_empty(), "{output}");
+    let output = of_statement(&cluster, "DROP EXTENSION pagevault", "drop_extension")?;
+    ensure!(output == "attempted failed", "{output}");
     cluster.sql("CREATE DATABASE other")?;
     let before = trail(&cluster)?.len();
     let mut other = cluster.client_to("other")?;
@@ -343,7 +343,7 @@ fn escrow_of_keys_is_recorded() -> Result<()> {
     // The MAC of the last attempt, made without a key, is not verified yet.
     ensure!(verify().is_err(), "lines without a MAC count");
     run(&mut export("third"))?;
-    let said = verify()?;
-    ensure!(said.contains("what pagevault-keyring has done itself: 2 with a MAC, 4"), "{said}");
+    let output = verify()?;
+    ensure!(output.contains("what pagevault-keyring has done itself: 2 with a MAC, 4"), "{output}");
     cluster.finish()
 }

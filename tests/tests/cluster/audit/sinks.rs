@@ -37,8 +37,8 @@ fn the_trail_can_be_written_to_a_separate_file() -> Result<()> {
     ensure!(fs::metadata(&file)?.permissions().mode() & 0o777 == 0o600, "its mode");
     ensure!(lines(&file)?.len() >= 10, "{:?}", lines(&file)?);
     let log = cluster.directory().join("log");
-    let said = verify(&cluster, &[&log, &file])?;
-    ensure!(said.contains("Nothing is missing"), "{said}");
+    let output = verify(&cluster, &[&log, &file])?;
+    ensure!(output.contains("Nothing is missing"), "{output}");
     // Rotated by renaming; the old file begins with half a line.
     let older = cluster.directory().join("audit.jsonl.1");
     fs::rename(&file, &older)?;

@@ -53,8 +53,8 @@ fn help_and_version_need_no_keys() -> Result<()> {
     for program in ["pg_rewind", "pg_waldump", "pg_receivewal", "pg_upgrade"] {
         for option in ["--help", "-?", "--version", "-V"] {
             let mut command = installation.command("pagevault-keyring");
-            let said = run(command.args(["exec", "--", program, option]))?;
-            ensure!(said.contains(program), "{program} {option}: {said}");
+            let output = run(command.args(["exec", "--", program, option]))?;
+            ensure!(output.contains(program), "{program} {option}: {output}");
         }
     }
     Ok(())
@@ -99,11 +99,11 @@ fn keystores_in_parent_directories_are_not_used() -> Result<()> {
         ensure!(error.contains("it is not known which keystore"), "{error}");
     }
     let mut dump = exec(&cluster, &[], "pg_waldump");
-    let said = run(dump
+    let output = run(dump
         .env("PGDATA", cluster.data_directory())
         .args(["-n", "1"])
         .arg(wal.join(&segment)))?;
-    ensure!(said.contains("rmgr"), "{said}");
+    ensure!(output.contains("rmgr"), "{output}");
     // A keystore that belongs to another user is refused, even if named.
     if rustix::process::geteuid().is_root() {
         let keystore = directory(&cluster, "keystore")?;

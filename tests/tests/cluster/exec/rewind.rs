@@ -152,8 +152,8 @@ fn both_directions_after_timelines_have_diverged() -> Result<()> {
     a.stop(StopMode::Fast)?;
 
     let before = image(&a.data_directory())?;
-    let told = run(rewind(&a, &server(&b)).arg("--dry-run"))?;
-    ensure!(image(&a.data_directory())? == before, "a dry run has changed something: {told}");
+    let reported = run(rewind(&a, &server(&b)).arg("--dry-run"))?;
+    ensure!(image(&a.data_directory())? == before, "a dry run has changed something: {reported}");
     drop(before);
     run(&mut rewind(&a, &server(&b)))?;
     follow(&a, &b)?;

@@ -146,15 +146,15 @@ fn summaries_of_sealed_wal_are_read() -> Result<()> {
         "t",
     )?;
     keys.take_away()?;
-    let mut said = String::new();
+    let mut output = String::new();
     for entry in std::fs::read_dir(&summaries)? {
         let path = entry?.path();
         if path.extension().is_some_and(|extension| extension == "summary") {
-            said += &run(exec(&cluster, &[], "pg_walsummary").arg(&path))?;
+            output += &run(exec(&cluster, &[], "pg_walsummary").arg(&path))?;
         }
     }
     keys.bring_back()?;
-    ensure!(said.contains(&format!("REL {file}, FORK main")), "{said}");
+    ensure!(output.contains(&format!("REL {file}, FORK main")), "{output}");
     assert_nowhere(&summaries, "drossel")?;
     cluster.finish()
 }

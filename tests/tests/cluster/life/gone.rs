@@ -59,12 +59,12 @@ fn the_key_of_a_dropped_database_is_not_required() -> Result<()> {
     run(export.arg("--output").arg(&bundle).arg(cluster.data_directory()))?;
     let mut check = cluster.program("pagevault-keyring");
     check.args(["escrow", "check", "--data-directory"]).arg(cluster.data_directory());
-    let said = run(check.arg("--identity").arg(&private).arg(&bundle))?;
-    ensure!(said.contains("holds 1 database keys, and opens all"), "{said}");
+    let output = run(check.arg("--identity").arg(&private).arg(&bundle))?;
+    ensure!(output.contains("holds 1 database keys, and opens all"), "{output}");
     cluster.stop(StopMode::Fast)?;
     let mut verify = cluster.program("pagevault-keyring");
-    let said = run(verify.arg("verify").arg(cluster.data_directory()))?;
-    ensure!(said.contains("Everything opens."), "{said}");
+    let output = run(verify.arg("verify").arg(cluster.data_directory()))?;
+    ensure!(output.contains("Everything opens."), "{output}");
     cluster.start_server()?;
     // Keys of existing databases are still required.
     let space = cluster.directory().join("space");

@@ -156,9 +156,9 @@ fn gcore(cluster: &Cluster, pid: Pid) -> Result<Option<Vec<u8>>> {
         Err(error) if error.kind() == ErrorKind::NotFound => Ok(None),
         output => {
             let output = output?;
-            let said = String::from_utf8_lossy(&output.stderr).into_owned();
+            let response = String::from_utf8_lossy(&output.stderr).into_owned();
             let core = fs::read(prefix.with_extension(&number));
-            core.map(Some).with_context(|| format!("gcore: {said}"))
+            core.map(Some).with_context(|| format!("gcore: {response}"))
         }
     }
 }

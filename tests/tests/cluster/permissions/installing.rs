@@ -5,7 +5,7 @@ use pagevault_tests::cluster::{column, expect_error, run_sql};
 use pagevault_tests::installation::run;
 use pagevault_tests::{Cluster, Settings};
 
-use super::said;
+use super::response;
 
 /// Default privileges do not apply to objects of the extension.
 #[test]
@@ -43,8 +43,8 @@ fn with_generous_default_privileges() -> Result<()> {
         "SELECT pagevault.unlock()",
         "CREATE TABLE pagevault.t (id int)",
     ] {
-        let said = said(&mut client, statement)?;
-        ensure!(said.as_deref() == Some("42501"), "{statement}: {said:?}");
+        let response = response(&mut client, statement)?;
+        ensure!(response.as_deref() == Some("42501"), "{statement}: {response:?}");
     }
     run_sql(&mut client, "SELECT * FROM pagevault.status")?;
     drop(client);
@@ -91,15 +91,15 @@ fn only_by_superusers_and_only_in_its_schema() -> Result<()> {
     for who in ["owner", "keeper"] {
         run_sql(&mut client, &format!("SET SESSION AUTHORIZATION {who}"))?;
         ensure!(
-            said(&mut client, "CREATE EXTENSION pagevault")?.as_deref() == Some("42501"),
+            response(&mut client, "CREATE EXTENSION pagevault")?.as_deref() == Some("42501"),
             "{who}"
         );
         run_sql(&mut client, "RESET SESSION AUTHORIZATION")?;
     }
-    let elsewhere = said(&mut client, "CREATE EXTENSION pagevault SCHEMA public")?;
+    let elsewhere = response(&mut client, "CREATE EXTENSION pagevault SCHEMA public")?;
     ensure!(elsewhere.as_deref() == Some("0A000"), "{elsewhere:?}");
     run_sql(&mut client, "CREATE EXTENSION pagevault; CREATE SCHEMA other")?;
-    let moved = said(&mut client, "ALTER EXTENSION pagevault SET SCHEMA other")?;
+    let moved = response(&mut client, "ALTER EXTENSION pagevault SET SCHEMA other")?;
     ensure!(moved.as_deref() == Some("0A000"), "{moved:?}");
     drop(client);
     cluster.finish()

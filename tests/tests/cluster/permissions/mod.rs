@@ -39,7 +39,7 @@ fn cluster() -> Result<(Cluster, KeyFile)> {
 }
 
 /// The server's response to the statement: nothing, or an SQLSTATE.
-fn said(client: &mut postgres::Client, statement: &str) -> Result<Option<String>> {
+fn response(client: &mut postgres::Client, statement: &str) -> Result<Option<String>> {
     match client.batch_execute(statement) {
         Ok(()) => Ok(None),
         Err(error) => match error.code() {

@@ -3,7 +3,7 @@
 use anyhow::{Context, Result, ensure};
 use pagevault_tests::cluster::{column, run_sql};
 
-use super::{WHO, cluster, said};
+use super::{WHO, cluster, response};
 
 /// A statement, and its result for each role of [`WHO`] in that order: `.` success, `x` permission
 /// denied (42501), or another SQLSTATE.
@@ -35,11 +35,12 @@ const UNLABEL: &str = "
 
 #[rustfmt::skip]
 const LABELS: &[Row] = &[
-    //                                                                owner member stranger keeper trustee watcher postgres
+    // Order: owner member stranger keeper trustee watcher postgres
     ("SECURITY LABEL FOR pagevault ON TABLE app.t IS 'encrypted'",          ". . x x . x ."),
     ("SECURITY LABEL FOR pagevault ON TABLE app.t IS 'plaintext'",              "x x x x . x ."),
     ("SECURITY LABEL FOR pagevault ON TABLE app.t IS NULL",                 ". . x x . x ."),
-    ("SECURITY LABEL FOR pagevault ON TABLE app.sealed IS 'encrypted aes-128-xts'", ". . x x . x ."),
+    ("SECURITY LABEL FOR pagevault ON TABLE app.sealed IS 'encrypted aes-128-xts'",
+        ". . x x . x ."),
     ("SECURITY LABEL FOR pagevault ON TABLE app.sealed IS 'plaintext'",         "x x x x . x ."),
     ("SECURITY LABEL FOR pagevault ON TABLE app.sealed IS NULL",            "x x x x . x ."),
     ("SECURITY LABEL FOR pagevault ON TABLE app.kept IS 'encrypted'",       ". . x x . x ."),
@@ -56,8 +57,8 @@ const LABELS: &[Row] = &[
     ("SECURITY LABEL FOR pagevault ON DATABASE theirs IS 'plaintext'",          "x x x x . x ."),
     ("SECURITY LABEL FOR pagevault ON DATABASE postgres IS 'encrypted'",    "x x x x x x ."),
     // Objects that cannot have a label.
-    ("SECURITY LABEL FOR pagevault ON VIEW app.view IS 'encrypted'",        "0A000 0A000 x x 0A000 x 0A000"),
-    ("SECURITY LABEL FOR pagevault ON COLUMN app.t.name IS 'encrypted'",    "0A000 0A000 x x 0A000 x 0A000"),
+    ("SECURITY LABEL FOR pagevault ON VIEW app.view IS 'encrypted'", "0A000 0A000 x x 0A000 x 0A000"),
+    ("SECURITY LABEL FOR pagevault ON COLUMN app.t.name IS 'encrypted'", "0A000 0A000 x x 0A000 x 0A000"),
     ("SECURITY LABEL FOR pagevault ON TABLE pg_class IS 'encrypted'",       "x x x x x x 0A000"),
     ("SECURITY LABEL FOR pagevault ON ROLE stranger IS 'encrypted'",         "x x x x x x 0A000"),
     ("SECURITY LABEL FOR pagevault ON FUNCTION pagevault.unlock() IS 'plaintext'", "x x x x x x 0A000"),
@@ -65,28 +66,28 @@ const LABELS: &[Row] = &[
     ("INSERT INTO pg_seclabel VALUES ('app.sealed'::regclass, 'pg_class'::regclass, 0, 'pagevault', 'plaintext')",
                                                                             "x x x x x x 23505"),
     ("DELETE FROM pg_seclabel WHERE provider = 'pagevault'",                "x x x x x x ."),
-    ("UPDATE pg_seclabels SET label = 'plaintext'",         "55000 55000 55000 55000 55000 55000 55000"),
+    ("UPDATE pg_seclabels SET label = 'plaintext'",    "55000 55000 55000 55000 55000 55000 55000"),
 ];
 
 #[rustfmt::skip]
 const CALLS: &[Row] = &[
-    //                                                                owner member stranger keeper trustee watcher postgres
+    // Order: owner member stranger keeper trustee watcher postgres
     ("SELECT pagevault.encrypt('app.t')",                                   "x x x x . x ."),
     ("SELECT pagevault.encrypt('app.foreign')",                             "x x x x x x ."),
     ("SELECT pagevault.decrypt('app.plain')",                               "x x x x . x ."),
     ("SELECT pagevault.encrypt_catalogs()",                                 "x x x . . x ."),
-    ("SELECT pagevault.rotate_data_key('app.plain')",                       "x x x 55000 55000 x 55000"),
+    ("SELECT pagevault.rotate_data_key('app.plain')",                  "x x x 55000 55000 x 55000"),
     ("SELECT pagevault.reconcile('app.plain')",                             "x x x . . x ."),
-    ("SELECT pagevault.reconcile('pg_catalog.pg_class')",                   "x x x 42809 42809 x 42809"),
+    ("SELECT pagevault.reconcile('pg_catalog.pg_class')",              "x x x 42809 42809 x 42809"),
     ("SELECT pagevault.rotate_all_data_keys()",                             "x x x . . x ."),
-    ("SELECT * FROM pagevault.shred('app.plain', 'app.plai')",              "x x x 22023 22023 x 22023"),
-    ("SELECT * FROM pagevault.shred_schema('app', 'ap')",                   "x x x 22023 22023 x 22023"),
-    ("SELECT * FROM pagevault.shred_database('theirs', 'their')",           "x x x 22023 22023 x 22023"),
-    ("SELECT * FROM pagevault.shred_former_files('postgre')",               "x x x 22023 22023 x 22023"),
-    ("SELECT pagevault.pause_rekey(999)",                                   "x x x 42704 42704 x 42704"),
-    ("SELECT pagevault.resume_rekey(999)",                                  "x x x 42704 42704 x 42704"),
-    ("SELECT pagevault.cancel_rekey(999)",                                  "x x x 42704 42704 x 42704"),
-    ("SELECT pagevault.wait_for_rekey(999)",                "42704 42704 42704 42704 42704 42704 42704"),
+    ("SELECT * FROM pagevault.shred('app.plain', 'app.plai')",         "x x x 22023 22023 x 22023"),
+    ("SELECT * FROM pagevault.shred_schema('app', 'ap')",              "x x x 22023 22023 x 22023"),
+    ("SELECT * FROM pagevault.shred_database('theirs', 'their')",      "x x x 22023 22023 x 22023"),
+    ("SELECT * FROM pagevault.shred_former_files('postgre')",          "x x x 22023 22023 x 22023"),
+    ("SELECT pagevault.pause_rekey(999)",                              "x x x 42704 42704 x 42704"),
+    ("SELECT pagevault.resume_rekey(999)",                             "x x x 42704 42704 x 42704"),
+    ("SELECT pagevault.cancel_rekey(999)",                             "x x x 42704 42704 x 42704"),
+    ("SELECT pagevault.wait_for_rekey(999)",           "42704 42704 42704 42704 42704 42704 42704"),
     ("SELECT pagevault.wait_for_rekey('app.plain'::regclass)",                  ". . x . . x ."),
     ("SELECT pagevault.wait_for_rekey('app.foreign'::regclass)",                "x x x . . x ."),
     ("SELECT * FROM pagevault.rekey_jobs",                              "x x x . . . ."),
@@ -115,14 +116,14 @@ const CALLS: &[Row] = &[
     ("SELECT pagevault.alter_provider('local', '{options}')",               "x x x . . x ."),
     ("SELECT pagevault.drop_provider('of_{who}')",                          "x x x . . x ."),
     ("SELECT pagevault.check_provider('local')",                            "x x x . . x ."),
-    ("SELECT pagevault.set_database_master_key('local', 'main')",                    "x x x . . x ."),
+    ("SELECT pagevault.set_database_master_key('local', 'main')",                  "x x x . . x ."),
     ("SELECT pagevault.set_cluster_master_key('local', 'main')",            "x x x . . x ."),
-    ("SELECT pagevault.rotate_database_master_key()",                                "x x x . . x ."),
+    ("SELECT pagevault.rotate_database_master_key()",                              "x x x . . x ."),
     ("SELECT pagevault.rotate_cluster_master_key()",                        "x x x . . x ."),
     ("SELECT pagevault.rotate_database_key()",                              "x x x . . x ."),
     ("SELECT pagevault.unlock()",                                           "x x x . . x ."),
     // No other role can change the schema.
-    ("CREATE TABLE pagevault.t (id int); DROP TABLE pagevault.t",                      "x x x x x x x"),
+    ("CREATE TABLE pagevault.t (id int); DROP TABLE pagevault.t",                  "x x x x x x x"),
     ("CREATE OR REPLACE VIEW pagevault.status AS SELECT 1 AS loaded",       "x x x x x x 42P16"),
     ("ALTER FUNCTION pagevault.unlock() SECURITY DEFINER",                  "x x x x x x ."),
     ("ALTER FUNCTION pagevault.unlock() SECURITY INVOKER",                  "x x x x x x ."),
@@ -133,7 +134,7 @@ const CALLS: &[Row] = &[
     ("SET pagevault.rekey_threshold = 0",                                   "x x x x x x ."),
     ("SET pagevault.data_catalog_encryption = off",                              "x x x x x x ."),
     ("SET pagevault.default_encryption = on",                               "x x x x x x ."),
-    ("SET pagevault.enforce_encryption = off",                                         "x x x x x x ."),
+    ("SET pagevault.enforce_encryption = off",                                     "x x x x x x ."),
     ("SET pagevault.cipher = 'aes-128-xts'",                                "x x x x x x ."),
     ("SET pagevault.keyring_timeout = 1",                                   "x x x x x x ."),
     ("SET pagevault.keyring_command = '/bin/sh'", "55P02 55P02 55P02 55P02 55P02 55P02 55P02"),
@@ -168,10 +169,10 @@ fn check(rows: &[Row], before: impl Fn(&mut postgres::Client) -> Result<()>) -> 
                 .replace("{who}", who)
                 .replace("{options}", &options)
                 .replace("{programs}", r#"{"wrap": ["nonsense"], "unwrap": ["nonsense"]}"#);
-            let said = said(&mut client, &statement).with_context(|| statement.clone())?;
-            let said = said.as_deref().unwrap_or(".").replace("42501", "x");
-            if said != expected {
-                wrong.push(format!("{who}: {statement}: {said}, not {expected}"));
+            let response = response(&mut client, &statement).with_context(|| statement.clone())?;
+            let response = response.as_deref().unwrap_or(".").replace("42501", "x");
+            if response != expected {
+                wrong.push(format!("{who}: {statement}: {response}, not {expected}"));
             }
         }
     }

@@ -4,7 +4,7 @@
 use anyhow::{Result, ensure};
 use pagevault_tests::cluster::{run_sql, text};
 
-use super::{cluster, said};
+use super::{cluster, response};
 
 /// Called within functions of other users.
 const UNLOCK: &str = "SELECT pagevault.unlock()";
@@ -41,8 +41,8 @@ fn in_functions_that_run_as_their_owner() -> Result<()> {
         ))?;
         let mut client = cluster.client()?;
         run_sql(&mut client, &format!("SET SESSION AUTHORIZATION {caller}"))?;
-        let said = said(&mut client, &format!("SELECT {name}()"))?;
-        ensure!(said.as_deref() == outcome, "{definer}, {caller}, {statement}: {said:?}");
+        let response = response(&mut client, &format!("SELECT {name}()"))?;
+        ensure!(response.as_deref() == outcome, "{definer}, {caller}, {statement}: {response:?}");
     }
     cluster.finish()
 }
@@ -53,8 +53,8 @@ fn after_set_role_and_set_session_authorization() -> Result<()> {
     let mut client = cluster.client()?;
     let mut expect = |statements: &str, outcome: Option<&str>| -> Result<()> {
         run_sql(&mut client, "RESET SESSION AUTHORIZATION; RESET ROLE")?;
-        let said = said(&mut client, statements)?;
-        ensure!(said.as_deref() == outcome, "{statements}: {said:?}");
+        let response = response(&mut client, statements)?;
+        ensure!(response.as_deref() == outcome, "{statements}: {response:?}");
         Ok(())
     };
     let denied = Some("42501");
@@ -78,7 +78,7 @@ fn after_set_role_and_set_session_authorization() -> Result<()> {
     run_sql(&mut client, "RESET ROLE; SET SESSION AUTHORIZATION keeper")?;
     run_sql(&mut client, UNLOCK)?;
     cluster.sql("REVOKE pagevault_admin FROM keeper")?;
-    ensure!(said(&mut client, UNLOCK)?.as_deref() == denied, "a role that was revoked");
+    ensure!(response(&mut client, UNLOCK)?.as_deref() == denied, "a role that was revoked");
     drop(client);
     cluster.finish()
 }

@@ -31,7 +31,7 @@ const CHANGES: [&str; 5] = [
 
 /// The contents of the table, by sequential scan and by each index.
 fn content(cluster: &Cluster) -> Result<String> {
-    let mut said =
+    let mut output =
         cluster.text("SELECT count(*) || ':' || sum(hashtext(t::text)::bigint) FROM t")?;
     for (index, condition) in [
         ("t_pkey", "id BETWEEN 50 AND 20500"),
@@ -54,9 +54,9 @@ fn content(cluster: &Cluster) -> Result<String> {
             client.query_one(&format!("SELECT count(*) FROM t WHERE {condition}"), &[])?.get(0)
         };
         ensure!(found == sequential, "{index}, {condition}: {found} of {sequential}");
-        said += &format!(" {found}");
+        output += &format!(" {found}");
     }
-    Ok(said)
+    Ok(output)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -113,8 +113,8 @@ fn restored(settings: Settings, function: &str, as_what: Restored) -> Result<()>
 }
 
 fn finish(mut copy: Cluster) -> Result<()> {
-    for said in ["terminating walreceiver", "could not", "specified neither"] {
-        copy.allow_log(said);
+    for output in ["terminating walreceiver", "could not", "specified neither"] {
+        copy.allow_log(output);
     }
     copy.finish()
 }

@@ -40,15 +40,15 @@ fn copied_meanwhile(afterwards: &str) -> Result<(Cluster, Cluster, String)> {
 #[test]
 fn pages_copied_from_a_later_state_are_not_opened_with_a_wrong_key() -> Result<()> {
     let (cluster, mut restored, sum) = copied_meanwhile("SELECT 1")?;
-    for said in ["specified neither", "no data key of version", "could not read blocks"] {
-        restored.allow_log(said);
+    for output in ["specified neither", "no data key of version", "could not read blocks"] {
+        restored.allow_log(output);
     }
     restored.start_server()?;
     ensure!(text(&mut restored.client_to("model")?, SUM)? == sum, "the template");
     let error = expect_error(&mut restored.client_to("copy")?, SUM)?;
     // With asynchronous reads (PostgreSQL 18) the message is the server's own.
-    let told = ["no data key of version 2 for block 0", "Required key not available"];
-    ensure!(told.iter().any(|told| error.message.contains(told)), "{}", error.message);
+    let reported = ["no data key of version 2 for block 0", "Required key not available"];
+    ensure!(reported.iter().any(|reported| error.message.contains(reported)), "{}", error.message);
     restored.sql("DROP DATABASE copy")?;
     restored.sql("CREATE DATABASE copy TEMPLATE model STRATEGY file_copy")?;
     ensure!(text(&mut restored.client_to("copy")?, SUM)? == sum, "the second copy");
@@ -60,11 +60,11 @@ fn pages_copied_from_a_later_state_are_not_opened_with_a_wrong_key() -> Result<(
 fn pages_copied_from_a_later_state_are_not_overwritten() -> Result<()> {
     let (cluster, mut restored, _) =
         copied_meanwhile("UPDATE t SET name = name WHERE id % 10 = 0")?;
-    for said in ["specified neither", "WAL has not brought", "startup process", "shutting down"] {
-        restored.allow_log(said);
+    for output in ["specified neither", "WAL has not brought", "startup process", "shutting down"] {
+        restored.allow_log(output);
     }
-    let said = restored.start_server().err().map(|error| error.to_string()).unwrap_or_default();
-    ensure!(said.contains("WAL has not brought the data key of version 2"), "{said}");
+    let output = restored.start_server().err().map(|error| error.to_string()).unwrap_or_default();
+    ensure!(output.contains("WAL has not brought the data key of version 2"), "{output}");
     restored.finish()?;
     cluster.finish()
 }

@@ -19,8 +19,8 @@ fn garbage(page: &[u8]) -> Vec<Vec<u8>> {
 /// A cluster with keys, and the file of a plaintext table.
 fn with_plain_table(settings: Settings) -> Result<(Cluster, DataFile)> {
     let mut cluster = cluster(settings.conf("autovacuum = off"))?;
-    for said in ["invalid page in block", "page verification failed", "zeroing"] {
-        cluster.allow_log(said);
+    for output in ["invalid page in block", "page verification failed", "zeroing"] {
+        cluster.allow_log(output);
     }
     cluster.sql(
         "CREATE TABLE p AS SELECT i AS id, 'row ' || i AS name FROM generate_series(1, 2000) i; CHECKPOINT",

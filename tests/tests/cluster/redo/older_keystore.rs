@@ -59,14 +59,14 @@ fn refuses_older(mut cluster: Cluster, files: &[DataFile], epoch: u16) -> Result
     cluster.kill()?;
     let before = files[0].states()?;
     swap(&cluster, "older", "newer")?;
-    for said in [
+    for response in [
         "WAL has not brought the data key",
         "startup process",
         "no data key of version",
         "specified neither",
         "shutting down",
     ] {
-        cluster.allow_log(said);
+        cluster.allow_log(response);
     }
     // Neither at the end of WAL nor at the consistency point of a standby.
     let signal = cluster.data_directory().join("standby.signal");
@@ -116,11 +116,11 @@ fn an_older_keystore_is_refused_when_pages_are_to_be_written() -> Result<()> {
 
 /// The redo location for the next start, from the control file.
 fn redo_begins(cluster: &Cluster) -> Result<String> {
-    let said =
+    let response =
         cluster.program("pg_controldata").arg("-D").arg(cluster.data_directory()).output()?;
-    let said = String::from_utf8(said.stdout)?;
+    let response = String::from_utf8(response.stdout)?;
     let line =
-        said.lines().find_map(|line| line.strip_prefix("Latest checkpoint's REDO location:"));
+        response.lines().find_map(|line| line.strip_prefix("Latest checkpoint's REDO location:"));
     Ok(line.context("pg_controldata says no REDO location")?.trim().to_owned())
 }
 
@@ -143,13 +143,13 @@ fn an_older_keystore_is_refused_after_a_restart_point() -> Result<()> {
         cluster.sql("SELECT pg_switch_wal(); CREATE TABLE more ()")
     })?;
     let mut restored = restored;
-    for said in [
+    for response in [
         "WAL has not brought the data key",
         "startup process",
         "specified neither",
         "shutting down",
     ] {
-        restored.allow_log(said);
+        restored.allow_log(response);
     }
     let data = restored.data_directory();
     std::fs::rename(data.join("pagevault"), restored.directory().join("newer"))?;

@@ -24,7 +24,7 @@ fn backup_of_h(cluster: &Cluster) -> Result<(Cluster, DataFile)> {
     Ok((copy, file))
 }
 
-fn start_in_vain(copy: &Cluster) -> Result<String> {
+fn start_and_fail(copy: &Cluster) -> Result<String> {
     match copy.start_server() {
         Ok(()) => anyhow::bail!("the server starts"),
         Err(error) => Ok(error.to_string()),
@@ -75,17 +75,17 @@ fn a_key_missing_in_wal_stops_the_server_at_consistency() -> Result<()> {
     let name = file.path.file_name().and_then(|name| name.to_str()).context("a name")?;
     let missing =
         format!("WAL has not brought the data key of version 77 of relation file base/5/{name}");
-    for said in [
+    for output in [
         "WAL has not brought the data key",
         "startup process",
         "specified neither",
         "shutting down",
     ] {
-        copy.allow_log(said);
+        copy.allow_log(output);
     }
     // At the end of WAL; at the consistency point of a standby; and there with a log level that
     // hides the messages.
-    let log = start_in_vain(&copy)?;
+    let log = start_and_fail(&copy)?;
     ensure!(log.contains(&missing) && log.contains("FATAL"), "{log}");
     ensure!(
         log.contains("Block 3 is encrypted under it")
@@ -95,7 +95,7 @@ fn a_key_missing_in_wal_stops_the_server_at_consistency() -> Result<()> {
     signal(&copy, "standby.signal")?;
     for least in ["warning", "fatal"] {
         copy.append_conf(&format!("log_min_messages = {least}"))?;
-        let log = start_in_vain(&copy)?;
+        let log = start_and_fail(&copy)?;
         ensure!(log.contains(&missing), "{least}: {log}");
         ensure!(!log.contains("accept read-only connections"), "{least}: {log}");
         ensure!(log.contains("redo starts at") == (least == "warning"), "{least}: {log}");

@@ -46,7 +46,7 @@ enum Victim {
     /// The process at the step.
     Worker,
     /// The session that requested the job and waits for it.
-    Asker,
+    Requester,
     Checkpointer,
     /// The postmaster and all its processes.
     Server,
@@ -107,20 +107,20 @@ fn cluster(work: Work) -> Result<Cluster> {
 }
 
 /// A session that requests the work and waits for its end.
-struct Asker {
+struct Requester {
     pid: Pid,
     session: JoinHandle<bool>,
 }
 
-impl Asker {
-    fn of(cluster: &Cluster, statements: &str) -> Result<Asker> {
+impl Requester {
+    fn of(cluster: &Cluster, statements: &str) -> Result<Requester> {
         let mut client = cluster.client()?;
         let pid: i32 = client.query_one("SELECT pg_backend_pid()", &[])?.get(0);
         let statements: Vec<String> = statements.split(';').map(str::to_owned).collect();
         let session = std::thread::spawn(move || {
             statements.iter().all(|statement| client.batch_execute(statement).is_ok())
         });
-        Ok(Asker { pid: Pid::from_raw(pid).context("a process")?, session })
+        Ok(Requester { pid: Pid::from_raw(pid).context("a process")?, session })
     }
 
     /// Waits for the session; true if it reports no error.
@@ -133,12 +133,12 @@ fn kill(
     cluster: &Cluster,
     victim: Victim,
     stands: Pid,
-    asker: Pid,
+    requester: Pid,
     old: &AtCheckpoint,
 ) -> Result<()> {
     let pid = match victim {
         Victim::Worker => stands,
-        Victim::Asker => asker,
+        Victim::Requester => requester,
         Victim::Checkpointer => {
             let pid = "SELECT pid FROM pg_stat_activity WHERE backend_type = 'checkpointer'";
             Pid::from_raw(cluster.text(pid)?.parse()?).context("a process")?
@@ -163,7 +163,7 @@ fn kill(
 }
 
 /// Waits until the server is up after [`kill`], or starts it.
-fn come_back(cluster: &Cluster, victim: Victim) -> Result<String> {
+fn ensure_running(cluster: &Cluster, victim: Victim) -> Result<String> {
     if matches!(victim, Victim::Server | Victim::Power) {
         cluster.start_server()?;
     }
@@ -178,32 +178,32 @@ fn killed_at(work: Work, victim: Victim, steps: &[&str]) -> Result<()> {
     let mut witnesses = Witnesses::of(&cluster)?;
     let mut old = AtCheckpoint::of(&cluster)?;
     cluster.stop_at(steps[0])?;
-    let mut asker = Asker::of(
+    let mut requester = Requester::of(
         &cluster,
         &format!("{};SELECT pagevault.wait_for_rekey('t'::regclass)", work.sql()),
     )?;
     for (at, step) in steps.iter().enumerate() {
         let stands = cluster.stopped_at(step)?;
-        ensure!(stands != asker.pid, "{step}: there is no job");
+        ensure!(stands != requester.pid, "{step}: there is no job");
         if DURING.contains(step) {
             witnesses.back_up(&cluster, step)?;
             old = AtCheckpoint::of(&cluster)?;
         }
-        kill(&cluster, victim, stands, asker.pid, &old)?;
-        ensure!(!asker.end(), "{step}: the session has not noticed");
+        kill(&cluster, victim, stands, requester.pid, &old)?;
+        ensure!(!requester.end(), "{step}: the session has not noticed");
         match steps.get(at + 1) {
             Some(next) => cluster.stop_at(next)?,
             None => cluster.resume(),
         }
-        ensure!(come_back(&cluster, victim)? == before, "{step}: contents differ");
+        ensure!(ensure_running(&cluster, victim)? == before, "{step}: contents differ");
         // Without a checkpoint: the worker may already be stopped at the next step, where a
         // checkpoint may have to wait for it.
         old = AtCheckpoint::since_start(&cluster)?;
         // After a start the launcher waits for a while, unless it is woken.
         cluster.sql("SELECT pg_reload_conf()")?;
-        asker = Asker::of(&cluster, "SELECT pagevault.wait_for_rekey('t'::regclass)")?;
+        requester = Requester::of(&cluster, "SELECT pagevault.wait_for_rekey('t'::regclass)")?;
     }
-    ensure!(asker.end(), "the job did not end");
+    ensure!(requester.end(), "the job did not end");
     let sealed: &[&str] = if work == Work::Decrypt { &["first"] } else { &["t", "first"] };
     witnesses.judge(&cluster, &[SUM], sealed)?;
     assert_done(&cluster, work, &before)?;
@@ -253,12 +253,12 @@ fn the_worker_is_killed_before_it_ends() -> Result<()> {
 
 #[test]
 fn the_requester_is_killed_before_anything_is_rewritten() -> Result<()> {
-    killed_at(Work::Encrypt, Victim::Asker, &FIRST_HALF)
+    killed_at(Work::Encrypt, Victim::Requester, &FIRST_HALF)
 }
 
 #[test]
 fn the_requester_is_killed_before_the_end() -> Result<()> {
-    killed_at(Work::Encrypt, Victim::Asker, &SECOND_HALF[..3])
+    killed_at(Work::Encrypt, Victim::Requester, &SECOND_HALF[..3])
 }
 
 #[test]
@@ -297,15 +297,15 @@ fn the_requester_is_killed_before_the_job_is_recorded() -> Result<()> {
     let cluster = cluster(Work::Rotate)?;
     let before = cluster.text(SUM)?;
     let old = AtCheckpoint::of(&cluster)?;
-    for victim in [Victim::Asker, Victim::Checkpointer, Victim::Server] {
+    for victim in [Victim::Requester, Victim::Checkpointer, Victim::Server] {
         cluster.stop_at("rekey.asked")?;
-        let asker = Asker::of(&cluster, Work::Rotate.sql())?;
+        let requester = Requester::of(&cluster, Work::Rotate.sql())?;
         let stands = cluster.stopped_at("rekey.asked")?;
-        ensure!(stands == asker.pid, "another process stands there");
-        kill(&cluster, victim, stands, asker.pid, &old)?;
-        ensure!(!asker.end(), "the session has not noticed");
+        ensure!(stands == requester.pid, "another process stands there");
+        kill(&cluster, victim, stands, requester.pid, &old)?;
+        ensure!(!requester.end(), "the session has not noticed");
         cluster.resume();
-        ensure!(come_back(&cluster, victim)? == before, "{victim:?}: contents differ");
+        ensure!(ensure_running(&cluster, victim)? == before, "{victim:?}: contents differ");
         ensure!(cluster.text("SELECT count(*) FROM pagevault.rekey_jobs")? == "0", "{victim:?}");
     }
     cluster.sql(Work::Rotate.sql())?;
@@ -319,7 +319,7 @@ fn the_requester_is_killed_before_the_job_is_recorded() -> Result<()> {
 #[test]
 fn a_command_that_encrypts_is_killed() -> Result<()> {
     let work = Work::Encrypt;
-    let victims = [Victim::Asker, Victim::Power, Victim::Checkpointer];
+    let victims = [Victim::Requester, Victim::Power, Victim::Checkpointer];
     let cluster = cluster(work)?;
     cluster.set(&[("pagevault.rekey_threshold", "8GB")])?;
     let before = cluster.text(SUM)?;
@@ -337,13 +337,16 @@ fn a_command_that_encrypts_is_killed() -> Result<()> {
     for (step, victim) in steps.iter().zip(victims.iter().cycle()) {
         let old = AtCheckpoint::of(&cluster)?;
         cluster.stop_at(step)?;
-        let asker = Asker::of(&cluster, command)?;
+        let requester = Requester::of(&cluster, command)?;
         let stands = cluster.stopped_at(step)?;
-        ensure!(stands == asker.pid, "another process stands at {step}");
-        kill(&cluster, *victim, stands, asker.pid, &old)?;
-        ensure!(!asker.end(), "{step}: the session has not noticed");
+        ensure!(stands == requester.pid, "another process stands at {step}");
+        kill(&cluster, *victim, stands, requester.pid, &old)?;
+        ensure!(!requester.end(), "{step}: the session has not noticed");
         cluster.resume();
-        ensure!(come_back(&cluster, *victim)? == before, "{step}, {victim:?}: contents differ");
+        ensure!(
+            ensure_running(&cluster, *victim)? == before,
+            "{step}, {victim:?}: contents differ"
+        );
     }
     cluster.sql(command)?;
     assert_done(&cluster, work, &before)?;
@@ -358,7 +361,7 @@ fn standby_at(work: Work, steps: &[&str]) -> Result<()> {
     let mut standby = standby_of(&primary, &[])?;
     standby.allow_log("could not");
     primary.stop_at(steps[0])?;
-    let asker = Asker::of(
+    let requester = Requester::of(
         &primary,
         &format!("{};SELECT pagevault.wait_for_rekey('t'::regclass)", work.sql()),
     )?;
@@ -366,7 +369,7 @@ fn standby_at(work: Work, steps: &[&str]) -> Result<()> {
         primary.stopped_at(step)?;
         wait_for(&standby, &primary)?;
         standby.kill()?;
-        let mut heir = Cluster::from_files(|target| {
+        let mut promoted = Cluster::from_files(|target| {
             let copied = std::process::Command::new("cp")
                 .args(["-a", "--"])
                 .arg(standby.data_directory())
@@ -375,24 +378,24 @@ fn standby_at(work: Work, steps: &[&str]) -> Result<()> {
             ensure!(copied.success(), "cp");
             Ok(())
         })?;
-        heir.allow_log("could not");
-        heir.allow_log("terminating walreceiver");
-        heir.allow_log("specified neither");
-        heir.append_conf("primary_conninfo = ''")?;
-        heir.start_server()?;
-        heir.sql("SELECT pg_promote()")?;
-        let job = heir.text("SELECT coalesce(max(job), 0) FROM pagevault.rekey_jobs")?;
+        promoted.allow_log("could not");
+        promoted.allow_log("terminating walreceiver");
+        promoted.allow_log("specified neither");
+        promoted.append_conf("primary_conninfo = ''")?;
+        promoted.start_server()?;
+        promoted.sql("SELECT pg_promote()")?;
+        let job = promoted.text("SELECT coalesce(max(job), 0) FROM pagevault.rekey_jobs")?;
         if job == "0" {
             // The standby has not replayed the job.
-            heir.sql(work.sql())?;
+            promoted.sql(work.sql())?;
         }
-        heir.sql("SELECT pg_reload_conf()")?;
+        promoted.sql("SELECT pg_reload_conf()")?;
         ensure!(
-            heir.text("SELECT pagevault.wait_for_rekey('t'::regclass)")? == "t",
+            promoted.text("SELECT pagevault.wait_for_rekey('t'::regclass)")? == "t",
             "{step}: no end"
         );
-        assert_done(&heir, work, &before)?;
-        heir.finish()?;
+        assert_done(&promoted, work, &before)?;
+        promoted.finish()?;
         standby.start_server()?;
         ensure!(standby.text(SUM)? == before, "{step}: the standby has other contents");
         match steps.get(at + 1) {
@@ -400,7 +403,7 @@ fn standby_at(work: Work, steps: &[&str]) -> Result<()> {
             None => primary.resume(),
         }
     }
-    ensure!(asker.end(), "the job did not end");
+    ensure!(requester.end(), "the job did not end");
     wait_for(&standby, &primary)?;
     ensure!(standby.text(SUM)? == before, "the standby has other contents");
     let epochs = format!(
@@ -467,7 +470,7 @@ fn writers_are_waited_for_after_a_failure() -> Result<()> {
     let point = format!("page.extend {file}");
     cluster.stop_at(&point)?;
     // New buckets are added at once, beginning with the last page.
-    let writer = Asker::of(&cluster, "INSERT INTO h SELECT generate_series(1, 20000)")?;
+    let writer = Requester::of(&cluster, "INSERT INTO h SELECT generate_series(1, 20000)")?;
     ensure!(cluster.stopped_at(&point)? == writer.pid, "another process adds a page");
     cluster.sql("SELECT pagevault.encrypt('h')")?;
     let job = cluster.text("SELECT max(job) FROM pagevault.rekey_jobs")?;

@@ -96,11 +96,11 @@ fn every_page_gets_the_new_key() -> Result<()> {
         "too slow"
     );
     assert_epoch(&cluster, 2)?;
-    let told = cluster.text(
+    let reported = cluster.text(
         "SELECT concat_ws(' ', relation, kind, state, percent, pages_done > 2000, requested_by, error,
             finished_at > started_at) FROM pagevault.rekey_jobs",
     )?;
-    ensure!(told == "t rotate done 100.0 t postgres t", "{told}");
+    ensure!(reported == "t rotate done 100.0 t postgres t", "{reported}");
     // Old keys are kept for backups, but no page needs them.
     ensure!(cluster.text(SUM)? == before, "contents differ");
     cluster.crash()?;
@@ -166,11 +166,11 @@ fn jobs_are_paused_resumed_and_cancelled() -> Result<()> {
     let shown =
         "SELECT count(*) FROM pg_stat_activity WHERE query LIKE 'pagevault: rotate job%pages'";
     ensure!(cluster.text(shown)? == "1", "pg_stat_activity does not show it");
-    let told = cluster.text(
+    let reported = cluster.text(
         "SELECT concat_ws(' ', state, percent BETWEEN 1 AND 90, mb_per_second BETWEEN 0.5 AND 1.5,
             eta BETWEEN '3s' AND '5min') FROM pagevault.rekey_jobs",
     )?;
-    ensure!(told == "running t t t", "{told}");
+    ensure!(reported == "running t t t", "{reported}");
 
     cluster.sql(&format!("SELECT pagevault.pause_rekey({job})"))?;
     cluster.eventually(

@@ -144,16 +144,16 @@ fn a_database_is_encrypted_and_decrypted() -> Result<()> {
     let before = cluster.text(ALL)?;
     // Each large relation has a job. Small ones are encrypted at once and have none. Rows of
     // catalogs follow.
-    let told = column(
+    let reported = column(
         &mut cluster.client()?,
         "SELECT concat_ws(' ', relation, (job > 0)::text) FROM pagevault.encrypt_database()",
     )?;
     for row in ["big true", "small", "app.low", "numbers", "pg_class", "pg_statistic"] {
-        ensure!(told.iter().any(|told| told == row), "{row}: {told:?}");
+        ensure!(reported.iter().any(|reported| reported == row), "{row}: {reported:?}");
     }
     ensure!(
-        !told.iter().any(|row| row.starts_with("open") || row.contains("pg_toast")),
-        "{told:?}"
+        !reported.iter().any(|row| row.starts_with("open") || row.contains("pg_toast")),
+        "{reported:?}"
     );
     let wait = "SELECT coalesce(bool_and(pagevault.wait_for_rekey(job, '60s')), true) FROM pagevault.rekey_jobs";
     ensure!(cluster.text(wait)? == "t");
@@ -171,9 +171,9 @@ fn a_database_is_encrypted_and_decrypted() -> Result<()> {
     ensure!(cluster.text(wait)? == "t");
     ensure!(cluster.text(ALL)? == before, "contents differ");
 
-    let told = "SELECT count(*) = count(job) AND bool_or(relation = 'big'::regclass)
+    let reported = "SELECT count(*) = count(job) AND bool_or(relation = 'big'::regclass)
                   FROM pagevault.decrypt_database()";
-    ensure!(cluster.text(told)? == "t", "not all by jobs");
+    ensure!(cluster.text(reported)? == "t", "not all by jobs");
     ensure!(cluster.text(wait)? == "t");
     cluster.sql("CHECKPOINT")?;
     for relation in ["big", "small", "app.low", "app.view", "numbers", "pg_class"] {

@@ -200,7 +200,7 @@ fn ddl_does_not_wait_for_scans_of_the_whole_file() -> Result<()> {
 }
 
 /// All operations that change or destroy keys of `t`, with idle sessions.
-fn nothing_is_held_up(cluster: &Cluster) -> Result<()> {
+fn nothing_is_delayed(cluster: &Cluster) -> Result<()> {
     let mut client = cluster.client()?;
     run_sql(&mut client, "SET statement_timeout = '30s'; SET synchronous_commit = local")?;
     // A label within its command, a job, former files.
@@ -216,22 +216,22 @@ fn nothing_is_held_up(cluster: &Cluster) -> Result<()> {
 
 /// A client that reads nothing of a large result; its session is in `secure_write` with all its
 /// locks.
-struct Deaf(std::process::Child);
+struct UnreadingClient(std::process::Child);
 
-impl Deaf {
-    fn new(cluster: &Cluster) -> Result<Deaf> {
+impl UnreadingClient {
+    fn new(cluster: &Cluster) -> Result<UnreadingClient> {
         // More than the buffers of socket and pipe hold.
         let query = "COPY (SELECT t.name FROM t, generate_series(1, 1000)) TO STDOUT";
         let mut psql = cluster.program("psql");
         psql.args(["-q", "-d", "postgres", "-c", query]).stdout(std::process::Stdio::piped());
-        let deaf = Deaf(psql.spawn()?);
+        let unreading = UnreadingClient(psql.spawn()?);
         let waits = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'ClientWrite'";
         cluster.eventually(waits, "1")?;
-        Ok(deaf)
+        Ok(unreading)
     }
 }
 
-impl Drop for Deaf {
+impl Drop for UnreadingClient {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
@@ -242,9 +242,9 @@ impl Drop for Deaf {
 fn a_client_that_does_not_read_delays_nothing() -> Result<()> {
     let mut cluster = cluster(&[])?;
     cluster.allow_log("connection to client lost");
-    let deaf = Deaf::new(&cluster)?;
-    nothing_is_held_up(&cluster)?;
-    drop(deaf);
+    let unreading = UnreadingClient::new(&cluster)?;
+    nothing_is_delayed(&cluster)?;
+    drop(unreading);
     cluster.finish()
 }
 
@@ -252,11 +252,11 @@ fn a_client_that_does_not_read_delays_nothing() -> Result<()> {
 fn a_stopped_client_delays_nothing() -> Result<()> {
     let mut cluster = cluster(&[])?;
     cluster.allow_log("connection to client lost");
-    let deaf = Deaf::new(&cluster)?;
-    let pid = Pid::from_raw(deaf.0.id() as i32).context("no process id")?;
+    let unreading = UnreadingClient::new(&cluster)?;
+    let pid = Pid::from_raw(unreading.0.id() as i32).context("no process id")?;
     kill_process(pid, Signal::STOP)?;
-    nothing_is_held_up(&cluster)?;
-    drop(deaf);
+    nothing_is_delayed(&cluster)?;
+    drop(unreading);
     cluster.finish()
 }
 
@@ -268,7 +268,7 @@ fn an_idle_transaction_delays_nothing() -> Result<()> {
         &mut session,
         "BEGIN ISOLATION LEVEL REPEATABLE READ; SELECT count(*) FROM t; DECLARE c CURSOR FOR SELECT * FROM t; FETCH 1 FROM c",
     )?;
-    nothing_is_held_up(&cluster)?;
+    nothing_is_delayed(&cluster)?;
     run_sql(&mut session, "FETCH ALL FROM c; INSERT INTO u VALUES (1); COMMIT")?;
     cluster.finish()
 }
@@ -280,7 +280,7 @@ fn an_absent_synchronous_standby_delays_no_job() -> Result<()> {
     let session = in_background(&cluster, "INSERT INTO u VALUES (1)")?;
     cluster
         .eventually("SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'SyncRep'", "1")?;
-    nothing_is_held_up(&cluster)?;
+    nothing_is_delayed(&cluster)?;
     cluster.set(&[("synchronous_standby_names", "")])?;
     joined(session)?;
     cluster.finish()

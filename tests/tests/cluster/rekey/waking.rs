@@ -59,7 +59,7 @@ fn the_launcher_is_woken_by_its_latch() -> Result<()> {
 }
 
 /// Whether this user may set the next process id (/proc/sys/kernel/ns_last_pid).
-fn may_choose_numbers() -> bool {
+fn can_choose_process_ids() -> bool {
     let file = std::fs::OpenOptions::new().write(true).open(NUMBER_BEFORE);
     if file.is_err() {
         eprintln!("skipped: {NUMBER_BEFORE} cannot be written");
@@ -70,7 +70,7 @@ fn may_choose_numbers() -> bool {
 const NUMBER_BEFORE: &str = "/proc/sys/kernel/ns_last_pid";
 
 /// Starts another process with this process id, which the server may send signals to.
-fn process_by_number(cluster: &Cluster, number: Pid) -> Result<Child> {
+fn process_with_id(cluster: &Cluster, number: Pid) -> Result<Child> {
     let number = number.as_raw_nonzero().get();
     for _ in 0..1000 {
         std::fs::write(NUMBER_BEFORE, (number - 1).to_string())?;
@@ -87,7 +87,7 @@ fn process_by_number(cluster: &Cluster, number: Pid) -> Result<Child> {
 
 #[test]
 fn a_process_with_the_launchers_former_id_gets_no_signal() -> Result<()> {
-    if !may_choose_numbers() {
+    if !can_choose_process_ids() {
         return Ok(());
     }
     let (mut cluster, launcher) = cluster()?;
@@ -102,7 +102,7 @@ fn a_process_with_the_launchers_former_id_gets_no_signal() -> Result<()> {
     }
     // Otherwise it would start another launcher within seconds.
     kill_process(postmaster, Signal::STOP)?;
-    let mut other = process_by_number(&cluster, launcher)?;
+    let mut other = process_with_id(&cluster, launcher)?;
     stop(launcher)?;
     let asked = session.batch_execute(&format!(
         "DO $$BEGIN ASSERT (SELECT count(*) = 0 {LAUNCHER}); END$$;

@@ -68,8 +68,8 @@ fn orders_take_effect_at_a_low_rate() -> Result<()> {
 #[test]
 fn a_job_fails_once_where_errors_end_sessions() -> Result<()> {
     let mut cluster = cluster("pagevault.rekey_rate = 0")?;
-    for said in ["invalid page", "page verification failed", "has failed"] {
-        cluster.allow_log(said);
+    for output in ["invalid page", "page verification failed", "has failed"] {
+        cluster.allow_log(output);
     }
     let mut files = cluster.files("t")?;
     cluster.stop(StopMode::Fast)?;

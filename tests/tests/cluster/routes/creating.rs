@@ -10,7 +10,7 @@ use super::{FILL_MADE, MAKES, ON_TABLE, Role, Row, driver, survey};
 
 #[test]
 fn new_tables_and_views() -> Result<()> {
-    driver::walk(&ROWS)
+    driver::run_rows(&ROWS)
 }
 
 /// With wal_level = minimal a transaction does not log the pages of relations it creates, but syncs
@@ -21,7 +21,7 @@ fn new_tables_and_views_without_wal() -> Result<()> {
         .conf("wal_level = minimal")
         .conf("max_wal_senders = 0")
         .conf("wal_skip_threshold = 0");
-    driver::walk_with(&settings, &ROWS)
+    driver::run_rows_with(&settings, &ROWS)
 }
 
 /// COPY FREEZE writes frozen rows and sets the visibility map at once. There are more rows than

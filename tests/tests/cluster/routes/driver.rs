@@ -88,14 +88,14 @@ impl Mode {
 }
 
 /// One row, run in one mode: a schema that must be sealed, and its twin.
-struct Walked<'rows> {
+struct RowRun<'rows> {
     row: &'rows Row,
     mode: Mode,
     secret: String,
     open: String,
 }
 
-impl Walked<'_> {
+impl RowRun<'_> {
     /// The required state of the relations of `root` in the secret schema.
     fn expected(&self, root: &str) -> Expected {
         let follows = !self.row.new.contains(&root);
@@ -109,33 +109,33 @@ impl Walked<'_> {
     }
 }
 
-impl fmt::Display for Walked<'_> {
+impl fmt::Display for RowRun<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{} [{}]", self.row.name, self.mode)
     }
 }
 
 /// Runs all rows in all suitable modes on one server, and checks the results.
-pub(super) fn walk(rows: &[Row]) -> Result<()> {
-    walk_with(&Settings::default(), rows)
+pub(super) fn run_rows(rows: &[Row]) -> Result<()> {
+    run_rows_with(&Settings::default(), rows)
 }
 
-/// Like [`walk`], on a server with these settings.
-pub(super) fn walk_with(settings: &Settings, rows: &[Row]) -> Result<()> {
+/// Like [`run_rows`], on a server with these settings.
+pub(super) fn run_rows_with(settings: &Settings, rows: &[Row]) -> Result<()> {
     let (cluster, _keys) = start(settings)?;
-    let mut walked = Vec::new();
+    let mut runs = Vec::new();
     for end in [End::Stop, End::Crash] {
         for mode in Mode::all(end) {
-            walked.extend(session(&cluster, rows, mode)?);
+            runs.extend(session(&cluster, rows, mode)?);
         }
         match end {
             End::Stop => cluster.restart()?,
             End::Crash => cluster.crash()?,
         }
-        compare(&cluster, &walked, end)?;
+        compare(&cluster, &runs, end)?;
         // A shutdown writes unlogged relations.
         cluster.restart()?;
-        check(&cluster, &walked, end)?;
+        check(&cluster, &runs, end)?;
         expect_no_drift(&cluster)?;
     }
     let triggers = cluster.text("SELECT count(*) FROM pg_event_trigger")?;
@@ -144,9 +144,9 @@ pub(super) fn walk_with(settings: &Settings, rows: &[Row]) -> Result<()> {
 }
 
 /// Reads all files.
-fn check(cluster: &Cluster, walked: &[Walked<'_>], end: End) -> Result<()> {
+fn check(cluster: &Cluster, runs: &[RowRun<'_>], end: End) -> Result<()> {
     let mut pairs = BTreeMap::new();
-    for pair in walked {
+    for pair in runs {
         for inner in ["", "_inner"] {
             pairs.insert(format!("{}{inner}", pair.secret), (pair, true));
             pairs.insert(format!("{}{inner}", pair.open), (pair, false));
@@ -224,15 +224,15 @@ const CONTENTS: &str = "CREATE FUNCTION public.contents(
     END $$";
 
 /// Runs all rows in one mode, in one session.
-fn session<'rows>(cluster: &Cluster, rows: &'rows [Row], mode: Mode) -> Result<Vec<Walked<'rows>>> {
+fn session<'rows>(cluster: &Cluster, rows: &'rows [Row], mode: Mode) -> Result<Vec<RowRun<'rows>>> {
     let mut client = cluster.client()?;
     if mode.role == Role::Owner {
         run_sql(&mut client, "SET SESSION AUTHORIZATION owner")?;
     }
-    let mut walked = Vec::new();
+    let mut runs = Vec::new();
     for (number, row) in rows.iter().enumerate().filter(|(_, row)| mode.suits(row)) {
         let name = format!("r{number}_{mode}");
-        let pair = Walked { row, mode, secret: name.clone(), open: format!("{name}_twin") };
+        let pair = RowRun { row, mode, secret: name.clone(), open: format!("{name}_twin") };
         let on = mode.object == Object::ByDefault;
         run_sql(&mut client, &format!("SET pagevault.default_encryption = {on}"))?;
         let label = mode.object == Object::Labelled;
@@ -240,15 +240,15 @@ fn session<'rows>(cluster: &Cluster, rows: &'rows [Row], mode: Mode) -> Result<V
         run_sql(&mut client, "SET pagevault.default_encryption = off")?;
         route(&mut client, &pair, &pair.open, OPEN, false)
             .with_context(|| format!("{pair}, the twin"))?;
-        walked.push(pair);
+        runs.push(pair);
     }
-    Ok(walked)
+    Ok(runs)
 }
 
 /// Runs a row in one schema.
 fn route(
     client: &mut Client,
-    pair: &Walked<'_>,
+    pair: &RowRun<'_>,
     schema: &str,
     canary: &str,
     label: bool,
@@ -280,12 +280,12 @@ fn route(
 }
 
 /// Fails unless both schemas of each pair have equal contents.
-fn compare(cluster: &Cluster, walked: &[Walked<'_>], end: End) -> Result<()> {
+fn compare(cluster: &Cluster, runs: &[RowRun<'_>], end: End) -> Result<()> {
     // After a crash, sequences have skipped values, not all equally many.
     let sequence = if end == End::Stop { "last_value, is_called" } else { "is_called" };
     let mut client = cluster.client()?;
     run_sql(&mut client, "SET enable_seqscan = off")?;
-    for pair in walked {
+    for pair in runs {
         let mut contents = |schema: &str, canary: &str| -> Result<String> {
             let reads = pair.row.reads.replace("{schema}", schema).replace("{canary}", canary);
             run_sql(&mut client, &format!("SET search_path = {schema}, public"))?;

@@ -56,7 +56,7 @@ fn cluster_with_extension(name: &str) -> Result<(Cluster, pagevault_tests::KeyFi
 fn new_relations_of_extensions() -> Result<()> {
     let name = format!("pagevault_test_{}", std::process::id());
     let (cluster, _keys) = cluster_with_extension(&name)?;
-    let outcome = walk(&cluster, &name);
+    let outcome = run_rows(&cluster, &name);
     if cluster.installation().major < 18 {
         for file in ["--1.0.sql", "--1.0--1.1.sql", ".control"] {
             let directory = cluster.installation().share_directory().join("extension");
@@ -67,7 +67,7 @@ fn new_relations_of_extensions() -> Result<()> {
     cluster.finish()
 }
 
-fn walk(cluster: &Cluster, name: &str) -> Result<()> {
+fn run_rows(cluster: &Cluster, name: &str) -> Result<()> {
     // Statistics are sealed from the first encrypted relation on.
     cluster.sql("CREATE TABLE gone (id int); SELECT pagevault.encrypt('gone'); DROP TABLE gone")?;
     for (schema, label, session, expected) in [

@@ -6,17 +6,17 @@ use super::{FILL_T, ON_TABLE, Row, driver};
 
 #[test]
 fn new_indexes() -> Result<()> {
-    driver::walk(&MADE)
+    driver::run_rows(&MADE)
 }
 
 #[test]
 fn rebuilt_indexes() -> Result<()> {
-    driver::walk(&MADE_ANEW)
+    driver::run_rows(&MADE_ANEW)
 }
 
 #[test]
 fn indexes_of_partitions() -> Result<()> {
-    driver::walk(&OF_PARTITIONS)
+    driver::run_rows(&OF_PARTITIONS)
 }
 
 const MADE: [Row; 18] = [

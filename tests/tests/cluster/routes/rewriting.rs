@@ -6,17 +6,17 @@ use super::{FILL_T, ON_TABLE, Row, driver};
 
 #[test]
 fn rewritten_tables() -> Result<()> {
-    driver::walk(&REWRITTEN)
+    driver::run_rows(&REWRITTEN)
 }
 
 #[test]
 fn truncated_tables() -> Result<()> {
-    driver::walk(&EMPTIED)
+    driver::run_rows(&EMPTIED)
 }
 
 #[test]
 fn refreshed_materialized_views() -> Result<()> {
-    driver::walk(&VIEWS)
+    driver::run_rows(&VIEWS)
 }
 
 const REWRITTEN: [Row; 15] = [

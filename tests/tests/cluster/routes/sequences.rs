@@ -7,12 +7,12 @@ use super::{MAKES, ON_TABLE, Row, driver};
 
 #[test]
 fn new_sequences() -> Result<()> {
-    driver::walk(&MADE)
+    driver::run_rows(&MADE)
 }
 
 #[test]
 fn altered_sequences() -> Result<()> {
-    driver::walk(&ALTERED)
+    driver::run_rows(&ALTERED)
 }
 
 /// WAL is up to 32 values ahead of a sequence's page; pages rewritten because of a label are not.

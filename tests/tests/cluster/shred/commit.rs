@@ -64,8 +64,8 @@ fn pipeline(cluster: &Cluster, statements: &[&str]) -> Result<String> {
 fn pipelines_that_fail_afterwards() -> Result<()> {
     let mut cluster = analyzed()?;
     cluster.allow_log("division by zero");
-    let said = pipeline(&cluster, &[SHRED, "SELECT 1 / 0"])?;
-    ensure!(said.contains("division by zero"), "{said}");
+    let response = pipeline(&cluster, &[SHRED, "SELECT 1 / 0"])?;
+    ensure!(response.contains("division by zero"), "{response}");
     ensure_forgotten(&cluster)?;
     cluster.finish()
 }
@@ -76,8 +76,8 @@ fn pipelines_with_earlier_statements() -> Result<()> {
     let mut cluster = analyzed()?;
     cluster.allow_log("cannot run in a transaction block");
     for before in ["SELECT 1", "CREATE TABLE made (id int)"] {
-        let said = pipeline(&cluster, &[before, SHRED])?;
-        ensure!(said.contains("shred() cannot run in a transaction block"), "{said}");
+        let response = pipeline(&cluster, &[before, SHRED])?;
+        ensure!(response.contains("shred() cannot run in a transaction block"), "{response}");
     }
     ensure!(cluster.text("SELECT count(*) FROM t")? == "1000");
     ensure!(cluster.text(SAMPLED)? != "0", "statistics are gone");

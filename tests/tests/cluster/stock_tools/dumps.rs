@@ -63,7 +63,7 @@ fn cluster() -> Result<(Cluster, KeyFile, Canary)> {
 }
 
 /// The contents of a database to compare.
-fn portrait(client: &mut Client) -> Result<(Vec<String>, Vec<String>, String)> {
+fn contents(client: &mut Client) -> Result<(Vec<String>, Vec<String>, String)> {
     // Jobs of the label `plaintext` run after the end of its transaction.
     column(client, "SELECT pagevault.wait_for_rekey(job)::text FROM pagevault.rekey_jobs")?;
     let drift = column(client, "SELECT d::text FROM pagevault.drift(true) d")?;
@@ -86,7 +86,7 @@ fn restore(cluster: &Cluster, database: &str, options: &[&str], file: &Path) -> 
 #[test]
 fn relations_restored_from_every_format_are_sealed() -> Result<()> {
     let (cluster, _keys, canary) = cluster()?;
-    let original = portrait(&mut cluster.client_to("app")?)?;
+    let original = contents(&mut cluster.client_to("app")?)?;
     ensure!(original.0.len() == 4, "{:?}", original.0);
     let scanner = Scanner::new([&canary]);
     for (database, dumped, restored) in [
@@ -106,7 +106,7 @@ fn relations_restored_from_every_format_are_sealed() -> Result<()> {
             run(&mut restore(&cluster, database, restored, &file))?;
         }
         let mut client = cluster.client_to(database)?;
-        let copy = portrait(&mut client)?;
+        let copy = contents(&mut client)?;
         ensure!(copy == original, "{database}:\n{original:#?}\n{copy:#?}");
     }
     cluster.sql("CHECKPOINT")?;
@@ -131,7 +131,7 @@ fn pg_dumpall_moves_a_whole_cluster() -> Result<()> {
         "CREATE TABLE placed (id int) TABLESPACE place; INSERT INTO placed VALUES (1)",
     )?;
     run_sql(&mut app, "SELECT pagevault.encrypt_database()")?;
-    let original = portrait(&mut app)?;
+    let original = contents(&mut app)?;
     drop(app);
     let file = old.directory().join("everything");
     run(old.program("pg_dumpall").args(["--no-sync", "--file"]).arg(&file))?;
@@ -151,7 +151,7 @@ fn pg_dumpall_moves_a_whole_cluster() -> Result<()> {
     std::fs::write(&file, all)?;
     run(new.program("psql").args(["-q", "-v", "ON_ERROR_STOP=1", "-f"]).arg(&file))?;
     let mut app = new.client_to("app")?;
-    let copy = portrait(&mut app)?;
+    let copy = contents(&mut app)?;
     ensure!(copy == original, "{original:#?}\n{copy:#?}");
     const SHARED: &str =
         "SELECT string_agg(concat_ws(' ', objtype, objname, label), ', ' ORDER BY objtype)
@@ -175,9 +175,9 @@ fn a_server_without_pagevault_reports_what_is_missing() -> Result<()> {
     let mut stock = Cluster::start(&Settings::default().without_preload())?;
     stock.allow_log("pagevault");
     run(stock.program("createdb").arg("app"))?;
-    let said = complaints(&mut restore(&stock, "app", &[], &file))?;
-    ensure!(said.contains("security label provider \"pagevault\" is not loaded"), "{said}");
-    ensure!(said.contains("errors ignored on restore: 4"), "{said}");
+    let output = complaints(&mut restore(&stock, "app", &[], &file))?;
+    ensure!(output.contains("security label provider \"pagevault\" is not loaded"), "{output}");
+    ensure!(output.contains("errors ignored on restore: 4"), "{output}");
     ensure!(text(&mut stock.client_to("app")?, ROWS)? == rows, "rows");
     run(stock.program("createdb").arg("strict"))?;
     complaints(&mut restore(&stock, "strict", &["--exit-on-error"], &file))?;
@@ -209,8 +209,8 @@ fn without_a_master_key_a_restore_stops_before_the_first_row() -> Result<()> {
     let strict = ["--exit-on-error", "--single-transaction"];
     for options in [&strict[..1], &strict[1..], &["--exit-on-error", "--jobs=2"]] {
         run(new.program("createdb").arg("app"))?;
-        let said = complaints(&mut restore(&new, "app", options, &file))?;
-        ensure!(said.contains(NO_KEY) && said.contains("set_cluster_master_key()"), "{said}");
+        let output = complaints(&mut restore(&new, "app", options, &file))?;
+        ensure!(output.contains(NO_KEY) && output.contains("set_cluster_master_key()"), "{output}");
         let tables = text(&mut new.client_to("app")?, TABLES)?;
         ensure!(tables == "0", "{options:?}: {tables} tables");
         run(new.program("dropdb").arg("app"))?;
@@ -218,8 +218,8 @@ fn without_a_master_key_a_restore_stops_before_the_first_row() -> Result<()> {
     // Restores that continue after errors can have every table refused.
     run(new.program("createdb").arg("app"))?;
     new.sql("ALTER DATABASE app SET pagevault.default_encryption = on")?;
-    let said = complaints(&mut restore(&new, "app", &[], &file))?;
-    ensure!(said.contains(NO_KEY) && said.contains("errors ignored on restore"), "{said}");
+    let output = complaints(&mut restore(&new, "app", &[], &file))?;
+    ensure!(output.contains(NO_KEY) && output.contains("errors ignored on restore"), "{output}");
     let tables = text(&mut new.client_to("app")?, TABLES)?;
     ensure!(tables == "0", "{tables} tables");
     new.finish()?;

@@ -77,11 +77,11 @@ fn pg_amcheck_names_a_damaged_relation_and_checks_the_rest() -> Result<()> {
     std::fs::write(&path, bytes)?;
     cluster.start_server()?;
     let output = cluster.program("pg_amcheck").args(["--all", "--progress"]).output()?;
-    let said = String::from_utf8_lossy(&output.stdout);
-    ensure!(output.status.code() == Some(2), "{}: {said}", output.status);
-    ensure!(said.contains("heap table \"postgres.public.large\":"), "{said}");
-    ensure!(said.contains("invalid page in block 3"), "{said}");
-    ensure!(said.matches("heap table").count() == 1, "{said}");
+    let response = String::from_utf8_lossy(&output.stdout);
+    ensure!(output.status.code() == Some(2), "{}: {response}", output.status);
+    ensure!(response.contains("heap table \"postgres.public.large\":"), "{response}");
+    ensure!(response.contains("invalid page in block 3"), "{response}");
+    ensure!(response.matches("heap table").count() == 1, "{response}");
     let vacuum = complaints(cluster.program("vacuumdb").arg("--disable-page-skipping"))?;
     ensure!(vacuum.contains("invalid page in block 3"), "{vacuum}");
     ensure!(vacuum.contains("of relation \"public.large\""), "{vacuum}");

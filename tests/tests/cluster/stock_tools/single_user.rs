@@ -24,13 +24,13 @@ fn a_requested_job_runs_when_the_server_starts() -> Result<()> {
                     CREATE TABLE small AS SELECT 1 AS id\nSELECT pagevault.encrypt('small')\n";
     server.stdin.take().context("its input")?.write_all(commands.as_bytes())?;
     let output = server.wait_with_output()?;
-    let said = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
-    ensure!(output.status.success() && !said.contains("ERROR"), "{said}");
-    ensure!(said.contains("count = \"300000\""), "{said}");
+    let response = String::from_utf8_lossy(&[output.stdout, output.stderr].concat()).into_owned();
+    ensure!(output.status.success() && !response.contains("ERROR"), "{response}");
+    ensure!(response.contains("count = \"300000\""), "{response}");
     cluster.start_server()?;
     assert_sealed(&cluster.family_files("small")?)?;
     let done = cluster.text("SELECT pagevault.wait_for_rekey('large'::regclass, '1min')")?;
-    ensure!(done == "t", "{done}\n{said}");
+    ensure!(done == "t", "{done}\n{response}");
     cluster.sql("CHECKPOINT")?;
     assert_sealed(&cluster.family_files("large")?)?;
     ensure!(cluster.text("SELECT count(DISTINCT name) FROM large")? == "300000", "rows");

@@ -16,20 +16,20 @@ fn upgrades_that_would_lose_keys_are_refused() -> Result<()> {
     old.sql("CREATE TABLE t AS SELECT 7 AS id; SELECT pagevault.encrypt('t')")?;
     let new = new_cluster()?;
     let refused = |new: &Cluster, why: &str| -> Result<()> {
-        let said = failure(&mut upgrading(&old, new), new)?;
-        ensure!(said.contains(why), "{said}\nand not: {why}");
+        let response = failure(&mut upgrading(&old, new), new)?;
+        ensure!(response.contains(why), "{response}\nand not: {why}");
         Ok(())
     };
     refused(&new, "a server is running in")?;
     old.stop(StopMode::Fast)?;
 
     // pg_upgrade without exec.
-    let said = failure(&mut alone(&old, &new), &new)?;
+    let response = failure(&mut alone(&old, &new), &new)?;
     ensure!(
-        said.contains("pg_upgrade alone would leave the keys of encrypted relations behind"),
-        "{said}"
+        response.contains("pg_upgrade alone would leave the keys of encrypted relations behind"),
+        "{response}"
     );
-    ensure!(said.contains("pagevault-keyring exec -- pg_upgrade"), "{said}");
+    ensure!(response.contains("pagevault-keyring exec -- pg_upgrade"), "{response}");
 
     // The provider does not respond.
     keys.take_away()?;
@@ -44,11 +44,11 @@ fn upgrades_that_would_lose_keys_are_refused() -> Result<()> {
     // The same directory twice, a directory without a cluster, and a missing directory.
     refused(&old, "the same data directory")?;
     let mut nowhere = upgrading(&old, &new);
-    let said = failure(nowhere.arg("-D").arg(new.directory()), &new)?;
-    ensure!(said.contains("is not a data directory"), "{said}");
+    let response = failure(nowhere.arg("-D").arg(new.directory()), &new)?;
+    ensure!(response.contains("is not a data directory"), "{response}");
     let mut command = new.installation().command("pagevault-keyring");
-    let said = failure(command.args(["exec", "--", "pg_upgrade", "-U", "postgres"]), &new)?;
-    ensure!(said.contains("pg_upgrade needs -d or --old-datadir"), "{said}");
+    let response = failure(command.args(["exec", "--", "pg_upgrade", "-U", "postgres"]), &new)?;
+    ensure!(response.contains("pg_upgrade needs -d or --old-datadir"), "{response}");
     ensure!(!new.data_directory().join("pagevault/cluster.keys").exists(), "keys were brought");
 
     // A new cluster with its own keys.
@@ -88,16 +88,17 @@ fn the_new_server_notices_a_changed_keystore() -> Result<()> {
         ("0123456789abcdef0123456789abcdef", "a keystore that is not the one"),
         ("all", "has an unknown value"),
     ] {
-        let said = failure(alone(&old, &new).env("PAGEVAULT_UPGRADE", ticket), &new)?;
-        ensure!(said.contains(why), "{said}");
+        let response = failure(alone(&old, &new).env("PAGEVAULT_UPGRADE", ticket), &new)?;
+        ensure!(response.contains(why), "{response}");
     }
     old.allow_log("has an unknown value");
     let inspected = run(old.program("pagevault-keyring").arg("inspect").arg(old.data_directory()))?;
     let id = inspected.split(|c: char| !c.is_ascii_hexdigit()).find(|word| word.len() == 32);
-    let said = failure(alone(&old, &new).env("PAGEVAULT_UPGRADE", id.unwrap_or_default()), &new)?;
+    let response =
+        failure(alone(&old, &new).env("PAGEVAULT_UPGRADE", id.unwrap_or_default()), &new)?;
     ensure!(
-        said.contains("the keystore of the cluster to be upgraded is not here"),
-        "{inspected}\n{said}"
+        response.contains("the keystore of the cluster to be upgraded is not here"),
+        "{inspected}\n{response}"
     );
     old.start_server()?;
     ensure!(old.text("SELECT id FROM t")? == "7", "the table in the old cluster");

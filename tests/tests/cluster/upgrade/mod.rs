@@ -66,12 +66,12 @@ fn upgrading(old: &Cluster, new: &Cluster) -> Command {
 fn failure(command: &mut Command, new: &Cluster) -> Result<String> {
     let output = command.output()?;
     ensure!(!output.status.success(), "{command:?} succeeds");
-    let mut said = String::from_utf8_lossy(&output.stdout).into_owned();
-    said.push_str(&String::from_utf8_lossy(&output.stderr));
+    let mut response = String::from_utf8_lossy(&output.stdout).into_owned();
+    response.push_str(&String::from_utf8_lossy(&output.stderr));
     for log in scene::files_below(&new.data_directory().join("pg_upgrade_output.d"))? {
         if log.extension().is_some_and(|extension| extension == "log") {
-            said.push_str(&std::fs::read_to_string(log)?);
+            response.push_str(&std::fs::read_to_string(log)?);
         }
     }
-    Ok(said)
+    Ok(response)
 }

@@ -73,7 +73,7 @@ fn upgraded(ways: &[&str]) -> Result<(Scene, Cluster)> {
     let mut command = upgrading(&scene.old, &new);
     command.args(ways.iter().filter(|way| **way != "--copy"));
     match run(&mut command) {
-        Ok(said) => ensure!(said.contains("Upgrade Complete"), "{said}"),
+        Ok(output) => ensure!(output.contains("Upgrade Complete"), "{output}"),
         Err(error) => bail!("{error:#}"),
     }
     Ok((scene, new))

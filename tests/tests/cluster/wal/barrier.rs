@@ -26,24 +26,24 @@ fn other_sessions_continue_while_a_barrier_is_written() -> Result<()> {
         Ok((rotation, cancel))
     };
     let done = |rotation: thread::JoinHandle<Result<String>>| -> Result<String> {
-        let said = rotation.join().map_err(|_| anyhow::anyhow!("a panic"))?;
-        Ok(said.unwrap_or_else(|error| format!("{error:#}")))
+        let output = rotation.join().map_err(|_| anyhow::anyhow!("a panic"))?;
+        Ok(output.unwrap_or_else(|error| format!("{error:#}")))
     };
     let (rotation, cancel) = rotate("wal_switch.barrier")?;
     cluster.sql("CREATE TABLE another AS SELECT generate_series(1, 1000)")?;
     ensure!(key()? == "1", "key {}", key()?);
     cancel.cancel_query(postgres::NoTls)?;
-    let said = done(rotation)?;
+    let output = done(rotation)?;
     cluster.resume();
-    ensure!(said.contains("canceling statement due to user request"), "{said}");
+    ensure!(output.contains("canceling statement due to user request"), "{output}");
     ensure!(key()? == "1", "key {}", key()?);
 
     // Switched off meanwhile: the key is not used.
     let (rotation, _) = rotate("wal_switch.barrier_of 3")?;
     switch(&cluster, false)?;
     cluster.resume();
-    let said = done(rotation)?;
-    ensure!(said.contains("WAL is not encrypted"), "{said}");
+    let output = done(rotation)?;
+    ensure!(output.contains("WAL is not encrypted"), "{output}");
     ensure!(cluster.text(STATE)? == "f");
     switch(&cluster, true)?;
     ensure!(key()? == "4", "key {}", key()?);
@@ -53,8 +53,8 @@ fn other_sessions_continue_while_a_barrier_is_written() -> Result<()> {
     switch(&cluster, false)?;
     switch(&cluster, true)?;
     cluster.resume();
-    let said = done(rotation)?;
-    ensure!(said == "6" && key()? == "6", "{said}, key {}", key()?);
+    let output = done(rotation)?;
+    ensure!(output == "6" && key()? == "6", "{output}, key {}", key()?);
     insert(&cluster, "drossel", 1000)?;
     assert_hidden(&cluster, "drossel")?;
     cluster.crash()?;

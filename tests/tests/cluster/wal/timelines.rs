@@ -159,10 +159,10 @@ fn programs_find_the_end_of_wal_before_pages_of_a_parent_timeline() -> Result<()
     let mut dump = server.program("pagevault-keyring");
     dump.env("PGDATA", server.data_directory());
     dump.args(["exec", "--", "pg_waldump"]).arg(restored.own_name(0));
-    let said = dump.output()?;
-    let shown = String::from_utf8_lossy(&said.stdout).matches("INSERT").count();
+    let response = dump.output()?;
+    let shown = String::from_utf8_lossy(&response.stdout).matches("INSERT").count();
     ensure!(shown >= 100, "{shown} records");
-    let error = String::from_utf8_lossy(&said.stderr).into_owned();
+    let error = String::from_utf8_lossy(&response.stderr).into_owned();
     ensure!(error.contains("error in WAL record") && !error.contains("no key"), "{error}");
     let mut verify = server.program("pagevault-keyring");
     run(verify.arg("verify").arg(server.data_directory()))?;

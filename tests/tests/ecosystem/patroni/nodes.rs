@@ -435,8 +435,8 @@ fn start_etcd(installation: &Installation, root: &Path) -> Result<(Child, u16)> 
         if child.try_wait()?.is_some() || Instant::now() > deadline {
             let _ = child.kill();
             let _ = child.wait();
-            let said = std::fs::read_to_string(root.join("etcd.log")).unwrap_or_default();
-            bail!("etcd does not start: {said}");
+            let output = std::fs::read_to_string(root.join("etcd.log")).unwrap_or_default();
+            bail!("etcd does not start: {output}");
         }
         std::thread::sleep(Duration::from_millis(50));
     }

@@ -97,24 +97,24 @@ fn least_privilege_is_enough_and_less_is_denied() -> Result<()> {
     let provider = kms.provider(&enough);
     let (wrapped, _) = provider.wrap(&key, CONTEXT, SECRET)?;
     ensure!(provider.unwrap(&key, CONTEXT, &wrapped)? == SECRET);
-    let told = provider.ask(&key, CONTEXT, json!("check"))?;
-    let findings = told["checked"]["findings"].as_array().with_context(|| format!("{told}"))?;
-    ensure!(findings.iter().all(|finding| finding["failure"].is_null()), "{told}");
+    let reply = provider.ask(&key, CONTEXT, json!("check"))?;
+    let findings = reply["checked"]["findings"].as_array().with_context(|| format!("{reply}"))?;
+    ensure!(findings.iter().all(|finding| finding["failure"].is_null()), "{reply}");
     ensure!(findings[3]["seen"].as_str().is_some_and(|seen| seen.contains("not allowed to list")));
 
     let less = user(&kms, "less", &["kms:DescribeKey", "kms:Encrypt"])?;
     let provider = kms.provider(&less);
     provider.wrap(&key, CONTEXT, SECRET)?;
     let action = json!({"unwrap": {"wrapped": wrapped}});
-    let told = provider.refused(&key, CONTEXT, action, "denied")?;
-    let message = told["message"].as_str().unwrap_or_default();
-    ensure!(message.contains("does not allow kms:Decrypt") && message.contains(&key), "{told}");
-    ensure!(told["detail"].as_str().is_some_and(|text| text.contains("AccessDeniedException")));
-    ensure!(told["retry"] == false);
+    let reply = provider.refused(&key, CONTEXT, action, "denied")?;
+    let message = reply["message"].as_str().unwrap_or_default();
+    ensure!(message.contains("does not allow kms:Decrypt") && message.contains(&key), "{reply}");
+    ensure!(reply["detail"].as_str().is_some_and(|text| text.contains("AccessDeniedException")));
+    ensure!(reply["retry"] == false);
 
     let nothing = user(&kms, "nothing", &["s3:ListBucket"])?;
-    let told = kms.provider(&nothing).refused(&key, CONTEXT, wrap(), "denied")?;
-    ensure!(told["message"].as_str().is_some_and(|text| text.contains("kms:DescribeKey")));
+    let reply = kms.provider(&nothing).refused(&key, CONTEXT, wrap(), "denied")?;
+    ensure!(reply["message"].as_str().is_some_and(|text| text.contains("kms:DescribeKey")));
     Ok(())
 }
 
@@ -127,15 +127,16 @@ fn unknown_and_forged_credentials_are_not_accepted() -> Result<()> {
     let forged = "FORGEDFORGEDFORGEDFORGED";
     for id in [id.context("no id")?, "AKIAUNKNOWN000000000"] {
         let credentials = Credentials::of(id, forged)?;
-        let told = kms.provider(&credentials).refused(&key, CONTEXT, wrap(), "unauthenticated")?;
-        ensure!(told["retry"] == false && !told.to_string().contains(forged), "{told}");
+        let reply = kms.provider(&credentials).refused(&key, CONTEXT, wrap(), "unauthenticated")?;
+        ensure!(reply["retry"] == false && !reply.to_string().contains(forged), "{reply}");
 
-        let told = kms.provider(&credentials).ask(&key, CONTEXT, json!("check"))?;
-        let findings = told["checked"]["findings"].as_array().with_context(|| format!("{told}"))?;
+        let reply = kms.provider(&credentials).ask(&key, CONTEXT, json!("check"))?;
+        let findings =
+            reply["checked"]["findings"].as_array().with_context(|| format!("{reply}"))?;
         let last = findings.last().context("no findings")?;
-        ensure!(last["what"] == "the credentials are accepted", "{told}");
-        ensure!(last["failure"]["class"] == "unauthenticated", "{told}");
-        ensure!(!told.to_string().contains(forged), "{told}");
+        ensure!(last["what"] == "the credentials are accepted", "{reply}");
+        ensure!(last["failure"]["class"] == "unauthenticated", "{reply}");
+        ensure!(!reply.to_string().contains(forged), "{reply}");
     }
     Ok(())
 }
@@ -144,10 +145,11 @@ fn credentials_come_from_where_aws_looks() -> Result<()> {
     let kms = Emulator::ministack_with_iam()?;
     let key = kms.create_key()?;
     let source = |provider: &Provider| -> Result<String> {
-        let told = provider.ask(&key, CONTEXT, json!("check"))?;
-        let findings = told["checked"]["findings"].as_array().with_context(|| format!("{told}"))?;
-        ensure!(findings.len() == 7, "{told}");
-        ensure!(findings.iter().all(|finding| finding["failure"].is_null()), "{told}");
+        let reply = provider.ask(&key, CONTEXT, json!("check"))?;
+        let findings =
+            reply["checked"]["findings"].as_array().with_context(|| format!("{reply}"))?;
+        ensure!(findings.len() == 7, "{reply}");
+        ensure!(findings.iter().all(|finding| finding["failure"].is_null()), "{reply}");
         Ok(findings[1]["seen"].as_str().unwrap_or_default().to_owned())
     };
     let options =
@@ -192,10 +194,10 @@ fn no_credentials_says_so() -> Result<()> {
     let options =
         json!({"region": REGION, "endpoint": silent.endpoint, "insecure_loopback_http": true});
     let provider = without_ambient_credentials(Provider::new("aws_kms", options));
-    let told = provider.refused("alias/x", CONTEXT, wrap(), "unauthenticated")?;
-    let message = told["message"].as_str().unwrap_or_default();
-    ensure!(message.ends_with("there are no AWS credentials"), "{told}");
-    ensure!(told["retry"] == false && silent.requests() == 0);
+    let reply = provider.refused("alias/x", CONTEXT, wrap(), "unauthenticated")?;
+    let message = reply["message"].as_str().unwrap_or_default();
+    ensure!(message.ends_with("there are no AWS credentials"), "{reply}");
+    ensure!(reply["retry"] == false && silent.requests() == 0);
     Ok(())
 }
 
@@ -207,10 +209,10 @@ fn bad_credentials_files_say_what_is_wrong() -> Result<()> {
             options["profile"] = json!(profile);
         }
         let provider = without_ambient_credentials(Provider::new("aws_kms", options));
-        let told = provider.refused("alias/x", CONTEXT, wrap(), "unauthenticated")?;
-        let text = told["detail"].as_str().unwrap_or_default();
-        ensure!(text.contains(detail), "{detail:?} is not in {told}");
-        ensure!(!told.to_string().contains("hidden") && told["retry"] == false, "{told}");
+        let reply = provider.refused("alias/x", CONTEXT, wrap(), "unauthenticated")?;
+        let text = reply["detail"].as_str().unwrap_or_default();
+        ensure!(text.contains(detail), "{detail:?} is not in {reply}");
+        ensure!(!reply.to_string().contains("hidden") && reply["retry"] == false, "{reply}");
         Ok(())
     };
     let file = Credentials::of("AKIA", "hidden")?;
@@ -225,8 +227,8 @@ fn bad_credentials_files_say_what_is_wrong() -> Result<()> {
     let class_of = |credentials: &Credentials| -> Result<Value> {
         let options = json!({"region": REGION, "credentials_file": credentials.path()});
         let provider = without_ambient_credentials(Provider::new("aws_kms", options));
-        let mut told = provider.ask("alias/x", CONTEXT, wrap())?;
-        Ok(told["failed"]["class"].take())
+        let mut reply = provider.ask("alias/x", CONTEXT, wrap())?;
+        Ok(reply["failed"]["class"].take())
     };
     let file = Credentials::of("AKIA", "hidden")?;
     fs::set_permissions(file.path(), Permissions::from_mode(0o644))?;
@@ -245,8 +247,8 @@ fn no_region_says_so() -> Result<()> {
     let root = Credentials::root()?;
     let options = json!({"credentials_file": root.path()});
     let provider = without_ambient_credentials(Provider::new("aws_kms", options));
-    let told = provider.refused("alias/x", CONTEXT, wrap(), "bad_options")?;
-    ensure!(told["message"].as_str().is_some_and(|text| text.ends_with("no AWS region is set")));
+    let reply = provider.refused("alias/x", CONTEXT, wrap(), "bad_options")?;
+    ensure!(reply["message"].as_str().is_some_and(|text| text.ends_with("no AWS region is set")));
     // The region becomes part of a host name.
     let strange = provider.env("AWS_REGION", "example.com/");
     strange.refused("alias/x", CONTEXT, wrap(), "bad_options")?;
@@ -271,8 +273,8 @@ fn addresses_in_the_environment_are_not_followed() -> Result<()> {
     // Without the option, requests go to AWS itself, which does not have this region.
     provider.options = json!({"region": "xx-none-1", "credentials_file": root.path()});
     provider.deadline_ms = 3000;
-    let told = provider.ask("alias/x", CONTEXT, wrap())?;
-    ensure!(!told["failed"].is_null(), "{told}");
+    let reply = provider.ask("alias/x", CONTEXT, wrap())?;
+    ensure!(!reply["failed"].is_null(), "{reply}");
     ensure!(wrong.requests() == 0, "an address in the environment was followed");
     Ok(())
 }
@@ -290,10 +292,10 @@ fn options_are_checked() -> Result<()> {
         (json!({"profile": ""}), "profile"),
     ] {
         let provider = without_ambient_credentials(Provider::new("aws_kms", options));
-        let told = provider.ask("", "", json!("check_options"))?;
-        ensure!(told["failed"]["class"] == "bad_options", "{told}");
-        let message = told["failed"]["message"].as_str().unwrap_or_default();
-        ensure!(message.contains(part) && !message.contains("secret@"), "{told}");
+        let reply = provider.ask("", "", json!("check_options"))?;
+        ensure!(reply["failed"]["class"] == "bad_options", "{reply}");
+        let message = reply["failed"]["message"].as_str().unwrap_or_default();
+        ensure!(message.contains(part) && !message.contains("secret@"), "{reply}");
     }
     for (address, accepted) in [("http://kms.example.com", true), ("http://127.0.0.1:9", false)] {
         let options = json!({"endpoint": address, "insecure_loopback_http": accepted});
@@ -302,8 +304,8 @@ fn options_are_checked() -> Result<()> {
     }
     let all = json!({"region": REGION, "endpoint": "https://kms.example.com", "profile": "p",
         "ca_file": "/nonexistent/ca.pem", "credentials_file": "/nonexistent/credentials"});
-    let told = Provider::new("aws_kms", all).ask("", "", json!("check_options"))?;
-    ensure!(told == "options_ok", "{told}");
+    let reply = Provider::new("aws_kms", all).ask("", "", json!("check_options"))?;
+    ensure!(reply == "options_ok", "{reply}");
     Ok(())
 }
 
@@ -331,9 +333,9 @@ fn only_trusted_servers_are_spoken_to() -> Result<()> {
     let ((kms, directory), root) = (moto_as("127.0.0.1")?, Credentials::root()?);
     let key = kms.create_key()?;
     let mut provider = kms.provider(&root);
-    let told = provider.refused(&key, CONTEXT, wrap(), "tls")?;
-    ensure!(told["detail"].as_str().is_some_and(|text| text.contains("UnknownIssuer")), "{told}");
-    ensure!(told["retry"] == false);
+    let reply = provider.refused(&key, CONTEXT, wrap(), "tls")?;
+    ensure!(reply["detail"].as_str().is_some_and(|text| text.contains("UnknownIssuer")), "{reply}");
+    ensure!(reply["retry"] == false);
 
     provider.options["ca_file"] = json!(directory.path().join("ca.pem"));
     let (wrapped, _) = provider.wrap(&key, CONTEXT, SECRET)?;
@@ -347,8 +349,11 @@ fn only_trusted_servers_are_spoken_to() -> Result<()> {
     let (kms, directory) = moto_as("kms.example.com")?;
     let mut provider = kms.provider(&root);
     provider.options["ca_file"] = json!(directory.path().join("ca.pem"));
-    let told = provider.refused(&key, CONTEXT, wrap(), "tls")?;
-    ensure!(told["detail"].as_str().is_some_and(|text| text.contains("kms.example.com")), "{told}");
+    let reply = provider.refused(&key, CONTEXT, wrap(), "tls")?;
+    ensure!(
+        reply["detail"].as_str().is_some_and(|text| text.contains("kms.example.com")),
+        "{reply}"
+    );
 
     // Unusable files are an error of the options, not of the connection.
     let empty = directory.path().join("empty.pem");

@@ -56,15 +56,15 @@ fn passing_errors() -> Result<()> {
         (400, "KMSInvalidStateException", "unreachable"),
     ] {
         let kms = Canned::error(status, code)?;
-        let told = provider(&kms.endpoint, &root, 3000).refused("k", CONTEXT, unwrap(), class)?;
-        ensure!(told["retry"] == true, "{told}");
-        let detail = told["detail"].as_str().unwrap_or_default();
-        ensure!(detail.contains(code) && detail.contains("canned-1"), "{told}");
+        let reply = provider(&kms.endpoint, &root, 3000).refused("k", CONTEXT, unwrap(), class)?;
+        ensure!(reply["retry"] == true, "{reply}");
+        let detail = reply["detail"].as_str().unwrap_or_default();
+        ensure!(detail.contains(code) && detail.contains("canned-1"), "{reply}");
         // Retries come from pagevault and not also from the SDK. On a busy machine the last reply
         // may come too late.
         let made = kms.requests();
         let counted = |tries| detail.ends_with(&format!("Tried {tries} times."));
-        ensure!(made > 1 && (counted(made) || counted(made - 1)), "{told}: {made}");
+        ensure!(made > 1 && (counted(made) || counted(made - 1)), "{reply}: {made}");
     }
     Ok(())
 }
@@ -149,11 +149,11 @@ fn lasting_errors() -> Result<()> {
         ("IncorrectKeyException", "wrong_ciphertext"),
     ] {
         let kms = Canned::error(400, code)?;
-        let told = provider(&kms.endpoint, &root, 5000).refused("k", CONTEXT, unwrap(), class)?;
-        ensure!(told["retry"] == false && kms.requests() == 1, "{told}");
+        let reply = provider(&kms.endpoint, &root, 5000).refused("k", CONTEXT, unwrap(), class)?;
+        ensure!(reply["retry"] == false && kms.requests() == 1, "{reply}");
         // The server's message about signatures may contain a session token.
-        let is_repeated = told.to_string().contains("said by the server");
-        ensure!(!(is_repeated && class == "unauthenticated"), "{told}");
+        let is_repeated = reply.to_string().contains("said by the server");
+        ensure!(!(is_repeated && class == "unauthenticated"), "{reply}");
     }
     Ok(())
 }
@@ -161,14 +161,14 @@ fn lasting_errors() -> Result<()> {
 fn nobody_there() -> Result<()> {
     let root = Credentials::root()?;
     let endpoint = format!("http://127.0.0.1:{}", free_port()?);
-    let told = provider(&endpoint, &root, 3000).refused("k", CONTEXT, unwrap(), "unreachable")?;
-    ensure!(told["message"].as_str().is_some_and(|text| text.contains(&endpoint)), "{told}");
-    let detail = told["detail"].as_str().unwrap_or_default();
-    ensure!(detail.starts_with("Connection refused"), "{told}");
+    let reply = provider(&endpoint, &root, 3000).refused("k", CONTEXT, unwrap(), "unreachable")?;
+    ensure!(reply["message"].as_str().is_some_and(|text| text.contains(&endpoint)), "{reply}");
+    let detail = reply["detail"].as_str().unwrap_or_default();
+    ensure!(detail.starts_with("Connection refused"), "{reply}");
 
     let unknown = "https://kms.invalid";
-    let told = provider(unknown, &root, 3000).refused("k", CONTEXT, unwrap(), "unreachable")?;
-    ensure!(told["message"].as_str().is_some_and(|text| text.contains(unknown)), "{told}");
+    let reply = provider(unknown, &root, 3000).refused("k", CONTEXT, unwrap(), "unreachable")?;
+    ensure!(reply["message"].as_str().is_some_and(|text| text.contains(unknown)), "{reply}");
     Ok(())
 }
 
@@ -176,17 +176,20 @@ fn silent_server() -> Result<()> {
     let (root, silent) = (Credentials::root()?, Canned::silent()?);
     let start = Instant::now();
     let asked = provider(&silent.endpoint, &root, 3000);
-    let told = asked.refused("k", CONTEXT, unwrap(), "deadline")?;
+    let reply = asked.refused("k", CONTEXT, unwrap(), "deadline")?;
     let took = start.elapsed();
     ensure!(took < Duration::from_secs(10), "took {took:?}");
-    ensure!(silent.requests() == 1 && told["retry"] == true, "{told}");
-    ensure!(told["message"].as_str().is_some_and(|text| text.contains(&silent.endpoint)), "{told}");
+    ensure!(silent.requests() == 1 && reply["retry"] == true, "{reply}");
+    ensure!(
+        reply["message"].as_str().is_some_and(|text| text.contains(&silent.endpoint)),
+        "{reply}"
+    );
 
     // A check ends in time too, and reports its steps so far.
-    let told = provider(&silent.endpoint, &root, 3000).ask("k", CONTEXT, json!("check"))?;
-    let last = told["checked"]["findings"].as_array().and_then(|findings| findings.last());
-    ensure!(last.is_some_and(|last| last["what"] == "AWS KMS answers"), "{told}");
-    ensure!(last.is_some_and(|last| last["failure"]["class"] == "deadline"), "{told}");
+    let reply = provider(&silent.endpoint, &root, 3000).ask("k", CONTEXT, json!("check"))?;
+    let last = reply["checked"]["findings"].as_array().and_then(|findings| findings.last());
+    ensure!(last.is_some_and(|last| last["what"] == "AWS KMS answers"), "{reply}");
+    ensure!(last.is_some_and(|last| last["failure"]["class"] == "deadline"), "{reply}");
     Ok(())
 }
 
@@ -200,9 +203,10 @@ fn answers_of_others() -> Result<()> {
         (503, "unreachable", true),
     ] {
         let other = Canned::answer(status, "text/html", page.into())?;
-        let told = provider(&other.endpoint, &root, 3000).refused("k", CONTEXT, unwrap(), class)?;
-        ensure!(told["retry"] == retry, "{told}");
-        ensure!(!told.to_string().contains("said by the server"), "{told}");
+        let reply =
+            provider(&other.endpoint, &root, 3000).refused("k", CONTEXT, unwrap(), class)?;
+        ensure!(reply["retry"] == retry, "{reply}");
+        ensure!(!reply.to_string().contains("said by the server"), "{reply}");
     }
     // Replies without required fields.
     let empty = Canned::answer(200, "application/x-amz-json-1.1", "{}".into())?;

@@ -98,9 +98,9 @@ fn rotation_on_demand_is_done_once() -> Result<()> {
     }
     let third = provider.rotate(&key, &again)?;
     ensure!(third > second && rotations()? == 2, "{second}, {third}");
-    let told = provider.ask(&key, CONTEXT, json!("check"))?.to_string();
+    let response = provider.ask(&key, CONTEXT, json!("check"))?.to_string();
     let expected = format!("version {third} wraps, versions from {first} on unwrap; ");
-    ensure!(told.contains(&expected), "{told}");
+    ensure!(response.contains(&expected), "{response}");
     Ok(())
 }
 
@@ -135,13 +135,13 @@ fn what_cannot_be_rotated_says_how_to_go_on() -> Result<()> {
     let (provider, key) = (kms.provider(&root), kms.create_key()?);
     let (wrapped, _) = provider.wrap(&key, CONTEXT, SECRET)?;
     let action = json!({"rotate": {"wrapped": wrapped}});
-    let told = provider.refused(&key, CONTEXT, action, "denied")?;
-    let message = told["message"].as_str().unwrap_or_default();
-    ensure!(message.ends_with("key cannot be rotated on demand"), "{told}");
-    let hint = told["hint"].as_str().unwrap_or_default();
+    let response = provider.refused(&key, CONTEXT, action, "denied")?;
+    let message = response["message"].as_str().unwrap_or_default();
+    ensure!(message.ends_with("key cannot be rotated on demand"), "{response}");
+    let hint = response["hint"].as_str().unwrap_or_default();
     ensure!(
         hint.contains("move the alias") && hint.contains("set_database_master_key()"),
-        "{told}"
+        "{response}"
     );
     ensure!(provider.unwrap(&key, CONTEXT, &wrapped)? == SECRET);
     Ok(())
@@ -198,9 +198,9 @@ fn a_rotation_is_waited_for_until_the_deadline() -> Result<()> {
         let (mut provider, wrapped) = asking(&kms, &root);
         provider.deadline_ms = 4000;
         let action = json!({"rotate": {"wrapped": wrapped}});
-        let told = provider.refused("k", CONTEXT, action, "deadline")?;
-        let message = told["message"].as_str().unwrap_or_default();
-        ensure!(message.ends_with("has begun and is not complete yet"), "{told}");
+        let response = provider.refused("k", CONTEXT, action, "deadline")?;
+        let message = response["message"].as_str().unwrap_or_default();
+        ensure!(message.ends_with("has begun and is not complete yet"), "{response}");
     }
     Ok(())
 }
@@ -210,10 +210,14 @@ fn the_limit_of_rotations_says_how_to_go_on() -> Result<()> {
     let none = || (200, json!({"Rotations": [], "Truncated": false}));
     let kms = rotating(error("LimitExceededException"), move |_| none())?;
     let (provider, wrapped) = asking(&kms, &root);
-    let told = provider.refused("k", CONTEXT, json!({"rotate": {"wrapped": wrapped}}), "denied")?;
-    ensure!(told["hint"].as_str().is_some_and(|text| text.contains("move the alias")), "{told}");
+    let response =
+        provider.refused("k", CONTEXT, json!({"rotate": {"wrapped": wrapped}}), "denied")?;
+    ensure!(
+        response["hint"].as_str().is_some_and(|text| text.contains("move the alias")),
+        "{response}"
+    );
     // Elsewhere this code means too many requests; here a retry is useless.
-    ensure!(told["retry"] == false && kms.requests() == 4, "{told}: {}", kms.requests());
+    ensure!(response["retry"] == false && kms.requests() == 4, "{response}: {}", kms.requests());
     Ok(())
 }
 
@@ -225,8 +229,9 @@ fn what_cannot_be_seen_to_complete_is_not_begun() -> Result<()> {
     // Otherwise the key can be used.
     let (_, version) = provider.wrap("k", CONTEXT, SECRET)?;
     ensure!(version == 20_260_101_000_000, "{version}");
-    let told = provider.refused("k", CONTEXT, json!({"rotate": {"wrapped": wrapped}}), "denied")?;
-    ensure!(told["message"].as_str().is_some_and(|text| text.contains("kms:ListKeyRotations")));
+    let response =
+        provider.refused("k", CONTEXT, json!({"rotate": {"wrapped": wrapped}}), "denied")?;
+    ensure!(response["message"].as_str().is_some_and(|text| text.contains("kms:ListKeyRotations")));
     // DescribeKey, ListKeyRotations and Encrypt to wrap; the first two to rotate, and the list that
     // would have to show the rotation.
     ensure!(kms.requests() == 3 + 3, "{} requests", kms.requests());
