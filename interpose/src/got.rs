@@ -12,7 +12,6 @@
 //!   end.
 //!
 //! In the last two cases the dynamic linker is asked for the definition.
-//! In the last two cases the definition is asked of the dynamic linker.
 
 use std::ffi::{CStr, CString, c_void};
 use std::ptr;

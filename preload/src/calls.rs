@@ -263,7 +263,7 @@ macro_rules! preadvs {
                 match ours(fd) {
                     None => raw::preadv(fd, vector, count, at),
                     Some((work, file)) => {
-                        let length = |part: &iovec| part.iov_len;
+                        let length = |part: &&iovec| part.iov_len;
                         transfer::each_part(parts(vector, count), length, |part, done| {
                             let at = at + done as off_t;
                             segment::pread(work, file, part.iov_base.cast(), part.iov_len, at)
@@ -287,7 +287,7 @@ macro_rules! pwritevs {
                 match ours(fd) {
                     None => raw::pwritev(fd, vector, count, at),
                     Some((work, file)) => {
-                        let length = |part: &iovec| part.iov_len;
+                        let length = |part: &&iovec| part.iov_len;
                         transfer::each_part(parts(vector, count), length, |part, done| {
                             let at = at + done as off_t;
                             segment::pwrite(work, file, part.iov_base.cast(), part.iov_len, at)

@@ -8,7 +8,6 @@
 //!
 //! So the new files are first written next to the target's, under other names. When `pg_rewind` is
 //! about to write the control file, which is its last step, they are checked and renamed.
-//! target's.
 
 use std::collections::BTreeSet;
 use std::ffi::{CString, OsStr, OsString};

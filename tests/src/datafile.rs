@@ -39,7 +39,6 @@ impl PageState {
 /// The content of a file or directory; `None` if it no longer exists. A running server removes
 /// files between the listing of a directory and the reading of a file, for example a cache file
 /// that it writes under a temporary name.
-/// provisional name, say.
 ///
 /// # Errors
 /// Every other failure.
